@@ -1,0 +1,36 @@
+# `make test` and `make demo` need only Python 3.11+ and make: they build .venv themselves and reuse it.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup test test-slow lint demo bench clean
+setup: $(STAMP)
+
+# torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# one torch thread per worker: two workers on two cores would otherwise fight over them
+test: lint
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+demo: $(STAMP)
+	$(BIN)/vardass demo --out demo
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv demo

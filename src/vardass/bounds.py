@@ -1,0 +1,342 @@
+"""Lower bounds on Var(μ̂): what no partition into k strata can go below.
+
+Both bound the objective of equation 8, which is n² Var(μ̂) for one uniform draw from each stratum,
+
+    J(S) = ½ Σ_h Σ_{i,j in S_h} d_ij,    d_ij = K_ii + K_jj - 2 K_ij = |φ_i - φ_j|².
+
+The nearest-neighbour bound is cheap and takes any n; the semidefinite bound is close to the optimum and
+takes a few hundred points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import FunctionKernel, Kernel, as_kernel
+from vardass.strata import LowerBound
+from vardass.validate import ArrayLike, as_features, as_generator, check_count, row_blocks
+
+__all__ = ["nearest_neighbour_bound", "semidefinite_bound"]
+
+KernelLike: TypeAlias = Kernel | str | Callable[[Tensor, Tensor], Tensor]
+
+_EXACT_N = 2000  # up to here all rows are summed unless fewer are asked for
+_SAMPLED_ROWS = 300
+_BLOCK_BYTES = 2**28  # for the distances of a block of rows
+_TILE_BYTES = 2**24  # for the kernel of these rows and some columns: small, as it is passed over many times
+_GRID = 512  # stratum sizes tried while the multiplier is chosen
+
+
+@torch.no_grad()
+def nearest_neighbour_bound(
+    features: ArrayLike,
+    k: int,
+    *,
+    kernel: KernelLike = "mmd",
+    rows: int | None = None,
+    seed: int | torch.Generator | None = 0,
+    min_size: int = 1,
+    max_size: int | None = None,
+) -> LowerBound:
+    """Bound Var(μ̂) of every partition into k strata by counting nearest neighbours.
+
+    Let N_i(m) be the sum of the m - 1 smallest d_ij over j ≠ i. For every θ >= 0
+
+        n² Var(μ̂) = J  >=  Σ_i min_m [ N_i(m) / 2 + θ / m ] - θ k,
+
+    where m runs over the sizes a stratum can have among k that are not empty. The right side is concave in θ
+    and is maximised.
+
+    Parameters
+    ----------
+    features : Tensor or ndarray of shape (n, d)
+        One row per sample.
+    k : int
+        Number of strata, at most n.
+    kernel : Kernel, name or callable
+        Used as it is if it is fitted, else fitted to ``features``.
+    rows : int, optional
+        Rows i to sum over. By default all for n <= 2000, which gives a rigorous bound, else 300 drawn at
+        random to choose θ and 300 drawn afresh to evaluate the sum. Whatever θ is, the second sum is an
+        unbiased estimate of a valid bound. ``rows >= n`` means all.
+    seed : int or Generator
+        For the random rows.
+    min_size, max_size : int
+        Limits that every stratum keeps; a narrower range of m raises the bound.
+
+    Returns
+    -------
+    LowerBound
+        With ``stderr`` 0 if all rows were summed. An estimate below zero is returned as zero.
+
+    Notes
+    -----
+    Proof. Let m_i be the size of the stratum of i. J = ½ Σ_i Σ_{j in the stratum of i} d_ij, and the inner
+    sum has m_i - 1 terms j ≠ i, so it is at least N_i(m_i). A stratum of m points adds m · 1/m = 1 to
+    Σ_i 1/m_i, which is thus the number of strata, at most k. Hence for θ >= 0
+    J >= Σ_i N_i(m_i)/2 + θ (Σ_i 1/m_i - k), and each term is at least its minimum over m.
+
+    For n > 2000 only the M ≈ 8 n/k smallest distances of a row are kept. Further ones are no smaller than
+    the last one kept, so N_i(m) >= N_i(M + 1) + (m - M - 1) d_i(M) bounds the sizes beyond and the result
+    stays valid. As N_i is convex in m, nothing is lost where the best m is at most M.
+
+    Time is O(rows · n · d); memory is a few hundred MB besides the features, for any n.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0], [0.0], [3.0], [3.0]])
+    >>> nearest_neighbour_bound(x, k=1, kernel="linear").variance  # one stratum: its own variance
+    2.25
+    >>> nearest_neighbour_bound(x, k=2, kernel="linear").variance  # two pairs of equal points
+    0.0
+    """
+    x = as_features(features)
+    n = len(x)
+    k = check_count(k, "k", high=n, remedy=f"n={n} samples make at most {n} strata, lower k")
+    smallest, largest = _size_range(n, k, min_size, max_size)
+    if rows is None:
+        rows = n if n <= _EXACT_N else _SAMPLED_ROWS
+    else:
+        rows = min(n, check_count(rows, "rows", low=2, remedy="a standard error needs two rows"))
+    if k == n:
+        return LowerBound(0.0, 0.0, "nearest-neighbour")
+    kept = largest - 1 if n <= _EXACT_N else min(largest - 1, max(8 * -(-n // k), 64, smallest))
+    neighbours = _Neighbours.of(x, kernel, kept)
+    if rows == n:
+        first = second = torch.arange(n, device=x.device)
+    else:
+        # drawn apart from each other: rows left over by the first sample would not be a sample of all rows
+        generator = as_generator(seed)
+        first, second = (torch.randperm(n, generator=generator)[:rows].to(x.device) for _ in range(2))
+    theta = _best_theta(neighbours, first, k, smallest, largest)
+    minima = _row_minima(neighbours, second, theta, smallest, largest)
+    bound = float(n * minima.mean() - theta * k)
+    spread = 0.0 if rows == n else float(minima.std()) * (n * (n - rows) / rows) ** 0.5
+    return LowerBound(max(bound, 0.0) / n**2, spread / n**2, "nearest-neighbour")
+
+
+def _size_range(n: int, k: int, min_size: int, max_size: int | None) -> tuple[int, int]:
+    """Smallest and largest size that a stratum can have in a partition into k that keeps the limits."""
+    given = f"n={n} samples in k={k} strata"
+    low = check_count(min_size, "min_size", high=n // k, remedy=f"with {given}, lower it or k")
+    high = n
+    if max_size is not None:
+        least = max(low, -(-n // k))
+        high = check_count(max_size, "max_size", low=least, remedy=f"with {given}, raise it or k")
+    return max(low, n - (k - 1) * high), min(high, n - (k - 1) * low)
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    """Sorted distances from a row to its nearest others, computed when asked for."""
+
+    x: Tensor
+    kernel: Kernel
+    diag: Tensor
+    dtype: torch.dtype
+    kept: int
+
+    @classmethod
+    def of(cls, x: Tensor, kernel: KernelLike, kept: int) -> _Neighbours:
+        fitted = _fitted(kernel, x)
+        dtype = _kernel_dtype(fitted, x)
+        blocks = row_blocks(len(x), _BLOCK_BYTES // (32 * x.shape[1]))
+        diag = torch.cat([fitted.diag(x[b].to(dtype)).double() for b in blocks])
+        return cls(x, fitted, diag, dtype, kept)
+
+    def blocks(self, rows: Tensor) -> Iterator[Tensor]:
+        """Yield the ``kept`` smallest d_ij, j ≠ i, in ascending order for i in ``rows``: (block, kept)."""
+        n, d = self.x.shape
+        # a row takes n distances, then its smallest with their indices and sums
+        for block in row_blocks(len(rows), _BLOCK_BYTES // (8 * n + 32 * self.kept)):
+            picked = rows[block]
+            points = self.x[picked].to(self.dtype)
+            distances = self.diag.new_empty(len(picked), n)
+            for columns in row_blocks(n, _TILE_BYTES // (32 * (len(picked) + d))):
+                cross = self.kernel.matrix(points, self.x[columns].to(self.dtype)).double()
+                distances[:, columns] = self.diag[picked, None] + self.diag[columns] - 2.0 * cross
+            distances.clamp_min_(0.0)
+            distances.scatter_(1, picked[:, None], torch.inf)
+            yield distances.topk(self.kept, largest=False, sorted=True).values
+
+
+def _fitted(kernel: KernelLike, x: Tensor) -> Kernel:
+    kernel = as_kernel(kernel)
+    return kernel if kernel.is_fitted else kernel.fit(x)
+
+
+def _kernel_dtype(kernel: Kernel, x: Tensor) -> torch.dtype:
+    # d_ij is a difference of kernel values, so they are evaluated in double precision; a user's function
+    # may hold tensors of its own and gets the features in the type they came in
+    return x.dtype if isinstance(kernel, FunctionKernel) else torch.float64
+
+
+def _sums(nearest: Tensor) -> Tensor:
+    """N_i(m) for m = 1 to M + 1 from M sorted distances: (rows, M + 1)."""
+    return torch.nn.functional.pad(nearest.cumsum(1), (1, 0))
+
+
+def _best_theta(neighbours: _Neighbours, rows: Tensor, k: int, smallest: int, largest: int) -> float:
+    """The θ that maximises the bound over ``rows``, with m on a grid: any θ is valid, this one is good."""
+    reach = min(largest, neighbours.kept + 1)
+    grid = np.unique(np.geomspace(smallest, reach, _GRID).round().astype(np.int64))
+    if len(grid) == 1:
+        return 0.0
+    sizes = torch.from_numpy(grid).to(rows.device)
+    half = torch.cat([_sums(nearest)[:, sizes - 1] / 2.0 for nearest in neighbours.blocks(rows)])
+    inverse = 1.0 / sizes.double()
+    # the slope of the bound in θ is Σ_i 1/m_i - k: it falls, and is not positive once all m_i are largest
+    low = half.new_zeros(())
+    high = ((half[:, -1] - half[:, -2]) / (inverse[-2] - inverse[-1])).amax()
+    for _ in range(64):
+        theta = (low + high) / 2.0
+        strata = len(neighbours.x) * inverse[(half + theta * inverse).argmin(1)].mean()
+        low, high = torch.where(strata > k, theta, low), torch.where(strata > k, high, theta)
+    return float((low + high) / 2.0)
+
+
+def _row_minima(neighbours: _Neighbours, rows: Tensor, theta: float, smallest: int, largest: int) -> Tensor:
+    """min_m [N_i(m) / 2 + θ / m], smallest <= m <= largest, or less if distances were cut off: (rows,)."""
+    reach = min(largest, neighbours.kept + 1)
+    sizes = torch.arange(smallest, reach + 1, device=rows.device, dtype=torch.float64)
+    minima = []
+    for nearest in neighbours.blocks(rows):
+        half = _sums(nearest)[:, smallest - 1 : reach] / 2.0
+        minimum = (half + theta / sizes).amin(1)
+        if reach < largest:  # beyond, a line of slope d_i(M) / 2 stays below N_i(m) / 2
+            slope = nearest[:, -1] / 2.0
+            best = torch.where(slope > 0.0, (theta / slope).sqrt(), torch.inf).clamp(reach, largest)
+            minimum = minimum.minimum(half[:, -1] + slope * (best - reach) + theta / best)
+        minima.append(minimum)
+    return torch.cat(minima)
+
+
+@torch.no_grad()
+def semidefinite_bound(
+    features: ArrayLike,
+    k: int,
+    *,
+    kernel: KernelLike = "mmd",
+    max_n: int = 200,
+    max_iter: int = 1000,
+    tol: float = 1e-4,
+) -> LowerBound:
+    """Bound Var(μ̂) of every partition into k strata by the semidefinite relaxation of max-k-cut.
+
+    Minimises ⟨C, X⟩ with C = D/2 over matrices X with X_ii = 1, X_ij >= 0 and X - 11ᵀ/k positive
+    semi-definite (Frieze and Jerrum, 1997), by the alternating direction method of multipliers.
+
+    Parameters
+    ----------
+    features : Tensor or ndarray of shape (n, d)
+        One row per sample; take a random subset of a large domain.
+    k : int
+        Number of strata, at most n.
+    kernel : Kernel, name or callable
+        Used as it is if it is fitted, else fitted to ``features``. For a subset pass a kernel fitted to all.
+    max_n : int
+        Refuse more samples: each of some hundred iterations decomposes an n x n matrix, O(n³).
+    max_iter : int
+        Iterations at most.
+    tol : float
+        Stop when the relative gap between relaxation and bound, and the violation of the constraints, are
+        below. A looser one only weakens the bound.
+
+    Returns
+    -------
+    LowerBound
+        Rigorous whenever the iteration stopped; ``stderr`` is 0.
+
+    Notes
+    -----
+    It is a relaxation: let X_ij = 1 if i and j share a stratum, else 0. Then J = ⟨C, X⟩, and with s_h the
+    sum of v over stratum h, vᵀXv = Σ_h s_h² >= (Σ_h s_h)² / k = vᵀ(11ᵀ/k)v for any v and up to k strata.
+
+    The bound holds for every positive semi-definite S, not only the optimal one:
+    ⟨S, X⟩ >= 1ᵀS1 / k, as ⟨S, X - 11ᵀ/k⟩ >= 0, and 0 <= X_ij <= 1, X_ii = 1, so
+
+        J = ⟨C - S, X⟩ + ⟨S, X⟩  >=  tr(C - S) + Σ_{i≠j} min(0, (C - S)_ij) + 1ᵀS1 / k.
+
+    The relaxation does not know that sizes are whole numbers. With fewer than about three samples per
+    stratum the nearest-neighbour bound can be higher; both hold, so take the larger.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0], [1.0], [3.0], [4.0]])
+    >>> round(16 * semidefinite_bound(x, k=2, kernel="linear").variance, 3)  # {0, 1}, {3, 4}: J = 1 + 1
+    2.0
+    """
+    x = as_features(features)
+    n = len(x)
+    k = check_count(k, "k", high=n, remedy=f"n={n} samples make at most {n} strata, lower k")
+    max_n, max_iter = check_count(max_n, "max_n"), check_count(max_iter, "max_iter")
+    if n > max_n:
+        raise InputError(
+            f"the semidefinite bound takes at most max_n={max_n} samples, got n={n}; pass a random subset, "
+            "raise max_n, or use nearest_neighbour_bound"
+        )
+    if not tol > 0:
+        raise InputError(f"tol must be positive, got {tol}; the default is 1e-4")
+    fitted = _fitted(kernel, x)
+    matrix = fitted.matrix(x.to(_kernel_dtype(fitted, x))).double()
+    diag = matrix.diagonal()
+    cost = ((diag[:, None] + diag - matrix - matrix.T).clamp_min(0.0) / 2.0).fill_diagonal_(0.0)
+    total = float(cost.sum())
+    if k == 1 or k == n or total == 0.0:  # one partition only, or all are alike
+        return LowerBound(total / n**2 if k == 1 else 0.0, 0.0, "semidefinite")
+    scale = total / n**2
+    cost /= scale
+    bound = _dual_bound(cost, _positive_part(_solve_dual(cost, k, max_iter, tol)), k)
+    return LowerBound(max(float(bound), 0.0) * scale / n**2, 0.0, "semidefinite")
+
+
+def _solve_dual(cost: Tensor, k: int, max_iter: int, tol: float) -> Tensor:
+    """A nearly optimal S for ``cost`` (n, n) of mean 1, by ADMM on X = Y with Y - 11ᵀ/k semi-definite."""
+    n, every, relaxation = len(cost), 10, 1.6
+    rho = 2.0
+    y = torch.full_like(cost, 1.0 / k).fill_diagonal_(1.0)
+    u = torch.zeros_like(cost)  # -S / rho
+    best, dual = -torch.inf, u
+    for iteration in range(1, max_iter + 1):
+        x = (y - u - cost / rho).clamp_(0.0, 1.0).fill_diagonal_(1.0)
+        shifted = relaxation * x + (1.0 - relaxation) * y + u - 1.0 / k
+        values, vectors = torch.linalg.eigh(shifted)
+        u = (vectors * values.clamp_max(0.0)) @ vectors.T
+        y, previous = shifted - u + 1.0 / k, y
+        if iteration % every and iteration < max_iter:
+            continue
+        gaps = ((x - y).norm(), rho * (y - previous).norm())
+        measures = torch.stack((_dual_bound(cost, -rho * u, k), (cost * x).sum(), *gaps))
+        bound, objective, primal, change = measures.tolist()
+        if bound > best:
+            best, dual = bound, -rho * u
+        # the second term ends the search where the optimum is 0
+        if primal <= tol * n and abs(objective - bound) <= tol * (abs(objective) + tol * n**2):
+            break
+        if iteration <= max_iter // 2 and not 1 / 3 < primal / max(change, 1e-300) < 3:
+            factor = 1.5 if primal > change else 1 / 1.5
+            rho, u = rho * factor, u / factor
+    return dual
+
+
+def _dual_bound(cost: Tensor, dual: Tensor, k: int) -> Tensor:
+    """tr(C - S) + Σ_{i≠j} min(0, (C - S)_ij) + 1ᵀS1 / k."""
+    slack = cost - dual
+    diag = slack.diagonal()
+    return slack.clamp_max(0.0).sum() + diag.clamp_min(0.0).sum() + dual.sum() / k
+
+
+def _positive_part(matrix: Tensor) -> Tensor:
+    """The positive semi-definite part, with a margin for the rounding of its product."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2.0)
+    values = values.clamp_min(0.0)
+    margin = values[-1] * (len(matrix) ** 2 * torch.finfo(matrix.dtype).eps)
+    part: Tensor = (vectors * values) @ vectors.T + margin.expand(len(matrix)).diag()
+    return part

@@ -1,0 +1,72 @@
+"""The command ``vardass``. Bad input ends with one line on stderr and exit code 2, never with a traceback."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from vardass.errors import VardassError, VardassWarning
+
+__all__ = ["main"]
+
+_NEEDED = ("typer", "rich", "click")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 2 for bad input, 130 if interrupted.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        What follows ``vardass`` on the command line; by default taken from there.
+    """
+    try:
+        return _run(arguments)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _NEEDED:
+            raise
+        return _fail(f"the command line needs {missing}; install it with pip install 'vardass[cli]'")
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    import typer
+
+    from vardass.cli.app import app
+
+    # typer builds on click or carries a copy of it: this finds the class either way
+    usage_error: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = app(args=arguments, prog_name="vardass", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", code=130)
+    except VardassError as error:
+        return _fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch says it
+            raise
+        return _fail("out of memory; take fewer rows, or a small --rank such as 64")
+    except OSError as error:
+        where = "" if error.filename is None else f" at {error.filename}"
+        return _fail(f"{error.strerror or error}{where}; check disk space and permissions")
+    except usage_error as error:
+        message = error.format_message().strip().rstrip(".")
+        # without any argument the help was printed and there is nothing to add
+        return _fail(f"{message}; see vardass --help") if message else 2
+
+
+def _fail(message: str, *, code: int = 2) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+    if issubclass(category, VardassWarning):
+        print("warning:", " ".join(str(message).split()), file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, *rest[:2]), end="", file=sys.stderr)

@@ -1,0 +1,40 @@
+"""The commands and the options they share."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from vardass.cli.demo import demo
+from vardass.cli.stratify import stratify
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="vardass",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vardass {version('vardass')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shared(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Variance-reduced minibatches for training with a domain-discrepancy loss."""
+
+
+app.command()(stratify)
+app.command()(demo)

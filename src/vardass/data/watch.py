@@ -1,0 +1,105 @@
+"""Smart-watch recordings of physiotherapy exercises: a small real data set with a strong domain shift.
+
+Ten people did seven shoulder exercises with a watch on the left or the right wrist. A model learnt on one
+wrist and one group of people works badly on the other wrist and other people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["WatchData", "load_watch", "standardise", "watch_domains"]
+
+_SIDES = ("left", "right")
+_GROUPS = {"A": (1, 5), "B": (6, 10)}  # first and last person
+
+
+@dataclass(frozen=True, eq=False)
+class WatchData:
+    """Windows of 2 s, one row for each.
+
+    Attributes
+    ----------
+    features : Tensor of shape (n, 78)
+        float32; 13 statistics of each of three accelerations (g) and three angular rates (rad/s).
+    labels : Tensor of shape (n,)
+        Exercise, 0 to 6.
+    side : Tensor of shape (n,)
+        Wrist, 0 left or 1 right.
+    subject : Tensor of shape (n,)
+        Person, 1 to 10.
+    class_names, feature_names : tuple of str
+        Names of the 7 exercises and of the 78 columns, such as ``"ax_mean"``.
+    """
+
+    features: Tensor
+    labels: Tensor
+    side: Tensor
+    subject: Tensor
+    class_names: tuple[str, ...]
+    feature_names: tuple[str, ...]
+
+
+def load_watch() -> WatchData:
+    """Read the embedded recordings: 4,677 windows of 78 features, not standardised.
+
+    From the package seglearn (BSD-3-Clause, notice in ``vardass/data/watch/LICENSE.seglearn``; study:
+    arXiv 1802.01489), derived by ``scripts/make_watch.py``.
+
+    Examples
+    --------
+    >>> data = load_watch()
+    >>> data.features.shape, data.class_names
+    (torch.Size([4677, 78]), ('PEN', 'ABD', 'FEL', 'IR', 'ER', 'TRAP', 'ROW'))
+    """
+    with (
+        (files("vardass.data") / "watch" / "watch.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as data,
+    ):
+        return WatchData(
+            features=torch.from_numpy(data["features"].astype(np.float32)),
+            labels=torch.from_numpy(data["labels"].astype(np.int64)),
+            side=torch.from_numpy(data["side"].astype(np.int64)),
+            subject=torch.from_numpy(data["subject"].astype(np.int64)),
+            class_names=tuple(data["class_names"].tolist()),
+            feature_names=tuple(data["feature_names"].tolist()),
+        )
+
+
+def watch_domains() -> dict[str, tuple[Tensor, Tensor]]:
+    """Four domains, wrist by group of people: ``{"left-A": (features, labels), "left-B": ...}``.
+
+    Group A is persons 1 to 5, B is 6 to 10, so domains of different groups share nobody.
+
+    Examples
+    --------
+    >>> {name: len(labels) for name, (_, labels) in watch_domains().items()}
+    {'left-A': ..., 'left-B': ..., 'right-A': ..., 'right-B': ...}
+    """
+    data = load_watch()
+    domains = {}
+    for side, side_name in enumerate(_SIDES):
+        for group, (first, last) in _GROUPS.items():
+            rows = (data.side == side) & (data.subject >= first) & (data.subject <= last)
+            domains[f"{side_name}-{group}"] = (data.features[rows], data.labels[rows])
+    return domains
+
+
+def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
+    """Scale each column to mean 0 and deviation 1; constant columns become 0.
+
+    Parameters
+    ----------
+    features : Tensor of shape (n, d)
+        What to scale.
+    reference : Tensor of shape (m, d), optional
+        Rows to take mean and deviation from, such as the source domain; by default ``features``.
+    """
+    rows = features if reference is None else reference
+    spread = rows.std(0, correction=0)
+    return (features - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)

@@ -1,0 +1,384 @@
+"""Positive-definite kernels on feature rows.
+
+A kernel is a small immutable object. ``fit`` returns a copy with whatever it takes from the data (CORAL's
+mean, a data-driven scale); ``matrix`` and ``diag`` evaluate it. ``matrix`` is differentiable, follows the
+device and dtype of its input, and never runs under autocast.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.validate import row_blocks
+
+__all__ = [
+    "PAPER_GAMMAS",
+    "CoralKernel",
+    "FunctionKernel",
+    "Kernel",
+    "LaplacianKernel",
+    "LinearKernel",
+    "PolynomialKernel",
+    "RBFMixture",
+    "as_kernel",
+]
+
+PAPER_GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0)
+"""Bandwidths of the paper's mixture (section 3); DomainBed adds 100 and 1000."""
+
+DEFAULT_BLOCK_BYTES = 64 * 2**20
+"""Memory that block-wise evaluation may use for one block."""
+
+
+class Kernel(ABC):
+    """A positive-definite function κ(z, z') = <φ(z), φ(z')>."""
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the kernel can be evaluated, or must take something from data first."""
+        return True
+
+    def fit(self, x: Tensor) -> Kernel:
+        """Return a kernel with its data-driven parts taken from ``x`` of shape (n, d)."""
+        return self
+
+    def matrix(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Evaluate κ between the rows of ``x`` (n, d) and ``y`` (m, d), or of ``x`` with itself: (n, m)."""
+        if not self.is_fitted:
+            raise InputError(f"{self!r} takes a parameter from the data; call kernel.fit(features) first")
+        with torch.autocast(x.device.type, enabled=False):
+            x = _full_precision(x)
+            return self._matrix(x, None if y is None else _full_precision(y))
+
+    def diag(self, x: Tensor) -> Tensor:
+        """Evaluate κ(z, z) for each row of ``x``, without the matrix: (n,)."""
+        if not self.is_fitted:
+            raise InputError(f"{self!r} takes a parameter from the data; call kernel.fit(features) first")
+        with torch.autocast(x.device.type, enabled=False):
+            return self._diag(_full_precision(x))
+
+    def blocks(
+        self, x: Tensor, y: Tensor | None = None, *, max_bytes: int = DEFAULT_BLOCK_BYTES
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield ``(rows, κ(x[rows], y))`` with each block, and its temporaries, within ``max_bytes``."""
+        columns = len(x) if y is None else len(y)
+        rows = max_bytes // (4 * columns * x.element_size())
+        for block in row_blocks(len(x), rows):
+            yield block, self.matrix(x[block], x if y is None else y)
+
+    def paired(self, x: Tensor, y: Tensor) -> Tensor:
+        """Evaluate κ(x_i, y_i) for each pair of rows of ``x`` and ``y``, both (n, d): (n,)."""
+        blocks = row_blocks(len(x), 32)
+        return torch.cat([self.matrix(x[b], y[b]).diagonal() for b in blocks])
+
+    def explicit_features(self, x: Tensor) -> Tensor | None:
+        """Return φ(x) of shape (n, D) where φ is finite and no wider than a few columns, else None."""
+        return None
+
+    @abstractmethod
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor: ...
+
+    @abstractmethod
+    def _diag(self, x: Tensor) -> Tensor: ...
+
+
+def _full_precision(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def squared_distances(x: Tensor, y: Tensor | None = None, *, reach: float = 0.0) -> Tensor:
+    """Squared Euclidean distances (n, m), accurate far from the origin.
+
+    The expansion |x|² + |y|² - 2<x, y> cancels badly for features with a large common offset, so the data
+    are centred first. What error is left matters only for close pairs: those nearer than ``reach`` are
+    computed again, exactly, when no gradient is wanted.
+    """
+    # any common shift leaves distances alone, so its gradient is zero and need not be followed
+    shift = x.detach().mean(0)
+    same = y is None
+    x = x - shift
+    y = x if y is None else y - shift
+    norm_x = x.square().sum(1)
+    norm_y = norm_x if same else y.square().sum(1)
+    d2 = torch.addmm(norm_x[:, None] + norm_y, x, y.T, alpha=-2.0).clamp_min(0.0)
+    if torch.is_grad_enabled() and d2.requires_grad:
+        return d2 * (1 - torch.eye(len(x), dtype=x.dtype, device=x.device)) if same else d2
+    if same:
+        d2.fill_diagonal_(0.0)
+    if reach > 0.0:
+        _recompute_close_pairs(d2, x, y, norm_x, norm_y, reach, same)
+    return d2
+
+
+def _recompute_close_pairs(
+    d2: Tensor, x: Tensor, y: Tensor, norm_x: Tensor, norm_y: Tensor, reach: float, same: bool
+) -> None:
+    error = torch.finfo(x.dtype).eps * (float(norm_x.max()) + float(norm_y.max()))
+    if error < 1e-6 * reach:
+        return
+    close = d2 < reach
+    if same:
+        close.fill_diagonal_(False)
+    i, j = close.nonzero(as_tuple=True)
+    if len(i) * x.shape[1] > 4 * d2.numel():  # too many to gather: one product in double precision instead
+        d2.copy_(_double_distances(x, y))
+        if same:
+            d2.fill_diagonal_(0.0)
+        return
+    d2[i, j] = (x[i] - y[j]).square().sum(1)
+
+
+def _double_distances(x: Tensor, y: Tensor) -> Tensor:
+    x, y = x.double(), y.double()
+    return (x.square().sum(1)[:, None] + y.square().sum(1) - 2.0 * (x @ y.T)).clamp_min_(0.0)
+
+
+@dataclass(frozen=True)
+class RBFMixture(Kernel):
+    """Sum of Gaussian kernels, Σ_γ exp(-γ |z - z'|² / scale). The paper's MMD kernel is the default.
+
+    Parameters
+    ----------
+    gammas : sequence of float
+        Inverse bandwidths. ``(1.0,)`` is a single Gaussian.
+    scale : float, "median" or "mean"
+        Divides the squared distances. ``"median"`` and ``"mean"`` take that statistic of the squared
+        distances in the data at each ``fit``, which keeps the mixture informative when features are large:
+        with γ |z - z'|² >> 1 for all pairs the kernel is the identity and no sampler can help.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    >>> RBFMixture(gammas=(1.0,)).matrix(x)
+    tensor([[1.0000, 0.3679],
+            [0.3679, 1.0000]], dtype=torch.float64)
+    """
+
+    gammas: Sequence[float] = PAPER_GAMMAS
+    scale: float | str = 1.0
+    fitted_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        gammas = tuple(float(g) for g in self.gammas)
+        if not gammas or min(gammas) <= 0:
+            raise InputError(f"gammas must be one or more positive numbers, got {self.gammas!r}")
+        object.__setattr__(self, "gammas", gammas)
+        if isinstance(self.scale, str):
+            if self.scale not in ("median", "mean"):
+                raise InputError(f"scale must be a positive number, 'median' or 'mean', got {self.scale!r}")
+        elif self.scale <= 0:
+            raise InputError(f"scale must be positive, got {self.scale}")
+
+    @property
+    def is_fitted(self) -> bool:
+        """True unless the scale is still to be taken from data."""
+        return not isinstance(self.scale, str) or self.fitted_scale is not None
+
+    def fit(self, x: Tensor) -> Self:
+        """Take the scale from (a thousand rows of) ``x``; zero distances count as scale 1."""
+        if not isinstance(self.scale, str):
+            return self
+        step = max(1, len(x) // 1000)
+        d2 = squared_distances(_full_precision(x.detach())[::step])
+        i, j = torch.triu_indices(len(d2), len(d2), 1, device=d2.device)
+        pairs = d2[i, j]
+        value = float(pairs.median() if self.scale == "median" else pairs.mean()) if len(pairs) else 0.0
+        return replace(self, fitted_scale=value if value > 0 else 1.0)
+
+    @property
+    def _rates(self) -> list[float]:
+        scale = self.fitted_scale if isinstance(self.scale, str) else self.scale
+        assert scale is not None
+        return [g / scale for g in self.gammas]
+
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
+        rates = self._rates
+        # beyond γ d² = 20 a term is below 2e-9 and its error with it
+        d2 = squared_distances(x, y, reach=20.0 / max(rates))
+        if d2.requires_grad:
+            return torch.stack([torch.exp(d2 * -rate) for rate in rates]).sum(0)
+        total = torch.zeros_like(d2)
+        term = torch.empty_like(d2)
+        for rate in rates:
+            total += torch.exp(torch.mul(d2, -rate, out=term), out=term)
+        return total
+
+    def _diag(self, x: Tensor) -> Tensor:
+        return x.new_full((len(x),), float(len(self.gammas)))
+
+    def paired(self, x: Tensor, y: Tensor) -> Tensor:
+        """Evaluate row by row, without a matrix."""
+        d2 = (_full_precision(x) - _full_precision(y)).square().sum(1)
+        return torch.exp(d2[:, None] * -torch.tensor(self._rates).to(d2)).sum(1)
+
+
+@dataclass(frozen=True)
+class CoralKernel(Kernel):
+    """CORAL's kernel ((z - μ)ᵀ(z' - μ))² (section 2.3); μ is the mean of the data at each ``fit``.
+
+    Its feature map is the d x d matrix (z - μ)(z - μ)ᵀ, so the variance of the mean embedding is that of
+    the covariance estimate around a known mean.
+    """
+
+    mean: Tensor | None = None
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the mean is known."""
+        return self.mean is not None
+
+    def fit(self, x: Tensor) -> Self:
+        """Take μ from ``x``."""
+        return replace(self, mean=_full_precision(x.detach()).mean(0))
+
+    def _centred(self, x: Tensor) -> Tensor:
+        assert self.mean is not None
+        return x - self.mean.to(x)
+
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
+        x = self._centred(x)
+        return (x @ (x if y is None else self._centred(y)).T).square()
+
+    def _diag(self, x: Tensor) -> Tensor:
+        return self._centred(x).square().sum(1).square()
+
+    def paired(self, x: Tensor, y: Tensor) -> Tensor:
+        """Evaluate row by row, without a matrix."""
+        return (self._centred(_full_precision(x)) * self._centred(_full_precision(y))).sum(1).square()
+
+    def explicit_features(self, x: Tensor) -> Tensor | None:
+        """The d(d+1)/2 distinct products, off-diagonal ones times √2, for d up to 22."""
+        d = x.shape[1]
+        if d > 22:  # 253 columns: beyond that the low-rank map is cheaper
+            return None
+        x = self._centred(_full_precision(x))
+        i, j = torch.triu_indices(d, d, device=x.device)
+        root = x.new_ones(len(i)).masked_fill(i != j, 2.0**0.5)
+        return x[:, i] * x[:, j] * root
+
+    def __repr__(self) -> str:
+        return "CoralKernel()"
+
+
+@dataclass(frozen=True)
+class LinearKernel(Kernel):
+    """κ(z, z') = zᵀz'. Its strata are those of size-weighted k-means on the features themselves."""
+
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return x @ (x if y is None else y).T
+
+    def _diag(self, x: Tensor) -> Tensor:
+        return x.square().sum(1)
+
+    def explicit_features(self, x: Tensor) -> Tensor | None:
+        """The rows themselves."""
+        return _full_precision(x) if x.shape[1] <= 256 else None
+
+
+@dataclass(frozen=True)
+class PolynomialKernel(Kernel):
+    """κ(z, z') = (gamma zᵀz' + coef0)^degree."""
+
+    degree: int = 2
+    gamma: float = 1.0
+    coef0: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.degree < 1 or self.gamma <= 0 or self.coef0 < 0:
+            raise InputError(
+                "a polynomial kernel needs degree >= 1, gamma > 0 and coef0 >= 0, got "
+                f"degree={self.degree}, gamma={self.gamma}, coef0={self.coef0}"
+            )
+
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return (self.gamma * (x @ (x if y is None else y).T) + self.coef0) ** self.degree
+
+    def _diag(self, x: Tensor) -> Tensor:
+        result: Tensor = (self.gamma * x.square().sum(1) + self.coef0) ** self.degree
+        return result
+
+
+@dataclass(frozen=True)
+class LaplacianKernel(Kernel):
+    """κ(z, z') = exp(-gamma |z - z'|₁)."""
+
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.gamma <= 0:
+            raise InputError(f"gamma must be positive, got {self.gamma}")
+
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return torch.exp(-self.gamma * torch.cdist(x, x if y is None else y, p=1.0))
+
+    def _diag(self, x: Tensor) -> Tensor:
+        return x.new_ones(len(x))
+
+
+@dataclass(frozen=True)
+class FunctionKernel(Kernel):
+    """Any user function ``f(x, y) -> (n, m)`` on rows (n, d) and (m, d), assumed positive semi-definite.
+
+    Parameters
+    ----------
+    function : callable
+        The kernel.
+    diagonal : callable, optional
+        ``g(x) -> (n,)`` with κ(z, z); without it small blocks of the matrix are evaluated.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    diagonal: Callable[[Tensor], Tensor] | None = None
+
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
+        y = x if y is None else y
+        result = self.function(x, y)
+        if not isinstance(result, Tensor) or result.shape != (len(x), len(y)):
+            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise InputError(
+                f"the kernel function must return a tensor of shape {(len(x), len(y))} for {len(x)} and "
+                f"{len(y)} rows, got {shape}"
+            )
+        return result
+
+    def _diag(self, x: Tensor) -> Tensor:
+        if self.diagonal is not None:
+            return self.diagonal(x)
+        return torch.cat([self._matrix(x[b], x[b]).diagonal() for b in row_blocks(len(x), 64)])
+
+
+_NAMED: dict[str, Callable[[], Kernel]] = {
+    "mmd": RBFMixture,
+    "rbf-mixture": RBFMixture,
+    "rbf": lambda: RBFMixture(gammas=(1.0,)),
+    "coral": CoralKernel,
+    "linear": LinearKernel,
+    "polynomial": PolynomialKernel,
+    "laplacian": LaplacianKernel,
+}
+
+KERNEL_NAMES = tuple(_NAMED)
+
+
+def as_kernel(kernel: Any) -> Kernel:
+    """Return a Kernel for a kernel, one of the names in ``KERNEL_NAMES``, or a callable.
+
+    ``"mmd"`` is the paper's RBF mixture, ``"rbf"`` a single Gaussian with unit bandwidth (the paper's
+    Figure 4).
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    if isinstance(kernel, str):
+        if kernel in _NAMED:
+            return _NAMED[kernel]()
+        raise InputError(f"unknown kernel {kernel!r}; choose one of {', '.join(_NAMED)}")
+    if callable(kernel):
+        return FunctionKernel(kernel)
+    raise InputError(f"kernel must be a Kernel, a name or a callable, got {type(kernel).__name__}")

@@ -1,0 +1,190 @@
+"""Low-rank kernel features that keep the exact residual diagonal.
+
+Distances between n points become K_ij ≈ <φ_i, φ_j> for i ≠ j while K_ii stays exact: what the r features
+miss of a point is kept as its residual r_i = K_ii - |φ_i|² ≥ 0, a direction of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import Kernel
+from vardass.validate import row_blocks
+
+__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features"]
+
+DEFAULT_RANK = 128
+
+_SAMPLE = 4096  # rows that landmarks and directions are chosen from
+_BLOCK_BYTES = 16 * 2**20  # a block of kernel rows should stay in cache
+
+
+@dataclass(frozen=True)
+class LowRankFeatures:
+    """Centred features φ (n, r), columns by falling variance, and the residual diagonal (n,).
+
+    Attributes
+    ----------
+    captured : float
+        Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the r features.
+    irreducible : float
+        The rest, which no sampler that works on these features can reduce. For an RBF mixture most of it
+        is the near-identity part of the large bandwidths, out of reach at any rank.
+    """
+
+    features: Tensor
+    residual: Tensor
+
+    @property
+    def captured(self) -> float:
+        """Share of the variance in the features."""
+        inside = float(self.features.double().square().sum())
+        total = inside + float(self.residual.double().sum())
+        return inside / total if total > 0 else 1.0
+
+    @property
+    def irreducible(self) -> float:
+        """Share of the variance in the residual diagonal."""
+        return 1.0 - self.captured
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """A fitted map z -> φ(z) (r,): Nystrom through landmarks, or explicit where the kernel has one.
+
+    It can be applied to points it has not seen, block by block, so shards of one data set share it.
+    """
+
+    kernel: Kernel
+    landmarks: Tensor | None
+    transform: Tensor
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features (n, r), not centred, and the residual diagonal (n,) of rows ``x`` (n, d)."""
+        features = x.new_empty(len(x), self.transform.shape[1])
+        if self.landmarks is None:
+            rows = _BLOCK_BYTES // (x.element_size() * len(self.transform))
+        else:
+            rows = _BLOCK_BYTES // (x.element_size() * max(len(self.landmarks), x.shape[1]))
+        for block in row_blocks(len(x), rows):
+            torch.mm(self._basis(x[block]), self.transform, out=features[block])
+        if self.landmarks is None:
+            return features, x.new_zeros(len(x))
+        return features, (self.kernel.diag(x) - features.square().sum(1)).clamp_min_(0.0)
+
+    def _basis(self, x: Tensor) -> Tensor:
+        if self.landmarks is not None:
+            return self.kernel.matrix(x, self.landmarks)
+        explicit = self.kernel.explicit_features(x)
+        assert explicit is not None
+        return explicit
+
+
+def low_rank_features(
+    x: Tensor,
+    kernel: Kernel,
+    rank: int = DEFAULT_RANK,
+    *,
+    landmarks: int | None = None,
+    pivoting: str = "rpcholesky",
+    generator: torch.Generator,
+) -> LowRankFeatures:
+    """Features of the rows of ``x`` (n, d) under a fitted ``kernel``: at most ``rank`` columns.
+
+    See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
+    """
+    feature_map = fit_feature_map(
+        x, kernel, rank, landmarks=landmarks, pivoting=pivoting, generator=generator
+    )
+    features, residual = feature_map(x)
+    # a common shift changes no distance and makes later sums exact
+    features -= features.mean(0)
+    return LowRankFeatures(features, residual)
+
+
+def fit_feature_map(
+    x: Tensor,
+    kernel: Kernel,
+    rank: int = DEFAULT_RANK,
+    *,
+    landmarks: int | None = None,
+    pivoting: str = "rpcholesky",
+    generator: torch.Generator,
+) -> FeatureMap:
+    """Choose landmarks and directions on a sample of the rows of ``x``.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+        Features of one domain.
+    kernel : Kernel
+        Fitted.
+    rank : int
+        Columns of the result.
+    landmarks : int, optional
+        Points that span the approximation, 2 * rank by default.
+    pivoting : {"rpcholesky", "uniform"}
+        Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber 2022) draws landmarks in proportion to
+        what is still missed, which matters for skewed kernels such as CORAL's; uniform is a little faster.
+    generator : torch.Generator
+        On the device of ``x``.
+    """
+    if pivoting not in ("rpcholesky", "uniform"):
+        raise InputError(f"pivoting must be 'rpcholesky' or 'uniform', got {pivoting!r}")
+    sample = x
+    if len(x) > _SAMPLE:
+        sample = x[torch.randperm(len(x), generator=generator, device=x.device)[:_SAMPLE]]
+    explicit = kernel.explicit_features(sample)
+    if explicit is not None:  # few columns: rotate, keep them all
+        return FeatureMap(kernel, None, _principal_axes(explicit - explicit.mean(0), explicit.shape[1]))
+    count = min(len(sample), landmarks or 2 * rank)
+    if pivoting == "uniform":
+        chosen = torch.randperm(len(sample), generator=generator, device=x.device)[:count]
+    else:
+        chosen = _random_pivots(sample, kernel, count, generator)
+    points = sample[chosen].contiguous()
+    values, vectors = torch.linalg.eigh(kernel.matrix(points).double())
+    # directions near the rounding error of the kernel entries would only amplify it
+    floor = float(values[-1].clamp_min(0.0)) * 30.0 * torch.finfo(x.dtype).eps
+    keep = values > max(floor, torch.finfo(torch.float64).tiny)
+    if not bool(keep.any()):  # a kernel that is zero on the data: one column of zeros
+        return FeatureMap(kernel, points, x.new_zeros(len(points), 1))
+    whiten = (vectors[:, keep] / values[keep].sqrt()).to(x.dtype)
+    axes = _principal_axes(kernel.matrix(sample, points) @ whiten, min(rank, whiten.shape[1]))
+    return FeatureMap(kernel, points, whiten @ axes)
+
+
+def _principal_axes(features: Tensor, rank: int) -> Tensor:
+    """Orthonormal directions (D, rank) of largest second moment, the largest first."""
+    moment = features.double().T @ features.double()
+    _, vectors = torch.linalg.eigh(moment)
+    return vectors.flip(1)[:, :rank].to(features.dtype)
+
+
+def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Generator) -> Tensor:
+    """Block randomly pivoted Cholesky: indices (at most count,) of distinct rows of ``x``."""
+    missed = kernel.diag(x).double().clamp_min(0.0)
+    floor = 1e-6 * missed.sum()
+    factor = x.new_zeros(len(x), 0)
+    chosen = torch.zeros(0, dtype=torch.int64, device=x.device)
+    size = max(1, count // 8)
+    while len(chosen) < count:
+        if float(missed.sum()) <= float(floor):
+            break
+        open_rows = int((missed > 0).sum())
+        picks = torch.multinomial(missed, min(size, count - len(chosen), open_rows), generator=generator)
+        chosen = torch.cat([chosen, picks])
+        columns = kernel.matrix(x, x[picks]) - factor @ factor[picks].T
+        values, vectors = torch.linalg.eigh(columns[picks].double())
+        keep = values > 1e-5 * values[-1].clamp_min(1e-300)
+        new = columns @ (vectors[:, keep] / values[keep].sqrt()).to(x.dtype)
+        factor = torch.cat([factor, new], dim=1)
+        missed = (missed - new.double().square().sum(1)).clamp_min(0.0)
+        missed[chosen] = 0.0
+    if len(chosen) == 0:  # a kernel that is zero on the data
+        chosen = torch.zeros(1, dtype=torch.int64, device=x.device)
+    return chosen

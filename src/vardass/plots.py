@@ -1,0 +1,170 @@
+"""Figures, with matplotlib, which is imported only when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vardass.errors import InputError
+from vardass.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Curve", "require_matplotlib", "save_figure", "variance_figure"]
+
+_GREY = "#555555"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of `variance_figure`.
+
+    Attributes
+    ----------
+    name : str
+        Written beside the line.
+    variances : sequence of float
+        Var(μ̂) for each k.
+    colour, marker, dashes : str
+        How it is drawn; colours of Okabe and Ito stay apart for the colour-blind.
+    """
+
+    name: str
+    variances: Sequence[float]
+    colour: str
+    marker: str = "o"
+    dashes: str = "-"
+
+
+def variance_figure(
+    sizes: Sequence[int],
+    curves: Sequence[Curve],
+    *,
+    uniform: Sequence[float],
+    bound: Sequence[float] | None = None,
+    title: str,
+    subtitle: str = "",
+) -> Figure:
+    """Draw Var(μ̂) against the batch size k (the paper's Figure 4), and beside it relative to uniform draws.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        The batch sizes k.
+    curves : sequence of Curve
+        One for each way to draw a batch, apart from uniform.
+    uniform : sequence of float
+        Var(μ̂) of k uniform draws.
+    bound : sequence of float, optional
+        What no partition can go below, drawn as a shaded region.
+    title, subtitle : str
+        What the figure shows, and of what data.
+    """
+    figure = _new_figure(figsize=(11.0, 5.2))
+    absolute, relative = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.0, 1.15)})
+    reference = Curve("uniform", uniform, "#000000", "", "--")
+    for axes, scale in ((absolute, [1.0] * len(sizes)), (relative, [u / 100.0 for u in uniform])):
+        for curve in (reference, *curves):
+            shown = [v / s for v, s in zip(curve.variances, scale, strict=True)]
+            axes.plot(
+                sizes,
+                shown,
+                color=curve.colour,
+                marker=curve.marker,
+                linestyle=curve.dashes,
+                linewidth=1.8,
+                markersize=5.5,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
+                label=curve.name,
+            )
+        if bound is not None:
+            floor = [v / s for v, s in zip(bound, scale, strict=True)]
+            axes.fill_between(
+                sizes, floor, 0.0 if axes is relative else 1e-12, color="#DDDDDD", linewidth=0, zorder=0
+            )
+        _dress(axes, sizes)
+    lowest = min(min(curve.variances) for curve in curves)
+    if bound is not None:
+        lowest = min(lowest, min(value for value in bound if value > 0) if max(bound) > 0 else lowest)
+    absolute.set_yscale("log")
+    absolute.set_ylim(lowest / 1.6, max(uniform) * 1.4)
+    absolute.set_ylabel("Var(μ̂), variance of the minibatch mean embedding")
+    highest = max(v / u for curve in curves for v, u in zip(curve.variances, uniform, strict=True))
+    relative.set_ylim(0.0, 100.0 * max(1.0, highest) + 8.0)
+    relative.set_ylabel("Var(μ̂), % of uniform")
+    _label_lines(
+        relative,
+        sizes,
+        [(c.name, c.colour, 100.0 * c.variances[-1] / uniform[-1]) for c in (reference, *curves)],
+    )
+    if bound is not None:
+        x = sizes[0] * 1.1
+        relative.annotate("no partition can be here", (x, 4.0), color=_GREY, fontsize=9, va="bottom")
+    figure.text(0.01, 0.985, title, fontsize=13, fontweight="bold", va="top")
+    figure.text(0.01, 0.925, subtitle, fontsize=9.5, color=_GREY, va="top")
+    figure.tight_layout(rect=(0.0, 0.0, 1.0, 0.89))
+    return figure
+
+
+def require_matplotlib() -> None:
+    """Raise an error that names the remedy if matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise InputError("figures need matplotlib; install it with pip install 'vardass[plot]'") from None
+
+
+def _new_figure(**options: Any) -> Figure:
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(**options)
+    FigureCanvasAgg(figure)  # no window system and no global state, unlike pyplot
+    return figure
+
+
+def _dress(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(k) for k in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("batch size k (samples)")
+    axes.grid(True, color="#E6E6E6", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _label_lines(axes: Axes, sizes: Sequence[int], ends: Sequence[tuple[str, str, float]]) -> None:
+    """Name each line at its right end, moved apart where ends meet."""
+    gap = 5.0  # per cent
+    place = -gap
+    for name, colour, value in sorted(ends, key=lambda end: end[2]):
+        place = max(value, place + gap)
+        axes.annotate(
+            name,
+            (sizes[-1], value),
+            (sizes[-1] * 1.12, place),
+            color=colour,
+            fontsize=9.5,
+            va="center",
+            annotation_clip=False,
+        )
+    axes.set_xlim(sizes[0] / 1.1, sizes[-1] * 2.8)
+
+
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths."""
+    metadata: Mapping[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}}
+    paths = []
+    for ending, values in metadata.items():
+        path = stem.with_suffix(f".{ending}")
+        with atomic_write(path) as file:
+            figure.savefig(file, format=ending, dpi=150, metadata=values)
+        paths.append(path)
+    return paths

@@ -1,0 +1,233 @@
+"""Strata: a partition of n samples into k groups, with the exact variance it gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.files import atomic_write
+
+__all__ = ["LowerBound", "Strata"]
+
+_FORMAT = "vardass-strata"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """What no partition into k strata can go below.
+
+    Attributes
+    ----------
+    variance : float
+        Bound on Var(μ̂).
+    stderr : float
+        Standard error of the bound where it was estimated from sampled rows; 0 where it is rigorous.
+    method : str
+        ``"nearest-neighbour"`` or ``"semidefinite"``.
+    """
+
+    variance: float
+    stderr: float
+    method: str
+
+
+@dataclass(frozen=True, eq=False)
+class Strata:
+    """A partition of n samples into k non-empty strata.
+
+    Attributes
+    ----------
+    labels : Tensor of shape (n,)
+        Stratum of each sample, 0 to k - 1.
+    k : int
+        Number of strata, the minibatch size that draws one sample from each.
+    variance : float
+        Var(μ̂) of the weighted minibatch mean embedding, one uniform draw from each stratum (equation 7).
+    uniform_variance : float
+        The same for k uniform draws with replacement.
+    variance_stderr : float
+        Standard error of ``variance`` where all within-stratum pairs were too many to sum; 0 means exact.
+    solver, kernel : str
+        What made the strata.
+    bound : LowerBound or None
+        What no other partition could go below, if it was asked for.
+    info : mapping
+        Solver's remarks: passes, seconds, rank, captured and irreducible share.
+
+    Examples
+    --------
+    >>> strata = Strata(torch.tensor([0, 0, 1, 1, 1]), k=2, variance=0.2, uniform_variance=0.5)
+    >>> strata.sizes.tolist(), strata.weights.tolist(), strata.reduction
+    ([2, 3], [0.4..., 0.6...], 2.5)
+    """
+
+    labels: Tensor
+    k: int
+    variance: float
+    uniform_variance: float
+    variance_stderr: float = 0.0
+    solver: str = ""
+    kernel: str = ""
+    bound: LowerBound | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+            raise InputError(
+                f"labels must be int64 of shape (n,), got {self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            )
+        if len(self.labels) == 0 or int(self.labels.min()) < 0 or int(self.labels.max()) >= self.k:
+            raise InputError(f"labels must lie in 0..{self.k - 1}, one for each sample")
+        if int(self.sizes.min()) == 0:
+            empty = int((self.sizes == 0).sum())
+            raise InputError(f"{empty} of k={self.k} strata are empty; every stratum needs a sample")
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.labels)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Samples in each stratum: (k,) int64."""
+        return torch.bincount(self.labels, minlength=self.k)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Weight of the draw from each stratum, size / n: (k,) float32, sums to 1."""
+        return (self.sizes.double() / self.n).float()
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Sample indices sorted by stratum: (n,); stratum h is ``order[starts[h]:starts[h] + sizes[h]]``."""
+        return self.labels.argsort(stable=True)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """First position of each stratum in ``order``: (k,)."""
+        return self.sizes.cumsum(0) - self.sizes
+
+    def members(self, stratum: int) -> Tensor:
+        """Indices of the samples in one stratum."""
+        start = int(self.starts[stratum])
+        return self.order[start : start + int(self.sizes[stratum])]
+
+    @property
+    def reduction(self) -> float:
+        """How many times smaller the variance is than with uniform draws."""
+        if self.variance > 0:
+            return self.uniform_variance / self.variance
+        return 1.0 if self.uniform_variance == 0 else float("inf")
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance to the lower bound: 0.03 means at most 3 % above the best possible partition."""
+        if self.bound is None or self.bound.variance <= 0:
+            return None
+        return self.variance / self.bound.variance - 1.0
+
+    @property
+    def singletons(self) -> int:
+        """Strata of one sample, which is then part of every minibatch; ``min_size=2`` avoids them."""
+        return int((self.sizes == 1).sum())
+
+    def size_histogram(self) -> dict[str, int]:
+        """Number of strata by size, in ranges that double: {"1": 2, "2-3": 5, "4-7": 1, ...}."""
+        powers = self.sizes.double().log2().floor().long()
+        counts = torch.bincount(powers).tolist()
+        first = next(p for p, c in enumerate(counts) if c)
+        return {
+            (str(2**p) if p == 0 else f"{2**p}-{2 ** (p + 1) - 1}"): c for p, c in enumerate(counts) if p >= first
+        }
+
+    def with_bound(self, bound: LowerBound) -> Strata:
+        """Return the same strata with a lower bound attached."""
+        return replace(self, bound=bound)
+
+    def to(self, device: torch.device | str) -> Strata:
+        """Return the same strata with labels on ``device``."""
+        return replace(self, labels=self.labels.to(device))
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers for any logger."""
+        return {
+            "n": self.n,
+            "k": self.k,
+            "solver": self.solver,
+            "kernel": self.kernel,
+            "variance": self.variance,
+            "variance_stderr": self.variance_stderr,
+            "uniform_variance": self.uniform_variance,
+            "reduction": self.reduction,
+            "bound": None if self.bound is None else self.bound.variance,
+            "gap": self.gap,
+            "min_size": int(self.sizes.min()),
+            "max_size": int(self.sizes.max()),
+            "singletons": self.singletons,
+            **self.info,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to an ``.npz`` file that holds only numbers and text; a crash leaves the old file whole."""
+        meta = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "k": self.k,
+            "variance": self.variance,
+            "uniform_variance": self.uniform_variance,
+            "variance_stderr": self.variance_stderr,
+            "solver": self.solver,
+            "kernel": self.kernel,
+            "bound": None if self.bound is None else vars(self.bound),
+            "info": dict(self.info),
+        }
+        labels = self.labels.cpu().numpy()
+        with atomic_write(path) as file:
+            np.savez_compressed(file, labels=labels, weights=self.weights.cpu().numpy(), meta=np.array(json.dumps(meta)))
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Strata:
+        """Read what ``save`` wrote. No pickle is read, so a file from elsewhere can do no harm."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                meta = json.loads(str(file["meta"]))
+                labels = torch.from_numpy(file["labels"].astype(np.int64))
+        except FileNotFoundError:
+            raise InputError(f"no strata file at {os.fspath(path)}") from None
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+            raise InputError(f"{os.fspath(path)} is not a strata file ({error}); write one with Strata.save") from None
+        if not isinstance(meta, dict) or meta.get("format") != _FORMAT or meta.get("version") != _VERSION:
+            raise InputError(
+                f"{os.fspath(path)} is not a strata file of version {_VERSION}; write one with Strata.save"
+            )
+        bound = None if meta["bound"] is None else LowerBound(**meta["bound"])
+        fields = ("k", "variance", "uniform_variance", "variance_stderr", "solver", "kernel", "info")
+        return cls(labels=labels, bound=bound, **{name: meta[name] for name in fields})
+
+    def __repr__(self) -> str:
+        relative = self.variance / self.uniform_variance if self.uniform_variance > 0 else 0.0
+        parts = [
+            f"n={self.n}",
+            f"k={self.k}",
+            f"variance={self.variance:.4g}",
+            f"relative to uniform={relative:.4g}",
+            f"sizes={int(self.sizes.min())}..{int(self.sizes.max())}",
+        ]
+        if self.gap is not None:
+            parts.append(f"gap<={self.gap:.1%}")
+        if self.solver:
+            parts.append(f"solver={self.solver!r}")
+        return f"Strata({', '.join(parts)})"

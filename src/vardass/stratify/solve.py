@@ -1,0 +1,91 @@
+"""Solvers by name, with their starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.stratify.bisection import bisection_labels
+from vardass.stratify.dynamic_kmeans import dynamic_kmeans
+from vardass.stratify.interior_point import interior_point
+from vardass.stratify.lloyd import kernel_kmeans
+from vardass.stratify.min_sum import min_sum
+from vardass.stratify.problem import LowRankProblem, Problem
+from vardass.stratify.seeding import kernel_kmeanspp, nearest_seed_labels, random_balanced_labels
+from vardass.stratify.sizes import SizeLimits, repair_sizes
+from vardass.stratify.solution import Solution
+
+__all__ = ["INITS", "SOLVERS", "Progress", "solve"]
+
+Progress = Callable[[float, str], None]
+
+INITS = ("auto", "bisection", "kmeans++", "random")
+
+_SOLVERS: dict[str, tuple[Callable[..., Solution], frozenset[str]]] = {
+    "min-sum": (min_sum, frozenset({"max_passes", "tol"})),
+    "dynamic-kmeans": (dynamic_kmeans, frozenset({"trials", "parallel", "max_iter", "patience"})),
+    "kernel-kmeans": (kernel_kmeans, frozenset({"max_iter", "tol"})),
+    "kmeans": (kernel_kmeans, frozenset({"max_iter", "tol"})),
+    "interior-point": (interior_point, frozenset({"max_iter"})),
+}
+
+SOLVERS = tuple(_SOLVERS)
+
+
+def solve(
+    problem: Problem,
+    k: int,
+    *,
+    solver: str = "min-sum",
+    init: str = "auto",
+    start: Tensor | None = None,
+    limits: SizeLimits,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Solution:
+    """Run one solver on ``problem`` from ``start`` labels, or from the start named by ``init``."""
+    function, known = _SOLVERS[solver]
+    if unknown := sorted(set(options) - known):
+        raise InputError(f"solver {solver!r} takes no option {unknown[0]!r}; it takes {', '.join(sorted(known))}")
+    if init == "auto":
+        init = "bisection" if solver == "min-sum" else "kmeans++"
+    labels = start if start is not None else _initial_labels(problem, k, init, limits, generator)
+    if not limits.hold(torch.bincount(labels, minlength=k)):
+        labels = repair_sizes(labels, problem.centroid_distances(labels, k), limits)
+    return function(
+        problem, k, limits=limits, labels=labels, generator=generator, progress=progress, **options
+    )
+
+
+def _initial_labels(
+    problem: Problem, k: int, init: str, limits: SizeLimits, generator: torch.Generator
+) -> Tensor:
+    if init == "random":
+        return random_balanced_labels(problem.n, k, generator, problem.diag.device)
+    if init == "kmeans++":
+        return nearest_seed_labels(problem, kernel_kmeanspp(problem, k, generator))
+    if isinstance(problem, LowRankProblem):
+        lengths, coordinates = problem.diag, problem.features
+    else:
+        lengths, coordinates = _centred_diag(problem), _coordinates(problem, generator)
+    even = limits.high - limits.low <= 1
+    return bisection_labels(coordinates, k, importance=None if even else lengths.clamp_min(0.0).sqrt())
+
+
+def _centred_diag(problem: Problem) -> Tensor:
+    """|φ_i - μ|² of each point: (n,)."""
+    return problem.centroid_distances(torch.zeros_like(problem.diag, dtype=torch.int64), 1)[:, 0]
+
+
+def _coordinates(problem: Problem, generator: torch.Generator, count: int = 96) -> Tensor:
+    """Principal coordinates (n, ≤ count) of random kernel columns: enough to bisect an exact problem."""
+    picks = torch.randperm(problem.n, generator=generator, device=problem.diag.device)[:count]
+    columns = problem.columns(picks)
+    columns = columns - columns.mean(0)
+    _, axes = torch.linalg.eigh(columns.T @ columns)
+    return columns @ axes.flip(1)

@@ -1,0 +1,334 @@
+"""The paper's Lemma 1 and Theorems 1 to 4 as functions, and the rank correlation its figures report.
+
+Everything is evaluated in closed form. Where the printed formula does not follow from its proof, the proof
+is implemented and the docstring says what differs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.validate import ArrayLike, as_features, check_count
+
+__all__ = [
+    "Theorem4",
+    "lemma1_variance",
+    "log_expected_error",
+    "log_stirling2",
+    "log_worst_case_error",
+    "spearman",
+    "theorem1_variance",
+    "theorem4",
+]
+
+
+def lemma1_variance(mean_difference: ArrayLike, cov_s: ArrayLike, cov_t: ArrayLike) -> Tensor:
+    """Var(L̂_MMD) = 2 Tr((Σ_s + Σ_t)²) + 4 mᵀ(Σ_s + Σ_t) m for Gaussian mean embeddings (Lemma 1, eq. 4).
+
+    Parameters
+    ----------
+    mean_difference : Tensor of shape (..., r)
+        m = μ_s - μ_t.
+    cov_s, cov_t : Tensor of shape (..., r, r)
+        Covariances of the two batch mean embeddings; see `vardass.variance.mean_embedding_covariance`.
+        Leading dimensions broadcast.
+
+    Returns
+    -------
+    Tensor of shape (...)
+
+    Examples
+    --------
+    >>> lemma1_variance(torch.ones(1), torch.full((1, 1), 3.0), torch.zeros(1, 1))
+    tensor(30.)
+    """
+    m = _as_mean(mean_difference)
+    total = _as_covariance(cov_s, "cov_s", m.shape[-1]) + _as_covariance(cov_t, "cov_t", m.shape[-1])
+    dtype = torch.promote_types(m.dtype, total.dtype)
+    m, total = m.to(dtype), total.to(dtype)
+    return 2.0 * total.square().sum((-2, -1)) + 4.0 * _quadratic(m, total)
+
+
+def theorem1_variance(variance_mu: float | Tensor, dimension: int, m: ArrayLike, cov_t: ArrayLike) -> Tensor:
+    """Var(L̂_MMD) as a function of v = Var(μ̂_s) when Σ_s = (v/d) I (proof of Theorem 1).
+
+    It is (2/d) v² + (4/d) v (mᵀm + Tr Σ_t) + 2 Tr(Σ_t²) + 4 mᵀ Σ_t m, which increases with v: a partition
+    that minimises the variance of the mean embedding minimises that of the loss.
+
+    Parameters
+    ----------
+    variance_mu : float or Tensor
+        v, not negative; a tensor of any shape is taken elementwise.
+    dimension : int
+        d, the dimension of the feature space.
+    m : Tensor of shape (d,)
+        Difference of the mean embeddings.
+    cov_t : Tensor of shape (d, d)
+        Covariance of the target's batch mean embedding.
+
+    Returns
+    -------
+    Tensor of the shape of ``variance_mu``
+    """
+    d = check_count(dimension, "dimension")
+    shift = _as_mean(m)
+    if shift.shape != (d,):
+        raise InputError(f"m must have shape ({d},) for dimension={d}, got {tuple(shift.shape)}; pass len(m)")
+    cov = _as_covariance(cov_t, "cov_t", d)
+    if cov.ndim != 2:
+        raise InputError(f"cov_t must have shape ({d}, {d}), got {tuple(cov.shape)}; pass one matrix")
+    dtype = torch.promote_types(shift.dtype, cov.dtype)
+    shift, cov = shift.to(dtype), cov.to(dtype)
+    v = torch.as_tensor(variance_mu, dtype=dtype, device=shift.device)
+    if not bool((v >= 0).all()):
+        raise InputError(f"variance_mu must be at least 0, got {float(v.min())}; use stratified_variance")
+    slope = shift.square().sum() + cov.trace()
+    return (
+        2.0 / d * v.square() + 4.0 / d * v * slope + 2.0 * cov.square().sum() + 4.0 * _quadratic(shift, cov)
+    )
+
+
+def log_stirling2(n: int, k: int) -> float:
+    """Log of the number of partitions of ``n`` rows into ``k`` non-empty strata (Stirling, second kind).
+
+    Takes min(k, n - k) vectorised steps in log space, on the band T_k[i] = S(k + i, k), which obeys
+    T_k[i] = k T_k[i - 1] + T_{k-1}[i].
+
+    Examples
+    --------
+    >>> round(math.exp(log_stirling2(10, 3)))
+    9330
+    """
+    n = check_count(n, "n")
+    k = check_count(k, "k", high=n, remedy="there cannot be more strata than rows")
+    if k in (1, n):
+        return 0.0
+    if k <= n - k:  # one step for each number of strata: T_k[i] = Σ_{j <= i} k^(i - j) T_{k-1}[j]
+        steps = torch.arange(n - k + 1, dtype=torch.float64)
+        row = torch.zeros_like(steps)
+        for strata in range(2, k + 1):
+            powers = steps * math.log(strata)
+            row = powers + torch.logcumsumexp(row - powers, 0)
+        return float(row[-1])
+    log_strata = torch.arange(1, k + 1, dtype=torch.float64).log()
+    column = torch.zeros_like(log_strata)
+    for _ in range(n - k):  # one step for each further row: T_k[i] = Σ_{j <= k} j T_j[i - 1]
+        column = torch.logcumsumexp(column + log_strata, 0)
+    return float(column[-1])
+
+
+def log_worst_case_error(n: int, k: int, rho: float, growth: float) -> float:
+    """Log of Theorem 2's bound K √(p (p² - 1)(1 - ρ) / 6) on the loss variance given up by the surrogate.
+
+    p = S(n, k) is the number of partitions, hence the logarithm. No error can exceed K (p - 1), so the
+    bound says something only for 1 - ρ < 6 (p - 1)/(p (p + 1)), a ρ within about 6/p of one.
+
+    Parameters
+    ----------
+    n, k : int
+        Rows and strata.
+    rho : float
+        Spearman correlation of Var(L̂_MMD) and Var(μ̂) over all partitions.
+    growth : float
+        K, the most that Var(L̂_MMD) grows from one partition to the next in rank.
+
+    Returns
+    -------
+    float
+        ``-inf`` for ρ = 1, or where there is only one partition.
+
+    Notes
+    -----
+    The printed proof bounds δ_1 by the sum of squares; the displacement that equals the error's l - 1 is
+    δ_l. The bound is the same.
+    """
+    log_p = log_stirling2(n, k)
+    return _log_error(log_p, rho, growth, log_p)
+
+
+def log_expected_error(n: int, k: int, rho: float, growth: float) -> float:
+    """Log of Theorem 3's K √((p² - 1)(1 - ρ) / 6), for rank displacements that are all of one size.
+
+    Parameters and result are those of `log_worst_case_error`. It is the error where Var(L̂_MMD) grows by
+    exactly K with each rank, and a bound on it otherwise.
+    """
+    return _log_error(log_stirling2(n, k), rho, growth, 0.0)
+
+
+def _log_error(log_p: float, rho: float, growth: float, extra: float) -> float:
+    """Return log K + ½ (extra + log(p² - 1) + log(1 - ρ) - log 6)."""
+    if not -1.0 <= rho <= 1.0:
+        raise InputError(f"rho must be between -1 and 1, got {rho}; use spearman(f, g)")
+    if not (growth > 0 and math.isfinite(growth)):
+        raise InputError(
+            f"growth must be positive and finite, got {growth}; pass the largest step of sorted f"
+        )
+    if rho == 1.0 or log_p == 0.0:
+        return -math.inf
+    log_p2_less_1 = 2.0 * log_p + math.log(-math.expm1(-2.0 * log_p))
+    return math.log(growth) + 0.5 * (extra + log_p2_less_1 + math.log(1.0 - rho) - math.log(6.0))
+
+
+@dataclass(frozen=True)
+class Theorem4:
+    """Variances of the two covariance estimates of scalar Gaussian strata.
+
+    Attributes
+    ----------
+    var_r : float
+        Var(R̂) of the estimate around the batch mean, as the proof derives it.
+    var_r_known_mean : float
+        Var(R̂') of the estimate around the known mean: what stratification for CORAL minimises.
+    var_r_as_printed : float
+        The theorem's first line as printed, without the factor 2 of the trace: too small.
+    identity_gap : float
+        ``var_r`` less the third line, γ²(Var(R̂') + 2 Tr(A²Σ)² - 4 Tr(A³Σ²)): zero up to rounding.
+    """
+
+    var_r: float
+    var_r_known_mean: float
+    var_r_as_printed: float
+    identity_gap: float
+
+
+def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theorem4:
+    """Theorem 4: how the variances of R̂ and R̂' relate for strata that are scalar Gaussians.
+
+    With a = sizes/n, A = diag(a), C = I - 1aᵀ and γ = n/(n - 1), R̂ = Σ |S_h| (z_h - μ̂)²/(n - 1) is
+    γ zᵀACz, so
+
+        Var(R̂) = γ² (2 Tr((ACΣ)²) + 4 μᵀACΣACμ),   Var(R̂') = 2 Tr((AΣ)²) + 4 μᵀACΣACμ.
+
+    AC = CᵀAC = A - aaᵀ is symmetric, so the last term is (μ - μ_s)ᵀAΣA(μ - μ_s) as printed. Two slips of
+    the paper: the first line lacks the factor 2 that the proof and the third line have, and the proof's
+    (CZ)ᵀA(CZ) is zᵀACz, without the γ that belongs to R̂.
+
+    Parameters
+    ----------
+    means, variances : array of shape (k,)
+        μ_h and Σ_h of the draw from each stratum.
+    sizes : array of shape (k,)
+        |S_h|, positive, with a sum n above one.
+    """
+    mu, s, size = (
+        _as_vector(means, "means"),
+        _as_vector(variances, "variances"),
+        _as_vector(sizes, "sizes"),
+    )
+    if not len(mu) == len(s) == len(size):
+        raise InputError(
+            f"means, variances and sizes must be of one length, got {len(mu)}, {len(s)} and {len(size)}; "
+            "give one of each for every stratum"
+        )
+    if bool((s < 0).any()):
+        raise InputError(f"variances must be at least 0, got {float(s.min())}; pass squares, not deviations")
+    n = float(size.sum())
+    if bool((size <= 0).any()) or n <= 1:
+        raise InputError(
+            f"sizes must be positive with a sum above 1, got a smallest of {float(size.min())} and a sum of "
+            f"{n}; leave out empty strata"
+        )
+    gamma2 = (n / (n - 1.0)) ** 2
+    a = size / n
+    acs = (torch.diag(a) - torch.outer(a, a)) * s
+    trace = float((acs * acs.T).sum())
+    mean_term = 4.0 * float((a.square() * s * (mu - a @ mu).square()).sum())
+    var_r = gamma2 * (2.0 * trace + mean_term)
+    var_known = 2.0 * float((a * s).square().sum()) + mean_term
+    cross = 2.0 * float((a.square() * s).sum()) ** 2 - 4.0 * float((a**3 * s.square()).sum())
+    return Theorem4(
+        var_r=var_r,
+        var_r_known_mean=var_known,
+        var_r_as_printed=gamma2 * (trace + mean_term),
+        identity_gap=var_r - gamma2 * (var_known + cross),
+    )
+
+
+def spearman(a: ArrayLike, b: ArrayLike) -> float:
+    """Spearman's rank correlation, with the average rank for ties (Figures 1 and 2).
+
+    Parameters
+    ----------
+    a, b : array of shape (n,)
+        Two values of each of n >= 2 things; neither constant.
+
+    Examples
+    --------
+    >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 8.0, 27.0]))
+    1.0
+    """
+    x, y = _as_vector(a, "a"), _as_vector(b, "b")
+    if len(x) != len(y) or len(x) < 2:
+        raise InputError(
+            f"a and b must be of one length, at least 2, got {len(x)} and {len(y)}; pair them first"
+        )
+    for name, values in (("a", x), ("b", y)):
+        if bool((values == values[0]).all()):
+            raise InputError(
+                f"{name} is {float(values[0])} for all {len(x)} entries: it has no ranking; vary it"
+            )
+    p, q = _centred_ranks(x), _centred_ranks(y.to(x.device))
+    # twice the ranks are whole numbers, so that perfect agreement gives exactly one
+    return float((p @ q) / (p.square().sum() * q.square().sum()).sqrt())
+
+
+def _centred_ranks(values: Tensor) -> Tensor:
+    """Twice the average ranks, less their mean n + 1."""
+    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    twice_rank: Tensor = 2 * counts.cumsum(0) - counts + 1
+    return twice_rank[place].double() - (len(values) + 1)
+
+
+def _as_vector(values: Any, name: str) -> Tensor:
+    # whole numbers go to double here: float32 would merge large ones
+    if isinstance(values, Tensor):
+        whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+        values = values.double() if whole else values
+    else:
+        values = np.asarray(values)
+        values = values.astype(np.float64) if values.dtype.kind in "iu" else values
+    if values.ndim != 1:
+        raise InputError(f"{name} must have one dimension, got shape {tuple(values.shape)}; flatten it")
+    return as_features(values, name)[:, 0].double()
+
+
+def _as_mean(mean_difference: ArrayLike) -> Tensor:
+    m = torch.as_tensor(mean_difference)
+    if m.ndim == 0 or m.shape[-1] == 0 or not m.is_floating_point():
+        raise InputError(
+            f"the mean difference must be floats of shape (..., r), got {m.dtype} of shape {tuple(m.shape)}; "
+            "pass the difference of two mean feature vectors"
+        )
+    if not bool(torch.isfinite(m).all()):
+        raise InputError("the mean difference has NaN or infinite values; mend the features")
+    return m
+
+
+def _as_covariance(covariance: ArrayLike, name: str, r: int) -> Tensor:
+    cov = torch.as_tensor(covariance)
+    if cov.shape[-2:] != (r, r) or not cov.is_floating_point():
+        raise InputError(
+            f"{name} must be floats of shape (..., {r}, {r}) for a mean difference of {r} entries, got "
+            f"{cov.dtype} of shape {tuple(cov.shape)}; use the same feature map for all three"
+        )
+    if not bool(torch.isfinite(cov).all()):
+        raise InputError(f"{name} has NaN or infinite values; mend the features")
+    skew = (cov - cov.mT).abs()
+    variances = cov.diagonal(dim1=-2, dim2=-1)
+    if bool((skew > 1e-4 * cov.abs().amax((-2, -1), keepdim=True)).any()) or bool((variances < 0).any()):
+        raise InputError(
+            f"{name} must be symmetric with no negative variance, got asymmetry {float(skew.max()):.3g} "
+            f"and a lowest variance of {float(variances.min()):.3g}; use mean_embedding_covariance"
+        )
+    return cov
+
+
+def _quadratic(m: Tensor, matrix: Tensor) -> Tensor:
+    return (m * (matrix @ m[..., None])[..., 0]).sum(-1)

@@ -1,0 +1,129 @@
+"""Checks of user input. Every public function calls these first; private code assumes they passed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ArrayLike", "as_features", "as_generator", "as_weights", "check_count", "row_blocks"]
+
+ArrayLike: TypeAlias = "Tensor | NDArray[Any]"
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = True) -> Tensor:
+    """Return ``x`` as a detached (n, d) float32 or float64 tensor on its own device.
+
+    Half precision and integers become float32, a vector of n numbers becomes (n, 1).
+
+    Raises
+    ------
+    InputError
+        If ``x`` is not numeric, has more than two dimensions, no rows or columns, or a NaN or an
+        infinity (the message says which rows).
+    """
+    if not isinstance(x, Tensor):
+        array = np.asarray(x)
+        if array.dtype.kind not in "fiu":
+            raise InputError(
+                f"{name} must be real numbers, got dtype {array.dtype}; convert it, for example with "
+                "np.asarray(x, dtype=np.float32)"
+            )
+        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+            array = array.astype(np.float32)  # torch lacks most unsigned types
+        # a memory-mapped file is read-only, which torch.from_numpy warns about: it is only read here
+        x = torch.from_numpy(array if array.flags.writeable else np.array(array))
+    x = x.detach()
+    if x.is_complex() or x.dtype == torch.bool:
+        raise InputError(f"{name} must be real numbers, got dtype {x.dtype}; convert it with x.float()")
+    if x.ndim == 1:
+        x = x[:, None]
+    if x.ndim != 2:
+        raise InputError(
+            f"{name} must have shape (n, d), got {tuple(x.shape)}; flatten each sample with x.flatten(1)"
+        )
+    if x.shape[0] == 0 or x.shape[1] == 0:
+        raise InputError(f"{name} must have at least one row and one column, got shape {tuple(x.shape)}")
+    if not x.is_floating_point() or x.dtype in _HALF:
+        x = x.float()
+    if check_finite:
+        _require_finite(x, name)
+    return x
+
+
+def _require_finite(x: Tensor, name: str) -> None:
+    # the sum is finite unless an entry is not, or finite entries overflow: then look closer
+    if bool(torch.isfinite(x.sum())):
+        return
+    bad = (~torch.isfinite(x)).any(1).nonzero().flatten()
+    if len(bad):
+        shown = ", ".join(str(int(i)) for i in bad[:5]) + (", ..." if len(bad) > 5 else "")
+        raise InputError(
+            f"{name} have NaN or infinite values in {len(bad)} of {x.shape[0]} rows (rows {shown}); "
+            "drop these rows or mend the featuriser"
+        )
+
+
+def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "weights") -> Tensor | None:
+    """Return ``weights`` as an (n,) tensor of ``like``'s dtype and device, or None for None.
+
+    Values are checked only for weights on the CPU: on a GPU the check would stop the training loop to
+    wait for the device.
+
+    Raises
+    ------
+    InputError
+        If the length is not ``n``, an entry is negative or not finite, or the sum is not one.
+    """
+    if weights is None:
+        return None
+    w = torch.as_tensor(weights).detach()
+    if w.ndim != 1 or len(w) != n:
+        raise InputError(
+            f"{name} must have shape ({n},), one for each row, got {tuple(w.shape)}; pass the weights of this batch"
+        )
+    if w.device.type == "cpu":
+        total = float(w.double().sum())
+        if not math.isfinite(total) or bool((w < 0).any()):
+            raise InputError(f"{name} must be finite and not negative; use stratum size / n")
+        if abs(total - 1.0) > 1e-3:
+            raise InputError(f"{name} must sum to 1, got {total:.6g}; divide them by their sum")
+    return w.to(device=like.device, dtype=like.dtype)
+
+
+def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None, remedy: str = "") -> int:
+    """Return ``value`` as an int within ``[low, high]`` or raise an InputError that names both."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputError(f"{name} must be a whole number, got {value!r}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InputError(f"{name} must be {bounds}, got {number}" + (f"; {remedy}" if remedy else ""))
+    return number
+
+
+def as_generator(seed: int | torch.Generator | None, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator on ``device``: the given one, or a new one seeded with ``seed`` (None means 0)."""
+    if isinstance(seed, torch.Generator):
+        if seed.device.type == torch.device(device).type:
+            return seed
+        seed = int(torch.randint(2**62, (1,), generator=seed, device=seed.device))
+    return torch.Generator(device=device).manual_seed(int(seed or 0))
+
+
+def row_blocks(n: int, rows: int) -> Iterator[slice]:
+    """Cut ``range(n)`` into slices of at most ``rows`` rows."""
+    rows = max(1, rows)
+    for start in range(0, n, rows):
+        yield slice(start, min(start + rows, n))

@@ -1,0 +1,468 @@
+import builtins
+import csv
+import json
+import os
+import pty
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from vardass.cli import main
+from vardass.cli.app import app
+from vardass.data import load_watch
+from vardass.errors import VardassWarning
+from vardass.strata import Strata
+
+N, D = 300, 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def embeddings(tmp_path):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(N, D)).astype(np.float32) + 4.0 * generator.integers(0, 3, size=(N, 1))
+    np.save(tmp_path / "z.npy", x)
+    return tmp_path / "z.npy"
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, folder, *arguments):
+    """Run a command that must fail: code 2, one line on stderr, no file made or changed."""
+    before = snapshot(folder)
+    code, out, err = run(capsys, *arguments)
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert snapshot(folder) == before
+    return err
+
+
+def snapshot(folder):
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+# good input
+
+
+def test_stratify_writes_strata_and_reports(embeddings, capsys):
+    code, out, err = run(capsys, "stratify", embeddings, "--k", 8)
+    assert code == 0
+    assert err == ""
+    strata = Strata.load(embeddings.with_name("z.strata.npz"))
+    assert (strata.n, strata.k) == (N, 8)
+    assert strata.bound is not None
+    for part in (
+        "300 samples",
+        "4 features",
+        "8 strata",
+        "min-sum",
+        "uniform",
+        "lower bound",
+        "median",
+        "seconds",
+    ):
+        assert part in out
+    assert f"{strata.reduction:.3g} times less variance" in out
+    assert f"{100 * (N - 8) / (N - 1):.1f} %" in out  # uniform without replacement
+    assert "z.strata.npz" in out
+
+
+def test_json_is_the_only_output_and_agrees_with_the_file(embeddings, tmp_path, capsys):
+    target = tmp_path / "s.npz"
+    code, out, _ = run(
+        capsys, "stratify", embeddings, "-k", 8, "--out", target, "--json", "--kernel", "coral", "--seed", 3
+    )
+    assert code == 0
+    record = json.loads(out)
+    strata = Strata.load(target)
+    assert out.count("\n") == 1
+    assert record["variance"] == strata.variance
+    assert record["uniform_variance"] == strata.uniform_variance
+    assert record["relative_variance"] == pytest.approx(strata.variance / strata.uniform_variance)
+    assert record["bound"] == strata.bound.variance
+    assert record["bound"] <= record["variance"] * (1 + 1e-9)
+    assert record["without_replacement"] == pytest.approx((N - 8) / (N - 1))
+    assert sum(record["size_histogram"].values()) == 8
+    assert (record["n"], record["d"], record["k"]) == (N, D, 8)
+    assert {"read", "solve", "bound"} <= set(record["seconds"])
+    assert record["out"] == str(target)
+
+
+def test_same_seed_same_strata_whatever_the_format(embeddings, tmp_path, capsys):
+    x = np.load(embeddings)
+    np.savez(tmp_path / "a.npz", z=x, other=x[:, :2])
+    np.savetxt(
+        tmp_path / "b.csv",
+        np.c_[np.arange(N), x],
+        fmt="%.9g",
+        delimiter=",",
+        header="id,f0,f1,f2,f3",
+        comments="",
+    )
+    labels = []
+    for arguments in (
+        [embeddings],
+        [tmp_path / "a.npz", "--key", "z"],
+        [tmp_path / "b.csv", "--columns", "f*"],
+    ):
+        assert run(capsys, "stratify", *arguments, "-k", 5, "--out", tmp_path / "s.npz", "--no-bound")[0] == 0
+        labels.append(Strata.load(tmp_path / "s.npz").labels)
+    assert torch.equal(labels[0], labels[1])
+    assert torch.equal(labels[0], labels[2])
+
+
+def test_options_reach_the_solver(embeddings, tmp_path, capsys):
+    target = tmp_path / "s.npz"
+
+    def strata(*options):
+        code, _, err = run(capsys, "stratify", embeddings, "-k", 6, "--out", target, *options)
+        assert code == 0, err
+        return Strata.load(target)
+
+    assert strata("--equal").sizes.unique().tolist() == [50]
+    limited = strata("--min-size", 30, "--max-size", 70, "--no-bound")
+    assert int(limited.sizes.min()) >= 30
+    assert int(limited.sizes.max()) <= 70
+    assert limited.bound is None
+    scaled = strata("--kernel", "rbf", "--scale", "median", "--gammas", "0.5,2")
+    assert "gammas=(0.5, 2.0)" in scaled.kernel
+    assert "median" in scaled.kernel
+    assert strata("--solver", "dynamic-kmeans").solver == "dynamic-kmeans"
+    assert strata("--rank", 16, "--kernel", "rbf").info["rank"] <= 16
+
+
+def test_warm_start_is_never_worse(embeddings, tmp_path, capsys):
+    target = tmp_path / "s.npz"
+    assert run(capsys, "stratify", embeddings, "-k", 6, "--out", target)[0] == 0
+    first = Strata.load(target)
+    # the older result is replaced by the new one
+    assert run(capsys, "stratify", embeddings, "-k", 6, "--out", target, "--warm-start", target)[0] == 0
+    assert Strata.load(target).variance <= first.variance * (1 + 1e-6)
+
+
+def test_labels_csv_holds_stratum_and_weight_of_each_row(embeddings, tmp_path, capsys):
+    for _ in range(2):  # the second run replaces the files of the first
+        code, out, _ = run(capsys, "stratify", embeddings, "-k", 6, "--labels-csv", tmp_path / "labels.csv")
+        assert code == 0
+    assert "labels.csv" in out
+    strata = Strata.load(tmp_path / "z.strata.npz")
+    with (tmp_path / "labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["row"]) for row in rows] == list(range(N))
+    assert [int(row["stratum"]) for row in rows] == strata.labels.tolist()
+    weights = torch.tensor([float(row["weight"]) for row in rows])
+    torch.testing.assert_close(weights, strata.weights[strata.labels])
+
+
+def test_more_strata_than_distinct_points_still_gives_json(tmp_path, capsys):
+    np.save(tmp_path / "same.npy", np.ones((10, 2), dtype=np.float32))
+    code, out, err = run(capsys, "stratify", tmp_path / "same.npy", "-k", 4, "--json")
+    assert code == 0, err
+    record = json.loads(out, parse_constant=pytest.fail)
+    assert record["variance"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_report_says_how_to_avoid_singletons(tmp_path, capsys):
+    x = np.r_[np.random.default_rng(0).normal(size=(50, 2)), [[90.0, 0.0]], [[0.0, 90.0]]].astype(np.float32)
+    np.save(tmp_path / "z.npy", x)
+    assert "--min-size 2" in run(capsys, "stratify", tmp_path / "z.npy", "-k", 5, "--kernel", "linear")[1]
+
+
+def test_help_and_version_by_runner():
+    runner = CliRunner()
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.split()[0] == "vardass"
+    result = runner.invoke(app, ["stratify", "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "--warm-start" in result.output
+
+
+def test_python_m_vardass(embeddings, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "vardass", *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+        )
+
+    done = call("stratify", embeddings.name, "--k", 4, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["out"] == "z.strata.npz"
+    assert done.stderr == ""
+    failed = call("stratify", "none.npy", "--k", 4)
+    assert failed.returncode == 2
+    assert failed.stdout == ""
+    assert failed.stderr == "error: no file at none.npy; check the name\n"
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--k", "0"], "k must be"),
+        (["--k", "301"], "300"),
+        (["--k", "x"], "integer"),
+        ([], "--k"),
+        (["--k", "4", "--kernel", "cosine"], "unknown kernel 'cosine'"),
+        (["--k", "4", "--solver", "magic"], "unknown solver 'magic'"),
+        (["--k", "4", "--kernel", "coral", "--gammas", "1"], "leave them out"),
+        (["--k", "4", "--gammas", "1,b"], "'1,b'"),
+        (["--k", "4", "--gammas", "-1"], "positive"),
+        (["--k", "4", "--scale", "big"], "'big'"),
+        (["--k", "4", "--scale", "-2"], "positive"),
+        (["--k", "4", "--min-size", "76"], "76"),
+        (["--k", "4", "--max-size", "74"], "74"),
+        (["--k", "4", "--rank", "-1"], "rank"),
+        (["--k", "4", "--certify"], "200"),
+        (["--k", "4", "--key", "z"], "leave the key out"),
+        (["--k", "4", "--columns", "9"], "'9'"),
+        (["--k", "4", "--nonsense"], "--nonsense"),
+        (["--k", "4", "extra"], "extra"),
+        (["--k", "4", "--warm-start", "none.npz"], "none.npz"),
+        (["--k", "4", "--out", "no/such/folder/s.npz"], "no/such/folder"),
+        (["--k", "4", "--out", "s.csv"], "--labels-csv"),
+        (["--k", "4", "--labels-csv", "no/such/folder/s.csv"], "no/such/folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_options(embeddings, capsys, monkeypatch, arguments, part):
+    monkeypatch.chdir(embeddings.parent)
+    assert part in refused(capsys, embeddings.parent, "stratify", embeddings.name, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [(["nonsense"], "nonsense"), (["stratify"], "FILE"), (["demo"], "--out"), (["--nonsense"], "--nonsense")],
+    ids=["command", "no file", "no folder", "option"],
+)
+def test_bad_commands(tmp_path, capsys, arguments, part):
+    assert part.lower() in refused(capsys, tmp_path, *arguments).lower()
+
+
+def bad_files(folder):
+    np.save(folder / "three.npy", np.zeros((2, 3, 4)))
+    np.save(folder / "text.npy", np.array([["a", "b"]]))
+    np.save(folder / "objects.npy", np.array([[None]]), allow_pickle=True)
+    nan = np.zeros((5, 2))
+    nan[3, 1] = np.nan
+    np.save(folder / "nan.npy", nan)
+    np.savez(folder / "two.npz", a=nan, b=nan)
+    (folder / "empty.csv").touch()
+    (folder / "header.csv").write_text("a,b\n")
+    (folder / "words.csv").write_text("a,b\n1,2\n3,four\n")
+    (folder / "fake.npy").write_text("1,2\n")
+    (folder / "fake.npz").write_text("1,2\n")
+    (folder / "fake.parquet").write_text("1,2\n")
+    (folder / "model.pt").write_text("1")
+    (folder / "folder.npy").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("none.npy", "no file"),
+        ("three.npy", "(2, 3, 4)"),
+        ("text.npy", "<U1"),
+        ("objects.npy", "objects"),
+        ("nan.npy", "rows 3"),
+        ("two.npz", "--key"),
+        ("empty.csv", "empty"),
+        ("header.csv", "no rows"),
+        ("words.csv", "line 3"),
+        ("fake.npy", "not a .npy"),
+        ("fake.npz", "not a .npz"),
+        ("fake.parquet", "not a .parquet"),
+        ("model.pt", ".parquet"),
+        ("folder.npy", "cannot read"),
+    ],
+)
+def test_bad_files(tmp_path, capsys, name, part):
+    bad_files(tmp_path)
+    assert part in refused(capsys, tmp_path, "stratify", tmp_path / name, "--k", 2)
+
+
+def test_input_and_files_of_others_are_never_overwritten(tmp_path, capsys):
+    np.savez(tmp_path / "z.npz", np.random.default_rng(0).normal(size=(20, 2)))
+    (tmp_path / "notes.csv").write_text("my notes\n")
+    (tmp_path / "link.npz").symlink_to(tmp_path / "z.npz")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    np.save(tmp_path / "w.npy", np.random.default_rng(0).normal(size=(20, 2)))
+    for arguments, part in [
+        (["z.npz", "--out", "z.npz"], "is the input file"),
+        (["z.npz", "--out", "link.npz"], "is the input file"),
+        (["z.npz", "--labels-csv", "z.npz"], "is the input file"),
+        (["w.npy", "--out", "other.npz"], "not a strata file"),
+        (["w.npy", "--labels-csv", "notes.csv"], "another name"),
+        (["w.npy", "--out", "x.npz", "--labels-csv", "x.npz"], "same file"),
+        (["w.npy", "--labels-csv", "."], "folder"),
+    ]:
+        paths = [a if a.startswith("--") else tmp_path / a for a in arguments]
+        assert part in refused(capsys, tmp_path, "stratify", *paths, "--k", 2)
+
+
+def test_warm_start_of_other_data_is_refused(embeddings, tmp_path, capsys):
+    np.save(tmp_path / "other.npy", np.random.default_rng(1).normal(size=(50, 4)))
+    assert run(capsys, "stratify", tmp_path / "other.npy", "-k", 4)[0] == 0
+    old = tmp_path / "other.strata.npz"
+    assert "n=300" in refused(capsys, tmp_path, "stratify", embeddings, "-k", 4, "--warm-start", old)
+    assert "k=4" in refused(capsys, tmp_path, "stratify", embeddings, "-k", 5, "--warm-start", old)
+    assert "not a strata file" in refused(
+        capsys, tmp_path, "stratify", embeddings, "-k", 4, "--warm-start", embeddings
+    )
+
+
+# trouble on the way
+
+
+def test_failure_while_saving_leaves_no_file(embeddings, tmp_path, capsys, monkeypatch):
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    err = refused(capsys, tmp_path, "stratify", embeddings, "-k", 4, "--labels-csv", tmp_path / "l.csv")
+    assert "No space left" in err
+
+
+def _torch_memory_error():
+    return RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 160 bytes")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"), [(KeyboardInterrupt, 130), (MemoryError, 2), (_torch_memory_error, 2)]
+)
+def test_interrupts_and_lack_of_memory(embeddings, tmp_path, capsys, monkeypatch, trouble, code):
+    def fail(*_, **__):
+        raise trouble()
+
+    monkeypatch.setattr("vardass.cli.job.stratify", fail)
+    before = snapshot(tmp_path)
+    assert run(capsys, "stratify", embeddings, "-k", 4)[0] == code
+    assert snapshot(tmp_path) == before
+
+
+def test_warnings_of_the_package_take_one_line(embeddings, capsys, monkeypatch):
+    from vardass.stratify import stratify
+
+    def warn(*arguments, **options):
+        warnings.warn("careful", VardassWarning, stacklevel=2)
+        return stratify(*arguments, **options)
+
+    monkeypatch.setattr("vardass.cli.job.stratify", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = run(capsys, "stratify", embeddings, "-k", 4)
+    assert (code, err) == (0, "warning: careful\n")
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_typer_or_rich_the_extra_is_named(capsys, monkeypatch, missing):
+    real = builtins.__import__
+
+    def without(name, *rest, **named):
+        if name.partition(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest, **named)
+
+    for name in [name for name in sys.modules if name.startswith("vardass.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    code, out, err = run(capsys, "stratify", "x.npy", "--k", 4)
+    assert (code, out) == (2, "")
+    assert err == f"error: the command line needs {missing}; install it with pip install 'vardass[cli]'\n"
+
+
+def test_progress_is_shown_on_a_terminal_only(embeddings, tmp_path):
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "vardass", "stratify", str(embeddings), "--k", "4", "--json"]
+    environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, env=environment) as process:
+        out = process.stdout.read()
+    os.close(slave)
+    shown = os.read(master, 100_000)
+    os.close(master)
+    assert process.returncode == 0
+    assert json.loads(out)["k"] == 4
+    assert b"\x1b[" in shown
+
+
+# demo
+
+
+def test_demo_draws_the_figure_from_the_numbers_it_writes(tmp_path, capsys):
+    folder = tmp_path / "new" / "demo"
+    code, out, err = run(capsys, "demo", "--out", folder, "--sizes", "4,16", "--seeds", 1)
+    assert (code, err) == (0, "")
+    assert {path.name for path in folder.iterdir()} == {
+        "right_wrist.npy",
+        "right_wrist.strata.npz",
+        "variance_vs_k.csv",
+        "variance_vs_k.png",
+        "variance_vs_k.svg",
+    }
+    assert (folder / "variance_vs_k.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "variance_vs_k.svg").read_text()
+    with (folder / "variance_vs_k.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    relative = {(int(row["k"]), row["method"]): float(row["relative_to_uniform"]) for row in rows}
+    assert len(relative) == 2 * 6
+    n = int((load_watch().side == 1).sum())
+    assert f"{n:,} samples" in out
+    for k in (4, 16):
+        ours = relative[k, "min-sum (ours)"]
+        assert relative[k, "lower bound"] <= ours < relative[k, "uniform"] == 1.0
+        assert ours <= 1.02 * relative[k, "VaRDASS (paper)"]
+        assert f"{ours:.3f}" in out
+    assert f"{1 / relative[16, 'min-sum (ours)']:.1f} times less variance" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("sizes", ["", "8", "a,b", "1,2", "8,99999"])
+def test_demo_with_bad_sizes(tmp_path, capsys, sizes):
+    assert "--sizes" in refused(capsys, tmp_path, "demo", "--out", tmp_path / "demo", "--sizes", sizes)
+
+
+def test_demo_with_bad_seeds(tmp_path, capsys):
+    assert "--seeds" in refused(capsys, tmp_path, "demo", "--out", tmp_path / "demo", "--seeds", 0)
+
+
+def test_demo_into_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "demo").write_text("")
+    assert "--out" in refused(capsys, tmp_path, "demo", "--out", tmp_path / "demo")
+
+
+def test_figures_without_matplotlib_name_the_extra(monkeypatch):
+    from vardass.errors import InputError
+    from vardass.plots import Curve, variance_figure
+
+    real = builtins.__import__
+
+    def without(name, *rest, **named):
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"vardass\[plot\]"):
+        variance_figure([2, 4], [Curve("a", [1.0, 0.5], "#000000")], uniform=[1.0, 0.5], title="")

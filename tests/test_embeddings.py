@@ -1,0 +1,320 @@
+import builtins
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vardass.embeddings import read_embeddings
+from vardass.errors import InputError
+
+X = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def refusal(path, **options):
+    with pytest.raises(InputError) as caught:
+        read_embeddings(path, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# .npy
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "u1"])
+def test_npy_is_mapped_and_keeps_its_type(tmp_path, dtype):
+    x = (10 * X).astype(dtype)
+    np.save(tmp_path / "x.npy", x)
+    read = read_embeddings(tmp_path / "x.npy")
+    assert isinstance(read, np.memmap)
+    assert read.dtype == x.dtype
+    np.testing.assert_array_equal(read, x)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i2", "longdouble"])
+def test_types_that_torch_lacks_are_converted(tmp_path, dtype):
+    x = (10 * X).astype(dtype)
+    np.save(tmp_path / "x.npy", x)
+    read = read_embeddings(tmp_path / "x.npy")
+    assert read.dtype.isnative
+    assert read.dtype.itemsize <= 8
+    np.testing.assert_array_equal(read, x.astype(read.dtype))
+
+
+def test_fortran_order_is_read_as_it_was_written(tmp_path):
+    np.save(tmp_path / "x.npy", np.asfortranarray(X))
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.npy"), X)
+
+
+@pytest.mark.parametrize(
+    ("array", "part"),
+    [
+        (X[:, 0], "x[:, None]"),
+        (np.zeros((2, 3, 4)), "reshape"),
+        (np.array([["a", "b"]]), "<U1"),
+        (X.astype(complex), "complex128"),
+        (X > 0, "bool"),
+        (np.zeros((0, 3)), "(0, 3)"),
+        (np.zeros((3, 0)), "(3, 0)"),
+        (np.zeros(3, dtype=[("a", "f4")]), "astype"),
+    ],
+    ids=["1-D", "3-D", "text", "complex", "bool", "no rows", "no columns", "records"],
+)
+def test_npy_that_is_no_table_of_numbers(tmp_path, array, part):
+    np.save(tmp_path / "x.npy", array)
+    assert part in refusal(tmp_path / "x.npy")
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was read",))
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    objects = np.array([[Bomb()]], dtype=object)
+    np.save(tmp_path / "x.npy", objects, allow_pickle=True)
+    assert "objects" in refusal(tmp_path / "x.npy")
+    np.savez(tmp_path / "x.npz", x=objects, allow_pickle=True)
+    assert "no table of numbers" in refusal(tmp_path / "x.npz")
+    assert "objects" in refusal(tmp_path / "x.npz", key="x")
+    assert "not a .npy file" in refusal(write(tmp_path / "p.npy", pickle.dumps(Bomb())))
+
+
+def test_truncated_files_are_named_damaged(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    np.savez_compressed(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(50, 8)))
+    pq.write_table(pa.table({"a": X[:, 0]}), tmp_path / "x.parquet")
+    for name, kept in [("x.npy", 130), ("x.npy", 20), ("x.npz", 200), ("x.parquet", 60)]:
+        content = (tmp_path / name).read_bytes()
+        assert "damaged" in refusal(write(tmp_path / f"cut{kept}{name}", content[:kept]))
+    flipped = bytearray((tmp_path / "x.npz").read_bytes())
+    flipped[500:600] = bytes(100)
+    assert "damaged" in refusal(write(tmp_path / "flipped.npz", bytes(flipped)))
+
+
+# .npz
+
+
+def test_npz_with_one_table_needs_no_key(tmp_path):
+    np.savez(tmp_path / "x.npz", z=X, y=np.arange(7), names=np.array(["a"]))
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.npz"), X)
+
+
+def test_npz_with_several_tables_needs_a_key(tmp_path):
+    np.savez_compressed(tmp_path / "x.npz", source=X, target=X + 1, y=np.arange(7))
+    message = refusal(tmp_path / "x.npz")
+    assert "source (7, 3) float32" in message
+    assert "--key source" in message
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.npz", key="target"), X + 1)
+    assert "no array 'other'" in refusal(tmp_path / "x.npz", key="other")
+    assert "x[:, None]" in refusal(tmp_path / "x.npz", key="y")
+
+
+def test_npz_without_a_table_lists_what_it_holds(tmp_path):
+    np.savez(tmp_path / "x.npz", y=np.arange(7))
+    assert "y (7,) int64" in refusal(tmp_path / "x.npz")
+
+
+def test_key_is_for_npz_only(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    assert "leave the key out" in refusal(tmp_path / "x.npy", key="x")
+
+
+# columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"), [("1:", [1, 2]), ("2,0", [2, 0]), (":2", [0, 1]), ([1], [1]), ("0:1,2", [0, 2])]
+)
+def test_columns_by_number(tmp_path, columns, expected):
+    np.save(tmp_path / "x.npy", X)
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.npy", columns=columns), X[:, expected])
+
+
+@pytest.mark.parametrize("columns", ["3", "a", "5:", "-1", "1:2:3", ""])
+def test_columns_that_do_not_exist(tmp_path, columns):
+    np.save(tmp_path / "x.npy", X)
+    assert "3 columns" in refusal(tmp_path / "x.npy", columns=columns)
+
+
+# .csv
+
+
+def csv_text(header, delimiter=","):
+    rows = [delimiter.join(f"{value:.9g}" for value in row) for row in X]
+    return "\n".join(([delimiter.join(header)] if header else []) + rows) + "\n"
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("header", [None, ["a", "b", "c"], ["0", "1", "2"], ['"a, b"', "", "2"]])
+def test_csv_with_and_without_header(tmp_path, header, delimiter):
+    read = read_embeddings(write(tmp_path / "x.csv", csv_text(header, delimiter)))
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read, X)
+
+
+def test_csv_of_a_spreadsheet(tmp_path):
+    text = "\ufeff" + csv_text(["a", "b", "c"]).replace("\n", "\r\n") + "\r\n"
+    np.testing.assert_array_equal(read_embeddings(write(tmp_path / "x.csv", text)), X)
+
+
+def test_csv_of_one_column_and_of_one_row(tmp_path):
+    assert read_embeddings(write(tmp_path / "x.csv", "a\n1\n2\n")).tolist() == [[1.0], [2.0]]
+    assert read_embeddings(write(tmp_path / "y.csv", "1.5,2\n")).tolist() == [[1.5, 2.0]]
+
+
+def test_csv_with_text_columns_names_the_first(tmp_path):
+    path = write(tmp_path / "x.csv", "id,f0,f1\n\ncat,1,2\ndog,3,4\n")
+    message = refusal(path)
+    assert "'cat'" in message
+    assert "column 'id'" in message
+    assert "line 3" in message
+    assert "--columns" in message
+    assert read_embeddings(path, columns="f*").tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert read_embeddings(path, columns="f1").tolist() == [[2.0], [4.0]]
+    assert "'id', 'f0', 'f1'" in refusal(path, columns="g*")
+
+
+def test_csv_row_of_text_and_numbers_is_not_taken_for_a_header(tmp_path):
+    path = write(tmp_path / "x.csv", "cat,1,2\ndog,3,4\n")
+    assert "column 0, line 1" in refusal(path)
+    assert read_embeddings(path, columns="1:").tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_csv_written_by_pandas_with_its_index(tmp_path):
+    path = write(tmp_path / "x.csv", ",f0,f1\n0,5,6\n1,7,8\n")
+    assert "counts the rows" in refusal(path)
+    assert read_embeddings(path, columns="1:").tolist() == [[5.0, 6.0], [7.0, 8.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a,b\n1,2\n3,\n", ["missing", "'b'", "line 3"]),
+        ("a,b\n1,2\n3\n", ["line 3", "1 columns, not 2"]),
+        ("a,b\n1,2\n3,4,5\n", ["line 3", "3 columns, not 2"]),
+        ("a,b\n1,2\n3,x1\n", ["'x1'", "'b'", "line 3"]),
+        ("a;b\n1,5;2,5\n", ["'1,5'", "'a'", "line 2"]),
+        ("a,b\n", ["no rows"]),
+        ("\n\n", ["blank"]),
+        (b"\xff\xfe\x00\x01,\x80\n", ["not UTF-8"]),
+        (b"a,b\n1,2\n\x80,3\n", ["not UTF-8"]),
+        (b"a,b\n1,\x00\n", ["b"]),
+    ],
+    ids=["gap", "short", "long", "text", "comma decimals", "header only", "blank", "binary", "late", "nul"],
+)
+def test_csv_that_cannot_be_read_says_where(tmp_path, text, parts):
+    message = refusal(write(tmp_path / "x.csv", text))
+    for part in parts:
+        assert part in message
+
+
+# .parquet
+
+
+def test_parquet_of_numeric_columns(tmp_path):
+    pq.write_table(
+        pa.table({"a": X[:, 0], "b": X[:, 1], "__index_level_0__": np.arange(7) * 3}), tmp_path / "x.parquet"
+    )
+    read = read_embeddings(tmp_path / "x.parquet")
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read, X[:, :2])
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.parquet", columns="b"), X[:, 1:2])
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        pa.array(X.tolist(), pa.list_(pa.float32())),
+        pa.array(X.tolist(), pa.large_list(pa.float64())),
+        pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 3),
+    ],
+    ids=["list", "large list", "fixed size"],
+)
+def test_parquet_of_lists_beside_other_columns(tmp_path, lists):
+    table = pa.table({"id": [str(i) for i in range(7)], "label": range(7), "embedding": lists})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.parquet"), X)
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.parquet", columns="embedding"), X)
+
+
+@pytest.mark.parametrize(
+    ("table", "part"),
+    [
+        ({"id": ["a", "b"], "x": [1.0, 2.0]}, "'id' string"),
+        ({"x": [1.0, None]}, "missing values"),
+        ({"x": [[1.0, 2.0], None]}, "missing values"),
+        ({"x": [[1.0, None]]}, "missing values"),
+        ({"x": [[1.0], [1.0, 2.0, 3.0]]}, "differ in length"),
+        ({"x": pa.array([[], []], pa.list_(pa.float32()))}, "empty"),
+        ({"x": [[1.0]], "y": [[2.0]]}, "--columns x"),
+        ({"x": pa.array([], pa.float32())}, "no rows"),
+        ({"x": [True, False]}, "'x' bool"),
+        ({"x": [["a"]]}, "not numbers"),
+    ],
+    ids=[
+        "text",
+        "null",
+        "null list",
+        "null in list",
+        "ragged",
+        "empty lists",
+        "two",
+        "no rows",
+        "bool",
+        "text lists",
+    ],
+)
+def test_parquet_that_is_no_table_of_numbers(tmp_path, table, part):
+    pq.write_table(pa.table(table), tmp_path / "x.parquet")
+    assert part in refusal(tmp_path / "x.parquet")
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"a": [1.0]}), tmp_path / "x.parquet")
+    real = builtins.__import__
+
+    def without(name, *rest, **named):
+        if name.startswith("pyarrow"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert "vardass[parquet]" in refusal(tmp_path / "x.parquet")
+
+
+# any file
+
+
+@pytest.mark.parametrize("ending", [".npy", ".npz", ".csv", ".parquet"])
+def test_missing_empty_and_folder(tmp_path, ending):
+    assert "no file" in refusal(tmp_path / f"none{ending}")
+    assert "empty" in refusal(write(tmp_path / f"empty{ending}", ""))
+    (tmp_path / f"folder{ending}").mkdir()
+    assert "cannot read" in refusal(tmp_path / f"folder{ending}")
+
+
+@pytest.mark.parametrize("ending", [".npy", ".npz", ".parquet"])
+def test_content_that_the_ending_does_not_promise(tmp_path, ending):
+    assert f"not a {ending} file" in refusal(write(tmp_path / f"x{ending}", "1,2\n3,4\n"))
+
+
+def test_swapped_endings_are_recognised(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "x.npy").rename(tmp_path / "x.npz")
+    assert "it is a .npy file, rename it" in refusal(tmp_path / "x.npz")
+    np.savez(tmp_path / "y.npz", X)
+    (tmp_path / "y.npz").rename(tmp_path / "y.csv")
+    assert "it is a .npz file, rename it" in refusal(tmp_path / "y.csv")
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x", "x.npy.gz"])
+def test_unknown_endings(tmp_path, name):
+    assert ".npy, .npz, .csv or .parquet" in refusal(write(tmp_path / name, "x"))

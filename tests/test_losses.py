@@ -1,0 +1,636 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel, rbf_kernel
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import (
+    PAPER_GAMMAS,
+    CoralKernel,
+    FunctionKernel,
+    LaplacianKernel,
+    PolynomialKernel,
+    RBFMixture,
+)
+from vardass.losses import DOMAINBED_GAMMAS, CORALLoss, MMDLoss, coral, mmd2
+
+CORAL_PRESETS = ("paper", "domainbed", "deep-coral")
+
+
+def normal(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def some_weights(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    w = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=dtype) + 0.05
+    return w / w.sum()
+
+
+@pytest.fixture
+def batches() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Batches of unequal size with their weights."""
+    return 0.5 * normal(7, 3, 1), 0.7 * normal(5, 3, 2) + 0.4, some_weights(7, 3), some_weights(5, 4)
+
+
+# --- the textbook, slowly --------------------------------------------------------------------------------
+
+
+def domainbed_mmd(x: Tensor, y: Tensor, gammas: tuple[float, ...]) -> Tensor:
+    def mean_kernel(a: Tensor, b: Tensor) -> Tensor:
+        d2 = a.pow(2).sum(1)[:, None] + b.pow(2).sum(1)[None] - 2 * a @ b.T
+        return sum((torch.exp(-g * d2.clamp_min(1e-30)).mean() for g in gammas), torch.zeros(()))
+
+    return mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y)
+
+
+def sample_covariance(x: Tensor) -> Tensor:
+    centred = x - x.mean(0, keepdim=True)
+    return centred.T @ centred / (len(x) - 1)
+
+
+def plain_coral(x: Tensor, y: Tensor) -> Tensor:
+    gap = np.cov(x.numpy().T, ddof=0) - np.cov(y.numpy().T, ddof=0)
+    return torch.tensor((gap**2).sum())
+
+
+def domainbed_coral(x: Tensor, y: Tensor) -> Tensor:
+    mean_gap = (x.mean(0) - y.mean(0)).pow(2).mean()
+    return mean_gap + (sample_covariance(x) - sample_covariance(y)).pow(2).mean()
+
+
+def deep_coral(x: Tensor, y: Tensor) -> Tensor:
+    gap = sample_covariance(x) - sample_covariance(y)
+    return torch.linalg.matrix_norm(gap) ** 2 / (4 * x.shape[1] ** 2)
+
+
+def paper_covariance(z: Tensor, sizes: list[int]) -> Tensor:
+    """Section 2.3: strata sizes as weights, divided by n - 1."""
+    n = sum(sizes)
+    mean = sum((s * row for s, row in zip(sizes, z)), torch.zeros(z.shape[1], dtype=z.dtype)) / n
+    return sum(
+        (s * torch.outer(row - mean, row - mean) for s, row in zip(sizes, z)),
+        torch.zeros(z.shape[1], z.shape[1], dtype=z.dtype),
+    ) / (n - 1)
+
+
+# --- MMD: values -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "gammas"), [(None, PAPER_GAMMAS), ("paper", PAPER_GAMMAS), ("domainbed", DOMAINBED_GAMMAS)]
+)
+def test_mmd_without_weights_is_domainbeds(batches, preset, gammas):
+    x, y, _, _ = batches
+    torch.testing.assert_close(mmd2(x, y, preset=preset), domainbed_mmd(x, y, gammas))
+
+
+def test_domainbed_has_seven_bandwidths():
+    assert DOMAINBED_GAMMAS == (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reference"),
+    [
+        (RBFMixture((0.3,)), lambda a, b: rbf_kernel(a, b, gamma=0.3)),
+        (RBFMixture((0.3, 2.0), scale=4.0), lambda a, b: rbf_kernel(a, b, 0.3 / 4) + rbf_kernel(a, b, 0.5)),
+        (LaplacianKernel(0.7), lambda a, b: laplacian_kernel(a, b, gamma=0.7)),
+        (PolynomialKernel(3, 0.5, 2.0), lambda a, b: polynomial_kernel(a, b, degree=3, gamma=0.5, coef0=2.0)),
+        ("linear", lambda a, b: a @ b.T),
+        (lambda a, b: (a @ b.T) ** 2, lambda a, b: (a @ b.T) ** 2),
+    ],
+    ids=["rbf", "mixture", "laplacian", "polynomial", "linear", "callable"],
+)
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_weighted_mmd_against_sklearn_kernels(batches, kernel, reference, needs_grad):
+    x, y, w_x, w_y = batches
+    a, b, u, v = (t.numpy() for t in batches)
+    expected = u @ reference(a, a) @ u + v @ reference(b, b) @ v - 2 * u @ reference(a, b) @ v
+    value = mmd2(x.requires_grad_(needs_grad), y, weights_x=w_x, weights_y=w_y, kernel=kernel)
+    assert float(value.detach()) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_mmd_by_hand():
+    x, y = torch.tensor([[0.0]]), torch.tensor([[2.0]])
+    assert float(mmd2(x, y, kernel="rbf")) == pytest.approx(2 - 2 * math.exp(-4))
+    assert float(mmd2(x, y, preset="paper")) == pytest.approx(
+        10 - 2 * sum(math.exp(-4 * g) for g in PAPER_GAMMAS)
+    )
+    # x = {0, 1} with weights 1/4, 3/4 against y = {1}: 2 (1/4)² (1 - e^-1)
+    two = mmd2(torch.tensor([[0.0], [1.0]]), torch.ones(1, 1), weights_x=[0.25, 0.75], kernel="rbf")
+    assert float(two) == pytest.approx(2 * 0.25**2 * (1 - math.exp(-1)), rel=1e-5)
+    # U: the only pairs left are (0, 1) in x and (0, 3) in y
+    x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [3.0]])
+    cross = (1 + math.exp(-9) + math.exp(-1) + math.exp(-4)) / 4
+    u = mmd2(x, y, kernel="rbf", estimator="u")
+    assert float(u) == pytest.approx(math.exp(-1) + math.exp(-9) - 2 * cross, rel=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_u_statistic_is_the_double_sum_over_distinct_pairs(batches, weighted):
+    x, y, w_x, w_y = batches
+    u, v = (w_x, w_y) if weighted else (torch.ones(7).double() / 7, torch.ones(5).double() / 5)
+
+    def k(a: Tensor, b: Tensor) -> float:
+        d2 = float((a - b).square().sum())
+        return sum(math.exp(-g * d2) for g in PAPER_GAMMAS)
+
+    def within(z: Tensor, w: Tensor) -> float:
+        pairs = [(i, j) for i in range(len(z)) for j in range(len(z)) if i != j]
+        total = sum(float(w[i] * w[j]) for i, j in pairs)
+        return sum(float(w[i] * w[j]) * k(z[i], z[j]) for i, j in pairs) / total
+
+    cross = sum(float(u[i] * v[j]) * k(x[i], y[j]) for i in range(7) for j in range(5))
+    options = {"weights_x": w_x, "weights_y": w_y} if weighted else {}
+    value = mmd2(x, y, estimator="u", **options)
+    assert float(value) == pytest.approx(within(x, u) + within(y, v) - 2 * cross, rel=1e-10)
+
+
+@pytest.mark.parametrize("weights", [None, [0.3, 0.7]])
+def test_expectation_over_all_draws(weights):
+    """All pairs of draws, with replacement: U is unbiased, V exceeds MMD² by the two variances."""
+    population_x, population_y = normal(4, 2, 5), normal(3, 2, 6) + 0.5
+    w = None if weights is None else np.array(weights)
+    options = {"weights_x": w, "weights_y": w, "kernel": "rbf"}
+    draws = [
+        (population_x[list(i)], population_y[list(j)])
+        for i in itertools.product(range(4), repeat=2)
+        for j in itertools.product(range(3), repeat=2)
+    ]
+    truth = float(mmd2(population_x, population_y, kernel="rbf"))
+    mean_u = np.mean([float(mmd2(x, y, estimator="u", **options)) for x, y in draws])
+    assert mean_u == pytest.approx(truth, rel=1e-10)
+
+    def variance(z: Tensor) -> float:
+        share = sum(w**2 for w in weights or [0.5, 0.5])
+        return share * (1 - rbf_kernel(z.numpy(), gamma=1.0).mean())
+
+    mean_v = np.mean([float(mmd2(x, y, **options)) for x, y in draws])
+    assert mean_v == pytest.approx(truth + variance(population_x) + variance(population_y), rel=1e-10)
+
+
+def test_unfitted_kernels_are_fitted_on_both_batches_at_each_call(batches):
+    x, y, _, _ = batches
+    joint = torch.cat([x, y])
+    for kernel in (RBFMixture(scale="median"), RBFMixture(scale="mean"), CoralKernel()):
+        results = []
+        for chosen in (kernel, kernel.fit(joint)):
+            a = x.clone().requires_grad_()
+            value = mmd2(a, y, kernel=chosen)
+            value.backward()
+            results.append((value.detach(), a.grad))
+        torch.testing.assert_close(results[0], results[1])  # the same gradient: none flows into the fit
+        assert not kernel.is_fitted
+    scaled = mmd2(100 * x, 100 * y, kernel=RBFMixture(scale="median"))
+    torch.testing.assert_close(scaled, mmd2(x, y, kernel=RBFMixture(scale="median")))
+
+
+def test_one_kernel_evaluation(batches):
+    x, y, _, _ = batches
+    shapes = []
+
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        shapes.append((len(a), len(b)))
+        return a @ b.T
+
+    mmd2(x, y, kernel=FunctionKernel(function))
+    assert shapes == [(12, 12)]
+
+
+# --- CORAL: values ---------------------------------------------------------------------------------------
+
+
+def test_coral_presets_without_weights_are_the_textbook(batches):
+    x, y, _, _ = batches
+    torch.testing.assert_close(coral(x, y, preset="domainbed"), domainbed_coral(x, y))
+    torch.testing.assert_close(coral(x, y, preset="deep-coral"), deep_coral(x, y))
+    torch.testing.assert_close(coral(x, y), plain_coral(x, y))
+
+
+def test_coral_paper_covariance_divides_by_population_minus_one(batches):
+    x, y, _, _ = batches
+    sizes_x, sizes_y = [3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8]
+    value = coral(
+        x,
+        y,
+        weights_x=torch.tensor(sizes_x) / 25,
+        weights_y=torch.tensor(sizes_y) / 27,
+        population_x=25,
+        population_y=27,
+    )
+    gap = paper_covariance(x, sizes_x) - paper_covariance(y, sizes_y)
+    torch.testing.assert_close(value, gap.square().sum(), rtol=1e-6, atol=0)
+
+
+def test_coral_conventions_differ_by_their_factors(batches):
+    """Equal strata: the paper's 1/(n-1) is DomainBed's 1/(b-1) times (b-1)/b n/(n-1)."""
+    x, y = batches[0][:5], batches[1]
+    batch, none = coral(x, y, correction="batch"), coral(x, y, correction="none")
+    paper = coral(x, y, population_x=100, population_y=100)
+    torch.testing.assert_close(none, batch * (4 / 5) ** 2)
+    torch.testing.assert_close(paper, none * (100 / 99) ** 2)
+    torch.testing.assert_close(coral(x, y, population_x=5, population_y=5), batch)
+    torch.testing.assert_close(coral(x, y, correction="batch", normalization="d2"), batch / 9)
+    torch.testing.assert_close(coral(x, y, correction="batch", normalization="4d2"), batch / 36)
+    mean_gap = (x.mean(0) - y.mean(0)).square().sum()
+    torch.testing.assert_close(coral(x, y, include_mean=True), none + mean_gap)
+    torch.testing.assert_close(
+        coral(x, y, preset="deep-coral", include_mean=True), deep_coral(x, y) + mean_gap / 3
+    )
+
+
+def test_coral_by_hand():
+    x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [4.0]])
+    assert float(coral(x, y)) == 9.0  # variances 1 and 4
+    assert float(coral(x, y, preset="deep-coral")) == 9.0  # 2 and 8, and a quarter of 36
+    assert float(coral(x, y, preset="domainbed")) == 37.0  # and the means 1 and 2
+    # weights 1/4, 3/4: variance 3/4; and 1 / (1 - Σ w²) is 8/3
+    assert float(coral(x, y[:1], weights_x=[0.25, 0.75])) == pytest.approx(0.75**2)
+    batch = coral(x, torch.zeros(2, 1), weights_x=[0.25, 0.75], correction="batch")
+    assert float(batch) == pytest.approx(2.0**2)
+
+
+@pytest.mark.parametrize("weights", [None, [0.2, 0.8]])
+def test_batch_correction_makes_the_covariance_unbiased(weights):
+    """All pairs of draws of a scalar; against a constant y, CORAL is the squared variance estimate."""
+    population = torch.tensor([0.0, 1.0, 3.0, 7.0], dtype=torch.float64)
+    constant = torch.zeros(2, 1, dtype=torch.float64)
+    values = [
+        coral(population[list(i)][:, None], constant, weights_x=weights, correction="batch")
+        for i in itertools.product(range(4), repeat=2)
+    ]
+    assert float(torch.stack(values).sqrt().mean()) == pytest.approx(float(population.var(correction=0)))
+
+
+@pytest.mark.parametrize("preset", CORAL_PRESETS)
+def test_wide_coral_equals_the_definition(preset):
+    """More columns than rows take another route, through the (m, m) Gram matrix."""
+    x, y = normal(6, 40, 1), 1.5 * normal(4, 40, 2) + 0.3
+    textbook = {"paper": plain_coral, "domainbed": domainbed_coral, "deep-coral": deep_coral}[preset]
+    torch.testing.assert_close(coral(x, y, preset=preset), textbook(x, y), rtol=1e-10, atol=0)
+
+
+# --- weights ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["v", "u", *CORAL_PRESETS])
+def test_equal_weights_are_no_weights(batches, loss):
+    x, y, _, _ = batches
+    equal = {"weights_x": torch.full((7,), 1 / 7), "weights_y": np.full(5, 0.2)}
+    if loss in CORAL_PRESETS:
+        with_weights, without = coral(x, y, preset=loss, **equal), coral(x, y, preset=loss)
+    else:
+        with_weights, without = mmd2(x, y, estimator=loss, **equal), mmd2(x, y, estimator=loss)
+    torch.testing.assert_close(with_weights, without, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts_x=st.lists(st.integers(0, 4), min_size=2, max_size=6).filter(any),
+    counts_y=st.lists(st.integers(0, 4), min_size=1, max_size=6).filter(any),
+    d=st.integers(1, 30),
+)
+def test_weights_are_multiplicities(counts_x, counts_y, d):
+    x, y = normal(len(counts_x), d, 1), normal(len(counts_y), d, 2) + 0.2
+    m_x, m_y = torch.tensor(counts_x), torch.tensor(counts_y)
+    weights = {"weights_x": m_x.double() / m_x.sum(), "weights_y": m_y.double() / m_y.sum()}
+    many_x, many_y = x.repeat_interleave(m_x, 0), y.repeat_interleave(m_y, 0)
+    near = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(mmd2(x, y, **weights), mmd2(many_x, many_y), **near)
+    for include_mean in (False, True):
+        options = {"include_mean": include_mean}
+        torch.testing.assert_close(
+            coral(x, y, **weights, **options), coral(many_x, many_y, **options), **near
+        )
+
+
+def test_a_row_of_no_weight_does_not_count(batches):
+    x, y, w_x, w_y = batches
+    extra = torch.cat([x, 50 + x[:1]])
+    padded = torch.cat([w_x, torch.zeros(1)])
+    for loss in (
+        lambda a, w: mmd2(a, y, weights_x=w, weights_y=w_y),
+        lambda a, w: mmd2(a, y, weights_x=w, weights_y=w_y, estimator="u"),
+        lambda a, w: coral(a, y, weights_x=w, weights_y=w_y, preset="domainbed"),
+    ):
+        torch.testing.assert_close(loss(extra, padded), loss(x, w_x))
+
+
+def test_rounded_weights_do_no_harm_far_from_the_origin(batches):
+    x, y, w_x, w_y = batches
+    sloppy = {"weights_x": w_x * 1.0005, "weights_y": w_y * 0.9995}
+    exact = {"weights_x": w_x, "weights_y": w_y}
+    for preset in CORAL_PRESETS:
+        expected = coral(x, y, preset=preset, **exact)
+        torch.testing.assert_close(
+            coral(x + 1e3, y + 1e3, preset=preset, **sloppy), expected, rtol=1e-6, atol=0
+        )
+
+
+# --- invariances -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(shift=st.floats(-100, 100), seed=st.integers(0, 1000))
+def test_translation_rotation_and_order_change_nothing(shift, seed):
+    x, y, w_x = normal(6, 4, seed), normal(4, 4, seed + 1) + 0.5, some_weights(6, seed)
+    rotation = torch.linalg.qr(normal(4, 4, seed + 2))[0]
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+    for loss in (mmd2, lambda *a, **k: mmd2(*a, **k, estimator="u"), coral):
+        value = loss(x, y, weights_x=w_x)
+        near = {"rtol": 1e-8, "atol": 1e-10}
+        torch.testing.assert_close(loss(x + shift, y + shift, weights_x=w_x), value, **near)
+        torch.testing.assert_close(loss(x @ rotation, y @ rotation, weights_x=w_x), value, **near)
+        torch.testing.assert_close(loss(x[order], y, weights_x=w_x[order]), value, **near)
+        torch.testing.assert_close(loss(y, x, weights_y=w_x), value, **near)
+
+
+def test_a_batch_is_at_no_distance_from_itself():
+    x, w = normal(6, 3), some_weights(6)
+    for loss in (mmd2, coral):
+        assert abs(float(loss(x, x, weights_x=w, weights_y=w))) < 1e-14
+        assert float(loss(x, 2 * x, weights_x=w, weights_y=w)) > 1e-3
+    wide = normal(6, 100)
+    assert 0.0 <= float(coral(wide, wide)) < 1e-10
+
+
+# --- gradients -------------------------------------------------------------------------------------------
+
+
+LOSSES = {
+    "mmd v": lambda x, y, **w: mmd2(x, y, **w),
+    "mmd u": lambda x, y, **w: mmd2(x, y, estimator="u", **w),
+    "mmd domainbed": lambda x, y, **w: mmd2(x, y, preset="domainbed", **w),
+    "mmd laplacian": lambda x, y, **w: mmd2(x, y, kernel=LaplacianKernel(0.02), **w),
+    "coral paper": lambda x, y, **w: coral(x, y, **w),
+    "coral domainbed": lambda x, y, **w: coral(x, y, preset="domainbed", **w),
+    "coral deep": lambda x, y, **w: coral(x, y, preset="deep-coral", **w),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("d", [3, 30])
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients(name, d, weighted):
+    x, y = (0.4 * normal(4, d, 1)).requires_grad_(), (0.4 * normal(3, d, 2) + 0.2).requires_grad_()
+    weights = {"weights_x": some_weights(4), "weights_y": some_weights(3)} if weighted else {}
+    assert torch.autograd.gradcheck(lambda a, b: LOSSES[name](a, b, **weights), (x, y))
+
+
+@pytest.mark.parametrize("name", ["mmd v", "mmd u", "coral domainbed"])
+def test_second_derivatives(name):
+    x, y = (0.4 * normal(4, 2, 1)).requires_grad_(), (0.4 * normal(3, 2, 2)).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda a, b: LOSSES[name](a, b, weights_x=some_weights(4)), (x, y))
+
+
+def test_mmd_gradient_is_autograds_through_the_kernel_matrix(batches):
+    x, y, w_x, w_y = batches
+    c = torch.cat([w_x, -w_y])
+    joint = torch.cat([x, y]).requires_grad_()
+    (3 * (c @ RBFMixture().matrix(joint) @ c)).backward()
+    x.requires_grad_()
+    y.requires_grad_()
+    (3 * mmd2(x, y, weights_x=w_x, weights_y=w_y)).backward()
+    torch.testing.assert_close(torch.cat([x.grad, y.grad]), joint.grad)
+
+
+def test_gradient_of_one_side_and_function_transforms(batches):
+    x, y, _, _ = batches
+    y.requires_grad_()
+    mmd2(x, y).backward()
+    assert x.grad is None
+    torch.testing.assert_close(torch.func.grad(lambda b: mmd2(x, b))(y.detach()), y.grad)
+
+
+# --- precision -------------------------------------------------------------------------------------------
+
+
+def relative(value: Tensor, reference: Tensor) -> float:
+    return float((value.double() - reference).detach().norm() / reference.detach().norm())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+@pytest.mark.parametrize("d", [8, 200])
+@pytest.mark.parametrize("name", LOSSES)
+def test_float32_far_from_the_origin(name, d, offset):
+    x = normal(40, d, 1, torch.float32) + offset
+    y = 1.2 * normal(30, d, 2, torch.float32) + 0.5 + offset
+    w = some_weights(40, dtype=torch.float32)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        a = x.to(dtype).requires_grad_()
+        value = LOSSES[name](a, y.to(dtype), weights_x=w.to(dtype))
+        value.backward()
+        assert value.dtype == a.grad.dtype == dtype
+        results.append((value.detach(), a.grad))
+    (exact, exact_grad), (value, grad) = results
+    assert relative(value, exact) < 1e-4
+    assert relative(grad, exact_grad) < 1e-4
+
+
+@pytest.mark.parametrize("estimator", ["v", "u"])
+def test_float32_mmd_gradient_when_only_the_flattest_term_is_alive(estimator):
+    """The steep terms' slopes on the diagonal, a million times larger, must not drown it."""
+    x, y = 5 * normal(30, 50, 1, torch.float32), 5 * normal(30, 50, 2, torch.float32)
+    grads = []
+    for dtype in (torch.float64, torch.float32):
+        a = x.to(dtype).requires_grad_()
+        mmd2(a, y.to(dtype), preset="domainbed", estimator=estimator).backward()
+        grads.append(a.grad)
+    assert relative(grads[1], grads[0]) < 1e-5
+
+
+@pytest.mark.parametrize("d", [20, 300], ids=["covariance route", "Gram route"])
+def test_float32_coral_of_nearly_equal_covariances(d):
+    x = normal(50, d, 1, torch.float32)
+    y = x + 1e-3 * normal(50, d, 2, torch.float32)
+    assert relative(coral(x, y), plain_coral(x.double(), y.double())) < 1e-4
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_autocast_is_off_inside(name):
+    x, y = normal(20, 8, 1, torch.float32), normal(10, 8, 2, torch.float32) + 0.5
+    results = []
+    for enabled in (False, True):
+        a = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            value = LOSSES[name](a, y)
+        value.backward()
+        assert value.dtype == torch.float32
+        results.append((value.detach(), a.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_mmd_backward_under_autocast():
+    x, y = normal(20, 8, 1, torch.float32).requires_grad_(), normal(10, 8, 2, torch.float32)
+    (expected,) = torch.autograd.grad(mmd2(x, y), x)
+    with torch.autocast("cpu", torch.bfloat16):
+        (grad,) = torch.autograd.grad(mmd2(x, y), x)
+    assert torch.equal(grad, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_half_inputs(name, dtype):
+    x, y = normal(12, 6, 1).to(dtype).requires_grad_(), (normal(9, 6, 2) + 1.5).to(dtype)
+    value = LOSSES[name](x, y, weights_x=some_weights(12).to(torch.float32))
+    value.backward()
+    assert value.dtype == torch.float32
+    assert x.grad.dtype == dtype
+    exact_x = x.detach().double().requires_grad_()
+    exact = LOSSES[name](exact_x, y.double(), weights_x=some_weights(12))
+    exact.backward()
+    assert relative(value, exact) < 1e-5
+    assert relative(x.grad, exact_x.grad) < (2e-3 if dtype == torch.float16 else 1e-2)
+
+
+def test_mixed_dtypes_take_the_widest():
+    x = normal(4, 2, 1)
+    assert mmd2(x.half(), x.float()).dtype == torch.float32
+    assert mmd2(x.half(), x.bfloat16()).dtype == torch.float32
+    assert coral(x.half(), x).dtype == torch.float64
+
+
+def test_distances_whose_exponential_underflows():
+    x, y = torch.zeros(2, 1), torch.full((3, 1), 1e4)
+    a = x.clone().requires_grad_()
+    value = mmd2(a, y)
+    value.backward()
+    assert float(value.detach()) == pytest.approx(10.0)
+    assert float(mmd2(x, y)) == pytest.approx(10.0)
+    assert float(a.grad.abs().max()) < 1e-20
+
+
+# --- modules ---------------------------------------------------------------------------------------------
+
+
+def test_modules_equal_the_functions(batches):
+    x, y, w_x, w_y = batches
+    weights = {"weights_x": w_x, "weights_y": w_y}
+    for options in (
+        {},
+        {"preset": "domainbed", "estimator": "u"},
+        {"kernel": "coral"},
+        {"kernel": RBFMixture(scale="mean")},
+    ):
+        assert torch.equal(MMDLoss(**options)(x, y, w_x, w_y), mmd2(x, y, **weights, **options))
+        assert torch.equal(MMDLoss(**options)(x, y), mmd2(x, y, **options))
+    for options in (
+        {},
+        {"population_x": 50, "population_y": 60},
+        {"preset": "domainbed", "correction": "none"},
+        {"preset": "deep-coral", "include_mean": True, "normalization": "none"},
+    ):
+        assert torch.equal(CORALLoss(**options)(x, y, w_x, w_y), coral(x, y, **weights, **options))
+        assert torch.equal(CORALLoss(**options)(x, y), coral(x, y, **options))
+
+
+def test_modules_name_their_options():
+    assert repr(MMDLoss(kernel="linear")) == "MMDLoss(kernel=LinearKernel(), estimator='v')"
+    assert repr(CORALLoss(population_x=9, population_y=8)) == (
+        "CORALLoss(include_mean=False, correction='population', normalization='none', "
+        "population_x=9, population_y=8)"
+    )
+    assert not list(MMDLoss().parameters())
+
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+X, Y = torch.zeros(3, 2), torch.zeros(4, 2)
+
+
+@pytest.mark.parametrize("loss", [mmd2, coral, MMDLoss(), CORALLoss()])
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(3, 5), Y, r"same d .* got \(3, 5\) and \(4, 2\)"),
+        (torch.zeros(3), Y, r"got \(3,\) and \(4, 2\); flatten"),
+        (X, torch.zeros(4, 2, 2), r"got \(3, 2\) and \(4, 2, 2\); flatten"),
+        (torch.zeros(0, 2), Y, r"at least one row, got \(0, 2\) and \(4, 2\)"),
+        (torch.zeros(3, 0), torch.zeros(4, 0), r"at least one column|got \(3, 0\) and \(4, 0\)"),
+        (np.zeros((3, 2)), Y, "x must be a tensor of floats, got ndarray; use torch.as_tensor"),
+        (X, Y.long(), r"y must be a tensor of floats, got torch.int64; use .*float\(\)"),
+        (X, Y.to("meta"), "x is on cpu and y on meta; move one"),
+    ],
+)
+def test_batches_that_do_not_fit(loss, x, y, message):
+    with pytest.raises(InputError, match=message):
+        loss(x, y)
+
+
+@pytest.mark.parametrize("loss", [mmd2, coral])
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"weights_x": torch.ones(4) / 4}, r"weights_x must have shape \(3,\).* got \(4,\)"),
+        ({"weights_y": torch.ones(4)}, "weights_y must sum to 1, got 4"),
+        ({"weights_x": [1.5, -0.5, 0.0]}, "weights_x must be finite and not negative"),
+        ({"weights_y": [float("nan"), 0.0, 0.0, 0.0]}, "weights_y must be finite"),
+    ],
+)
+def test_weights_that_do_not_fit(loss, weights, message):
+    with pytest.raises(InputError, match=message):
+        loss(X, Y, **weights)
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda **k: mmd2(k.pop("x", X), k.pop("y", Y), estimator="u", **k), "estimator='u'"),
+        (lambda **k: coral(k.pop("x", X), k.pop("y", Y), correction="batch", **k), "correction='batch'"),
+    ],
+)
+def test_pairs_need_two_rows(call, what):
+    for options, got in (
+        ({"x": X[:1]}, "got 1 of 1 for weights_x"),
+        ({"y": Y[:1]}, "got 1 of 1 for weights_y"),
+        ({"weights_y": [0.0, 1.0, 0.0, 0.0]}, "got 1 of 4 for weights_y"),
+    ):
+        with pytest.raises(InputError, match=f"{what} needs at least 2 rows.*{got}; use a larger batch"):
+            call(**options)
+
+
+def test_one_row_is_enough_otherwise():
+    assert float(mmd2(X[:1], Y[:1])) == 0.0
+    assert float(coral(X[:1], Y[:1])) == 0.0
+
+
+@pytest.mark.parametrize("make", [lambda **k: mmd2(X, Y, **k), MMDLoss])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": "w"}, "unknown estimator 'w'; choose one of v, u"),
+        ({"preset": "deep"}, "unknown preset 'deep'; choose one of paper, domainbed"),
+        ({"preset": "paper", "kernel": "rbf"}, "preset='paper' .* kernel='rbf' is given; leave out one"),
+        ({"kernel": "gauss"}, "unknown kernel 'gauss'"),
+        ({"kernel": 3}, "kernel must be a Kernel, a name or a callable, got int"),
+    ],
+)
+def test_mmd_options(make, options, message):
+    with pytest.raises(InputError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize("make", [lambda **k: coral(X, Y, **k), CORALLoss])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "deep"}, "unknown preset 'deep'; choose one of paper, domainbed, deep-coral"),
+        ({"correction": "n"}, "unknown correction 'n'; choose one of none, batch, population"),
+        ({"normalization": "d"}, "unknown normalization 'd'; choose one of none, d2, 4d2"),
+        ({"correction": "population"}, "needs population_x and population_y.*population_x=None"),
+        ({"population_x": 9}, "needs population_x and population_y.*population_x=9, population_y=None"),
+        ({"preset": "domainbed", "population_x": 9, "population_y": 9}, "others take neither.*'batch'"),
+        ({"population_x": 1, "population_y": 9}, "population_x must be at least 2, got 1; pass the number"),
+        ({"population_x": 9, "population_y": 2.5}, "population_y must be a whole number, got 2.5"),
+    ],
+)
+def test_coral_options(make, options, message):
+    with pytest.raises(InputError, match=message):
+        make(**options)
