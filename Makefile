@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# threads that spin while they wait slow each other down on a shared machine
+export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: setup test test-slow lint demo bench clean
 setup: $(STAMP)

@@ -274,19 +274,14 @@ def literal_greedy(distances: Tensor, order: list[int], parallel: int) -> list[i
     tiny = torch.finfo(distances.dtype).tiny  # of strata at distance 0 the emptiest is taken
     for start in range(0, n, parallel):
         rows = order[start : start + parallel]
-        picks = [
-            min(range(k), key=lambda j: max(float(distances[i, j]), tiny) * (sizes[j] + 1))  # noqa: B023
-            for i in rows
-        ]
+        picks = [min(range(k), key=lambda j: max(float(distances[i, j]), tiny) * (sizes[j] + 1)) for i in rows]
         for i, j in zip(rows, picks, strict=True):
             labels[i] = j
             sizes[j] += 1
     return labels
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "parallel"), [(30, 4, 1), (31, 4, 10), (7, 3, 20), (25, 1, 4), (12, 12, 5)]
-)
+@pytest.mark.parametrize(("n", "k", "parallel"), [(30, 4, 1), (31, 4, 10), (7, 3, 20), (25, 1, 4), (12, 12, 5)])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_greedy_equals_the_literal_algorithm(n: int, k: int, parallel: int, zeros: bool) -> None:
     distances = torch.rand(n, k, generator=gen(n), dtype=torch.float64)
@@ -331,23 +326,34 @@ def test_greedy_forbids_infinite_distances_and_rejects_nan() -> None:
 # --- Algorithm 1 ------------------------------------------------------------------------------------------
 
 
-def test_dynamic_kmeans_incumbent_never_rises_and_beats_its_start() -> None:
-    problem = exact(points(120))
-    start = start_labels(problem, 8, SizeLimits(1, 120), None, gen(0))
-    seen: list[float] = []
-    solution = few_trials(
-        problem,
-        8,
-        limits=SizeLimits(1, 120),
-        labels=start,
-        generator=1,
-        progress=lambda _, message: seen.append(float(message.split()[-1])),
-    )
-    assert seen == sorted(seen, reverse=True)
-    assert len(seen) == solution.n_iter
-    assert solution.objective == pytest.approx(seen[-1], rel=1e-5)
-    assert solution.objective < 0.9 * problem.objective(start, 8)
-    assert solution.converged
+@pytest.mark.parametrize("solver", [few_trials, interior_point], ids=["dynamic-kmeans", "interior-point"])
+def test_incumbent_never_rises_and_beats_its_start(solver: Solver) -> None:
+    problem, limits = exact(points(120)), SizeLimits(1, 120)
+    for seed in range(4):
+        start = start_labels(problem, 8, limits, None, gen(seed))
+        seen: list[float] = []
+        solution = solver(
+            problem,
+            8,
+            limits=limits,
+            labels=start,
+            generator=1,
+            progress=lambda _, message, seen=seen: seen.append(float(message.split()[-1])),
+        )
+        assert seen == sorted(seen, reverse=True)
+        assert len(seen) == solution.n_iter
+        assert solution.objective == pytest.approx(seen[-1], rel=1e-5)
+        assert solution.objective < 0.95 * problem.objective(start, 8)
+        assert solution.converged
+
+
+@pytest.mark.parametrize("patience", [1, 4])
+def test_dynamic_kmeans_waits_for_patience_at_an_optimum(patience: int) -> None:
+    x = torch.cat([points(10), points(10, seed=1) + 1000.0])
+    labels = torch.arange(20) // 10
+    solution = few_trials(linear(x), 2, limits=SizeLimits(1, 20), labels=labels, patience=patience)
+    assert torch.equal(solution.labels, labels)
+    assert (solution.n_iter, solution.converged) == (patience, True)
 
 
 def test_dynamic_kmeans_stops_after_patience_or_max_iter() -> None:
@@ -366,10 +372,7 @@ def test_dynamic_kmeans_stops_after_patience_or_max_iter() -> None:
 def test_dynamic_kmeans_is_better_than_unweighted_kmeans() -> None:
     problem = exact(points(200, 4))
     limits = SizeLimits(1, 200)
-    assert (
-        dynamic_kmeans(problem, 16, limits=limits).objective
-        < kernel_kmeans(problem, 16, limits=limits).objective
-    )
+    assert dynamic_kmeans(problem, 16, limits=limits).objective < kernel_kmeans(problem, 16, limits=limits).objective
 
 
 # --- Lloyd ------------------------------------------------------------------------------------------------
@@ -393,9 +396,7 @@ def test_lloyd_is_monotone_in_inertia(problem: Problem) -> None:
         labels = solution.labels
     assert len(values) > 3
     assert all(b < a for a, b in itertools.pairwise(values))
-    at_once = kernel_kmeans(
-        problem, 9, limits=limits, labels=random_balanced_labels(150, 9, 4), max_iter=500, tol=0.0
-    )
+    at_once = kernel_kmeans(problem, 9, limits=limits, labels=random_balanced_labels(150, 9, 4), max_iter=500, tol=0.0)
     assert torch.equal(at_once.labels, labels)
     assert at_once.converged
 
@@ -418,6 +419,16 @@ def test_lloyd_finds_separate_blobs_as_well_as_scikit_learn() -> None:
     best = min(inertia(linear(x).centroid_distances(r.labels, 5), r.labels) for r in runs)
     theirs = KMeans(5, n_init=5, random_state=0).fit(x.numpy())
     assert best <= 1.02 * theirs.inertia_
+
+
+def test_lloyd_drops_an_iteration_that_limits_made_worse() -> None:
+    problem, limits = linear(points(60)), SizeLimits.of(60, 7, equal=True)
+    for seed in range(10):
+        values = []
+        for max_iter in range(8):
+            labels = kernel_kmeans(problem, 7, limits=limits, generator=seed, max_iter=max_iter).labels
+            values.append(inertia(problem.centroid_distances(labels, 7), labels))
+        assert values == sorted(values, reverse=True)
 
 
 def test_lloyd_takes_no_negative_tolerance() -> None:
@@ -583,11 +594,17 @@ def test_never_worse_than_the_start(name: str) -> None:
     for seed in range(5):
         start = SOLVERS["dynamic-kmeans"](problem, 5, limits=SizeLimits(1, 40), generator=seed).labels
         before = start.clone()
-        solution = SOLVERS[name](
-            problem, 5, limits=SizeLimits(1, 40), labels=start, generator=seed, max_iter=2
-        )
+        solution = SOLVERS[name](problem, 5, limits=SizeLimits(1, 40), labels=start, generator=seed, max_iter=2)
         assert solution.objective <= problem.objective(start, 5)
         assert torch.equal(start, before)
+
+
+@pytest.mark.parametrize("name", ["dynamic-kmeans", "interior-point"])
+def test_more_iterations_never_make_it_worse_where_limits_bind(name: str) -> None:
+    problem, limits = exact(points(40)), SizeLimits.of(40, 6, equal=True)
+    for seed in range(4):
+        values = [SOLVERS[name](problem, 6, limits=limits, generator=seed, max_iter=m).objective for m in range(6)]
+        assert values == sorted(values, reverse=True)
 
 
 @each_solver

@@ -105,9 +105,7 @@ def test_random_partitions_of_sixty_points(kernel: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10**6), theta=st.floats(0, 100), k=st.integers(1, 6), kernel=st.sampled_from(KERNELS)
-)
+@given(seed=st.integers(0, 10**6), theta=st.floats(0, 100), k=st.integers(1, 6), kernel=st.sampled_from(KERNELS))
 def test_every_multiplier_gives_a_valid_bound(seed: int, theta: float, k: int, kernel: str) -> None:
     x = points(6, 2, seed)
     neighbours = bounds._Neighbours.of(x, kernel, 5)
@@ -387,18 +385,14 @@ def test_inputs_of_every_kind_agree(bound) -> None:
     assert bound(x.clone().requires_grad_(), 5).variance == expected
     weight = torch.ones(3, 3, requires_grad=True)  # a user's function may hold single precision and gradients
     user = bound(x.float(), 5, kernel=lambda a, b: (a @ weight) @ (b @ weight).T)
-    assert user.variance == pytest.approx(
-        bound(x @ weight.detach().double(), 5, kernel="linear").variance, rel=1e-4
-    )
+    assert user.variance == pytest.approx(bound(x @ weight.detach().double(), 5, kernel="linear").variance, rel=1e-4)
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_a_fitted_kernel_is_used_as_it_is(bound) -> None:
     x = points(20, 2, 21)
     shifted = CoralKernel().fit(x + 3)
-    assert bound(x, 3, kernel=shifted).variance != pytest.approx(
-        bound(x, 3, kernel="coral").variance, rel=0.01
-    )
+    assert bound(x, 3, kernel=shifted).variance != pytest.approx(bound(x, 3, kernel="coral").variance, rel=0.01)
     assert bound(x, 3, kernel=CoralKernel().fit(x)) == bound(x, 3, kernel="coral")
     assert bound(x, 3, kernel=RBFMixture(scale="median")).variance > 0
 
@@ -430,9 +424,7 @@ def test_bad_k_and_features(bound) -> None:
 
 def test_bad_options() -> None:
     x = points(10, 2, 0)
-    with pytest.raises(
-        InputError, match=r"min_size must be between 1 and 3, got 4; with n=10 samples in k=3"
-    ):
+    with pytest.raises(InputError, match=r"min_size must be between 1 and 3, got 4; with n=10 samples in k=3"):
         nearest_neighbour_bound(x, 3, min_size=4)
     with pytest.raises(InputError, match=r"max_size must be at least 4, got 3; with n=10 samples in k=3"):
         nearest_neighbour_bound(x, 3, max_size=3)
@@ -450,7 +442,5 @@ def test_semidefinite_is_the_tighter_of_the_two_with_many_samples_per_stratum() 
     x = points(80, 5, 23)
     for kernel in (RBFMixture(scale="median").fit(x), CoralKernel().fit(x), LinearKernel()):
         for k in (4, 10):
-            sdp, near = (
-                bound(x, k, kernel=kernel).variance for bound in (semidefinite_bound, nearest_neighbour_bound)
-            )
+            sdp, near = (bound(x, k, kernel=kernel).variance for bound in (semidefinite_bound, nearest_neighbour_bound))
             assert sdp > near

@@ -202,9 +202,7 @@ def test_python_m_vardass(embeddings, tmp_path):
 
     def call(*arguments):
         command = [sys.executable, "-m", "vardass", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
-        )
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
 
     done = call("stratify", embeddings.name, "--k", 4, "--json")
     assert done.returncode == 0
@@ -329,9 +327,7 @@ def test_warm_start_of_other_data_is_refused(embeddings, tmp_path, capsys):
     old = tmp_path / "other.strata.npz"
     assert "n=300" in refused(capsys, tmp_path, "stratify", embeddings, "-k", 4, "--warm-start", old)
     assert "k=4" in refused(capsys, tmp_path, "stratify", embeddings, "-k", 5, "--warm-start", old)
-    assert "not a strata file" in refused(
-        capsys, tmp_path, "stratify", embeddings, "-k", 4, "--warm-start", embeddings
-    )
+    assert "not a strata file" in refused(capsys, tmp_path, "stratify", embeddings, "-k", 4, "--warm-start", embeddings)
 
 
 # trouble on the way
@@ -350,9 +346,7 @@ def _torch_memory_error():
     return RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 160 bytes")
 
 
-@pytest.mark.parametrize(
-    ("trouble", "code"), [(KeyboardInterrupt, 130), (MemoryError, 2), (_torch_memory_error, 2)]
-)
+@pytest.mark.parametrize(("trouble", "code"), [(KeyboardInterrupt, 130), (MemoryError, 2), (_torch_memory_error, 2)])
 def test_interrupts_and_lack_of_memory(embeddings, tmp_path, capsys, monkeypatch, trouble, code):
     def fail(*_, **__):
         raise trouble()

@@ -201,9 +201,7 @@ def matrices(variances: list[float], sizes: list[int]) -> tuple[Tensor, Tensor, 
 
 
 @pytest.mark.parametrize(("means", "variances", "sizes"), STRATA)
-def test_theorem_4_equals_the_matrix_formulas(
-    means: list[float], variances: list[float], sizes: list[int]
-) -> None:
+def test_theorem_4_equals_the_matrix_formulas(means: list[float], variances: list[float], sizes: list[int]) -> None:
     a, c, sigma, gamma = matrices(variances, sizes)
     mu = torch.tensor(means, dtype=DOUBLE)
     acs = a @ c @ sigma

@@ -56,9 +56,7 @@ def coefficients(n: int, indices: tuple[int, ...], weights: list[float]) -> Tens
 
 
 def uniform_draws(n: int, k: int, replacement: bool) -> Draws:
-    batches = list(
-        itertools.product(range(n), repeat=k) if replacement else itertools.permutations(range(n), k)
-    )
+    batches = list(itertools.product(range(n), repeat=k) if replacement else itertools.permutations(range(n), k))
     for batch in batches:
         yield 1 / len(batches), coefficients(n, batch, [1 / k] * k)
 
@@ -66,9 +64,7 @@ def uniform_draws(n: int, k: int, replacement: bool) -> Draws:
 def stratified_draws(labels: list[int], q: int, replacement: bool) -> Draws:
     n = len(labels)
     strata = [[i for i in range(n) if labels[i] == h] for h in sorted(set(labels))]
-    inside = [
-        list(itertools.product(s, repeat=q) if replacement else itertools.permutations(s, q)) for s in strata
-    ]
+    inside = [list(itertools.product(s, repeat=q) if replacement else itertools.permutations(s, q)) for s in strata]
     probability = 1 / math.prod(len(options) for options in inside)
     for parts in itertools.product(*inside):
         weights = [len(s) / n / q for s in strata for _ in range(q)]
@@ -116,9 +112,7 @@ def test_stratified_equals_enumeration(kernel: Kernel, labels: list[int], q: int
     x = points(len(labels))
     expected = enumerate_variance(x, kernel, stratified_draws(labels, q, replacement))
     assert expected > 1e-3
-    got = stratified_variance(
-        x, torch.tensor(labels), kernel=kernel, draws_per_stratum=q, replacement=replacement
-    )
+    got = stratified_variance(x, torch.tensor(labels), kernel=kernel, draws_per_stratum=q, replacement=replacement)
     assert abs(got - expected) < TOLERANCE
 
 
@@ -176,9 +170,7 @@ def test_constant_features_have_no_variance(kernel: Kernel) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 10**6), n=st.integers(2, 40), k=st.integers(1, 8), name=st.sampled_from(list(KERNELS))
-)
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 40), k=st.integers(1, 8), name=st.sampled_from(list(KERNELS)))
 def test_rows_and_stratum_numbers_can_be_permuted(seed: int, n: int, k: int, name: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = points(n, 3, seed)
@@ -276,9 +268,7 @@ def test_an_unfitted_kernel_takes_its_mean_from_the_features_and_a_fitted_one_ke
     x = points()
     assert uniform_variance(x, 1, kernel="coral") == uniform_variance(x, 1, kernel=CoralKernel().fit(x))
     other = CoralKernel(mean=torch.ones(2, dtype=torch.float64))
-    assert uniform_variance(x, 1, kernel=other) != pytest.approx(
-        uniform_variance(x, 1, kernel="coral"), rel=1e-3
-    )
+    assert uniform_variance(x, 1, kernel=other) != pytest.approx(uniform_variance(x, 1, kernel="coral"), rel=1e-3)
 
 
 def test_numpy_and_integer_labels_of_any_width() -> None:
@@ -455,9 +445,7 @@ def index_zero(generator: torch.Generator) -> tuple[Tensor, None]:
         (lambda: mean_embedding_covariance(points(), k=2, labels=[0] * 6), "got k=2 and labels set"),
         (lambda: mean_embedding_covariance(points(), k=7, replacement=False), "between 1 and 6, got 7"),
         (
-            lambda: mean_embedding_covariance(
-                points(), labels=[0] + [1] * 5, draws_per_stratum=2, replacement=False
-            ),
+            lambda: mean_embedding_covariance(points(), labels=[0] + [1] * 5, draws_per_stratum=2, replacement=False),
             "between 1 and 1, got 2",
         ),
         (lambda: simulate(points(), 2, 1), "repeats must be at least 2, got 1"),

@@ -69,7 +69,7 @@ class Kernel(ABC):
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield ``(rows, κ(x[rows], y))`` with each block, and its temporaries, within ``max_bytes``."""
         columns = len(x) if y is None else len(y)
-        rows = max_bytes // (4 * columns * x.element_size())
+        rows = max_bytes // (4 * columns * max(4, x.element_size()))
         for block in row_blocks(len(x), rows):
             yield block, self.matrix(x[block], x if y is None else y)
 
@@ -123,7 +123,8 @@ def _recompute_close_pairs(
     error = torch.finfo(x.dtype).eps * (float(norm_x.max()) + float(norm_y.max()))
     if error < 1e-6 * reach:
         return
-    close = d2 < reach
+    # flatter kernels still see distant pairs: recompute also where the error is large against the distance
+    close = d2 < max(reach, 1e5 * error)
     if same:
         close.fill_diagonal_(False)
     i, j = close.nonzero(as_tuple=True)
@@ -166,14 +167,17 @@ class RBFMixture(Kernel):
     fitted_scale: float | None = None
 
     def __post_init__(self) -> None:
-        gammas = tuple(float(g) for g in self.gammas)
-        if not gammas or min(gammas) <= 0:
-            raise InputError(f"gammas must be one or more positive numbers, got {self.gammas!r}")
+        try:
+            gammas = tuple(float(g) for g in self.gammas)
+        except (TypeError, ValueError):
+            gammas = ()
+        if not gammas or not all(0 < g < float("inf") for g in gammas):
+            raise InputError(f"gammas must be a sequence of positive numbers, got {self.gammas!r}")
         object.__setattr__(self, "gammas", gammas)
         if isinstance(self.scale, str):
             if self.scale not in ("median", "mean"):
                 raise InputError(f"scale must be a positive number, 'median' or 'mean', got {self.scale!r}")
-        elif self.scale <= 0:
+        elif not 0 < self.scale < float("inf"):
             raise InputError(f"scale must be positive, got {self.scale}")
 
     @property
@@ -207,7 +211,8 @@ class RBFMixture(Kernel):
         total = torch.zeros_like(d2)
         term = torch.empty_like(d2)
         for rate in rates:
-            total += torch.exp(torch.mul(d2, -rate, out=term), out=term)
+            # exp is an order of magnitude slower where it underflows, and e^-80 is zero beside any other term
+            total += torch.exp(torch.mul(d2, -rate, out=term).clamp_min_(-80.0), out=term)
         return total
 
     def _diag(self, x: Tensor) -> Tensor:
@@ -219,7 +224,7 @@ class RBFMixture(Kernel):
         return torch.exp(d2[:, None] * -torch.tensor(self._rates).to(d2)).sum(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CoralKernel(Kernel):
     """CORAL's kernel ((z - μ)ᵀ(z' - μ))² (section 2.3); μ is the mean of the data at each ``fit``.
 
@@ -291,9 +296,9 @@ class PolynomialKernel(Kernel):
     coef0: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.degree < 1 or self.gamma <= 0 or self.coef0 < 0:
+        if self.degree < 1 or self.degree != int(self.degree) or not self.gamma > 0 or not self.coef0 >= 0:
             raise InputError(
-                "a polynomial kernel needs degree >= 1, gamma > 0 and coef0 >= 0, got "
+                "a polynomial kernel needs a whole degree >= 1, gamma > 0 and coef0 >= 0, got "
                 f"degree={self.degree}, gamma={self.gamma}, coef0={self.coef0}"
             )
 
@@ -312,7 +317,7 @@ class LaplacianKernel(Kernel):
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.gamma <= 0:
+        if not self.gamma > 0:
             raise InputError(f"gamma must be positive, got {self.gamma}")
 
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
@@ -379,6 +384,8 @@ def as_kernel(kernel: Any) -> Kernel:
         if kernel in _NAMED:
             return _NAMED[kernel]()
         raise InputError(f"unknown kernel {kernel!r}; choose one of {', '.join(_NAMED)}")
+    if isinstance(kernel, type):
+        raise InputError(f"kernel must be an object, got the class {kernel.__name__}; write {kernel.__name__}()")
     if callable(kernel):
         return FunctionKernel(kernel)
     raise InputError(f"kernel must be a Kernel, a name or a callable, got {type(kernel).__name__}")

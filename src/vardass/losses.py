@@ -195,9 +195,7 @@ class MMDLoss(nn.Module):
     MMDLoss(kernel=LaplacianKernel(gamma=1.0), estimator='u')
     """
 
-    def __init__(
-        self, *, kernel: KernelLike | None = None, estimator: str = "v", preset: str | None = None
-    ) -> None:
+    def __init__(self, *, kernel: KernelLike | None = None, estimator: str = "v", preset: str | None = None) -> None:
         super().__init__()
         self.kernel = _mmd_kernel(kernel, preset)
         self.estimator = _choice(estimator, "estimator", _ESTIMATORS)
@@ -206,9 +204,7 @@ class MMDLoss(nn.Module):
         self, x: Tensor, y: Tensor, weights_x: ArrayLike | None = None, weights_y: ArrayLike | None = None
     ) -> Tensor:
         """Return ``mmd2`` of ``x`` (n_x, d) and ``y`` (n_y, d)."""
-        return mmd2(
-            x, y, weights_x=weights_x, weights_y=weights_y, kernel=self.kernel, estimator=self.estimator
-        )
+        return mmd2(x, y, weights_x=weights_x, weights_y=weights_y, kernel=self.kernel, estimator=self.estimator)
 
     def extra_repr(self) -> str:
         """Name the options."""
@@ -281,9 +277,7 @@ def _mmd_kernel(kernel: KernelLike | None, preset: str | None) -> Kernel:
     if preset is None:
         return RBFMixture() if kernel is None else as_kernel(kernel)
     if kernel is not None:
-        raise InputError(
-            f"preset={preset!r} chooses the kernel, but kernel={kernel!r} is given; leave out one"
-        )
+        raise InputError(f"preset={preset!r} chooses the kernel, but kernel={kernel!r} is given; leave out one")
     return RBFMixture(_MIXTURES[_choice(preset, "preset", _MIXTURES)])
 
 
@@ -320,9 +314,7 @@ def _as_batches(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     for batch, name in ((x, "x"), (y, "y")):
         if not isinstance(batch, Tensor) or not batch.is_floating_point():
             kind = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
-            raise InputError(
-                f"{name} must be a tensor of floats, got {kind}; use torch.as_tensor(...).float()"
-            )
+            raise InputError(f"{name} must be a tensor of floats, got {kind}; use torch.as_tensor(...).float()")
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or 0 in (*x.shape, *y.shape):
         raise InputError(
             "x and y must have shapes (n_x, d) and (n_y, d) with the same d and at least one row, got "

@@ -97,9 +97,7 @@ def low_rank_features(
 
     See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
     """
-    feature_map = fit_feature_map(
-        x, kernel, rank, landmarks=landmarks, pivoting=pivoting, generator=generator
-    )
+    feature_map = fit_feature_map(x, kernel, rank, landmarks=landmarks, pivoting=pivoting, generator=generator)
     features, residual = feature_map(x)
     # a common shift changes no distance and makes later sums exact
     features -= features.mean(0)
@@ -162,7 +160,8 @@ def _principal_axes(features: Tensor, rank: int) -> Tensor:
     """Orthonormal directions (D, rank) of largest second moment, the largest first."""
     moment = features.double().T @ features.double()
     _, vectors = torch.linalg.eigh(moment)
-    return vectors.flip(1)[:, :rank].to(features.dtype)
+    axes: Tensor = vectors.flip(1)[:, :rank].to(features.dtype)
+    return axes
 
 
 def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Generator) -> Tensor:

@@ -84,9 +84,7 @@ def variance_figure(
             )
         if bound is not None:
             floor = [v / s for v, s in zip(bound, scale, strict=True)]
-            axes.fill_between(
-                sizes, floor, 0.0 if axes is relative else 1e-12, color="#DDDDDD", linewidth=0, zorder=0
-            )
+            axes.fill_between(sizes, floor, 0.0 if axes is relative else 1e-12, color="#DDDDDD", linewidth=0, zorder=0)
         _dress(axes, sizes)
     lowest = min(min(curve.variances) for curve in curves)
     if bound is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.files import atomic_write
+from vardass.validate import check_count
 
 __all__ = ["LowerBound", "Strata"]
 
 _FORMAT = "vardass-strata"
 _VERSION = 1
+_PLAIN_FIELDS = ("k", "variance", "uniform_variance", "variance_stderr", "solver", "kernel", "info")
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,7 @@ class Strata:
         powers = self.sizes.double().log2().floor().long()
         counts = torch.bincount(powers).tolist()
         first = next(p for p, c in enumerate(counts) if c)
-        return {
-            (str(2**p) if p == 0 else f"{2**p}-{2 ** (p + 1) - 1}"): c for p, c in enumerate(counts) if p >= first
-        }
+        return {(str(2**p) if p == 0 else f"{2**p}-{2 ** (p + 1) - 1}"): c for p, c in enumerate(counts) if p >= first}
 
     def with_bound(self, bound: LowerBound) -> Strata:
         """Return the same strata with a lower bound attached."""
@@ -179,43 +179,50 @@ class Strata:
             **self.info,
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """Labels as a tensor and everything else as plain values."""
+        fields = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        bound = None if self.bound is None else vars(self.bound)
+        return {"format": _FORMAT, "version": _VERSION, "labels": self.labels, **fields, "bound": bound}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Strata:
+        """Make the strata that `to_dict` describes."""
+        if state.get("format") != _FORMAT or state.get("version") != _VERSION:
+            raise InputError(f"not strata of version {_VERSION}; make them with Strata.to_dict or Strata.save")
+        try:
+            bound = None if state["bound"] is None else LowerBound(**state["bound"])
+            fields = {name: state[name] for name in _PLAIN_FIELDS}
+            fields["k"] = check_count(fields["k"], "k", high=len(state["labels"]))
+            return cls(labels=state["labels"], bound=bound, **fields)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"incomplete strata ({error}); make them with Strata.to_dict or Strata.save") from None
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to an ``.npz`` file that holds only numbers and text; a crash leaves the old file whole."""
-        meta = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "k": self.k,
-            "variance": self.variance,
-            "uniform_variance": self.uniform_variance,
-            "variance_stderr": self.variance_stderr,
-            "solver": self.solver,
-            "kernel": self.kernel,
-            "bound": None if self.bound is None else vars(self.bound),
-            "info": dict(self.info),
-        }
-        labels = self.labels.cpu().numpy()
+        meta = self.to_dict()
+        labels = meta.pop("labels").cpu().numpy()
+        weights = self.weights.cpu().numpy()
         with atomic_write(path) as file:
-            np.savez_compressed(file, labels=labels, weights=self.weights.cpu().numpy(), meta=np.array(json.dumps(meta)))
+            np.savez_compressed(file, labels=labels, weights=weights, meta=np.array(json.dumps(meta)))
         return Path(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Strata:
         """Read what ``save`` wrote. No pickle is read, so a file from elsewhere can do no harm."""
+        name = os.fspath(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                meta = json.loads(str(file["meta"]))
-                labels = torch.from_numpy(file["labels"].astype(np.int64))
+            labels, meta = _read(path)
         except FileNotFoundError:
-            raise InputError(f"no strata file at {os.fspath(path)}") from None
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-            raise InputError(f"{os.fspath(path)} is not a strata file ({error}); write one with Strata.save") from None
-        if not isinstance(meta, dict) or meta.get("format") != _FORMAT or meta.get("version") != _VERSION:
-            raise InputError(
-                f"{os.fspath(path)} is not a strata file of version {_VERSION}; write one with Strata.save"
-            )
-        bound = None if meta["bound"] is None else LowerBound(**meta["bound"])
-        fields = ("k", "variance", "uniform_variance", "variance_stderr", "solver", "kernel", "info")
-        return cls(labels=labels, bound=bound, **{name: meta[name] for name in fields})
+            raise InputError(f"no strata file at {name}") from None
+        except Exception as error:  # numpy, zipfile, zlib and json each raise their own for a foreign file
+            raise InputError(f"{name} is not a strata file ({error}); write one with Strata.save") from None
+        if not isinstance(meta, dict):
+            raise InputError(f"{name} is not a strata file; write one with Strata.save")
+        try:
+            return cls.from_dict({**meta, "labels": labels})
+        except InputError as error:
+            raise InputError(f"{name} cannot be read: {error}") from None
 
     def __repr__(self) -> str:
         relative = self.variance / self.uniform_variance if self.uniform_variance > 0 else 0.0
@@ -231,3 +238,13 @@ class Strata:
         if self.solver:
             parts.append(f"solver={self.solver!r}")
         return f"Strata({', '.join(parts)})"
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[Tensor, Any]:
+    """Labels and description as they are in the file, unchecked."""
+    file = np.load(path, allow_pickle=False)
+    if not isinstance(file, NpzFile):
+        raise InputError("it holds a single array")
+    with file:
+        labels = file["labels"].astype(np.int64, casting="safe")
+        return torch.from_numpy(labels), json.loads(str(file["meta"]))

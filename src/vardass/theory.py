@@ -90,9 +90,7 @@ def theorem1_variance(variance_mu: float | Tensor, dimension: int, m: ArrayLike,
     if not bool((v >= 0).all()):
         raise InputError(f"variance_mu must be at least 0, got {float(v.min())}; use stratified_variance")
     slope = shift.square().sum() + cov.trace()
-    return (
-        2.0 / d * v.square() + 4.0 / d * v * slope + 2.0 * cov.square().sum() + 4.0 * _quadratic(shift, cov)
-    )
+    return 2.0 / d * v.square() + 4.0 / d * v * slope + 2.0 * cov.square().sum() + 4.0 * _quadratic(shift, cov)
 
 
 def log_stirling2(n: int, k: int) -> float:
@@ -167,9 +165,7 @@ def _log_error(log_p: float, rho: float, growth: float, extra: float) -> float:
     if not -1.0 <= rho <= 1.0:
         raise InputError(f"rho must be between -1 and 1, got {rho}; use spearman(f, g)")
     if not (growth > 0 and math.isfinite(growth)):
-        raise InputError(
-            f"growth must be positive and finite, got {growth}; pass the largest step of sorted f"
-        )
+        raise InputError(f"growth must be positive and finite, got {growth}; pass the largest step of sorted f")
     if rho == 1.0 or log_p == 0.0:
         return -math.inf
     log_p2_less_1 = 2.0 * log_p + math.log(-math.expm1(-2.0 * log_p))
@@ -266,14 +262,10 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """
     x, y = _as_vector(a, "a"), _as_vector(b, "b")
     if len(x) != len(y) or len(x) < 2:
-        raise InputError(
-            f"a and b must be of one length, at least 2, got {len(x)} and {len(y)}; pair them first"
-        )
+        raise InputError(f"a and b must be of one length, at least 2, got {len(x)} and {len(y)}; pair them first")
     for name, values in (("a", x), ("b", y)):
         if bool((values == values[0]).all()):
-            raise InputError(
-                f"{name} is {float(values[0])} for all {len(x)} entries: it has no ranking; vary it"
-            )
+            raise InputError(f"{name} is {float(values[0])} for all {len(x)} entries: it has no ranking; vary it")
     p, q = _centred_ranks(x), _centred_ranks(y.to(x.device))
     # twice the ranks are whole numbers, so that perfect agreement gives exactly one
     return float((p @ q) / (p.square().sum() * q.square().sum()).sqrt())

@@ -15,7 +15,7 @@ from vardass.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayLike", "as_features", "as_generator", "as_weights", "check_count", "row_blocks"]
+__all__ = ["ArrayLike", "as_features", "as_generator", "as_labels", "as_weights", "check_count", "row_blocks"]
 
 ArrayLike: TypeAlias = "Tensor | NDArray[Any]"
 
@@ -50,9 +50,7 @@ def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = Tr
     if x.ndim == 1:
         x = x[:, None]
     if x.ndim != 2:
-        raise InputError(
-            f"{name} must have shape (n, d), got {tuple(x.shape)}; flatten each sample with x.flatten(1)"
-        )
+        raise InputError(f"{name} must have shape (n, d), got {tuple(x.shape)}; flatten each sample with x.flatten(1)")
     if x.shape[0] == 0 or x.shape[1] == 0:
         raise InputError(f"{name} must have at least one row and one column, got shape {tuple(x.shape)}")
     if not x.is_floating_point() or x.dtype in _HALF:
@@ -100,6 +98,16 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
         if abs(total - 1.0) > 1e-3:
             raise InputError(f"{name} must sum to 1, got {total:.6g}; divide them by their sum")
     return w.to(device=like.device, dtype=like.dtype)
+
+
+def as_labels(labels: ArrayLike, n: int, name: str = "labels") -> Tensor:
+    """Return ``labels``, any whole numbers, as an int64 tensor of shape (n,) on its own device."""
+    result = torch.as_tensor(labels).detach()
+    if result.shape != (n,) or result.is_floating_point() or result.is_complex():
+        raise InputError(
+            f"{name} must be {n} whole numbers, one for each sample, got {result.dtype} of shape {tuple(result.shape)}"
+        )
+    return result.long()
 
 
 def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None, remedy: str = "") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    # waiting threads that spin slow everything down many times over on a machine that others use too
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import typer
 
     from vardass.cli.app import app

@@ -114,9 +114,7 @@ def _measure(features: Tensor, ks: list[int], seeds: int) -> tuple[list[_Point],
                 if progress is not None:
                     progress((number + step / len(_METHODS)) / len(ks), f"{method.name}, k = {k}")
                 clock = time.perf_counter()
-                found = [
-                    stratify(features, k, kernel=kernel, solver=method.solver, seed=s) for s in range(seeds)
-                ]
+                found = [stratify(features, k, kernel=kernel, solver=method.solver, seed=s) for s in range(seeds)]
                 seconds = (time.perf_counter() - clock) / seeds
                 variance = sum(strata.variance for strata in found) / seeds
                 points.append(_Point(k, method.name, variance, variance / uniform, seconds))
@@ -176,13 +174,9 @@ def _summary(points: list[_Point], ks: list[int]) -> str:
     )
 
 
-def _write(
-    folder: Path, points: list[_Point], bounds: list[float], ks: list[int], n: int, seeds: int
-) -> list[Path]:
+def _write(folder: Path, points: list[_Point], bounds: list[float], ks: list[int], n: int, seeds: int) -> list[Path]:
     curves = [
-        Curve(
-            method.name, [point.variance for point in _of(points, method.name)], method.colour, method.marker
-        )
+        Curve(method.name, [point.variance for point in _of(points, method.name)], method.colour, method.marker)
         for method in _METHODS
     ]
     figure = variance_figure(
@@ -201,9 +195,7 @@ def _write(
     writer.writerow(["k", "method", "variance", "relative_to_uniform", "seconds"])
     for k, bound in zip(ks, bounds, strict=True):
         row = [point for point in points if point.k == k]
-        writer.writerows(
-            (p.k, p.method, f"{p.variance:.9g}", f"{p.relative:.6f}", f"{p.seconds:.3f}") for p in row
-        )
+        writer.writerows((p.k, p.method, f"{p.variance:.9g}", f"{p.relative:.6f}", f"{p.seconds:.3f}") for p in row)
         writer.writerow((k, "lower bound", f"{bound:.9g}", f"{bound / row[0].variance:.6f}", ""))
     paths = save_figure(figure, folder / "variance_vs_k.png")
     table = folder / "variance_vs_k.csv"

@@ -126,9 +126,7 @@ def _verdict(outcome: Outcome) -> list[str]:
         lines.append(f"lower bound: {strata.bound.method}{sampled}")
     if "captured" in strata.info:
         captured, rank = 100 * float(strata.info["captured"]), strata.info.get("rank", "?")
-        lines.append(
-            f"rank {rank} captures {captured:.3g} % of the variance, {100 - captured:.3g} % is irreducible"
-        )
+        lines.append(f"rank {rank} captures {captured:.3g} % of the variance, {100 - captured:.3g} % is irreducible")
     return lines
 
 

@@ -54,9 +54,7 @@ def _usable(path: Path, schema: Any, names: list[str], *, asked: bool) -> list[s
     if len(lists) == 1 and (not asked or len(names) == 1):
         return lists  # beside a column of embeddings, the others are identifiers and labels
     if lists:
-        raise InputError(
-            f"the columns {shorten(lists)} of {path} hold lists; choose one with --columns {lists[0]}"
-        )
+        raise InputError(f"the columns {shorten(lists)} of {path} hold lists; choose one with --columns {lists[0]}")
     if other or not names:
         shown = ", ".join(f"{name!r} {kinds[name]}" for name in other[:6]) or "no columns"
         raise InputError(f"{path} has columns that are not numbers ({shown}); choose others with --columns")

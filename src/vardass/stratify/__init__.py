@@ -30,6 +30,7 @@ BASELINE_EXACT_LIMIT = 20_000
 """The same for the other solvers, which are defined on the full matrix (1.6 GB in float32)."""
 
 
+@torch.no_grad()
 def stratify(
     features: ArrayLike,
     k: int,
@@ -120,13 +121,14 @@ def stratify(
     if solver == "kmeans":  # ordinary k-means looks for strata in the features themselves
         searched = LowRankProblem(x - x.mean(0), x.new_zeros(n))
     solution = None
-    for _ in range(check_count(restarts, "restarts")):
+    for attempt in range(check_count(restarts, "restarts")):
         found = solve(
             searched,
             k,
             solver=solver,
-            init=init if isinstance(init, str) else "auto",
-            start=start,
+            # the default start of min-sum has no randomness on low-rank features: further ones are drawn
+            init=init if isinstance(init, str) and (attempt == 0 or init != "auto") else "kmeans++",
+            start=start if attempt == 0 else None,
             limits=limits,
             generator=generator,
             progress=progress,
@@ -143,9 +145,7 @@ def stratify(
     evaluated = time.perf_counter()
     lower = None
     if bound or certify:
-        lower = nearest_neighbour_bound(
-            x, k, kernel=fitted, seed=generator, min_size=limits.low, max_size=limits.high
-        )
+        lower = nearest_neighbour_bound(x, k, kernel=fitted, seed=generator, min_size=limits.low, max_size=limits.high)
     if certify and lower is not None:  # either may be the higher one, and both hold
         lower = max(lower, semidefinite_bound(x, k, kernel=fitted), key=lambda b: b.variance)
     return Strata(
@@ -181,6 +181,10 @@ def _problem(
         for rows, block in kernel.blocks(x):
             matrix[rows] = block
         matrix.diagonal().copy_(kernel.diag(x))
+        # centring changes no distance and keeps sums exact where the kernel is nearly constant
+        mean = matrix.mean(0, dtype=torch.float64)
+        shift = (mean - mean.mean() / 2).to(matrix)
+        matrix.sub_(shift[:, None]).sub_(shift)
         return ExactProblem(matrix), {"path": "exact"}
     low_rank = low_rank_features(x, kernel, rank, generator=generator)
     info = {
@@ -232,5 +236,5 @@ def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
             f"the kernel is not positive semi-definite (an eigenvalue of {lowest:.3g} on {len(sample)} samples), so "
             "its variance has no meaning and may be negative; use a positive-definite kernel such as RBFMixture()",
             VardassWarning,
-            stacklevel=3,
+            stacklevel=4,  # past no_grad, which wraps stratify
         )

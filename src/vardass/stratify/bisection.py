@@ -39,6 +39,7 @@ def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = No
     n = len(features)
     device = features.device
     z = features[:, :_AXES]
+    z = z / z.abs().amax().clamp_min(torch.finfo(z.dtype).tiny)  # so that squares stay finite
     order = torch.arange(n, device=device)
     # part p is order[start[p] : start[p] + length[p]] and will hold strata[p] strata
     start = torch.zeros(1, dtype=torch.int64, device=device)

@@ -137,8 +137,7 @@ def greedy_assignment(
     """
     if distances.ndim != 2 or 0 in distances.shape or not distances.is_floating_point():
         raise InputError(
-            f"distances must be real numbers of shape (n, k), got {distances.dtype} of shape "
-            f"{tuple(distances.shape)}"
+            f"distances must be real numbers of shape (n, k), got {distances.dtype} of shape {tuple(distances.shape)}"
         )
     if not bool((distances >= 0).all()):
         raise InputError("distances must not be negative or NaN; clamp squared distances at 0")

@@ -125,9 +125,7 @@ def _checked(distances: Tensor) -> Tensor:
         raise InputError(f"distances must have shape (n, k), got {tuple(distances.shape)}")
     _check_size(*distances.shape)
     if not bool((distances >= 0).all()) or not bool(torch.isfinite(distances).all()):
-        raise InputError(
-            "distances must be finite and not negative; repair empty strata and clamp at 0 first"
-        )
+        raise InputError("distances must be finite and not negative; repair empty strata and clamp at 0 first")
     return distances.double()
 
 

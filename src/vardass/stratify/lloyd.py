@@ -76,10 +76,7 @@ def kernel_kmeans(
     n_iter = 0
     converged = False
     while n_iter < max_iter and not converged:
-        # a tie leaves a point where it is, so that equal means do not exchange points for ever
-        own = distances.gather(1, best[:, None])[:, 0]
-        lowest, nearest = distances.min(1)
-        moved = repair_sizes(torch.where(lowest < own, nearest, best), distances, limits)
+        moved = repair_sizes(distances.min(1).indices, distances, limits)
         n_iter += 1
         if torch.equal(moved, best):
             converged = True

@@ -189,7 +189,7 @@ def _improve_block(
     gain = own - scores.amin(0)
     # rounding noise of W is no gain
     noise = float(4.0 * torch.finfo(own.dtype).eps * own.abs().amax())
-    if not bool((gain > noise).any()):
+    if not swaps and not bool((gain > noise).any()):  # an exchange can pay where neither move does
         return 0.0
     if len(gain) > 2 * _CANDIDATES and not swaps:
         decrease = _move_many(state, block, scores, gain, noise)
@@ -306,7 +306,7 @@ class _Part:
     def swap_points(self, noise: float) -> float:
         """One sweep of exchanges, which leave sizes alone; returns the decrease of J."""
         decrease = 0.0
-        for i in self.points:
+        for i in self.points.tolist():
             a = self.labels[i]
             own = self.scores[self.labels, self.points]
             gain = own[i] - self.scores[self.labels, i] + own - self.scores[a] + 2.0 * self._distances(i)

@@ -51,7 +51,7 @@ class Problem(ABC):
 
     @abstractmethod
     def within(self, labels: Tensor, k: int) -> Tensor:
-        """Σ_{i,j in S_h} K_ij for each stratum, in double precision: (k,)."""
+        """Σ_{i,j in S_h} K_ij for each stratum, accumulated in double precision: (k,)."""
 
     def objective(self, labels: Tensor, k: int) -> float:
         """J(S) of the strata given by ``labels`` (n,) with values below k."""

@@ -34,9 +34,7 @@ def kernel_kmeanspp(problem: Problem, k: int, generator: int | torch.Generator |
     Tensor of shape (k,)
         Indices of the seeds, int64, in the order they were drawn.
     """
-    k = check_count(
-        k, "k", high=problem.n, remedy="there is one seed for each stratum and none is drawn twice"
-    )
+    k = check_count(k, "k", high=problem.n, remedy="there is one seed for each stratum and none is drawn twice")
     diag = problem.diag
     generator = as_generator(generator, diag.device)
     seeds = torch.empty(k, dtype=torch.int64, device=diag.device)

@@ -70,7 +70,7 @@ def repair_sizes(labels: Tensor, distances: Tensor, limits: SizeLimits) -> Tenso
     limits : SizeLimits
         Must be feasible for n and k.
     """
-    n, k = distances.shape
+    k = distances.shape[1]
     labels = labels.clone()
     sizes = torch.bincount(labels, minlength=k)
     if limits.hold(sizes):
@@ -83,7 +83,6 @@ def repair_sizes(labels: Tensor, distances: Tensor, limits: SizeLimits) -> Tenso
         while int(sizes[h]) < limits.low:
             spare = (sizes - limits.low).clamp_min(0)
             rank = _rank_within(labels, cost[:, h], k)
-            # give from strata above the limit first, so that phase 2 has less to do
             offered = (rank < spare[labels]) & (labels != h)
             candidates = offered.nonzero().flatten()
             take = candidates[cost[candidates, h].argsort(stable=True)[: limits.low - int(sizes[h])]]

@@ -57,14 +57,10 @@ def solve(
     labels = start if start is not None else _initial_labels(problem, k, init, limits, generator)
     if not limits.hold(torch.bincount(labels, minlength=k)):
         labels = repair_sizes(labels, problem.centroid_distances(labels, k), limits)
-    return function(
-        problem, k, limits=limits, labels=labels, generator=generator, progress=progress, **options
-    )
+    return function(problem, k, limits=limits, labels=labels, generator=generator, progress=progress, **options)
 
 
-def _initial_labels(
-    problem: Problem, k: int, init: str, limits: SizeLimits, generator: torch.Generator
-) -> Tensor:
+def _initial_labels(problem: Problem, k: int, init: str, limits: SizeLimits, generator: torch.Generator) -> Tensor:
     if init == "random":
         return random_balanced_labels(problem.n, k, generator, problem.diag.device)
     if init == "kmeans++":
@@ -87,5 +83,7 @@ def _coordinates(problem: Problem, generator: torch.Generator, count: int = 96) 
     picks = torch.randperm(problem.n, generator=generator, device=problem.diag.device)[:count]
     columns = problem.columns(picks)
     columns = columns - columns.mean(0)
+    columns /= columns.abs().amax().clamp_min(torch.finfo(columns.dtype).tiny)  # so that squares stay finite
     _, axes = torch.linalg.eigh(columns.T @ columns)
-    return columns @ axes.flip(1)
+    coordinates: Tensor = columns @ axes.flip(1)
+    return coordinates

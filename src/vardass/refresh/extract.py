@@ -1,0 +1,298 @@
+"""Features of a whole data set by a forward pass without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from vardass.errors import InputError
+from vardass.validate import check_count, row_blocks
+
+__all__ = ["PassOptions", "Progress", "evaluation_mode", "extract_features", "feature_batches"]
+
+Progress: TypeAlias = Callable[[float, str], object]
+"""Called with the share done, 0 to 1, and a short message."""
+
+
+class PassOptions(TypedDict, total=False):
+    """Options of a forward pass; `extract_features` explains them."""
+
+    batch_size: int
+    device: torch.device | str | None
+    num_workers: int
+    autocast_dtype: torch.dtype | None
+    forward: Callable[[Any, Any], Tensor] | None
+    select: Callable[[Any], Any] | None
+    key: str | int | None
+    collate_fn: Callable[[list[Any]], Any] | None
+
+
+def extract_features(
+    model: Any,
+    data: Any,
+    *,
+    out_device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    eval_mode: bool = True,
+    progress: Progress | None = None,
+    **options: Unpack[PassOptions],
+) -> Tensor:
+    """Compute the features of every sample, in the order of the data set: (n, d).
+
+    Pass a data set **without augmentation**: strata made from randomly cropped or noisy samples describe
+    the noise too. The global random state is left alone.
+
+    Parameters
+    ----------
+    model : nn.Module or callable
+        The featuriser, on the device it is to run on.
+    data : Dataset, Tensor of shape (n, ...), DataLoader or iterable of batches
+        A data set, also one wrapped by ``with_weights``. A DataLoader must keep the order and drop nothing.
+    out_device : device
+        Where the result goes, batch by batch.
+    dtype : torch.dtype
+        Of the result.
+    eval_mode : bool
+        Switch dropout off and batch norm to its running statistics; every module gets its own training flag
+        back, also after an exception. False leaves the flags alone: batch norm then also changes its
+        statistics. The paper does not say which it used.
+    progress : callable, optional
+        ``progress(share_done, message)`` after each batch.
+    batch_size : int
+        Samples in a forward pass, 256 unless told.
+    device : device, optional
+        Where inputs go: by default where the model's first parameter is.
+    num_workers : int
+        Worker processes that load samples.
+    autocast_dtype : torch.dtype, optional
+        Run the forward pass in mixed precision, for example ``torch.bfloat16``; None means full precision,
+        also inside an autocast region.
+    forward : callable, optional
+        ``forward(model, inputs) -> (batch, d)``, where ``model(inputs)`` is not what you want.
+    select : callable, optional
+        ``select(batch) -> inputs``, where the rules for ``key`` do not fit.
+    key : str or int, optional
+        Which part of a sample is the input: an entry of a mapping, a place in a tuple. By default the
+        sample itself, or the first part of a tuple.
+    collate_fn : callable, optional
+        As for DataLoader.
+
+    Raises
+    ------
+    InputError
+        If there are no samples, the features of a batch are not (batch, d), a loader shuffles, or the input
+        cannot be told from the other parts of a sample.
+
+    Examples
+    --------
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.ones(5, 3), torch.arange(5))
+    >>> extract_features(torch.nn.Flatten(), data, batch_size=2).shape
+    torch.Size([5, 3])
+    """
+    n = _row_count(data)
+    out: Tensor | None = None
+    pieces: list[Tensor] = []
+    done = 0
+    with evaluation_mode(model) if eval_mode else nullcontext():
+        for z in feature_batches(model, data, **options):
+            if n is None:  # an iterable does not say how long it is
+                pieces.append(z.to(device=out_device, dtype=dtype))
+            else:
+                if out is None:
+                    out = torch.empty(n, z.shape[1], dtype=dtype, device=out_device)
+                if done + len(z) > n:
+                    raise InputError(f"the model gave more than {n} rows of features for {n} samples")
+                out[done : done + len(z)].copy_(z)
+            done += len(z)
+            if progress is not None and n is not None:
+                progress(done / n, f"features of {done} of {n} samples")
+    if done == 0:
+        raise InputError("there are no samples to compute features of, got 0; pass a data set with samples")
+    if n is None:
+        return torch.cat(pieces)
+    if out is None or done < n:
+        raise InputError(
+            f"got features of {done} of {n} samples; pass the data set itself, not a loader that drops some"
+        )
+    return out
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Put a module in evaluation mode and give every submodule its own training flag back at the end."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def feature_batches(
+    model: Any,
+    data: Any,
+    rows: Tensor | None = None,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    num_workers: int = 0,
+    autocast_dtype: torch.dtype | None = None,
+    forward: Callable[[Any, Any], Tensor] | None = None,
+    select: Callable[[Any], Any] | None = None,
+    key: str | int | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+) -> Iterator[Tensor]:
+    """Yield the features (batch, d) of all samples in order, or of the given ``rows`` in theirs."""
+    batch_size = check_count(batch_size, "batch_size")
+    num_workers = check_count(num_workers, "num_workers", low=0)
+    place = _device_of(model) if device is None else torch.device(device)
+    batches = _batches(data, rows, batch_size, num_workers, collate_fn, place)
+    width: int | None = None
+    for batch in batches:
+        inputs = _to_device(_inputs(batch, key) if select is None else select(batch), place)
+        # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
+        autocast = torch.autocast(
+            place.type, dtype=autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
+        )
+        with torch.no_grad(), autocast:
+            z = model(inputs) if forward is None else forward(model, inputs)
+        _check_output(z, len(inputs) if isinstance(inputs, Tensor) else None, width)
+        width = z.shape[1]
+        yield z.detach()
+
+
+def _row_count(data: Any) -> int | None:
+    if isinstance(data, DataLoader):
+        if isinstance(data.dataset, IterableDataset) or data.batch_size is None:
+            return None
+        return len(data.dataset)  # type: ignore[arg-type]
+    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return None
+    return len(data)
+
+
+class _RowBatches:
+    """A batch sampler over given rows."""
+
+    def __init__(self, rows: Tensor, batch_size: int) -> None:
+        self.rows, self.batch_size = rows, batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in row_blocks(len(self.rows), self.batch_size):
+            yield self.rows[rows].tolist()
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.batch_size)
+
+
+def _batches(
+    data: Any,
+    rows: Tensor | None,
+    batch_size: int,
+    num_workers: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    device: torch.device,
+) -> Iterable[Any]:
+    if isinstance(data, Tensor):
+        if rows is None:
+            return (data[block] for block in row_blocks(len(data), batch_size))
+        wanted = rows.to(data.device)
+        return (data[wanted[block]] for block in row_blocks(len(wanted), batch_size))
+    if isinstance(data, DataLoader):
+        _check_order(data)
+        return data
+    while getattr(data, "weights_attached", False):
+        data = data.dataset
+    options: dict[str, Any] = {
+        "num_workers": num_workers,
+        "collate_fn": collate_fn,
+        "pin_memory": device.type == "cuda",
+        "generator": torch.Generator(),  # otherwise each pass would move the global random state
+    }
+    if isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch_size, **options)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        if rows is None:
+            rows = torch.arange(len(data))
+        return DataLoader(data, batch_sampler=_RowBatches(rows, batch_size), **options)
+    if isinstance(data, Iterable):
+        return data
+    raise InputError(f"data must be a data set, a loader or a tensor, got {type(data).__name__}")
+
+
+def _check_order(loader: DataLoader[Any]) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    sampler: Any = loader.batch_sampler
+    plain = sampler is None or type(sampler) is BatchSampler
+    order = loader.sampler if sampler is None else getattr(sampler, "sampler", None)
+    if not (plain and isinstance(order, SequentialSampler)):
+        raise InputError(
+            f"features must be in the order of the data set, but the loader draws with "
+            f"{type(order if plain else sampler).__name__}; pass the data set itself or a loader with shuffle=False"
+        )
+
+
+def _inputs(batch: Any, key: str | int | None) -> Any:
+    part = batch
+    if isinstance(part, tuple | list) and part and not isinstance(part[0], str):
+        place = key if isinstance(key, int) else 0
+        if not -len(part) <= place < len(part):
+            raise InputError(f"a sample has {len(part)} parts, got key={key}; count from 0")
+        part = part[place]
+    if isinstance(part, Mapping):
+        if key not in part:
+            raise InputError(
+                f"a sample is a mapping with the keys {sorted(map(str, part))}, got key={key!r}; "
+                "say with key=... which one is the input, or pass select=..."
+            )
+        part = part[key]
+    elif isinstance(key, str):
+        raise InputError(f"key={key!r} needs samples that are mappings, got {type(part).__name__}; leave it out")
+    return part
+
+
+def _device_of(model: Any) -> torch.device:
+    if isinstance(model, nn.Module):
+        for tensors in (model.parameters(), model.buffers()):
+            for tensor in tensors:
+                return tensor.device
+    return torch.device("cpu")
+
+
+def _to_device(inputs: Any, device: torch.device) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.to(device, non_blocking=device.type != "cpu")
+    if isinstance(inputs, Mapping):
+        return {name: _to_device(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        moved = [_to_device(value, device) for value in inputs]
+        return moved if isinstance(inputs, list) else tuple(moved)
+    return inputs
+
+
+def _check_output(z: Any, rows: int | None, width: int | None) -> None:
+    if not isinstance(z, Tensor):
+        raise InputError(
+            f"the model must give a tensor of shape (batch, d), got {type(z).__name__}; pick one with "
+            "forward=lambda model, x: model(x)[0]"
+        )
+    if z.ndim != 2:
+        raise InputError(
+            f"features must have shape (batch, d), got {tuple(z.shape)}; flatten them with "
+            "forward=lambda model, x: model(x).flatten(1)"
+        )
+    if rows is not None and len(z) != rows:
+        raise InputError(f"the model gave {len(z)} rows of features for {rows} samples; it must give one each")
+    if width is not None and z.shape[1] != width:
+        raise InputError(f"the model gave {z.shape[1]} features after {width} for earlier samples")

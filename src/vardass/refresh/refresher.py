@@ -1,0 +1,213 @@
+"""The glue of a training loop: policy, feature sources and samplers together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import Kernel, as_kernel
+from vardass.refresh.accounting import TimeAccount
+from vardass.refresh.bank import FeatureBank
+from vardass.refresh.policy import RefreshPolicy
+from vardass.refresh.spread import strata_spread
+from vardass.validate import ArrayLike, as_features
+
+__all__ = ["FeatureSource", "Refresher"]
+
+FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
+
+
+class Refresher:
+    """Refresh samplers from feature sources when a policy says so.
+
+    Parameters
+    ----------
+    policy : RefreshPolicy
+        When.
+    samplers : sampler, or sequence or mapping of them
+        What to refresh. Names are those of the mapping, else "0", "1", ...; samplers whose
+        ``needs_features`` is False are left alone, and their features are not computed.
+    sources : source, or sequence or mapping of the same length or names
+        From what: a `FeatureBank`, or a function without arguments that returns (n, d) features.
+    account : TimeAccount, optional
+        Gets the seconds, in the parts "features" and "solver".
+
+    Examples
+    --------
+    >>> from vardass.refresh import RefreshEvery
+    >>> class Printer:
+    ...     def refresh(self, features):
+    ...         print("refreshed from", tuple(features.shape))
+    >>> refresher = Refresher(RefreshEvery(2), Printer(), lambda: torch.zeros(5, 3))
+    >>> logs = [refresher.step(step) for step in range(3)]
+    refreshed from (5, 3)
+    refreshed from (5, 3)
+    >>> [log["step"] for log in logs if log]
+    [0, 2]
+    """
+
+    def __init__(
+        self,
+        policy: RefreshPolicy,
+        samplers: Any,
+        sources: FeatureSource | Sequence[FeatureSource] | Mapping[str, FeatureSource],
+        *,
+        account: TimeAccount | None = None,
+    ) -> None:
+        self.policy = policy
+        self.samplers: dict[str, Any] = _named(samplers)
+        self.sources: dict[str, FeatureSource] = _named(sources)
+        self.account = TimeAccount() if account is None else account
+        if self.samplers.keys() != self.sources.keys():
+            raise InputError(
+                f"samplers are named {sorted(self.samplers)}, sources {sorted(self.sources)}; "
+                "give each sampler the source of its data set"
+            )
+        for name, source in self.sources.items():
+            n = getattr(self.samplers[name], "n", None)
+            if isinstance(source, FeatureBank) and n is not None and n != source.n:
+                raise InputError(f"sampler {name!r} has n={n}, its bank n={source.n}; use the same data set")
+        self._kernels: dict[str, Kernel | None] = {}
+        self._scales: dict[str, float] = {}
+
+    def step(self, step: int) -> dict[str, Any] | None:
+        """Refresh all samplers if it is time, after ``step`` batches.
+
+        Returns
+        -------
+        dict or None
+            Plain numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
+            ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``,
+            ``"<name>/uniform_variance"`` and ``"<name>/reduction"``. None if nothing was refreshed.
+        """
+        if not self.policy.due(step):
+            return None
+        log: dict[str, Any] = {"step": step}
+        for name, sampler in self.samplers.items():
+            if getattr(sampler, "needs_features", True):
+                log.update({f"{name}/{key}": value for key, value in self._refresh(name, sampler).items()})
+        if len(log) == 1:
+            return None
+        if self.policy.observes == "variance":
+            with self.account("solver"):
+                self.measure()  # what later ones are compared with
+        return log
+
+    def _refresh(self, name: str, sampler: Any) -> dict[str, float]:
+        source = self.sources[name]
+        before = dict(self.account.seconds)
+        with self.account("features"):
+            features = source.features() if isinstance(source, FeatureBank) else source()
+        with self.account("solver"):
+            sampler.refresh(features)
+            if self.policy.observes == "drift":
+                self._take_scale(name, as_features(features))
+        if isinstance(source, FeatureBank):
+            source.mark()
+        log = {f"seconds_{part}": self.account.seconds[part] - before.get(part, 0.0) for part in ("features", "solver")}
+        strata = getattr(sampler, "strata", None)
+        if strata is not None:
+            for key in ("variance", "uniform_variance", "reduction"):
+                log[key] = float(getattr(strata, key))
+        return log
+
+    def _take_scale(self, name: str, features: Tensor) -> None:
+        self._take_kernel(name, features)
+        spread = strata_spread(features, self._labels(name, features), kernel=self._kernels[name])
+        self._scales[name] = spread.within
+
+    def _take_kernel(self, name: str, features: Tensor) -> None:
+        kernel = getattr(self.samplers[name], "kernel", None)
+        self._kernels[name] = None if kernel is None else as_kernel(kernel).fit(features)
+
+    def _labels(self, name: str, features: Tensor) -> Tensor:
+        """Strata of a sampler; one for all samples where it has none, as in a plan without strata."""
+        strata = getattr(self.samplers[name], "strata", None)
+        if strata is None:
+            return torch.zeros(len(features), dtype=torch.long, device=features.device)
+        labels: Tensor = strata.labels
+        return labels
+
+    def observe(
+        self,
+        name: str,
+        indices: ArrayLike | list[int],
+        features: ArrayLike,
+        *,
+        step: int | None = None,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        """Store the features of a trained batch in the bank of sampler ``name``, and note their drift.
+
+        The drift is in the sampler's kernel, relative to the variance within its strata at the last refresh.
+
+        Parameters
+        ----------
+        name : str
+            Of the sampler.
+        indices, features, step, weights
+            As for `FeatureBank.update` and `FeatureBank.drift`.
+        """
+        bank = self.sources.get(name)
+        if not isinstance(bank, FeatureBank):
+            banks = [key for key, source in self.sources.items() if isinstance(source, FeatureBank)]
+            raise InputError(f"no feature bank named {name!r}; there are {banks or 'none'}")
+        if self.policy.observes == "drift" and name in self._scales:
+            if name not in self._kernels:  # a state was loaded: it holds the scale, not the kernel
+                self._take_kernel(name, bank.features())
+            drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
+            self.policy.observe(drift=drift, scale=self._scales[name])
+        bank.update(indices, features, step)
+
+    def measure(self) -> float:
+        """Variance of the current strata on the banks' present rows relative to uniform draws.
+
+        Summed over the samplers that have strata and a bank, and told to the policy: call it every few steps
+        with `VarianceRefresh`. It costs two kernel evaluations for each row, and no forward pass. NaN, and
+        nothing told, while there is no such sampler or all features are equal.
+        """
+        inside = whole = 0.0
+        for name, sampler in self.samplers.items():
+            source, strata = self.sources[name], getattr(sampler, "strata", None)
+            if strata is None or not isinstance(source, FeatureBank):
+                continue
+            features, kernel = source.features(), getattr(sampler, "kernel", None)
+            inside += strata_spread(features, strata.labels, kernel=kernel).variance
+            everything = torch.zeros_like(strata.labels)
+            whole += strata_spread(features, everything, kernel=kernel).within / strata.k
+        if whole == 0.0:
+            return math.nan
+        self.policy.observe(variance=inside / whole)
+        return inside / whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the policy and the account; samplers and banks have their own."""
+        return {
+            "policy": self.policy.state_dict(),
+            "account": self.account.state_dict(),
+            "scales": dict(self._scales),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        if state.keys() != self.state_dict().keys():
+            raise InputError(f"the state has {sorted(state)}, it needs {sorted(self.state_dict())}")
+        if not state["scales"].keys() <= self.samplers.keys():
+            raise InputError(f"the state is of samplers {sorted(state['scales'])}, here are {sorted(self.samplers)}")
+        self.policy.load_state_dict(state["policy"])
+        self.account.load_state_dict(state["account"])
+        self._scales = dict(state["scales"])
+        self._kernels = {}
+
+
+def _named(items: Any) -> dict[str, Any]:
+    if isinstance(items, Mapping):
+        return dict(items)
+    if isinstance(items, list | tuple):
+        return {str(place): item for place, item in enumerate(items)}
+    return {"0": items}

@@ -1,0 +1,283 @@
+"""What all batch samplers share: a seeded stream of batches that can be saved, restored and refreshed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from vardass.errors import InputError
+from vardass.samplers.batches import IndexBatch
+from vardass.validate import ArrayLike, as_features, check_count
+
+__all__ = ["Chunk", "MinibatchSampler", "derive_seed"]
+
+_STATE_VERSION = 1
+
+
+class Chunk(NamedTuple):
+    """Some batches in a row.
+
+    Attributes
+    ----------
+    rows : Tensor of shape (m, batch_size)
+        Indices of m batches.
+    weights : Tensor of shape (batch_size,) or None
+        Weights of each batch's samples, summing to 1; None for uniform.
+    tail : Tensor of shape (fewer than batch_size,) or None
+        A last, smaller batch.
+    """
+
+    rows: Tensor
+    weights: Tensor | None = None
+    tail: Tensor | None = None
+
+
+class MinibatchSampler(Sampler[IndexBatch], ABC):
+    """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
+
+    The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
+    at a time. State is therefore small, is the same on every process, and restoring it continues the
+    stream bit for bit.
+
+    Parameters
+    ----------
+    n : int
+        Number of samples in the data set.
+    batch_size : int
+        Samples in a batch.
+    seed : int
+        The same seed gives the same stream.
+    batches : int, optional
+        Batches in an epoch, over all processes; by default as many as cover n samples once, remainder left
+        out.
+    endless : bool
+        Never stop; ``len`` is then undefined.
+    num_replicas, rank : int
+        Under several processes with one seed, process ``rank`` gets every ``num_replicas``-th batch of the
+        stream. Batches left over at the end of an epoch are dropped.
+
+    Attributes
+    ----------
+    needs_features : bool
+        Whether `refresh` makes a difference.
+    epoch, position : int
+        Where the stream is: batches already handed to this process in this epoch.
+    """
+
+    needs_features: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        n: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        batches: int | None = None,
+        endless: bool = False,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        self.n = check_count(n, "n")
+        self.batch_size = check_count(batch_size, "batch_size")
+        if self.batch_size > self.n:
+            raise InputError(
+                f"batch_size={batch_size} needs at least {batch_size} samples, got n={n}; lower batch_size"
+            )
+        self.seed = int(seed)
+        self.endless = bool(endless)
+        self.num_replicas = check_count(num_replicas, "num_replicas")
+        self.rank = check_count(rank, "rank", low=0, high=num_replicas - 1)
+        total = self._default_batches() if batches is None else check_count(batches, "batches")
+        self._rounds = total // self.num_replicas
+        if self._rounds == 0:
+            raise InputError(
+                f"an epoch of {total} batches is too short for num_replicas={num_replicas} processes; "
+                "lower batch_size or set batches"
+            )
+        self.epoch = 0
+        self.position = 0
+        self._started = False  # whether the current epoch has handed out a batch
+        self._refreshes = 0
+        self._base = 0  # round at which the present strata or plan took over
+        self._chunk: Chunk | None = None
+        self._lists: list[list[int]] = []
+        self._weights: list[float] | None = None
+        self._first = 0  # round of the first row of the chunk
+
+    def _default_batches(self) -> int:
+        return self.n // self.batch_size
+
+    # --- for subclasses -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
+        """Make the next batches, a multiple of ``num_replicas``.
+
+        ``rounds`` is how many batches this process has had since the last refresh or epoch start.
+        """
+
+    def _fit(self, features: Tensor) -> None:
+        """Take strata or a plan from (n, d) features."""
+
+    def _extra_state(self) -> dict[str, Any]:
+        """What `_fit` found, for `state_dict`."""
+        return {}
+
+    def _load_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore what `_extra_state` gave."""
+
+    def _new_epoch(self) -> None:
+        """Forget what belongs to one epoch."""
+
+    # --- the stream -----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        if self.endless:
+            raise TypeError(f"an endless {type(self).__name__} has no length; set endless=False")
+        return self._rounds
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the given epoch at the next iteration."""
+        self._begin_epoch(check_count(epoch, "epoch", low=0))
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self.epoch, self.position, self._base, self._started = epoch, 0, 0, False
+        self._chunk = None
+        self._new_epoch()
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        # a stream that was left in the middle of an epoch goes on only if its state was restored
+        if self._started:
+            self._begin_epoch(self.epoch + 1)
+        while self.endless or self.position < self._rounds:
+            row = self._row(self.position)
+            self._started = True
+            self.position += 1
+            yield row
+        self._begin_epoch(self.epoch + 1)
+
+    def _row(self, position: int) -> IndexBatch:
+        offset = position - self._first
+        if self._chunk is None or not 0 <= offset < len(self._lists):
+            self._load_chunk(position)
+            offset = position - self._first
+        batch = IndexBatch(self._lists[offset])
+        batch.weights = self._weights
+        return batch
+
+    def _load_chunk(self, position: int) -> None:
+        rounds = position - self._base
+        generator = torch.Generator().manual_seed(
+            derive_seed(self.seed, self.epoch, self._refreshes, self._base, rounds)
+        )
+        self._set_chunk(self._make_chunk(rounds, generator), position)
+
+    def _set_chunk(self, chunk: Chunk, first: int) -> None:
+        self._chunk, self._first = chunk, first
+        batches = chunk.rows.tolist() + ([] if chunk.tail is None else [chunk.tail.tolist()])
+        usable = len(batches) // self.num_replicas * self.num_replicas
+        self._lists = batches[self.rank : usable : self.num_replicas]
+        self._weights = None if chunk.weights is None else chunk.weights.tolist()
+
+    # --- refresh --------------------------------------------------------------------------------------
+
+    def refresh(self, features: ArrayLike) -> None:
+        """Recompute strata or plan from the current ``features`` (n, d); they apply from the next batch on.
+
+        Batches that a DataLoader has already asked for keep the weights that they were drawn with.
+        """
+        if not self.needs_features:
+            return
+        x = as_features(features)
+        if len(x) != self.n:
+            raise InputError(
+                f"features have {len(x)} rows, the sampler was made for n={self.n} samples; "
+                "pass the features of the whole data set, in its order"
+            )
+        self._before_refresh()
+        self._refreshes += 1
+        self._base = self.position
+        self._chunk = None
+        self._fit(x)
+
+    def _before_refresh(self) -> None:
+        """Take note of the present chunk before it is dropped."""
+
+    def sample_batches(self, count: int, *, seed: int = 0) -> Chunk:
+        """Draw ``count`` batches as the stream would from here on, without moving it: (count, batch_size)."""
+        rows: list[Tensor] = []
+        have = turn = 0
+        weights: Tensor | None = None
+        while have < count:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, seed, turn, -1))
+            chunk = self._sample_chunk(generator)
+            rows.append(chunk.rows)
+            weights = chunk.weights
+            have += len(chunk.rows)
+            turn += 1
+        return Chunk(torch.cat(rows)[:count], weights)
+
+    def _sample_chunk(self, generator: torch.Generator) -> Chunk:
+        return self._make_chunk(0, generator)
+
+    # --- state ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the stream depends on; the same on every process."""
+        return {
+            "sampler": type(self).__name__,
+            "version": _STATE_VERSION,
+            "n": self.n,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "position": self.position,
+            "started": self._started,
+            "refreshes": self._refreshes,
+            "base": self._base,
+            "chunk": None if self._chunk is None else {"first": self._first, **self._chunk._asdict()},
+            "extra": self._extra_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the stream that ``state`` was taken from, in this or in a new process."""
+        expected = {
+            "sampler": type(self).__name__,
+            "version": _STATE_VERSION,
+            "n": self.n,
+            "batch_size": self.batch_size,
+        }
+        for key, value in expected.items():
+            if key not in state:
+                raise InputError(f"the state has no {key!r}; pass what {type(self).__name__}.state_dict() gave")
+            if state[key] != value:
+                raise InputError(
+                    f"the state has {key}={state[key]!r}, this sampler {key}={value!r}; "
+                    "make the sampler with the same arguments or start anew"
+                )
+        self.seed = state["seed"]
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._refreshes, self._base = state["refreshes"], state["base"]
+        self._load_extra_state(state["extra"])
+        self._chunk = None
+        if state["chunk"] is not None:
+            self._set_chunk(Chunk(*(state["chunk"][name] for name in Chunk._fields)), state["chunk"]["first"])
+        # the next iteration continues instead of starting another epoch
+        self._started = False
+
+
+def derive_seed(*parts: int) -> int:
+    """Mix integers into one 63-bit seed (splitmix64), so that streams with related parts are unrelated."""
+    mask = 2**64 - 1
+    state = 0
+    for part in parts:
+        state = (state ^ (part & mask)) + 0x9E3779B97F4A7C15 & mask
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & mask
+        state ^= state >> 31
+    return state >> 1

@@ -1,0 +1,90 @@
+"""Strata first, then a plan of the next batches in which each is a small, weighted copy of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vardass.kernels import Kernel, as_kernel
+from vardass.lowrank import low_rank_features
+from vardass.samplers.base import Chunk
+from vardass.samplers.plan import couple_rows, cycle_table
+from vardass.samplers.stratified import StratifiedBatchSampler
+from vardass.validate import as_generator, check_count
+
+__all__ = ["OrderedBatchSampler"]
+
+PLAN_RANK = 256
+"""Columns of the kernel features that plans look at; coupling profits from more than strata do."""
+
+
+class OrderedBatchSampler(StratifiedBatchSampler):
+    """Weighted draws from strata, coupled so that every batch's mean embedding is close to the full one.
+
+    Each `refresh` makes strata, as `StratifiedBatchSampler` does, and then a table of ``plan_rows`` batches
+    with one member of each stratum, in which every member of a stratum of size m occurs equally often (to
+    within one). Members are swapped inside their columns until each row's weighted mean embedding is as
+    close to that of the data set as it gets. Rows come in random order. Each batch is unbiased for every
+    function, whatever the swaps (see `vardass.samplers.plan`), and its variance is at most that of the strata.
+    When the rows are used up, another table is made from the same features.
+
+    Parameters
+    ----------
+    n, batch_size, kernel, solver, groups, seed, batches, endless, num_replicas, rank, strata_options
+        As for `StratifiedBatchSampler`.
+    plan_rows : int
+        Batches planned together. More give the swaps more choice and cost more time.
+    plan_rank : int
+        Columns of the kernel features that the plan looks at.
+    swap_rounds : int
+        Most rounds of swaps; 0 leaves the draws uncoupled.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        batch_size: int,
+        *,
+        kernel: Kernel | str = "mmd",
+        plan_rows: int = 128,
+        plan_rank: int = PLAN_RANK,
+        swap_rounds: int = 48,
+        **options: Any,
+    ) -> None:
+        super().__init__(n, batch_size, kernel=kernel, replacement=False, **options)
+        self.plan_rows = check_count(plan_rows, "plan_rows", low=2)
+        self.plan_rank = check_count(plan_rank, "plan_rank")
+        self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
+        self._features: Tensor | None = None
+
+    def _fit(self, features: Tensor) -> None:
+        super()._fit(features)
+        kernel = as_kernel(self.kernel).fit(features)
+        generator = as_generator(self._refreshes, features.device)
+        self._features = low_rank_features(features, kernel, self.plan_rank, generator=generator).features
+
+    def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
+        if self.strata is None or self._features is None:
+            return super()._make_chunk(rounds, generator)
+        count = -(-self.plan_rows // self.num_replicas) * self.num_replicas
+        q = self.draws_per_stratum
+        table = cycle_table(self.strata, count * q, generator)
+        table = table.view(count, q, -1).transpose(1, 2).reshape(count, self.batch_size)
+        table = couple_rows(
+            table.to(self._features.device),
+            self._features,
+            self._column_weights.to(self._features.device),
+            rounds=self.swap_rounds,
+            generator=generator,
+        )
+        order = torch.randperm(count, generator=generator).to(table.device)
+        return Chunk(table[order], self._column_weights)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {**super()._extra_state(), "features": self._features}
+
+    def _load_extra_state(self, state: dict[str, Any]) -> None:
+        super()._load_extra_state(state)
+        self._features = state["features"]

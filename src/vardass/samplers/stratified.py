@@ -1,0 +1,174 @@
+"""One draw from each stratum, weighted by its size: the paper's sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import Kernel
+from vardass.samplers.base import Chunk, MinibatchSampler
+from vardass.samplers.plan import cycle_table
+from vardass.strata import Strata
+from vardass.stratify import stratify
+from vardass.stratify.grouped import stratify_groups
+from vardass.validate import ArrayLike, as_labels, check_count
+
+__all__ = ["StratifiedBatchSampler"]
+
+_DRAWS = 8192  # indices drawn at a time
+
+
+class StratifiedBatchSampler(MinibatchSampler):
+    """Draw from every stratum of the current features; uniform until the first `refresh`.
+
+    Each batch holds ``draws_per_stratum`` samples of each of ``batch_size / draws_per_stratum`` strata, in
+    stratum order, with weight size / n shared by the draws of a stratum (section 2.2 of the paper). The
+    weighted mean of any function over the batch is unbiased for its mean over the data set.
+
+    Parameters
+    ----------
+    n, batch_size, seed, batches, endless, num_replicas, rank
+        As for `MinibatchSampler`.
+    kernel : Kernel, name or callable
+        The kernel of the loss.
+    solver : str
+        See `vardass.stratify`: ``"min-sum"``, ``"dynamic-kmeans"`` (the paper), ``"kmeans"``, ...
+    replacement : bool
+        True: draws are independent, as in the paper. False: each stratum is cycled through in random order,
+        which visits samples more evenly.
+    draws_per_stratum : int
+        Two or more make the U-statistic exact inside strata, at the price of fewer strata.
+    groups : array of shape (n,), optional
+        Class labels: strata are made within classes, with as many for each class as its share, so every
+        batch keeps the class proportions.
+    strata_options
+        Passed to `stratify`: ``min_size``, ``equal``, ``rank``, ``trials``, ...
+
+    Attributes
+    ----------
+    strata : Strata or None
+        Those of the last refresh.
+
+    Examples
+    --------
+    >>> z = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    >>> sampler = StratifiedBatchSampler(100, batch_size=8, kernel="mmd", seed=0)
+    >>> sampler.refresh(z)
+    >>> batch = next(iter(sampler))
+    >>> len(batch), round(sum(batch.weights), 6)
+    (8, 1.0)
+    """
+
+    def __init__(
+        self,
+        n: int,
+        batch_size: int,
+        *,
+        kernel: Kernel | str = "mmd",
+        solver: str = "min-sum",
+        replacement: bool = True,
+        draws_per_stratum: int = 1,
+        groups: ArrayLike | None = None,
+        seed: int = 0,
+        batches: int | None = None,
+        endless: bool = False,
+        num_replicas: int = 1,
+        rank: int = 0,
+        **strata_options: Any,
+    ) -> None:
+        super().__init__(
+            n,
+            batch_size,
+            seed=seed,
+            batches=batches,
+            endless=endless,
+            num_replicas=num_replicas,
+            rank=rank,
+        )
+        self.kernel = kernel
+        self.solver = solver
+        self.replacement = bool(replacement)
+        self.draws_per_stratum = check_count(draws_per_stratum, "draws_per_stratum")
+        if batch_size % self.draws_per_stratum:
+            raise InputError(
+                f"batch_size={batch_size} is not a multiple of draws_per_stratum={draws_per_stratum}; "
+                f"use batch_size={batch_size // draws_per_stratum * draws_per_stratum or draws_per_stratum}"
+            )
+        self.groups = None if groups is None else as_labels(groups, n, "groups")
+        self.strata_options = strata_options
+        self.strata: Strata | None = None
+
+    @property
+    def strata_count(self) -> int:
+        """Number of strata, batch_size / draws_per_stratum."""
+        return self.batch_size // self.draws_per_stratum
+
+    def _fit(self, features: Tensor) -> None:
+        options: dict[str, Any] = {
+            "kernel": self.kernel,
+            "solver": self.solver,
+            "seed": self._refreshes,
+            "warm_start": self._warm_start(),
+            **self.strata_options,
+        }
+        if self.groups is not None:
+            found = stratify_groups(features, self.strata_count, self.groups, **options)
+        else:
+            found = stratify(features, self.strata_count, **options)
+        self._use(found)
+
+    def _warm_start(self) -> Strata | None:
+        """Earlier strata are the better start only for min-sum: the others begin with k-means++."""
+        return self.strata if self.solver == "min-sum" else None
+
+    def use(self, strata: Strata) -> None:
+        """Draw from given strata, for example loaded ones, from the next batch on."""
+        if strata.n != self.n or strata.k != self.strata_count:
+            raise InputError(
+                f"the strata have n={strata.n}, k={strata.k}; the sampler needs n={self.n}, k={self.strata_count}"
+            )
+        self._before_refresh()
+        self._refreshes += 1
+        self._base = self.position
+        self._chunk = None
+        self._use(strata)
+
+    def _use(self, strata: Strata) -> None:
+        needed = 1 if self.replacement else self.draws_per_stratum
+        smallest = int(strata.sizes.min())
+        if smallest < needed:
+            raise InputError(
+                f"a stratum has {smallest} samples, fewer than draws_per_stratum={self.draws_per_stratum} without "
+                f"replacement; set min_size={needed} or replacement=True"
+            )
+        self.strata = strata.to("cpu")
+        each = self.strata.weights.double() / self.draws_per_stratum
+        self._column_weights = each.repeat_interleave(self.draws_per_stratum)
+
+    def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
+        strata = self.strata
+        count = max(1, _DRAWS // self.batch_size) * self.num_replicas
+        if strata is None:
+            return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))
+        q = self.draws_per_stratum
+        if not self.replacement:
+            table = cycle_table(strata, count * q, generator)
+            rows = table.view(count, q, -1).transpose(1, 2).reshape(count, self.batch_size)
+            return Chunk(rows, self._column_weights)
+        sizes = strata.sizes.repeat_interleave(q)
+        starts = strata.starts.repeat_interleave(q)
+        draw = torch.rand(count, self.batch_size, dtype=torch.float64, generator=generator)
+        offset = (draw * sizes).long().clamp_max_(sizes - 1)
+        return Chunk(strata.order[starts + offset], self._column_weights)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"strata": None if self.strata is None else self.strata.to_dict()}
+
+    def _load_extra_state(self, state: dict[str, Any]) -> None:
+        if state["strata"] is None:
+            self.strata = None
+        else:
+            self._use(Strata.from_dict(state["strata"]))

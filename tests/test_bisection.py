@@ -1,0 +1,159 @@
+"""Recursive bisection: sizes, the axis it cuts across, and its use as a start."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vardass.stratify.bisection import _leading_axis, bisection_labels
+from vardass.stratify.problem import LowRankProblem
+from vardass.stratify.seeding import random_balanced_labels
+
+module = importlib.import_module("vardass.stratify.bisection")
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def cloud(n: int, r: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, r, generator=gen(seed), dtype=dtype) / torch.arange(1, r + 1, dtype=dtype)
+
+
+def sizes_of(labels: Tensor, k: int) -> Tensor:
+    assert int(labels.min()) >= 0
+    assert int(labels.max()) < k
+    return torch.bincount(labels, minlength=k)
+
+
+def test_sizes_differ_by_at_most_one_for_every_n_and_k() -> None:
+    for n in range(1, 41):
+        for k in range(1, n + 1):
+            sizes = sizes_of(bisection_labels(cloud(n, 3, n), k), k)
+            assert int(sizes.min()) == n // k
+            assert int(sizes.max()) == -(-n // k)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1000, 7), (1000, 333), (997, 64), (5000, 1000)])
+def test_sizes_differ_by_at_most_one_for_larger_n(n: int, k: int) -> None:
+    sizes = sizes_of(bisection_labels(cloud(n, 6, dtype=torch.float32), k), k)
+    assert int(sizes.max() - sizes.min()) <= 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 10_000), st.data())
+def test_importance_leaves_no_stratum_empty(n: int, seed: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    r = data.draw(st.sampled_from([1, 2, 5, 40]))
+    x = cloud(n, r, seed)
+    if data.draw(st.booleans()):
+        x = x[torch.arange(n) % max(1, n // 4)]  # duplicates
+    kind = data.draw(st.sampled_from(["random", "zeros", "one point has it all", "constant"]))
+    importance = torch.rand(n, generator=gen(seed), dtype=x.dtype).pow(8)
+    if kind == "zeros":
+        importance = torch.zeros_like(importance)
+    elif kind == "one point has it all":
+        importance = torch.zeros_like(importance)
+        importance[seed % n] = 1.0
+    elif kind == "constant":
+        importance = torch.ones_like(importance)
+    assert int(sizes_of(bisection_labels(x, k, importance=importance), k).min()) >= 1
+
+
+def test_strata_hold_equal_amounts_of_importance() -> None:
+    n, k = 4000, 8
+    x = cloud(n, 2)
+    importance = x[:, 0].exp()
+    labels = bisection_labels(x, k, importance=importance)
+    amounts = torch.zeros(k, dtype=x.dtype).index_add_(0, labels, importance)
+    assert float(amounts.max() / amounts.min()) < 1.05
+    assert float(sizes_of(labels, k).max() / sizes_of(labels, k).min()) > 3.0
+    plain = bisection_labels(x, k)
+    held = torch.zeros(k, dtype=x.dtype).index_add_(0, plain, importance)
+    assert float(held.max() / held.min()) > 3.0
+
+
+def test_one_dimension_is_cut_into_intervals() -> None:
+    x = cloud(60, 1)
+    labels = bisection_labels(x, 7)
+    in_order = labels[x[:, 0].argsort()]
+    assert int((in_order[1:] != in_order[:-1]).sum()) == 6
+
+
+def test_separate_groups_of_equal_size_are_found() -> None:
+    centres = torch.tensor([[0.0, 0.0], [100.0, 0.0], [0.0, 40.0], [100.0, 40.0]])
+    group = torch.randperm(80, generator=gen()) % 4
+    x = centres[group] + torch.randn(80, 2, generator=gen(1))
+    labels = bisection_labels(x, 4)
+    pairs = {(int(g), int(h)) for g, h in zip(group, labels, strict=True)}
+    assert len(pairs) == 4  # groups and strata are the same up to names
+
+
+def test_start_is_far_better_than_random_strata() -> None:
+    x = cloud(500, 8)
+    problem = LowRankProblem(x - x.mean(0), x.new_zeros(500))
+    start = problem.objective(bisection_labels(x, 20), 20)
+    assert start < 0.5 * problem.objective(random_balanced_labels(500, 20, 0), 20)
+
+
+@pytest.mark.parametrize("importance", [False, True])
+@pytest.mark.parametrize("x", [torch.ones(12, 3), torch.zeros(12, 1)], ids=["constant", "zero"])
+def test_constant_features(x: Tensor, importance: bool) -> None:
+    labels = bisection_labels(x, 5, importance=torch.zeros(12) if importance else None)
+    assert int(sizes_of(labels, 5).min()) >= 1
+
+
+@pytest.mark.parametrize("importance", [False, True])
+def test_as_many_strata_as_points(importance: bool) -> None:
+    x = cloud(33, 4)
+    labels = bisection_labels(x, 33, importance=torch.rand(33, generator=gen()) if importance else None)
+    assert sorted(labels.tolist()) == list(range(33))
+
+
+def test_one_stratum() -> None:
+    assert bisection_labels(cloud(9, 2), 1).tolist() == [0] * 9
+
+
+def test_only_the_first_32_columns_count() -> None:
+    x = cloud(50, 40)
+    labels = bisection_labels(x, 6)
+    changed = x.clone()
+    changed[:, 32:] = torch.randn(50, 8, generator=gen(5), dtype=x.dtype)
+    assert torch.equal(labels, bisection_labels(changed, 6))
+    changed[:, :32] = torch.randn(50, 32, generator=gen(6), dtype=x.dtype)
+    assert not torch.equal(labels, bisection_labels(changed, 6))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e10, 1e30])
+def test_scale_does_not_matter(scale: float) -> None:
+    x = cloud(100, 5, dtype=torch.float32)
+    assert torch.equal(bisection_labels(x * scale, 7), bisection_labels(x, 7))
+
+
+def test_groups_of_parts_give_the_same_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = cloud(300, 4)
+    importance = torch.rand(300, generator=gen(), dtype=x.dtype)
+    together = bisection_labels(x, 37, importance=importance)
+    monkeypatch.setattr(module, "_PADDED", 1)  # each part on its own
+    assert torch.equal(bisection_labels(x, 37, importance=importance), together)
+
+
+def test_input_is_left_alone_and_the_result_is_a_function_of_it() -> None:
+    x = cloud(64, 3)
+    before = x.clone()
+    assert torch.equal(bisection_labels(x, 8), bisection_labels(x, 8))
+    assert torch.equal(x, before)
+
+
+def test_the_leading_axis_is_the_first_eigenvector() -> None:
+    x = torch.randn(6, 200, 5, generator=gen(), dtype=torch.float64) * torch.tensor([1.0, 3.0, 1.5, 0.5, 1.0])
+    moments = x.transpose(1, 2) @ x
+    axis = torch.nn.functional.normalize(_leading_axis(moments), dim=1)
+    expected = torch.linalg.eigh(moments).eigenvectors[..., -1]
+    assert float((axis * expected).sum(1).abs().min()) > 0.9999
+    assert torch.isfinite(_leading_axis(torch.zeros(2, 3, 3))).all()

@@ -1,0 +1,314 @@
+"""Low-rank kernel features with the exact diagonal, against the full kernel matrix."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import (
+    CoralKernel,
+    FunctionKernel,
+    Kernel,
+    LaplacianKernel,
+    LinearKernel,
+    PolynomialKernel,
+    RBFMixture,
+)
+from vardass.lowrank import LowRankFeatures, fit_feature_map, low_rank_features
+from vardass.stratify.problem import ExactProblem, LowRankProblem
+from vardass.stratify.seeding import random_balanced_labels
+
+module = importlib.import_module("vardass.lowrank")
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def cloud(n: int, d: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, d, generator=gen(seed), dtype=dtype)
+
+
+def skewed(n: int, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows of very unequal length, as CORAL's kernel makes them more so."""
+    return cloud(n, d, 0, dtype) * cloud(n, 1, 1, dtype).exp()
+
+
+def zero(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_zeros(len(x), len(y))
+
+
+WIDE = cloud(40, 30)  # too wide for CORAL's explicit features
+NYSTROM = {
+    "rbf-mixture": (RBFMixture(), cloud(40)),
+    "rbf": (RBFMixture(gammas=(0.1,)), cloud(40)),
+    "coral": (CoralKernel(), WIDE),
+    "laplacian": (LaplacianKernel(), cloud(40)),
+    "polynomial": (PolynomialKernel(degree=3), cloud(40)),
+    "function": (FunctionKernel(lambda x, y: (1.0 + x @ y.T) ** 2), cloud(40)),
+}
+each_nystrom = pytest.mark.parametrize(("kernel", "x"), NYSTROM.values(), ids=NYSTROM.keys())
+each_pivoting = pytest.mark.parametrize("pivoting", ["rpcholesky", "uniform"])
+
+
+# --- exactness --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kernel", "columns"), [(LinearKernel(), 5), (CoralKernel(), 15)], ids=["linear", "coral"])
+def test_explicit_features_are_exact_and_have_no_residual(kernel: Kernel, columns: int) -> None:
+    x = cloud(50, 5) + 3.0
+    kernel = kernel.fit(x)
+    feature_map = fit_feature_map(x, kernel, rank=64, generator=gen())
+    assert feature_map.landmarks is None
+    features, residual = feature_map(x)
+    assert features.shape == (50, columns)
+    assert not residual.any()
+    torch.testing.assert_close(features @ features.T, kernel.matrix(x))
+    low_rank = low_rank_features(x, kernel, generator=gen())
+    torch.testing.assert_close(low_rank.features.mean(0), torch.zeros(columns, dtype=x.dtype))
+    spread = low_rank.features.var(0)
+    assert bool((spread[1:] <= spread[:-1] * (1 + 1e-9)).all())  # columns by falling variance
+    assert low_rank.captured == 1.0
+
+
+@each_nystrom
+@each_pivoting
+def test_all_points_as_landmarks_reproduce_the_kernel(kernel: Kernel, x: Tensor, pivoting: str) -> None:
+    kernel = kernel.fit(x)
+    feature_map = fit_feature_map(x, kernel, 40, landmarks=40, pivoting=pivoting, generator=gen())
+    features, residual = feature_map(x)
+    matrix = kernel.matrix(x)
+    scale = float(matrix.abs().max())
+    assert features.shape[1] <= 40
+    assert float((features @ features.T + residual.diag() - matrix).abs().max()) < 1e-10 * scale
+    assert float(residual.max()) < 1e-10 * scale
+
+
+@each_nystrom
+@each_pivoting
+@pytest.mark.parametrize("rank", [1, 4, 9])
+def test_the_diagonal_is_exact_at_any_rank(kernel: Kernel, x: Tensor, pivoting: str, rank: int) -> None:
+    kernel = kernel.fit(x)
+    feature_map = fit_feature_map(x, kernel, rank, pivoting=pivoting, generator=gen())
+    features, residual = feature_map(x)
+    assert features.shape == (40, rank)
+    assert float(residual.min()) >= 0.0
+    assert float(residual.max()) > 0.0
+    torch.testing.assert_close(features.square().sum(1) + residual, kernel.diag(x))
+
+
+@each_nystrom
+def test_full_rank_objective_equals_the_exact_one(kernel: Kernel, x: Tensor) -> None:
+    kernel = kernel.fit(x)
+    low_rank = low_rank_features(x, kernel, rank=40, generator=gen())
+    full = ExactProblem(kernel.matrix(x))
+    problem = LowRankProblem(low_rank.features, low_rank.residual)
+    for k in (1, 3, 10, 40):
+        labels = random_balanced_labels(40, k, k)
+        scale = full.objective(torch.zeros_like(labels), 1)
+        assert problem.objective(labels, k) == pytest.approx(full.objective(labels, k), abs=1e-9 * scale)
+
+
+def test_the_residual_keeps_the_size_penalty_that_few_features_miss() -> None:
+    x = cloud(200, 10)
+    kernel = RBFMixture()
+    full = ExactProblem(kernel.matrix(x))
+    low_rank = low_rank_features(x, kernel, rank=20, generator=gen())
+    with_residual = LowRankProblem(low_rank.features, low_rank.residual)
+    without = LowRankProblem(low_rank.features, torch.zeros_like(low_rank.residual))
+    labels = random_balanced_labels(200, 5, 0)
+    true = full.objective(labels, 5)
+    assert with_residual.objective(labels, 5) == pytest.approx(true, rel=0.03)
+    assert without.objective(labels, 5) < 0.7 * true
+
+
+# --- how much is captured ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [RBFMixture(), CoralKernel()], ids=["mmd", "coral"])
+def test_captured_and_irreducible_share_the_variance_and_rank_helps(kernel: Kernel) -> None:
+    x = cloud(300, 24)
+    kernel = kernel.fit(x)
+    found = []
+    for rank in (1, 4, 16, 64, 256):
+        low_rank = low_rank_features(x, kernel, rank, landmarks=300, generator=gen())
+        assert low_rank.captured + low_rank.irreducible == 1.0
+        inside = float(low_rank.features.square().sum())
+        whole = inside + float(low_rank.residual.sum())
+        assert low_rank.captured == pytest.approx(inside / whole)
+        found.append(low_rank.captured)
+    assert found == sorted(found)
+    assert found[-1] > 2 * found[1]
+    assert 0.0 <= found[0] < found[-1] <= 1.0
+
+
+def test_captured_at_full_rank_is_all_of_the_uniform_variance() -> None:
+    x = cloud(60)
+    low_rank = low_rank_features(x, RBFMixture(), 60, generator=gen())
+    assert low_rank.captured == pytest.approx(1.0, abs=1e-9)
+    matrix = RBFMixture().matrix(x)
+    scatter = float(matrix.diagonal().sum() - matrix.mean() * 60)
+    assert float(low_rank.features.square().sum()) == pytest.approx(scatter)
+
+
+def test_nothing_to_capture_counts_as_all() -> None:
+    assert LowRankFeatures(torch.zeros(3, 2), torch.zeros(3)).captured == 1.0
+
+
+def test_random_pivots_beat_uniform_landmarks_on_a_skewed_kernel() -> None:
+    x = skewed(600, 48)
+    kernel = CoralKernel().fit(x)
+    pivoted, uniform = (
+        [low_rank_features(x, kernel, 32, pivoting=p, generator=gen(s)).captured for s in range(3)]
+        for p in ("rpcholesky", "uniform")
+    )
+    assert min(pivoted) > 0.8
+    assert max(uniform) < 0.5
+
+
+def test_pivots_are_distinct_and_end_with_the_rank_of_the_kernel() -> None:
+    x = cloud(50)
+    chosen = module._random_pivots(x, RBFMixture(), 20, gen())
+    assert len(set(chosen.tolist())) == 20
+    # (1 + <x, y>)² on 3 columns has rank 10, the linear kernel 3
+    assert len(module._random_pivots(x, PolynomialKernel(), 50, gen())) < 20
+    feature_map = fit_feature_map(x, PolynomialKernel(), 50, generator=gen())
+    assert feature_map.transform.shape[1] == 10
+
+
+# --- the map ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "d"), [(RBFMixture(), 6), (CoralKernel(), 30), (CoralKernel(), 6), (LinearKernel(), 6)]
+)
+def test_the_map_treats_unseen_points_as_seen_ones(kernel: Kernel, d: int) -> None:
+    x = cloud(80, d)
+    kernel = kernel.fit(x)
+    feature_map = fit_feature_map(x[:50], kernel, 16, generator=gen())
+    features, residual = feature_map(x)
+    for rows in (slice(0, 50), slice(50, 80), slice(79, 80)):
+        some, rest = feature_map(x[rows])
+        torch.testing.assert_close(some, features[rows])
+        torch.testing.assert_close(rest, residual[rows])
+    torch.testing.assert_close(features.square().sum(1) + residual, kernel.diag(x))
+    twin, _ = feature_map(x[50:51])  # a copy of a seen point lands where the point is
+    torch.testing.assert_close(twin[0], features[50])
+
+
+@pytest.mark.parametrize(("kernel", "d"), [(RBFMixture(), 6), (LinearKernel(), 6)])
+def test_blocks_do_not_change_the_map(kernel: Kernel, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = cloud(80, d)
+    feature_map = fit_feature_map(x, kernel, 16, generator=gen())
+    whole = feature_map(x)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 1)
+    torch.testing.assert_close(feature_map(x), whole)
+
+
+def test_landmarks_come_from_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SAMPLE", 30)
+    x = cloud(200, 4)
+    feature_map = fit_feature_map(x, RBFMixture(), 50, generator=gen())
+    assert feature_map.landmarks is not None
+    assert 1 < len(feature_map.landmarks) <= 30
+    assert bool((feature_map.landmarks[:, None] == x).all(2).any(1).all())
+    features, residual = feature_map(x)
+    torch.testing.assert_close(features.square().sum(1) + residual, x.new_full((200,), 5.0))
+    explicit = low_rank_features(x, LinearKernel(), generator=gen())
+    torch.testing.assert_close(explicit.features.square().sum(), (x - x.mean(0)).square().sum())
+
+
+def test_wide_coral_takes_memory_for_landmarks_not_for_d_squared() -> None:
+    x = cloud(300, 512, dtype=torch.float32)
+    kernel = CoralKernel().fit(x)
+    assert kernel.explicit_features(x) is None
+    feature_map = fit_feature_map(x, kernel, 32, generator=gen())
+    assert feature_map.landmarks is not None
+    assert feature_map.landmarks.shape == (64, 512)
+    assert feature_map.transform.shape == (64, 32)
+    low_rank = low_rank_features(x, kernel, 32, generator=gen())
+    assert low_rank.features.shape == (300, 32)
+    assert low_rank.residual.shape == (300,)
+
+
+def test_the_default_is_twice_as_many_landmarks_as_columns() -> None:
+    feature_map = fit_feature_map(cloud(100, 10), RBFMixture(), 12, generator=gen())
+    assert feature_map.landmarks is not None
+    assert len(feature_map.landmarks) == 24
+    feature_map = fit_feature_map(cloud(100, 10), RBFMixture(), 12, landmarks=12, generator=gen())
+    assert feature_map.transform.shape == (12, 12)
+
+
+# --- hard input -------------------------------------------------------------------------------------------
+
+
+@each_pivoting
+def test_rank_above_n(pivoting: str) -> None:
+    low_rank = low_rank_features(cloud(9), RBFMixture(), 128, pivoting=pivoting, generator=gen())
+    assert low_rank.features.shape == (9, 9)
+    assert low_rank.captured == pytest.approx(1.0)
+    single = low_rank_features(cloud(1), RBFMixture(), 128, pivoting=pivoting, generator=gen())
+    assert single.features.shape == (1, 1)
+    assert not single.features.any()
+
+
+@each_pivoting
+def test_a_zero_kernel(pivoting: str) -> None:
+    x = cloud(20, dtype=torch.float32)
+    low_rank = low_rank_features(x, FunctionKernel(zero), 8, pivoting=pivoting, generator=gen())
+    assert low_rank.features.shape == (20, 1)
+    assert not low_rank.features.any()
+    assert not low_rank.residual.any()
+    assert (low_rank.captured, low_rank.irreducible) == (1.0, 0.0)
+
+
+@each_pivoting
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "kernel", [RBFMixture(), CoralKernel(), LinearKernel(), LaplacianKernel()], ids=lambda k: type(k).__name__
+)
+def test_constant_features(kernel: Kernel, dtype: torch.dtype, pivoting: str) -> None:
+    x = torch.full((20, 3), 0.7, dtype=dtype)
+    low_rank = low_rank_features(x, kernel.fit(x), 8, pivoting=pivoting, generator=gen())
+    small = 1e-5 if dtype == torch.float32 else 1e-12
+    assert float(low_rank.features.abs().max()) < small
+    assert float(low_rank.residual.max()) < small
+    assert float(low_rank.residual.min()) >= 0.0
+    assert 0.0 <= low_rank.captured <= 1.0
+
+
+@pytest.mark.parametrize("kernel", [RBFMixture(), CoralKernel(), LaplacianKernel()], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_float32_is_stable_far_from_the_origin(kernel: Kernel, offset: float) -> None:
+    # multiples of 2^-10 below 8: the offset is added without rounding
+    x = (cloud(150, 30) * 1024).round().clamp(-8192, 8192) / 1024
+    shifted = (x + offset).float()
+    double, single = kernel.fit(x), kernel.fit(shifted)
+    features, residual = fit_feature_map(shifted, single, 24, generator=gen())(shifted)
+    assert features.dtype == residual.dtype == torch.float32
+    scale = float(double.diag(x).max())
+    diag = features.double().square().sum(1) + residual
+    assert float((diag - double.diag(x)).abs().max()) < 1e-4 * scale
+    far = low_rank_features(shifted, single, 24, generator=gen())
+    near = low_rank_features(x, double, 24, generator=gen())
+    assert far.captured == pytest.approx(near.captured, rel=0.1)
+
+
+@each_pivoting
+def test_same_generator_same_features(pivoting: str) -> None:
+    x = cloud(100, 5)
+    state = torch.random.get_rng_state()
+    runs = [low_rank_features(x, RBFMixture(), 8, pivoting=pivoting, generator=gen(s)) for s in (3, 3, 4)]
+    assert torch.equal(runs[0].features, runs[1].features)
+    assert torch.equal(runs[0].residual, runs[1].residual)
+    assert not torch.equal(runs[0].residual, runs[2].residual)
+    assert torch.equal(torch.random.get_rng_state(), state)  # the global generator is not touched
+
+
+def test_unknown_pivoting_is_named() -> None:
+    with pytest.raises(InputError, match="'rpcholesky' or 'uniform', got 'greedy'"):
+        low_rank_features(cloud(9), RBFMixture(), 4, pivoting="greedy", generator=gen())
