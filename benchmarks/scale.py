@@ -146,7 +146,7 @@ def drawing(repeats: int) -> tuple[str, dict[str, float]]:
     seconds, _ = interleaved({"stratified": lambda: consume(stratified)}, 3 * repeats)
     per_batch = {"torch": 1e6 * found["torch"], "stratified": 1e6 * seconds["stratified"] / take}
     text = (
-        f"n = 1,000,000, k = {K}: torch's `BatchSampler(RandomSampler)` {per_batch['torch']:.1f} µs a batch over a whole "
+        f"n = 1,000,000, k = {K}: torch's `BatchSampler(RandomSampler)` {per_batch['torch']:.1f} µs a batch over an "
         f"epoch, `StratifiedBatchSampler` {per_batch['stratified']:.1f} µs, ratio "
         f"{per_batch['stratified'] / per_batch['torch']:.2f}."
     )

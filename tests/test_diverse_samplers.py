@@ -269,6 +269,32 @@ def test_mass_table_draws_in_proportion_over_many_blocks():
     assert len(set(picks[:, 5].tolist())) > 900
 
 
+def test_mass_table_never_draws_a_sample_without_mass():
+    masses = torch.zeros(400, dtype=torch.float32)
+    masses[[130, 140]] = 1e-3
+    for level, expected in ((0.0, 130), (1.0 - 2.0**-53, 140)):
+        table = MassTable(2, 400, masses)
+        table.mass.copy_(masses.expand(2, -1))
+        levels = torch.full((2, 2), level, dtype=torch.float64)
+        assert table.draw(levels).tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("kernel_rank", [0, 40])
+def test_kmeanspp_takes_rounding_errors_for_copies(kernel_rank):
+    """Once all twelve places are in the batch, the others are copies and equally likely."""
+    places = 3 * points(12, d=40, seed=4, dtype=torch.float32)
+    x = torch.cat([places, places])
+    sampler = fitted(KMeansPlusPlusBatchSampler, x, 13, kernel="linear", kernel_rank=kernel_rank)
+    rows = sampler.sample_batches(2000).rows % 12
+    assert (rows[:, :12].sort(1).values == torch.arange(12)).all()
+    assert p_value(rows[:, 12].tolist(), dict.fromkeys(range(12), 1 / 12)) > 1e-3
+
+
+def test_kmeanspp_runs_through_many_copies():
+    batch = next(iter(fitted(KMeansPlusPlusBatchSampler, torch.zeros(300, 1), 300)))
+    assert sorted(batch) == list(range(300))
+
+
 # --- what both promise ------------------------------------------------------------------------------------
 
 
@@ -512,8 +538,10 @@ def test_bad_arguments_are_refused(cls):
         cls(8, 2, kernel="cosine")
     with pytest.raises(InputError, match=r"7 rows.*n=8"):
         cls(8, 2).refresh(points(7))
-    with pytest.raises(InputError, match="NaN or infinite values"):
-        cls(8, 2, kernel=lambda a, b: torch.full((len(a), len(b)), torch.nan)).refresh(points(8))
+    for kernel_rank in (0, 4):
+        sampler = cls(8, 2, kernel=lambda a, b: torch.full((len(a), len(b)), torch.nan), kernel_rank=kernel_rank)
+        with pytest.raises(InputError, match=r"NaN or infinite values .*scale the features"):
+            sampler.refresh(points(8))
 
 
 def test_state_of_another_sampler_is_refused():

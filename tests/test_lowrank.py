@@ -174,7 +174,12 @@ def test_pivots_are_distinct_and_end_with_the_rank_of_the_kernel() -> None:
     x = cloud(50)
     chosen = module._random_pivots(x, RBFMixture(), 20, gen())
     assert len(set(chosen.tolist())) == 20
-    # (1 + <x, y>)² on 3 columns has rank 10, the linear kernel 3
+    # places of five points each that the kernel can hardly tell apart
+    close = (10.0 * cloud(20, 2)).repeat(5, 1) + 1e-3 * cloud(100, 2, 1)
+    for seed in range(10):
+        chosen = module._random_pivots(close, RBFMixture(gammas=(1.0,)), 60, gen(seed))
+        assert len(set(chosen.tolist())) == len(chosen)
+    # (1 + <x, y>)² on 3 columns has rank 10
     assert len(module._random_pivots(x, PolynomialKernel(), 50, gen())) < 20
     feature_map = fit_feature_map(x, PolynomialKernel(), 50, generator=gen())
     assert feature_map.transform.shape[1] == 10

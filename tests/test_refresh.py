@@ -377,6 +377,7 @@ def test_training_flags_come_back_one_by_one() -> None:
 
     def broken(model: Any, x: Tensor) -> Tensor:
         assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -588,6 +589,8 @@ def test_fill_restores_flags_after_a_failure_and_reports_progress() -> None:
     assert shares == [12 / 23, 1.0]
     torch.testing.assert_close(bank.features(), reference(model, X))
     assert bank.updated_at.unique().tolist() == [5]
+    bank.fill(model, X, budget=3)  # no step passes between the last update and this
+    assert bank.last_step == 5
     with pytest.raises(InputError, match=r"8 columns, the bank holds d=3"):
         bank.fill(model, X, forward=lambda model, x: model[0](x))
     assert all(module.training for module in model.modules())

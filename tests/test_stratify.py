@@ -19,8 +19,10 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LaplacianKernel, LinearKernel, RBFMixture, as_kernel
+from vardass.lowrank import low_rank_features
 from vardass.strata import Strata
 from vardass.stratify import SOLVERS, stratify
+from vardass.stratify.bisection import bisection_labels
 from vardass.variance import stratified_variance, uniform_variance
 
 front = importlib.import_module("vardass.stratify")
@@ -324,6 +326,16 @@ def test_limits_bind_and_cost_variance(solver: str) -> None:
         assert free.variance < high.variance < equal.variance
 
 
+def test_ordinary_kmeans_looks_at_the_features_and_reports_the_kernel() -> None:
+    x = cloud(80)
+    found = {kernel: stratify(x, 8, solver="kmeans", kernel=kernel) for kernel in ("linear", "mmd", "coral")}
+    for kernel, strata in found.items():
+        assert torch.equal(strata.labels, found["linear"].labels)
+        assert strata.variance == pytest.approx(stratified_variance(x, strata.labels, kernel=kernel), rel=1e-9)
+    assert torch.equal(stratify(x, 8, solver="kernel-kmeans", kernel="linear").labels, found["linear"].labels)
+    assert not torch.equal(stratify(x, 8, solver="kernel-kmeans").labels, found["linear"].labels)
+
+
 DATA = {
     "blobs mmd": (blobs(300, 16, 0), "mmd", 8),
     "blobs coral": (blobs(300, 16, 1), "coral", 32),
@@ -465,6 +477,13 @@ def test_starts_differ_and_labels_are_a_start() -> None:
         assert torch.equal(stratify(x, 10, init=labels, max_passes=0).labels, starts["random"])
 
 
+def test_equal_strata_start_from_an_even_bisection() -> None:
+    x = cloud(70, 5)
+    phi = low_rank_features(x, LinearKernel(), generator=gen()).features
+    start = stratify(x, 9, kernel="linear", rank=5, equal=True, max_passes=0)
+    assert torch.equal(start.labels, bisection_labels(phi, 9))
+
+
 def test_a_start_outside_the_limits_is_repaired() -> None:
     x = cloud(40)
     for warm_start in (torch.zeros(40, dtype=torch.int64), torch.arange(40) // 39):
@@ -513,6 +532,12 @@ def test_restarts_begin_with_the_warm_start() -> None:
     best = stratify(x, 8, restarts=20)
     again = stratify(x, 8, warm_start=best, restarts=3, seed=7)
     assert again.variance <= best.variance * (1 + 1e-9)
+
+
+def test_restarts_after_the_first_leave_the_warm_start() -> None:
+    x, trap = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64), torch.tensor([0, 1, 0, 1])
+    assert stratify(x, 2, kernel="linear", warm_start=trap).variance == 0.125  # no single move gets out of it
+    assert stratify(x, 2, kernel="linear", warm_start=trap, restarts=3).variance == 0.0
 
 
 @pytest.mark.parametrize(

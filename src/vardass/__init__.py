@@ -1,45 +1,59 @@
 """Variance-reduced minibatches for training with a domain-discrepancy loss.
 
-Strata for one domain, the weighted losses that use them, and what they save:
+Strata for one domain, the samplers that draw from them, and the weighted losses that use them:
 
 >>> import torch, vardass
 >>> z = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
 >>> strata = vardass.stratify(z, k=16, kernel="mmd")
 >>> strata.variance < strata.uniform_variance
 True
+
+More kernels are in `vardass.kernels`, exact variances in `vardass.variance`, the paper's lemma and theorems in
+`vardass.theory`, lower bounds in `vardass.bounds`, further refresh policies in `vardass.refresh`.
 """
 
-from vardass.errors import InputError, VardassError, VardassWarning
-from vardass.kernels import (
-    CoralKernel,
-    FunctionKernel,
-    Kernel,
-    LaplacianKernel,
-    LinearKernel,
-    PolynomialKernel,
-    RBFMixture,
-)
+from vardass.errors import InputError, VardassError
+from vardass.kernels import CoralKernel, Kernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
+from vardass.refresh import DriftRefresh, FeatureBank, RefreshEvery, Refresher, extract_features
+from vardass.report import variance_report
+from vardass.samplers import (
+    BalancedBatchSampler,
+    DPPBatchSampler,
+    KMeansPlusPlusBatchSampler,
+    OrderedBatchSampler,
+    StratifiedBatchSampler,
+    UniformBatchSampler,
+    with_weights,
+)
 from vardass.strata import Strata
 from vardass.stratify import stratify
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BalancedBatchSampler",
     "CORALLoss",
     "CoralKernel",
-    "FunctionKernel",
+    "DPPBatchSampler",
+    "DriftRefresh",
+    "FeatureBank",
     "InputError",
+    "KMeansPlusPlusBatchSampler",
     "Kernel",
-    "LaplacianKernel",
-    "LinearKernel",
     "MMDLoss",
-    "PolynomialKernel",
+    "OrderedBatchSampler",
     "RBFMixture",
+    "RefreshEvery",
+    "Refresher",
     "Strata",
+    "StratifiedBatchSampler",
+    "UniformBatchSampler",
     "VardassError",
-    "VardassWarning",
     "coral",
+    "extract_features",
     "mmd2",
     "stratify",
+    "variance_report",
+    "with_weights",
 ]

@@ -221,7 +221,7 @@ class RBFMixture(Kernel):
     def paired(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate row by row, without a matrix."""
         d2 = (_full_precision(x) - _full_precision(y)).square().sum(1)
-        return torch.exp(d2[:, None] * -torch.tensor(self._rates).to(d2)).sum(1)
+        return torch.exp(d2[:, None] * -torch.tensor(self._rates, dtype=d2.dtype, device=d2.device)).sum(1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,8 +51,9 @@ def mmd2(
     estimator : {"v", "u"}
         ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
         Var(μ̂_x) + Var(μ̂_y) on average. ``"u"`` leaves out the pairs of a row with itself and divides the
-        within-domain sums by 1 - Σ w², which is unbiased for independent draws from one distribution. It is
-        not for one draw from each stratum, where no pair ever comes from the same stratum.
+        within-domain sums by 1 - Σ w². It is unbiased for independent draws from one distribution. For one
+        draw from each stratum it is not, as no pair comes from one stratum, but it still lacks the diagonal,
+        whose share of the loss rewards a network for shrinking its features under a strong penalty.
     preset : {"paper", "domainbed"}, optional
         Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7. Both use the
         V-statistic.

@@ -11,12 +11,22 @@ __all__ = ["demo"]
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure, the numbers and the strata.")],
-    sizes: Annotated[str, typer.Option(help="Batch sizes k of the figure.")] = "8,16,32,64,128,256",
+    out: Annotated[Path, typer.Option(help="Folder for the figures, the numbers and the strata.")],
+    sizes: Annotated[str, typer.Option(help="Batch sizes k of the first figure.")] = "8,16,32,64,128",
     seeds: Annotated[int, typer.Option(help="Runs to average, each with its own seed.")] = 3,
+    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 600,
+    pairs: Annotated[int, typer.Option(help="Source-target pairs to train on, 1 to 4.")] = 4,
+    processes: Annotated[int | None, typer.Option(help="Processes to train in; by default one for each CPU.")] = None,
 ) -> None:
-    """Stratify real smart-watch data and draw variance against batch size (the paper's Figure 4)."""
+    """Show on real smart-watch data what strata save and what that does to training.
+
+    First variance against batch size (the paper's Figure 4), then a small network trained from one wrist and
+    group of people to the others, with each way to draw batches: noise of the loss and target accuracy.
+    """
     # torch is imported only now, so that --help and --version answer at once
     from vardass.cli.figure4 import run_demo
+    from vardass.cli.training import check_options, run_training
 
+    check_options(seeds=seeds, steps=steps, pairs=pairs, processes=processes)
     run_demo(out, sizes, seeds)
+    run_training(out, seeds=seeds, steps=steps, pairs=pairs, processes=processes)

@@ -165,7 +165,8 @@ class FeatureBank:
         rows = self._here(rows)
         z = z.to(self.dtype) if z.element_size() > self.dtype.itemsize else z  # the smaller one travels
         # index_copy_ lets any of several equal indices win: hand it the last row for all of them
-        self._rows.index_copy_(0, rows, self._here(z).to(self.dtype)[last_occurrence(rows)])
+        z = self._here(z).to(self.dtype).index_select(0, last_occurrence(rows))
+        self._rows.index_copy_(0, rows, z)
         self.updated_at.index_fill_(0, rows, step)
         self._turns.index_fill_(0, rows, self._turn)
         self._turn += 1
@@ -268,7 +269,7 @@ class FeatureBank:
         if z.shape[1] != self.d:
             raise InputError(f"features have {z.shape[1]} columns, the bank holds d={self.d}")
         rows, z = self._here(rows), self._here(z).to(precision)
-        squared = feature_distances(z, self._rows[rows].to(precision), fitted)
+        squared = feature_distances(z, self._rows.index_select(0, rows).to(precision), fitted)
         w = as_weights(weights, len(z), squared)
         turns = self._turns[rows]
         counts = turns != _NEVER if self._marked is None else (turns != _NEVER) & (turns < self._marked)

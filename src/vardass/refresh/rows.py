@@ -39,6 +39,4 @@ def last_occurrence(rows: Tensor) -> Tensor:
     ends[:-1] = ordered[1:] != ordered[:-1]
     place = torch.arange(count, device=rows.device)
     end = torch.where(ends, place, count).flip(0).cummin(0).values.flip(0)
-    last = torch.empty_like(order)
-    last[order] = order[end]
-    return last
+    return torch.empty_like(order).scatter_(0, order, order.gather(0, end))

@@ -3,13 +3,17 @@
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import MinibatchSampler
 from vardass.samplers.batches import IndexBatch, with_weights
+from vardass.samplers.dpp import DPPBatchSampler
+from vardass.samplers.kmeanspp import KMeansPlusPlusBatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 
 __all__ = [
     "BalancedBatchSampler",
+    "DPPBatchSampler",
     "IndexBatch",
+    "KMeansPlusPlusBatchSampler",
     "MinibatchSampler",
     "OrderedBatchSampler",
     "StratifiedBatchSampler",

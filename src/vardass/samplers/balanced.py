@@ -102,7 +102,7 @@ class BalancedBatchSampler(EpochSampler):
         # aim at the mean of what is to be visited, which every batch can reach, not at that of all samples
         table = couple_rows(table, features - features.mean(0), weights, rounds=self.swap_rounds, generator=generator)
         order = torch.randperm(len(table), generator=generator).to(device)
-        return pool[table[order]]
+        return pool[table[order]].to("cpu")
 
     def _equal_strata(self, features: Tensor, residual: Tensor, generator: torch.Generator) -> Tensor:
         """Rows (B, batch_size) with one member of each of batch_size equal strata, members shuffled."""

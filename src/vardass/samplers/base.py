@@ -41,8 +41,8 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
 
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
-    at a time. State is therefore small, is the same on every process, and restoring it continues the
-    stream bit for bit.
+    at a time. Its state is the present chunk and what the last refresh found; it is the same on every process,
+    and restoring it continues the stream bit for bit.
 
     Parameters
     ----------
@@ -142,8 +142,10 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         return self._rounds
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the given epoch at the next iteration."""
-        self._begin_epoch(check_count(epoch, "epoch", low=0))
+        """Start the given epoch at the next iteration; one whose state was just restored is gone on with."""
+        epoch = check_count(epoch, "epoch", low=0)
+        if self._started or epoch != self.epoch:
+            self._begin_epoch(epoch)
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch, self.position, self._base, self._started = epoch, 0, 0, False
@@ -193,23 +195,40 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """
         if not self.needs_features:
             return
+        if features is None:
+            raise InputError(
+                f"refresh got None where the features of n={self.n} samples belong; extract them first, for example "
+                "with extract_features, and draw uniform batches until then"
+            )
         x = as_features(features)
         if len(x) != self.n:
             raise InputError(
                 f"features have {len(x)} rows, the sampler was made for n={self.n} samples; "
                 "pass the features of the whole data set, in its order"
             )
-        self._before_refresh()
         self._refreshes += 1
+        try:
+            self._fit(x)
+        except BaseException:  # features that cannot be used leave the stream as it was
+            self._refreshes -= 1
+            raise
+        self._drop_chunk()
+
+    def _drop_chunk(self) -> None:
+        """Let the next batch be the first of what was just fitted."""
+        self._before_drop()
         self._base = self.position
         self._chunk = None
-        self._fit(x)
 
-    def _before_refresh(self) -> None:
+    def _before_drop(self) -> None:
         """Take note of the present chunk before it is dropped."""
 
     def sample_batches(self, count: int, *, seed: int = 0) -> Chunk:
-        """Draw ``count`` batches as the stream would from here on, without moving it: (count, batch_size)."""
+        """Draw ``count`` full batches from the present strata or plan, without moving the stream: (count, batch_size).
+
+        Samplers that visit each sample once draw from whole epochs, wherever in its epoch the stream is.
+        """
+        count = check_count(count, "count")
         rows: list[Tensor] = []
         have = turn = 0
         weights: Tensor | None = None
@@ -234,10 +253,10 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             "version": _STATE_VERSION,
             "n": self.n,
             "batch_size": self.batch_size,
+            "num_replicas": self.num_replicas,
             "seed": self.seed,
             "epoch": self.epoch,
             "position": self.position,
-            "started": self._started,
             "refreshes": self._refreshes,
             "base": self._base,
             "chunk": None if self._chunk is None else {"first": self._first, **self._chunk._asdict()},
@@ -251,19 +270,23 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             "version": _STATE_VERSION,
             "n": self.n,
             "batch_size": self.batch_size,
+            "num_replicas": self.num_replicas,
         }
         for key, value in expected.items():
-            if key not in state:
-                raise InputError(f"the state has no {key!r}; pass what {type(self).__name__}.state_dict() gave")
-            if state[key] != value:
+            if key in state and state[key] != value:
                 raise InputError(
                     f"the state has {key}={state[key]!r}, this sampler {key}={value!r}; "
                     "make the sampler with the same arguments or start anew"
                 )
+        if missing := [key for key in self.state_dict() if key not in state]:
+            raise InputError(
+                f"the state has the keys {sorted(state)}, but not {missing}; "
+                f"pass what {type(self).__name__}.state_dict() gave"
+            )
+        self._load_extra_state(state["extra"])
         self.seed = state["seed"]
         self.epoch, self.position = state["epoch"], state["position"]
         self._refreshes, self._base = state["refreshes"], state["base"]
-        self._load_extra_state(state["extra"])
         self._chunk = None
         if state["chunk"] is not None:
             self._set_chunk(Chunk(*(state["chunk"][name] for name in Chunk._fields)), state["chunk"]["first"])

@@ -83,6 +83,11 @@ def with_weights(dataset: Any) -> WeightedDataset:
 
 def _append(sample: Any, weight: np.float32) -> Any:
     if isinstance(sample, Mapping):
+        if "weight" in sample:
+            raise InputError(
+                f"the samples have a key 'weight' of their own (keys {list(sample)}), which the weight of the draw "
+                "would replace; rename it"
+            )
         return {**sample, "weight": weight}
     if isinstance(sample, tuple | list):
         return (*sample, weight)

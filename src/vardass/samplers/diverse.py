@@ -14,7 +14,7 @@ from vardass.samplers.base import Chunk, MinibatchSampler
 from vardass.stratify import EXACT_LIMIT
 from vardass.validate import check_count
 
-__all__ = ["DiverseBatchSampler", "MassTable", "kernel_matrix"]
+__all__ = ["DiverseBatchSampler", "MassTable", "check_values", "kernel_matrix"]
 
 _BLOCK = 128  # masses that are summed before the draw looks at them one by one
 _NUMBERS = 2**20  # masses held at a time
@@ -108,12 +108,17 @@ def kernel_matrix(kernel: Kernel, x: Tensor) -> Tensor:
     for rows, block in kernel.blocks(x):
         matrix[rows] = block
     matrix.diagonal().copy_(kernel.diag(x))
-    if not bool(torch.isfinite(matrix).all()):
+    return check_values(matrix, kernel, x)
+
+
+def check_values(values: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
+    """Return ``values`` that a kernel gave on ``x``, or raise an InputError if some are not finite."""
+    if not bool(torch.isfinite(values).all()):
         raise InputError(
-            f"{kernel!r} has NaN or infinite values on these features (largest entry {float(x.abs().max()):.3g}); "
-            "scale the features or choose another kernel"
+            f"{kernel!r} has NaN or infinite values in {values.dtype} on these features (largest entry "
+            f"{float(x.abs().max()):.3g}); scale the features or choose another kernel"
         )
-    return matrix
+    return values
 
 
 class MassTable:

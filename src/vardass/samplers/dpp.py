@@ -11,7 +11,7 @@ from vardass.errors import InputError
 from vardass.kernels import FunctionKernel, Kernel
 from vardass.lowrank import fit_feature_map
 from vardass.samplers.base import derive_seed
-from vardass.samplers.diverse import DiverseBatchSampler, MassTable, kernel_matrix
+from vardass.samplers.diverse import DiverseBatchSampler, MassTable, check_values, kernel_matrix
 from vardass.validate import as_generator, row_blocks
 
 __all__ = ["DPPBatchSampler", "log_elementary_symmetric"]
@@ -23,7 +23,7 @@ _SQUARES = 2**22  # squared entries of eigenvectors held at a time
 class DPPBatchSampler(DiverseBatchSampler):
     """Each batch S of size k is drawn with probability det(L_S) / e_k, L being the kernel matrix of the data.
 
-    The sampler is exact (Kulesza and Taskar 2012, algorithms 1 and 8): k eigenvectors of L are chosen by the
+    The sampler is exact (Kulesza and Taskar 2012, section 5): k eigenvectors of L are chosen by the
     elementary symmetric polynomials e_l of its eigenvalues, in logarithms, then k samples by the projection on
     their span. The decomposition is kept between refreshes. Batches are independent of each other, hold
     distinct samples, and carry no weights: samples unlike the others are drawn more often than their share on
@@ -133,13 +133,9 @@ def _decompose_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def _features(x: Tensor, kernel: Kernel, columns: int, generator: torch.Generator) -> Tensor:
     """Kernel features Φ (n, at most ``columns``), not centred: a k-DPP depends on the origin."""
     x = x if isinstance(kernel, FunctionKernel) else x.double()
+    check_values(kernel.diag(x), kernel, x)
     features, _ = fit_feature_map(x, kernel, columns, generator=generator)(x)
-    if not bool(torch.isfinite(features).all()):
-        raise InputError(
-            f"{kernel!r} has NaN or infinite values on these features (largest entry {float(x.abs().max()):.3g}); "
-            "scale the features or choose another kernel"
-        )
-    return features
+    return check_values(features, kernel, x)
 
 
 def _decompose_features(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
 from vardass.lowrank import DEFAULT_RANK, low_rank_features
 from vardass.samplers.base import derive_seed
-from vardass.samplers.diverse import DiverseBatchSampler, MassTable, kernel_matrix
+from vardass.samplers.diverse import DiverseBatchSampler, MassTable, check_values, kernel_matrix
 from vardass.validate import as_generator
 
 __all__ = ["KMeansPlusPlusBatchSampler"]
@@ -69,15 +68,11 @@ class KMeansPlusPlusBatchSampler(DiverseBatchSampler):
             table = torch.threshold_(distances, _tolerance(diag), 0.0).to(features.dtype)
         else:
             generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
+            check_values(kernel.diag(features), kernel, features)
             low_rank = low_rank_features(features, kernel, columns, generator=generator)
             diag = low_rank.features.square().sum(1) + low_rank.residual
             table = torch.cat([low_rank.features, diag[:, None], torch.ones_like(diag)[:, None]], dim=1)
-        if not bool(torch.isfinite(table).all()):
-            raise InputError(
-                f"{kernel!r} gives distances beyond {features.dtype} on these features (largest entry "
-                f"{float(features.abs().max()):.3g}); scale the features or choose another kernel"
-            )
-        self._table, self._is_exact = table, columns == 0
+        self._table, self._is_exact = check_values(table, kernel, features), columns == 0
 
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:
         table = self._table

@@ -27,8 +27,9 @@ class OrderedBatchSampler(StratifiedBatchSampler):
     with one member of each stratum, in which every member of a stratum of size m occurs equally often (to
     within one). Members are swapped inside their columns until each row's weighted mean embedding is as
     close to that of the data set as it gets. Rows come in random order. Each batch is unbiased for every
-    function, whatever the swaps (see `vardass.samplers.plan`), and its variance is at most that of the strata.
-    When the rows are used up, another table is made from the same features.
+    function, whatever the swaps (see `vardass.samplers.plan`), and its variance on the features that the plan
+    looks at is at most that of the strata. When the rows are used up, another table is made from the same
+    features. With several draws per stratum those of one row stay together and are swapped as one.
 
     Parameters
     ----------
@@ -60,27 +61,27 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         self._features: Tensor | None = None
 
     def _fit(self, features: Tensor) -> None:
-        super()._fit(features)
         kernel = as_kernel(self.kernel).fit(features)
         generator = as_generator(self._refreshes, features.device)
-        self._features = low_rank_features(features, kernel, self.plan_rank, generator=generator).features
+        planned = low_rank_features(features, kernel, self.plan_rank, generator=generator).features
+        super()._fit(features)
+        self._features = planned
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.strata is None or self._features is None:
             return super()._make_chunk(rounds, generator)
         count = -(-self.plan_rows // self.num_replicas) * self.num_replicas
         q = self.draws_per_stratum
-        table = cycle_table(self.strata, count * q, generator)
-        table = table.view(count, q, -1).transpose(1, 2).reshape(count, self.batch_size)
-        table = couple_rows(
-            table.to(self._features.device),
-            self._features,
-            self._column_weights.to(self._features.device),
-            rounds=self.swap_rounds,
-            generator=generator,
-        )
-        order = torch.randperm(count, generator=generator).to(table.device)
-        return Chunk(table[order], self._column_weights)
+        table = cycle_table(self.strata, count, generator, draws=q)
+        features = self._features
+        units = table.to(features.device)
+        if q > 1:  # swapping one of several draws could bring a sample into its batch twice
+            units = units.view(-1, q)
+            features, units = features[units].mean(1), torch.arange(len(units), device=units.device).view(count, -1)
+        weights = self._column_weights.view(-1, q).sum(1)
+        units = couple_rows(units, features, weights, rounds=self.swap_rounds, generator=generator).to("cpu")
+        rows = table.view(-1, q)[units].view(count, -1) if q > 1 else units
+        return Chunk(rows[torch.randperm(count, generator=generator)], self._column_weights)
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "features": self._features}

@@ -17,14 +17,17 @@ from vardass.validate import row_blocks
 __all__ = ["couple_rows", "cycle_table", "row_errors"]
 
 
-def cycle_table(strata: Strata, rows: int, generator: torch.Generator) -> Tensor:
-    """Table (rows, k) whose column h runs through stratum h in random order, again and again.
+def cycle_table(strata: Strata, rows: int, generator: torch.Generator, *, draws: int = 1) -> Tensor:
+    """Table (rows, k * draws) with ``draws`` columns for each stratum, which run through it in random order.
 
-    Every member of a stratum of size m occurs ⌊rows / m⌋ times, and a uniformly random subset of
-    rows mod m members once more.
+    With one draw every member of a stratum of size m occurs ⌊rows / m⌋ times, and a uniformly random subset of
+    rows mod m members once more. With more draws those of one row are distinct members: where m is not a
+    multiple of ``draws``, each run leaves out a uniformly random rest of the stratum. No stratum may be smaller
+    than ``draws``.
     """
     sizes = strata.sizes
-    cycles = (rows + sizes - 1) // sizes
+    rows_of_cycle = sizes // draws
+    cycles = (rows + rows_of_cycle - 1) // rows_of_cycle
     # one entry for each (stratum, cycle, member), sorted by stratum and cycle with members shuffled
     stratum = torch.repeat_interleave(torch.arange(strata.k), sizes * cycles)
     first = (sizes * cycles).cumsum(0) - sizes * cycles
@@ -33,7 +36,9 @@ def cycle_table(strata: Strata, rows: int, generator: torch.Generator) -> Tensor
     order = torch.randperm(len(stratum), generator=generator)
     order = order[(stratum * int(cycles.max()) + cycle)[order].argsort(stable=True)]
     entries = strata.order[strata.starts[stratum] + member][order]
-    return entries[(first + torch.arange(rows)[:, None])]
+    row = torch.arange(rows)[:, None]
+    start = first + row // rows_of_cycle * sizes + row % rows_of_cycle * draws
+    return entries[start[:, :, None] + torch.arange(draws)].view(rows, -1)
 
 
 def row_errors(table: Tensor, features: Tensor, weights: Tensor) -> Tensor:
@@ -95,7 +100,7 @@ def couple_rows(
             )
         total -= gained
         if turn % 8 == 7:
-            if total > (1.0 - tol) * checkpoint:
+            if total >= (1.0 - tol) * checkpoint:
                 break
             checkpoint = total
     return table

@@ -19,6 +19,7 @@ from vardass.validate import ArrayLike, as_labels, check_count
 __all__ = ["StratifiedBatchSampler"]
 
 _DRAWS = 8192  # indices drawn at a time
+_MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
 
 
 class StratifiedBatchSampler(MinibatchSampler):
@@ -38,9 +39,11 @@ class StratifiedBatchSampler(MinibatchSampler):
         See `vardass.stratify`: ``"min-sum"``, ``"dynamic-kmeans"`` (the paper), ``"kmeans"``, ...
     replacement : bool
         True: draws are independent, as in the paper. False: each stratum is cycled through in random order,
-        which visits samples more evenly.
+        which visits samples more evenly. The cycles start again when strata change, when an epoch begins, and
+        after about a million draws.
     draws_per_stratum : int
-        Two or more make the U-statistic exact inside strata, at the price of fewer strata.
+        Two or more make the U-statistic exact inside strata, at the price of fewer strata. Without replacement
+        the draws from one stratum are distinct samples, and ``min_size`` is at least that many unless it is set.
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions.
@@ -112,6 +115,7 @@ class StratifiedBatchSampler(MinibatchSampler):
             "solver": self.solver,
             "seed": self._refreshes,
             "warm_start": self._warm_start(),
+            "min_size": self._smallest_size,
             **self.strata_options,
         }
         if self.groups is not None:
@@ -126,26 +130,28 @@ class StratifiedBatchSampler(MinibatchSampler):
 
     def use(self, strata: Strata) -> None:
         """Draw from given strata, for example loaded ones, from the next batch on."""
-        if strata.n != self.n or strata.k != self.strata_count:
-            raise InputError(
-                f"the strata have n={strata.n}, k={strata.k}; the sampler needs n={self.n}, k={self.strata_count}"
-            )
-        self._before_refresh()
-        self._refreshes += 1
-        self._base = self.position
-        self._chunk = None
         self._use(strata)
+        self._refreshes += 1
+        self._drop_chunk()
+
+    @property
+    def _smallest_size(self) -> int:
+        return 1 if self.replacement else self.draws_per_stratum
 
     def _use(self, strata: Strata) -> None:
-        needed = 1 if self.replacement else self.draws_per_stratum
+        if strata.n != self.n or strata.k != self.strata_count:
+            raise InputError(
+                f"the strata have n={strata.n}, k={strata.k}, the sampler needs n={self.n}, k={self.strata_count} "
+                "(batch_size / draws_per_stratum); make them from the features of this data set with that k"
+            )
         smallest = int(strata.sizes.min())
-        if smallest < needed:
+        if smallest < self._smallest_size:
             raise InputError(
                 f"a stratum has {smallest} samples, fewer than draws_per_stratum={self.draws_per_stratum} without "
-                f"replacement; set min_size={needed} or replacement=True"
+                f"replacement; make strata with min_size={self._smallest_size} or draw with replacement"
             )
         self.strata = strata.to("cpu")
-        each = self.strata.weights.double() / self.draws_per_stratum
+        each = self.strata.sizes.double() / (self.n * self.draws_per_stratum)
         self._column_weights = each.repeat_interleave(self.draws_per_stratum)
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
@@ -155,9 +161,9 @@ class StratifiedBatchSampler(MinibatchSampler):
             return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))
         q = self.draws_per_stratum
         if not self.replacement:
-            table = cycle_table(strata, count * q, generator)
-            rows = table.view(count, q, -1).transpose(1, 2).reshape(count, self.batch_size)
-            return Chunk(rows, self._column_weights)
+            whole = min(int(strata.sizes.max()) // q, _MOST_DRAWS // self.batch_size)
+            count = -(-max(count, whole) // self.num_replicas) * self.num_replicas
+            return Chunk(cycle_table(strata, count, generator, draws=q), self._column_weights)
         sizes = strata.sizes.repeat_interleave(q)
         starts = strata.starts.repeat_interleave(q)
         draw = torch.rand(count, self.batch_size, dtype=torch.float64, generator=generator)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from vardass.errors import InputError
 from vardass.samplers.base import Chunk, MinibatchSampler
 
 __all__ = ["EpochSampler", "UniformBatchSampler"]
@@ -22,13 +23,23 @@ class EpochSampler(MinibatchSampler):
     to be in any batch. Batches that num_replicas does not divide are left out at the end of the epoch.
     """
 
+    _visits_once = True
+
     def __init__(self, n: int, batch_size: int, *, drop_last: bool = True, **options: Any) -> None:
         self.drop_last = bool(drop_last)
         super().__init__(n, batch_size, **options)
+        if self._visits_once and self._default_batches() < self.num_replicas:
+            raise InputError(
+                f"n={n} samples make {self._default_batches()} batches of batch_size={batch_size}, too few for "
+                f"num_replicas={self.num_replicas} processes; lower batch_size"
+            )
         self._left: Tensor | None = None  # samples not yet visited when the present plan took over
 
     def _default_batches(self) -> int:
-        full, rest = divmod(self.n, self.batch_size)
+        return self._batches_of(self.n)
+
+    def _batches_of(self, count: int) -> int:
+        full, rest = divmod(count, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
     def _new_epoch(self) -> None:
@@ -37,26 +48,32 @@ class EpochSampler(MinibatchSampler):
     def _pool(self) -> Tensor:
         return torch.arange(self.n) if self._left is None else self._left
 
-    def _before_refresh(self) -> None:
+    def _before_drop(self) -> None:
         """Only what this epoch has not visited is planned anew, so the epoch still visits each sample once."""
         if self._chunk is None:
             return
         visited = torch.zeros(self.n, dtype=torch.bool)
         done = (self.position - self._first) * self.num_replicas
         visited[self._chunk.rows[:done].flatten()] = True
+        if self._chunk.tail is not None and done > len(self._chunk.rows):
+            visited[self._chunk.tail] = True
         pool = self._pool()
         self._left = pool[~visited[pool]]
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
-        if rounds > 0:  # an endless stream goes round again
+        # a stream longer than one visit of all samples goes round again
+        if rounds > 0 or self._batches_of(len(self._pool())) < self.num_replicas:
             self._left = None
-        pool = self._pool()
-        whole = len(pool) // self.batch_size * self.batch_size
-        if whole < self.batch_size * self.num_replicas and self.endless:
-            self._left, pool, whole = None, torch.arange(self.n), self.n // self.batch_size * self.batch_size
+        return self._plan(self._pool(), generator)
+
+    def _sample_chunk(self, generator: torch.Generator) -> Chunk:
+        return self._plan(torch.arange(self.n), generator)
+
+    def _plan(self, pool: Tensor, generator: torch.Generator) -> Chunk:
         pool = pool[torch.randperm(len(pool), generator=generator)]
-        rest = None if self.drop_last or whole == len(pool) else pool[whole:]
-        return Chunk(self._arrange(pool[:whole], generator), None, rest)
+        whole = len(pool) // self.batch_size * self.batch_size
+        rows = self._arrange(pool[:whole], generator) if whole else pool[:0].view(0, self.batch_size)
+        return Chunk(rows, None, None if self.drop_last or whole == len(pool) else pool[whole:])
 
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
         """Cut ``pool``, in random order and a multiple of batch_size long, into rows."""
@@ -95,10 +112,17 @@ class UniformBatchSampler(EpochSampler):
         self, n: int, batch_size: int, *, replacement: bool = False, drop_last: bool = True, **options: Any
     ) -> None:
         self.replacement = bool(replacement)
+        self._visits_once = not self.replacement
         super().__init__(n, batch_size, drop_last=drop_last, **options)
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
-        if not self.replacement:
-            return super()._make_chunk(rounds, generator)
+        if self.replacement:
+            return self._independent(generator)
+        return super()._make_chunk(rounds, generator)
+
+    def _sample_chunk(self, generator: torch.Generator) -> Chunk:
+        return self._independent(generator) if self.replacement else super()._sample_chunk(generator)
+
+    def _independent(self, generator: torch.Generator) -> Chunk:
         count = max(1, _DRAWS // self.batch_size) * self.num_replicas
         return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))

@@ -12,7 +12,7 @@ and the subset that is applied is chosen with them, so J never rises and no move
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -44,8 +44,20 @@ class _State(ABC):
         """W transposed (k, b) and each row's value in its own stratum (b,)."""
 
     @abstractmethod
+    def own_scores(self) -> Tensor:
+        """W of every point in its own stratum: (n,)."""
+
+    def objective(self) -> float:
+        """J = ½ Σ_i W_i,a(i), from the statistics alone."""
+        return 0.5 * float(self.own_scores().double().clamp_min(0.0).sum())
+
+    def block_rows(self, swaps: bool) -> int:
+        """How many points to look at together."""
+        return 2 * _CANDIDATES
+
     def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
-        """Σ_{i<j} d_ij <E_i, E_j> of moves made together."""
+        """Σ_{i<j} d_ij <E_i, E_j> of moves made together; infinite where that is not cheap to know."""
+        return float("inf")
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
         """Move ``rows`` from ``source`` to ``target`` strata."""
@@ -64,19 +76,14 @@ class _ExactState(_State):
         self.matrix = problem.matrix
         self.cross = problem.stratum_sums(labels, k).T
 
+    def own_scores(self) -> Tensor:
+        cross = self.cross.gather(0, self.labels[None])[0]
+        return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
+
     def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
         scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
         scores.sub_(self.cross[:, rows], alpha=2.0)
         return scores, scores.gather(0, self.labels[None, rows])[0]
-
-    def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
-        one = torch.ones_like(rows, dtype=self.diag.dtype)
-        sizes = _change(one[:, None], source, target, self.k)[:, 0]
-        sums = _change(self.diag[rows, None], source, target, self.k)[:, 0]
-        cross = _change(self.matrix[rows].index_select(1, rows), source, target, self.k)
-        local = torch.arange(len(rows), device=rows.device)
-        inner = cross[target, local] - cross[source, local]
-        return float(sizes.double() @ sums.double() - inner.double().sum())
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
         super().move(rows, source, target)
@@ -93,11 +100,23 @@ class _LowRankState(_State):
         self.residual = problem.residual
         self.sums = self.features.new_zeros(k, self.features.shape[1]).index_add_(0, labels, self.features)
 
+    def own_scores(self) -> Tensor:
+        cross = torch.empty_like(self.diag)
+        for rows in row_blocks(len(cross), 65536):
+            cross[rows] = (self.features[rows] * self.sums[self.labels[rows]]).sum(1)
+        cross += self.residual
+        return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
+
     def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
         scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
         scores.addmm_(self.sums, self.features[rows].T, alpha=-2.0)
         own = scores.gather(0, self.labels[None, rows])[0]
         return scores, own - 2.0 * self.residual[rows]
+
+    def block_rows(self, swaps: bool) -> int:
+        # products pay in larger blocks, of which the best candidates are then taken; swaps need all partners
+        n = len(self.diag)
+        return 2 * _CANDIDATES if swaps or n <= 2 * _CANDIDATES else 8 * _CANDIDATES
 
     def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
         # through the change of each stratum's statistics: O(moves), not O(moves²)
@@ -158,26 +177,20 @@ def min_sum(
     """
     n = problem.n
     state = _start(problem, labels, k)
-    objective = problem.objective(state.labels, k)
+    objective = state.objective()
     swaps = limits.low > 1 or limits.high < n
+    rows = state.block_rows(swaps)
     passes, converged = 0, False
     while passes < max_passes and not converged:
         gained = 0.0
-        for block in _blocks(n, swaps):
+        for block in row_blocks(n, rows):
             gained += _improve_block(problem, state, block, limits, swaps, 0.1 * tol * objective)
         passes += 1
         converged = gained <= tol * objective
         objective -= gained
         if progress is not None:
             progress(passes / max_passes, f"pass {passes}, objective {objective:.6g}")
-    return Solution(state.labels, passes, problem.objective(state.labels, k), converged)
-
-
-def _blocks(n: int, swaps: bool) -> Iterator[slice]:
-    """Rows to look at together: all of a small problem, else enough that matrix products pay."""
-    if n <= 2 * _CANDIDATES:
-        return row_blocks(n, n)
-    return row_blocks(n, _CANDIDATES if swaps else 8 * _CANDIDATES)
+    return Solution(state.labels, passes, state.objective(), converged)
 
 
 def _improve_block(
@@ -191,11 +204,10 @@ def _improve_block(
     noise = float(4.0 * torch.finfo(own.dtype).eps * own.abs().amax())
     if not swaps and not bool((gain > noise).any()):  # an exchange can pay where neither move does
         return 0.0
-    if len(gain) > 2 * _CANDIDATES and not swaps:
+    if len(gain) > 2 * _CANDIDATES:
         decrease = _move_many(state, block, scores, gain, noise)
         if decrease > 0.0:
             return decrease
-    if len(gain) > 2 * _CANDIDATES:
         local = gain.topk(_CANDIDATES).indices
         rows, source, own, scores = local + block.start, labels[local], own[local], scores[:, local]
         kernel = problem.block(rows)
@@ -272,6 +284,7 @@ class _Part:
         self.scores, self.kernel, self.diag = scores, kernel, diag
         self.labels, self.sizes = labels.copy(), sizes.copy()
         self.points = np.arange(len(labels))
+        self._buffer = np.empty_like(diag)
 
     def move_points(self, limits: SizeLimits, noise: float, worthwhile: float) -> float:
         """Descent by moves of one point, best first; returns the decrease of J.
@@ -291,14 +304,19 @@ class _Part:
             proposed = proposed[gain[proposed].argsort()[::-1]]
             targets = scores[:, proposed].argmin(0)
             before = decrease
+            # plain lists and numbers: this loop is the whole cost of a small problem
+            labels, sizes = self.labels.tolist(), self.sizes.tolist()
             for i, target in zip(proposed.tolist(), targets.tolist(), strict=True):
-                source = self.labels[i]
-                current = self.scores[source, i] - self.scores[target, i]
-                if current > noise and self.sizes[source] > limits.low and self.sizes[target] < limits.high:
-                    decrease += float(current)
-                    self.sizes[source] -= 1
-                    self.sizes[target] += 1
+                source = labels[i]
+                if sizes[source] <= limits.low or sizes[target] >= limits.high:
+                    continue
+                current = float(self.scores[source, i] - self.scores[target, i])
+                if current > noise:
+                    decrease += current
+                    sizes[source] -= 1
+                    sizes[target] += 1
                     self._relabel(i, target)
+            self.sizes[:] = sizes
             if decrease - before < worthwhile:
                 break
         return decrease
@@ -320,12 +338,17 @@ class _Part:
         return decrease
 
     def _distances(self, i: int) -> NDArray[np.floating]:
-        distances: NDArray[np.floating] = self.diag + self.diag[i] - 2.0 * self.kernel[i]
-        distances[i] = 0.0
-        return distances
+        """d_ij from point i to all q points, in a buffer that the next call overwrites."""
+        np.multiply(self.kernel[i], -2.0, out=self._buffer)
+        self._buffer += self.diag
+        self._buffer += self.diag[i]
+        self._buffer[i] = 0.0
+        return self._buffer
 
     def _relabel(self, i: int, target: int) -> None:
         distances = self._distances(i)
-        self.scores[self.labels[i]] -= distances
-        self.scores[target] += distances
+        row = self.scores[self.labels[i]]
+        row -= distances
+        row = self.scores[target]
+        row += distances
         self.labels[i] = target

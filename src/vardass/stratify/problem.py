@@ -53,6 +53,10 @@ class Problem(ABC):
     def within(self, labels: Tensor, k: int) -> Tensor:
         """Σ_{i,j in S_h} K_ij for each stratum, accumulated in double precision: (k,)."""
 
+    @abstractmethod
+    def spread(self) -> Tensor:
+        """|φ_i - μ|² of each point: (n,)."""
+
     def objective(self, labels: Tensor, k: int) -> float:
         """J(S) of the strata given by ``labels`` (n,) with values below k."""
         sizes = torch.bincount(labels, minlength=k).double()
@@ -93,6 +97,11 @@ class ExactProblem(Problem):
         """A submatrix."""
         return self.matrix[rows, rows] if isinstance(rows, slice) else self.matrix[rows].index_select(1, rows)
 
+    def spread(self) -> Tensor:
+        """From row means."""
+        mean = self.matrix.mean(0)
+        return (self.diag - 2.0 * mean + mean.mean()).clamp_min_(0.0)
+
     def within(self, labels: Tensor, k: int) -> Tensor:
         """Sums of the diagonal blocks."""
         own = self.stratum_sums(labels, k).gather(1, labels[:, None])[:, 0].double()
@@ -129,6 +138,10 @@ class LowRankProblem(Problem):
         """Inner products, with the residual on the diagonal."""
         picked = self.features[rows]
         return picked @ picked.T + self.residual[rows].diag()
+
+    def spread(self) -> Tensor:
+        """From centred features and the residual."""
+        return (self.features - self.features.mean(0)).square().sum(1) + self.residual
 
     def within(self, labels: Tensor, k: int) -> Tensor:
         """|Σ φ|² + Σ r of each stratum."""

@@ -66,16 +66,11 @@ def _initial_labels(problem: Problem, k: int, init: str, limits: SizeLimits, gen
     if init == "kmeans++":
         return nearest_seed_labels(problem, kernel_kmeanspp(problem, k, generator))
     if isinstance(problem, LowRankProblem):
-        lengths, coordinates = problem.diag, problem.features
+        coordinates = problem.features
     else:
-        lengths, coordinates = _centred_diag(problem), _coordinates(problem, generator)
+        coordinates = _coordinates(problem, generator)
     even = limits.high - limits.low <= 1
-    return bisection_labels(coordinates, k, importance=None if even else lengths.clamp_min(0.0).sqrt())
-
-
-def _centred_diag(problem: Problem) -> Tensor:
-    """|φ_i - μ|² of each point: (n,)."""
-    return problem.centroid_distances(torch.zeros_like(problem.diag, dtype=torch.int64), 1)[:, 0]
+    return bisection_labels(coordinates, k, importance=None if even else problem.spread().sqrt())
 
 
 def _coordinates(problem: Problem, generator: torch.Generator, count: int = 96) -> Tensor:

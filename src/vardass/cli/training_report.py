@@ -1,0 +1,214 @@
+"""What the demo's trainings showed: numbers, tables and sentences, all computed from the runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, geometric_mean, stdev
+
+from rich import box
+from rich.table import Table
+
+from vardass.cli.training_demo import BATCH_SIZE, LAMBDA, PERIOD, WAYS, Run
+
+__all__ = ["LOSSES", "Cell", "as_csv", "findings", "pair_table", "setting", "summarise", "summary_table"]
+
+LOSSES = {"mmd": "MMD", "coral": "CORAL"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to draw with one loss, over all pairs and seeds.
+
+    Attributes
+    ----------
+    variance, error : float or None
+        Of the minibatch discrepancy relative to uniform batches at the same state of the network, the
+        error being the squared one around the value of all samples; geometric means over states.
+    accuracy, accuracy_error : float
+        Target accuracy in per cent, mean and standard error over the runs.
+    gain, gain_error : float
+        The same for the difference from uniform with the same pair, seed and first weights.
+    wins : int
+        Runs that are more accurate than uniform.
+    by_pair : dict
+        Mean accuracy for each (source, target).
+    seconds : float
+        Mean time spent on refreshes and batches in a run.
+    """
+
+    way: str
+    variance: float | None
+    error: float | None
+    accuracy: float
+    accuracy_error: float
+    gain: float
+    gain_error: float
+    wins: int
+    runs: int
+    by_pair: dict[tuple[str, str], float]
+    seconds: float
+
+
+def summarise(runs: Sequence[Run]) -> dict[str, list[Cell]]:
+    """Cells of each loss, in the order of `WAYS`."""
+    return {loss: _cells([run for run in runs if run.job.loss in (loss, "none")]) for loss in LOSSES}
+
+
+def _cells(runs: Sequence[Run]) -> list[Cell]:
+    grouped = {way: [run for run in runs if run.job.way == way] for way in WAYS}
+    uniform = {_key(run): run.accuracy for run in grouped["uniform"]}
+    cells = []
+    for way, group in grouped.items():
+        if not group:
+            continue
+        accuracies = [100.0 * run.accuracy for run in group]
+        gains = [100.0 * (run.accuracy - uniform[_key(run)]) for run in group]
+        noise = [state for run in group for state in run.noise]
+        pairs = {(run.job.source, run.job.target): 0.0 for run in group}
+        for pair in pairs:
+            pairs[pair] = fmean(100.0 * run.accuracy for run in group if (run.job.source, run.job.target) == pair)
+        cells.append(
+            Cell(
+                way,
+                _ratio([(state.variance, state.uniform_variance) for state in noise]),
+                _ratio([(state.error, state.uniform_error) for state in noise]),
+                fmean(accuracies),
+                _standard_error(accuracies),
+                fmean(gains),
+                _standard_error(gains),
+                sum(gain > 0 for gain in gains),
+                len(group),
+                pairs,
+                fmean(run.sampling_seconds for run in group),
+            )
+        )
+    return cells
+
+
+def _key(run: Run) -> tuple[str, str, int]:
+    return run.job.source, run.job.target, run.job.seed
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
+    ratios = [a / b for a, b in pairs if a > 0 and b > 0]
+    return geometric_mean(ratios) if ratios else None
+
+
+def setting(runs: Sequence[Run]) -> str:
+    """What was run, in one sentence."""
+    seeds = len({run.job.seed for run in runs})
+    pairs = len({(run.job.source, run.job.target) for run in runs})
+    return (
+        f"{_count(seeds, 'seed')} x {_count(pairs, 'source-target pair')} = {_count(seeds * pairs, 'run')} of "
+        f"{runs[0].job.steps} steps, batch size {BATCH_SIZE}, lambda {LAMBDA:g} from the first step, refresh "
+        f"every {PERIOD} steps"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def summary_table(loss: str, cells: Sequence[Cell], *, caption: str) -> Table:
+    """Noise and accuracy side by side."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.title, table.title_justify = f"{LOSSES[loss]}: noise of the loss, and target accuracy", "left"
+    table.caption, table.caption_justify = caption, "left"
+    table.add_column("batches", no_wrap=True)
+    for name in ("variance", "sq. error", "accuracy, %", "gain", "better", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    best = max(cell.accuracy for cell in cells)
+    for cell in cells:
+        itself = cell.way == "uniform"
+        table.add_row(
+            cell.way,
+            _share(cell.variance),
+            _share(cell.error),
+            f"{cell.accuracy:.1f} ± {cell.accuracy_error:.1f}",
+            "" if itself else f"{cell.gain:+.1f} ± {cell.gain_error:.1f}",
+            "" if itself else f"{cell.wins}/{cell.runs}",
+            f"{cell.seconds:.1f}",
+            style="bold" if cell.accuracy == best else "",
+        )
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def pair_table(cells: dict[str, list[Cell]]) -> Table:
+    """Accuracy on each pair, the losing ones too."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.title, table.title_justify = "target accuracy of each pair, %; * = below uniform", "left"
+    table.add_column("loss", no_wrap=True)
+    table.add_column("batches", no_wrap=True)
+    pairs = list(next(iter(cells.values()))[0].by_pair)
+    for source, target in pairs:
+        table.add_column(f"{source} to\n{target}", justify="right", no_wrap=True)
+    for loss, group in cells.items():
+        uniform = _of(group, "uniform").by_pair
+        for cell in group:
+            shown = [f"{cell.by_pair[pair]:.1f}{'*' if cell.by_pair[pair] < uniform[pair] else ' '}" for pair in pairs]
+            table.add_row(LOSSES[loss], cell.way, *shown, end_section=cell is group[-1])
+    return table
+
+
+def _of(cells: Sequence[Cell], way: str) -> Cell:
+    return next(cell for cell in cells if cell.way == way)
+
+
+def findings(loss: str, cells: Sequence[Cell]) -> str:
+    """What the numbers say, in words; a gain counts as clear beyond two standard errors."""
+    others = [cell for cell in cells if cell.way not in ("uniform", "source only")]
+    above = [cell for cell in others if cell.gain > 2.0 * cell.gain_error and cell.runs > 1]
+    below = [cell for cell in others if cell.gain < -2.0 * cell.gain_error and cell.runs > 1]
+    unclear = [cell for cell in others if cell not in above and cell not in below]
+    best, uniform = max(cells, key=lambda cell: cell.accuracy), _of(cells, "uniform")
+    sentences = [f"most accurate: {best.way} ({best.accuracy:.1f} %, uniform {uniform.accuracy:.1f} %)"]
+    measured = [(cell.variance, cell.way) for cell in cells if cell.variance is not None]
+    if measured:
+        variance, quiet = min(measured)
+        also = ", which is also" if quiet == best.way else ", which is not"
+        sentences.insert(0, f"least variance: {quiet} ({variance:.3f} of uniform's){also} the most accurate")
+    for group, words in (
+        (above, "clearly above uniform"),
+        (unclear, "within two standard errors of uniform"),
+        (below, "clearly below uniform"),
+    ):
+        if group:
+            listed = ", ".join(f"{cell.way} ({cell.gain:+.1f})" for cell in group)
+            sentences.append(f"{words}: {listed}")
+    return f"{LOSSES[loss]}: " + "; ".join(sentences) + "."
+
+
+def as_csv(runs: Sequence[Run]) -> str:
+    """One line for each run."""
+    rows = [
+        {
+            "loss": run.job.loss,
+            "batches": run.job.way,
+            "source": run.job.source,
+            "target": run.job.target,
+            "seed": run.job.seed,
+            "steps": run.job.steps,
+            "target_accuracy": f"{run.accuracy:.6f}",
+            "relative_variance": _ratio([(state.variance, state.uniform_variance) for state in run.noise]),
+            "relative_squared_error": _ratio([(state.error, state.uniform_error) for state in run.noise]),
+            "sampling_seconds": f"{run.sampling_seconds:.3f}",
+        }
+        for run in runs
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

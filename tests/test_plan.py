@@ -1,0 +1,335 @@
+"""Plans: swaps inside columns keep what makes batches unbiased, and bring every row to the whole."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from vardass.kernels import RBFMixture, as_kernel
+from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler, StratifiedBatchSampler, plan
+from vardass.samplers.plan import _flip, _pair_rows, couple_rows, cycle_table, row_errors
+from vardass.strata import Strata
+from vardass.variance import stratified_variance
+
+SMOOTH = RBFMixture(gammas=(0.1,))
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def centred(n: int, r: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.randn(n, r, generator=gen(seed), dtype=dtype).exp()
+    return x - x.mean(0)
+
+
+def strata_of(sizes: list[int], seed: int = 0) -> Strata:
+    labels = torch.repeat_interleave(torch.tensor(sizes))
+    labels = labels[torch.randperm(len(labels), generator=gen(seed))]
+    return Strata(labels, k=len(sizes), variance=0.0, uniform_variance=0.0)
+
+
+def random_weights(k: int, seed: int = 0) -> Tensor:
+    weights = torch.rand(k, generator=gen(seed), dtype=torch.float64) + 0.1
+    return weights / weights.sum()
+
+
+def random_table(rows: int, k: int, n: int, seed: int = 0) -> Tensor:
+    return torch.randint(n, (rows, k), generator=gen(seed))
+
+
+def energy(table: Tensor, features: Tensor, weights: Tensor) -> float:
+    """Σ_t |E_t|², one row at a time."""
+    return sum(float((weights[:, None] * features[row]).sum(0).square().sum()) for row in table)
+
+
+shapes = st.tuples(st.integers(1, 12), st.integers(1, 7), st.integers(1, 20), st.integers(0, 1000))
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), rows=st.integers(1, 25), seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_members_of_a_stratum_occur_equally_often_to_within_one(sizes: list[int], rows: int, seed: int) -> None:
+    strata = strata_of(sizes, seed)
+    table = cycle_table(strata, rows, gen(seed))
+    assert table.shape == (rows, len(sizes))
+    for h, size in enumerate(sizes):
+        assert bool((strata.labels[table[:, h]] == h).all())
+        counts = torch.bincount(table[:, h], minlength=strata.n)[strata.members(h)]
+        assert int(counts.min()) >= rows // size
+        assert int(counts.max()) <= -(-rows // size)
+        for start in range(0, rows, size):  # in every cycle, not only at the end
+            cycle = table[start : start + size, h]
+            assert len(cycle.unique()) == len(cycle)
+
+
+@given(sizes=st.lists(st.integers(3, 8), min_size=1, max_size=4), rows=st.integers(1, 20), seed=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_several_draws_of_a_row_are_distinct_members(sizes: list[int], rows: int, seed: int) -> None:
+    strata, draws = strata_of(sizes, seed), 3
+    table = cycle_table(strata, rows, gen(seed), draws=draws)
+    assert table.shape == (rows, len(sizes) * draws)
+    assert bool((strata.labels[table] == torch.arange(len(sizes)).repeat_interleave(draws)).all())
+    for row in table.view(rows * len(sizes), draws):
+        assert len(row.unique()) == draws
+    for h, size in enumerate(sizes):
+        turn = size // draws
+        for start in range(0, rows, turn):
+            cycle = table[start : start + turn, h * draws : (h + 1) * draws].flatten()
+            assert len(cycle.unique()) == len(cycle)
+
+
+def test_the_remainder_of_a_cycle_is_any_subset_equally_often() -> None:
+    strata = strata_of([5, 3])
+    members = strata.members(0).tolist()
+    counts = dict.fromkeys(itertools.combinations(sorted(members), 2), 0)
+    for seed in range(1500):
+        table = cycle_table(strata, 7, gen(seed))  # one cycle of five and two more
+        counts[tuple(sorted(table[5:, 0].tolist()))] += 1
+    assert len(counts) == 10
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-4
+
+
+def test_all_remainders_average_to_the_mean_exactly() -> None:
+    # Σ over all choices of the remainder of each column: every member of a stratum occurs equally often
+    sizes, rows = [4, 3], 5
+    strata = strata_of(sizes)
+    weights = strata.sizes.double() / strata.n
+    values = torch.randn(strata.n, 4, generator=gen(1), dtype=torch.float64)
+    means = []
+    for first, second in itertools.product(itertools.combinations(range(4), 1), itertools.combinations(range(3), 2)):
+        columns = [
+            torch.cat([strata.members(h).repeat(rows // sizes[h]), strata.members(h)[list(rest)]])
+            for h, rest in ((0, first), (1, second))
+        ]
+        table = torch.stack(columns, 1)
+        coupled = couple_rows(table, values - values.mean(0), weights, rounds=10, generator=gen())
+        means.append(row_errors(coupled, values, weights).mean(0))
+    torch.testing.assert_close(torch.stack(means).mean(0), values.mean(0), rtol=1e-12, atol=1e-14)
+
+
+# --- swaps --------------------------------------------------------------------------------------------------
+
+
+@given(shape=shapes)
+@settings(max_examples=60, deadline=None)
+def test_columns_keep_their_members_and_the_total_never_rises(shape: tuple[int, int, int, int]) -> None:
+    rows, k, n, seed = shape
+    features, weights = centred(n, seed=seed), random_weights(k, seed)
+    table = random_table(rows, k, n, seed)
+    before = table.clone()
+    coupled = couple_rows(table, features, weights, rounds=12, generator=gen(seed))
+    assert torch.equal(table, before)
+    assert torch.equal(coupled.sort(0).values, table.sort(0).values)
+    assert energy(coupled, features, weights) <= energy(table, features, weights) * (1 + 1e-12)
+    # so the mean of any function over the rows is what it was
+    values = torch.randn(n, generator=gen(seed + 1), dtype=torch.float64)
+    assert float((values[coupled] @ weights).mean()) == pytest.approx(float((values[table] @ weights).mean()))
+
+
+@given(shape=shapes)
+@settings(max_examples=60, deadline=None)
+def test_each_round_books_what_it_changes(shape: tuple[int, int, int, int]) -> None:
+    rows, k, n, seed = shape
+    features, weights = centred(n, seed=seed), random_weights(k, seed)
+    table = random_table(rows, k, n, seed)
+    errors = row_errors(table, features, weights)
+    total = energy(table, features, weights)
+    for turn in range(4):
+        a, b = _pair_rows(errors, turn, gen(seed + turn))
+        assert len(a) == len(b) == rows // 2
+        assert len(torch.cat([a, b]).unique()) == rows // 2 * 2
+        fell = _flip(table, features, weights, errors, a, b)
+        assert fell >= -1e-12 * total
+        total -= fell
+        torch.testing.assert_close(errors, row_errors(table, features, weights), rtol=1e-9, atol=1e-12)
+        assert total == pytest.approx(energy(table, features, weights), rel=1e-9, abs=1e-12)
+
+
+def test_row_errors_are_weighted_means() -> None:
+    features, weights, table = centred(9), random_weights(4), random_table(6, 4, 9)
+    expected = torch.stack([sum((weights[h] * features[row[h]] for h in range(4)), torch.zeros(3)) for row in table])
+    torch.testing.assert_close(row_errors(table, features, weights), expected)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_pair_ends_where_no_single_swap_helps(seed: int) -> None:
+    k = 6
+    features, weights, table = centred(12, seed=seed), random_weights(k, seed), random_table(2, k, 12, seed)
+    errors = row_errors(table, features, weights)
+    start = energy(table, features, weights)
+    fell = _flip(table, features, weights, errors, torch.tensor([0]), torch.tensor([1]))
+    end = energy(table, features, weights)
+    assert start - end == pytest.approx(fell, rel=1e-9, abs=1e-12)
+    for h in range(k):
+        swapped = table.clone()
+        swapped[:, h] = table[:, h].flip(0)
+        # the change that the swap rule states: 2 w_h <E_a - E_b, e> + 2 w_h² |e|², e = φ_b - φ_a
+        e = features[table[1, h]] - features[table[0, h]]
+        stated = 2 * weights[h] * (errors[0] - errors[1]) @ e + 2 * weights[h] ** 2 * e.square().sum()
+        change = energy(swapped, features, weights) - end
+        assert change == pytest.approx(float(stated), rel=1e-9, abs=1e-12)
+        assert change >= -1e-12
+
+
+def all_arrangements(table: Tensor) -> Tensor:
+    """Every way to permute the columns of a (3, 3) table, the first one held: (36, 3, 3)."""
+    orders = [torch.tensor(order) for order in itertools.permutations(range(3))]
+    return torch.stack(
+        [torch.stack([table[:, 0], table[p, 1], table[q, 2]], 1) for p, q in itertools.product(orders, orders)]
+    )
+
+
+def test_tiny_plans_come_close_to_the_best_arrangement() -> None:
+    gaps = []
+    for seed in range(40):
+        features, weights, table = centred(9, 2, seed), random_weights(3, seed), torch.arange(9).view(3, 3).T
+        energies = torch.stack([row_errors(t, features, weights).square().sum() for t in all_arrangements(table)])
+        coupled = couple_rows(table, features, weights, rounds=32, generator=gen(seed))
+        reached = energy(coupled, features, weights)
+        best, mean = float(energies.min()), float(energies.mean())
+        assert best * (1 - 1e-12) <= reached
+        gaps.append((reached - best) / (mean - best))
+    # the share of what arranging can gain that pairwise swaps miss
+    assert sum(gap < 1e-9 for gap in gaps) >= 32
+    assert sum(gaps) / len(gaps) < 0.02
+    assert max(gaps) < 0.2
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 1)])
+def test_a_single_row_or_column_has_nothing_to_swap(shape: tuple[int, int]) -> None:
+    table = random_table(*shape, n=7)
+    coupled = couple_rows(table, centred(7), random_weights(shape[1]), rounds=5, generator=gen())
+    assert torch.equal(coupled.sort(0).values, table.sort(0).values)
+    if shape[0] == 1:
+        assert torch.equal(coupled, table)
+
+
+def test_no_rounds_leave_the_table_alone() -> None:
+    table = random_table(6, 4, 9)
+    assert torch.equal(couple_rows(table, centred(9), random_weights(4), rounds=0, generator=gen()), table)
+
+
+def test_equal_features_and_no_features_are_left_alone() -> None:
+    table = random_table(6, 4, 9)
+    coupled = couple_rows(table, torch.zeros(9, 2), random_weights(4), rounds=20, generator=gen())
+    assert torch.equal(coupled, table)
+
+
+def test_the_same_generator_gives_the_same_plan_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, weights, table = centred(50, 4), random_weights(5), random_table(31, 5, 50)
+    first = couple_rows(table, features, weights, rounds=16, generator=gen(1))
+    assert torch.equal(first, couple_rows(table, features, weights, rounds=16, generator=gen(1)))
+    assert not torch.equal(first, couple_rows(table, features, weights, rounds=16, generator=gen(2)))
+    monkeypatch.setattr(plan, "_PAIR_NUMBERS", 100)  # two pairs at a time
+    assert torch.equal(first, couple_rows(table, features, weights, rounds=16, generator=gen(1)))
+
+
+def test_single_precision_does_as_well() -> None:
+    features, weights, table = centred(80, 6), random_weights(8), random_table(40, 8, 80)
+    double = energy(couple_rows(table, features, weights, rounds=48, generator=gen()), features, weights)
+    single = couple_rows(table, features.float(), weights, rounds=48, generator=gen())
+    assert energy(single, features, weights) < 1.3 * double
+    assert double < 0.2 * energy(table, features, weights)
+
+
+def test_the_search_ends_when_it_gains_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    pair_rows = plan._pair_rows
+
+    def counted(errors: Tensor, turn: int, generator: torch.Generator) -> Any:
+        rounds.append(turn)
+        return pair_rows(errors, turn, generator)
+
+    monkeypatch.setattr(plan, "_pair_rows", counted)
+    opposite, even = torch.tensor([[1.0], [-1.0]]), torch.ones(2) / 2
+    solved = couple_rows(torch.tensor([[0, 0], [1, 1]]), opposite, even, rounds=400, generator=gen())
+    assert energy(solved, opposite, even) == 0.0  # by the first swap
+    assert len(rounds) == 16
+    rounds.clear()
+    couple_rows(random_table(8, 3, 30), centred(30), random_weights(3), rounds=400, generator=gen(), tol=0.005)
+    assert 8 <= len(rounds) < 200
+
+
+# --- the variance of plans ----------------------------------------------------------------------------------
+
+
+def plan_variance(rows: Tensor, weights: Tensor, phi: Tensor) -> float:
+    """Mean squared distance of the rows' mean embedding from the whole one."""
+    return float(row_errors(rows, phi - phi.mean(0), weights).square().sum(1).mean())
+
+
+def sizes_that_divide(rows: int) -> Strata:
+    return strata_of([size for size in (2, 3, 4, 6, 12) if rows % size == 0], seed=3)
+
+
+def test_whole_cycles_start_at_the_variance_of_the_strata_and_fall() -> None:
+    strata, rows = sizes_that_divide(12), 12
+    phi = torch.randn(strata.n, 4, generator=gen(5), dtype=torch.float64).exp()
+    weights = strata.sizes.double() / strata.n
+    exact = stratified_variance(phi, strata.labels, kernel="linear")
+    start, end = [], []
+    for seed in range(400):
+        table = cycle_table(strata, rows, gen(seed))
+        start.append(plan_variance(table, weights, phi))
+        coupled = couple_rows(table, phi - phi.mean(0), weights, rounds=4, generator=gen(seed))
+        end.append(plan_variance(coupled, weights, phi))
+        assert end[-1] <= start[-1] * (1 + 1e-12)
+    before, after = torch.tensor(start), torch.tensor(end)
+    assert abs(float(before.mean()) - exact) < 4.5 * float(before.std()) / 400**0.5
+    assert float(after.mean()) < 0.5 * exact
+
+
+@pytest.mark.parametrize("draws", [1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "share"), [("linear", 0.06), (SMOOTH, 0.4), ("coral", 0.25), ("rbf", 0.87)], ids=str
+)
+def test_ordered_batches_have_less_variance_than_their_strata(kernel: Any, share: float, draws: int) -> None:
+    n, k = 200, 8
+    z = torch.randn(n, 3, generator=gen(2))
+    options: dict[str, Any] = {"kernel": kernel, "draws_per_stratum": draws, "min_size": draws}
+    ordered, plain = OrderedBatchSampler(n, k, **options), StratifiedBatchSampler(n, k, replacement=False, **options)
+    ordered.refresh(z)
+    plain.refresh(z)
+    assert ordered.strata is not None
+    assert plain.strata is not None
+    assert torch.equal(ordered.strata.labels, plain.strata.labels)
+    fitted = as_kernel(kernel).fit(z)
+    gram = fitted.matrix(z.double())
+    exact = stratified_variance(
+        z, ordered.strata.labels, kernel=fitted, draws_per_stratum=draws, replacement=draws == 1
+    )
+
+    def measured(sampler: StratifiedBatchSampler) -> float:
+        rows, weights, _ = sampler.sample_batches(1024)
+        assert weights is not None
+        own = torch.einsum("a,tab,b->t", weights, gram[rows[:, :, None], rows[:, None, :]], weights)
+        cross = gram.mean(0)[rows] @ weights
+        return float((own - 2 * cross + gram.mean()).mean())
+
+    assert measured(plain) == pytest.approx(exact, rel=0.15)
+    assert measured(ordered) < share * exact
+
+
+def test_balanced_epochs_beat_strata_of_equal_size() -> None:
+    n, k = 256, 8
+    z = torch.randn(n, 3, generator=gen(2))
+    balanced = BalancedBatchSampler(n, k, kernel=SMOOTH)
+    strata = StratifiedBatchSampler(n, k, kernel=SMOOTH, equal=True)
+    for sampler in (balanced, strata):
+        sampler.refresh(z)
+    values, vectors = torch.linalg.eigh(SMOOTH.matrix(z.double()))
+    root = vectors * values.clamp_min(0).sqrt()
+    even = torch.full((k,), 1.0 / k, dtype=torch.float64)
+    coupled = plan_variance(balanced.sample_batches(320).rows, even, root)
+    assert strata.strata is not None
+    assert coupled < 0.3 * strata.strata.variance
