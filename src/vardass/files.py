@@ -21,6 +21,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     On any error the temporary file is removed and an existing ``path`` stays as it was.
     """
     target = Path(path)
+    if target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder; name a file in it")
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:

@@ -351,7 +351,7 @@ class FunctionKernel(Kernel):
                 f"the kernel function must return a tensor of shape {(len(x), len(y))} for {len(x)} and "
                 f"{len(y)} rows, got {shape}"
             )
-        return result
+        return result.to(x.dtype)
 
     def _diag(self, x: Tensor) -> Tensor:
         if self.diagonal is not None:

@@ -20,8 +20,7 @@ __all__ = ["check_options", "run_training"]
 _NOTES = (
     "variance, sq. error: of the minibatch loss, around its mean and around the loss of all samples, with the network "
     "held still half-way between refreshes; relative to uniform batches at the same state, geometric mean over states. "
-    "gain: difference from uniform with the same pair, seed and first weights. better: runs with a gain. "
-    "s: seconds in a run for refreshes and batches."
+    "gain: difference from uniform with the same pair, seed and first weights. better: runs with a gain."
 )
 
 

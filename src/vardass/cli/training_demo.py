@@ -36,9 +36,8 @@ __all__ = ["BATCH_SIZE", "LAMBDA", "PAIRS", "PERIOD", "WAYS", "Job", "Noise", "R
 # other wrist, other people
 PAIRS = (("left-A", "right-B"), ("left-B", "right-A"), ("right-A", "left-B"), ("right-B", "left-A"))
 BATCH_SIZE = 8
-LAMBDA = 1.0
-PERIOD = 100
-"""Steps between refreshes, the paper's T."""
+LAMBDA = 1.0  # at the end: it grows linearly from 0
+PERIOD = 100  # steps between refreshes, the paper's T
 _PROBE_EVERY, _PROBE_BATCHES = 200, 64
 
 
@@ -143,7 +142,8 @@ def train(job: Job) -> Run:
         task = cross_entropy(head(z), labels[rows], reduction="none")
         loss = task.mean() if w is None else task @ w
         if way.sampler is not None:
-            loss = loss + LAMBDA * _discrepancy(way, job.loss, z, z_target, w, w_target)
+            strength = LAMBDA * (step + 1) / job.steps
+            loss = loss + strength * _discrepancy(way, job.loss, z, z_target, w, w_target)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

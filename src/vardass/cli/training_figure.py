@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,7 @@ def _accuracy(axes: Axes, group: Sequence[Cell]) -> None:
         axes.errorbar(
             [cell.accuracy],
             [row],
-            xerr=[cell.gain_error],
+            xerr=None if math.isnan(cell.gain_error) else [cell.gain_error],
             fmt=marker,
             color=colour,
             markersize=8.5,

@@ -29,15 +29,13 @@ class Cell:
         Of the minibatch discrepancy relative to uniform batches at the same state of the network, the
         error being the squared one around the value of all samples; geometric means over states.
     accuracy, accuracy_error : float
-        Target accuracy in per cent, mean and standard error over the runs.
+        Target accuracy in per cent, mean and standard error over the runs, NaN for one run.
     gain, gain_error : float
         The same for the difference from uniform with the same pair, seed and first weights.
     wins : int
         Runs that are more accurate than uniform.
     by_pair : dict
         Mean accuracy for each (source, target).
-    seconds : float
-        Mean time spent on refreshes and batches in a run.
     """
 
     way: str
@@ -50,7 +48,6 @@ class Cell:
     wins: int
     runs: int
     by_pair: dict[tuple[str, str], float]
-    seconds: float
 
 
 def summarise(runs: Sequence[Run]) -> dict[str, list[Cell]]:
@@ -83,7 +80,6 @@ def _cells(runs: Sequence[Run]) -> list[Cell]:
                 sum(gain > 0 for gain in gains),
                 len(group),
                 pairs,
-                fmean(run.sampling_seconds for run in group),
             )
         )
     return cells
@@ -94,7 +90,7 @@ def _key(run: Run) -> tuple[str, str, int]:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -108,8 +104,8 @@ def setting(runs: Sequence[Run]) -> str:
     pairs = len({(run.job.source, run.job.target) for run in runs})
     return (
         f"{_count(seeds, 'seed')} x {_count(pairs, 'source-target pair')} = {_count(seeds * pairs, 'run')} of "
-        f"{runs[0].job.steps} steps, batch size {BATCH_SIZE}, lambda {LAMBDA:g} from the first step, refresh "
-        f"every {PERIOD} steps"
+        f"{runs[0].job.steps} steps, batch size {BATCH_SIZE}, lambda rising linearly from 0 to {LAMBDA:g}, "
+        f"refresh every {PERIOD} steps"
     )
 
 
@@ -123,7 +119,7 @@ def summary_table(loss: str, cells: Sequence[Cell], *, caption: str) -> Table:
     table.title, table.title_justify = f"{LOSSES[loss]}: noise of the loss, and target accuracy", "left"
     table.caption, table.caption_justify = caption, "left"
     table.add_column("batches", no_wrap=True)
-    for name in ("variance", "sq. error", "accuracy, %", "gain", "better", "s"):
+    for name in ("variance", "sq. error", "accuracy, %", "gain", "better"):
         table.add_column(name, justify="right", no_wrap=True)
     best = max(cell.accuracy for cell in cells)
     for cell in cells:
@@ -132,10 +128,9 @@ def summary_table(loss: str, cells: Sequence[Cell], *, caption: str) -> Table:
             cell.way,
             _share(cell.variance),
             _share(cell.error),
-            f"{cell.accuracy:.1f} ± {cell.accuracy_error:.1f}",
-            "" if itself else f"{cell.gain:+.1f} ± {cell.gain_error:.1f}",
+            f"{cell.accuracy:.1f}{_plus_minus(cell.accuracy_error)}",
+            "" if itself else f"{cell.gain:+.1f}{_plus_minus(cell.gain_error)}",
             "" if itself else f"{cell.wins}/{cell.runs}",
-            f"{cell.seconds:.1f}",
             style="bold" if cell.accuracy == best else "",
         )
     return table
@@ -143,6 +138,10 @@ def summary_table(loss: str, cells: Sequence[Cell], *, caption: str) -> Table:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _plus_minus(error: float) -> str:
+    return "" if math.isnan(error) else f" ± {error:.1f}"
 
 
 def pair_table(cells: dict[str, list[Cell]]) -> Table:
@@ -168,10 +167,6 @@ def _of(cells: Sequence[Cell], way: str) -> Cell:
 
 def findings(loss: str, cells: Sequence[Cell]) -> str:
     """What the numbers say, in words; a gain counts as clear beyond two standard errors."""
-    others = [cell for cell in cells if cell.way not in ("uniform", "source only")]
-    above = [cell for cell in others if cell.gain > 2.0 * cell.gain_error and cell.runs > 1]
-    below = [cell for cell in others if cell.gain < -2.0 * cell.gain_error and cell.runs > 1]
-    unclear = [cell for cell in others if cell not in above and cell not in below]
     best, uniform = max(cells, key=lambda cell: cell.accuracy), _of(cells, "uniform")
     sentences = [f"most accurate: {best.way} ({best.accuracy:.1f} %, uniform {uniform.accuracy:.1f} %)"]
     measured = [(cell.variance, cell.way) for cell in cells if cell.variance is not None]
@@ -179,15 +174,20 @@ def findings(loss: str, cells: Sequence[Cell]) -> str:
         variance, quiet = min(measured)
         also = ", which is also" if quiet == best.way else ", which is not"
         sentences.insert(0, f"least variance: {quiet} ({variance:.3f} of uniform's){also} the most accurate")
-    for group, words in (
-        (above, "clearly above uniform"),
-        (unclear, "within two standard errors of uniform"),
-        (below, "clearly below uniform"),
-    ):
-        if group:
-            listed = ", ".join(f"{cell.way} ({cell.gain:+.1f})" for cell in group)
-            sentences.append(f"{words}: {listed}")
+    others = [cell for cell in cells if cell.way not in ("uniform", "source only")]
+    kinds: dict[str, list[str]] = {}
+    for cell in others:
+        kinds.setdefault(_verdict(cell), []).append(f"{cell.way} ({cell.gain:+.1f})")
+    sentences += [f"{verdict}: {', '.join(ways)}" for verdict, ways in kinds.items()]
     return f"{LOSSES[loss]}: " + "; ".join(sentences) + "."
+
+
+def _verdict(cell: Cell) -> str:
+    if math.isnan(cell.gain_error):
+        return "gain over uniform in the only run"
+    if abs(cell.gain) <= 2.0 * cell.gain_error:
+        return "within two standard errors of uniform"
+    return "clearly above uniform" if cell.gain > 0 else "clearly below uniform"
 
 
 def as_csv(runs: Sequence[Run]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
-from vardass.kernels import FunctionKernel, Kernel, as_kernel
+from vardass.kernels import FunctionKernel, Kernel, LinearKernel, as_kernel
 from vardass.lowrank import DEFAULT_RANK, low_rank_features
 from vardass.strata import Strata
 from vardass.stratify.evaluate import evaluate
@@ -67,7 +67,8 @@ def stratify(
         ``min-sum`` is exact descent on the objective; ``dynamic-kmeans`` is the paper's Algorithm 1 with
         Algorithm 2; the next two ignore stratum sizes; the last is for small n.
     init : {"auto", "bisection", "kmeans++", "random"} or labels of shape (n,)
-        Where the solver starts. ``"auto"`` is bisection for ``min-sum`` and k-means++ for the others.
+        Where the solver starts. ``"auto"`` is bisection for ``min-sum``, with k-means++ tried too where a few
+        outliers make up most of the spread, and k-means++ for the others.
     warm_start : Strata or labels of shape (n,), optional
         Earlier strata to start from. The result is never worse than they are on the new features.
     min_size, max_size : int
@@ -108,14 +109,23 @@ def stratify(
     k = check_count(k, "k")
     if solver not in SOLVERS:
         raise InputError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
+    min_size = check_count(min_size, "min_size")
+    max_size = None if max_size is None else check_count(max_size, "max_size")
     limits = SizeLimits.of(n, k, min_size=min_size, max_size=max_size, equal=equal)
     generator = as_generator(seed, x.device)
     fitted = as_kernel(kernel).fit(x)
     if isinstance(fitted, FunctionKernel):
         _check_function_kernel(fitted, x)
     start = _start_labels(warm_start, init, n, k, x)
+    if isinstance(fitted, LinearKernel):  # distances stay, and far from the origin their rounding errors go
+        x = x - x.mean(0)
 
     problem, info = _problem(x, fitted, solver, rank, generator)
+    if not bool(torch.isfinite(problem.diag.double().sum())):
+        raise InputError(
+            f"{fitted!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down or "
+            "pass float64"
+        )
     prepared = time.perf_counter()
     searched = problem
     if solver == "kmeans":  # ordinary k-means looks for strata in the features themselves
@@ -138,10 +148,12 @@ def stratify(
             solution = found
     assert solution is not None
     labels = solution.labels
-    if warm_start is not None and start is not None and problem.objective(labels, k) > problem.objective(start, k):
-        labels = start if limits.hold(torch.bincount(start, minlength=k)) else labels
     solved = time.perf_counter()
     value = evaluate(problem, labels, k, x=x, kernel=fitted, generator=generator)
+    if warm_start is not None and start is not None and limits.hold(torch.bincount(start, minlength=k)):
+        before = evaluate(problem, start, k, x=x, kernel=fitted, generator=generator)
+        if before.variance < value.variance:
+            labels, value = start, before
     evaluated = time.perf_counter()
     lower = None
     if bound or certify:
@@ -202,7 +214,7 @@ def _start_labels(
     """Labels to start from, checked, or None for the solver's own start."""
     given: Any = warm_start if warm_start is not None else init
     name = "warm_start" if warm_start is not None else "init"
-    if isinstance(given, str):
+    if isinstance(given, str) and warm_start is None:
         if given not in INITS:
             raise InputError(f"unknown init {given!r}; choose one of {', '.join(INITS)} or pass labels")
         return None
@@ -210,15 +222,20 @@ def _start_labels(
         if given.k != k:
             raise InputError(f"{name} has k={given.k} strata, asked for k={k}; use the same k or leave it out")
         given = given.labels
-    labels = torch.as_tensor(given, device=x.device)
+    try:
+        labels = torch.as_tensor(given, device=x.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} must be {n} whole numbers, got {type(given).__name__}") from None
     if labels.shape != (n,):
         raise InputError(
             f"{name} has labels of shape {tuple(labels.shape)}, features have n={n} rows; "
             "strata belong to the data set that they were made from"
         )
-    if labels.is_floating_point() or int(labels.min()) < 0 or int(labels.max()) >= k:
+    whole = not (labels.is_floating_point() or labels.is_complex())
+    labels = labels.long() if whole else labels  # torch cannot compare most unsigned types
+    if not whole or int(labels.min()) < 0 or int(labels.max()) >= k:
         raise InputError(f"{name} labels must be whole numbers in 0..{k - 1}")
-    return labels.long()
+    return labels
 
 
 def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:

@@ -19,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vardass.errors import InputError
 from vardass.stratify.problem import ExactProblem, LowRankProblem, Problem
 from vardass.stratify.sizes import SizeLimits
 from vardass.stratify.solution import Solution
-from vardass.validate import row_blocks
+from vardass.validate import check_count, row_blocks
 
 __all__ = ["min_sum"]
 
@@ -175,6 +176,9 @@ def min_sum(
     progress : callable, optional
         Called with the fraction done and a message.
     """
+    max_passes = check_count(max_passes, "max_passes", low=0)
+    if not tol >= 0.0:
+        raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no move gains")
     n = problem.n
     state = _start(problem, labels, k)
     objective = state.objective()
