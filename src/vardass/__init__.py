@@ -15,7 +15,7 @@ More kernels are in `vardass.kernels`, exact variances in `vardass.variance`, th
 from vardass.errors import InputError, VardassError
 from vardass.kernels import CoralKernel, Kernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
-from vardass.refresh import DriftRefresh, FeatureBank, RefreshEvery, Refresher, extract_features
+from vardass.refresh import DriftRefresh, FeatureBank, Refresher, RefreshEvery, extract_features
 from vardass.report import variance_report
 from vardass.samplers import (
     BalancedBatchSampler,

@@ -102,12 +102,21 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
 
 def as_labels(labels: ArrayLike, n: int, name: str = "labels") -> Tensor:
     """Return ``labels``, any whole numbers, as an int64 tensor of shape (n,) on its own device."""
-    result = torch.as_tensor(labels).detach()
-    if result.shape != (n,) or result.is_floating_point() or result.is_complex():
+    if not isinstance(labels, Tensor):
+        array = np.asarray(labels)
+        # torch lacks most unsigned types
+        labels = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else np.zeros(0))
+        kind: Any = array.dtype
+    else:
+        kind = labels.dtype
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"{name} must be whole numbers, got dtype {kind}; number the groups 0..k-1")
+    if labels.shape != (n,):
         raise InputError(
-            f"{name} must be {n} whole numbers, one for each sample, got {result.dtype} of shape {tuple(result.shape)}"
+            f"{name} must have shape ({n},), one for each row, got {tuple(labels.shape)}; "
+            f"pass the {name} of these samples"
         )
-    return result.long()
+    return labels.detach().long()
 
 
 def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None, remedy: str = "") -> int:

@@ -1,4 +1,4 @@
-"""Exact and simulated variance of the minibatch mean embedding.
+"""Exact variance of the minibatch mean embedding.
 
 A batch estimates the mean embedding μ = (1/n) Σ φ(z_i) of its domain by μ̂, a weighted sum of φ over the
 drawn rows. Its variance E|μ̂ - μ|² in the RKHS (section 2.2) is known exactly for independent draws: each
@@ -9,24 +9,20 @@ kernel itself is evaluated in the precision of the features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import DEFAULT_BLOCK_BYTES, Kernel, as_kernel
-from vardass.validate import ArrayLike, as_features, as_generator, as_weights, check_count, row_blocks
+from vardass.validate import ArrayLike, as_features, as_labels, as_weights, check_count, row_blocks
 
 __all__ = [
-    "MonteCarlo",
     "debias",
     "effective_sample_size",
     "mean_embedding_covariance",
-    "monte_carlo_variance",
     "stratified_variance",
     "uniform_variance",
     "v_statistic_bias",
@@ -156,90 +152,6 @@ def effective_sample_size(weights: ArrayLike) -> float:
     return float(w.sum().square() / w.square().sum())
 
 
-@dataclass(frozen=True)
-class MonteCarlo:
-    """What repeated draws say of a statistic.
-
-    Attributes
-    ----------
-    mean : Tensor
-        Mean of the statistic, of its own shape, in double precision.
-    variance : float
-        Unbiased estimate of E|statistic - its mean|²: for a vector the trace of its covariance.
-    stderr_of_variance : float
-        Standard error of ``variance``.
-    repeats : int
-        Number of draws.
-    """
-
-    mean: Tensor
-    variance: float
-    stderr_of_variance: float
-    repeats: int
-
-    @property
-    def stderr_of_mean(self) -> float:
-        """Root mean square distance of ``mean`` from the true expectation."""
-        return math.sqrt(self.variance / self.repeats)
-
-    def bias(self, truth: Tensor) -> float:
-        """Distance of ``mean`` from ``truth``; to be compared with ``stderr_of_mean``."""
-        return float((self.mean - truth.to(self.mean)).norm())
-
-
-def monte_carlo_variance(
-    draw: Callable[[torch.Generator], tuple[Tensor, Tensor | None]],
-    statistic: Callable[[Tensor, Tensor | None], Tensor],
-    *,
-    repeats: int,
-    seed: int | torch.Generator | None = 0,
-) -> MonteCarlo:
-    """Simulate the variance of any statistic of a batch from any sampler.
-
-    Parameters
-    ----------
-    draw : callable
-        ``draw(generator) -> (indices, weights or None)``, one batch; all its randomness must come from the
-        generator.
-    statistic : callable
-        ``statistic(indices, weights) -> Tensor`` of any shape, the same each time. All ``repeats`` values
-        are held in memory.
-    repeats : int
-        Number of batches, at least 2.
-    seed : int or torch.Generator
-        The same seed gives the same result.
-    """
-    repeats = check_count(repeats, "repeats", low=2, remedy="a variance needs two values")
-    generator = seed if isinstance(seed, torch.Generator) else as_generator(seed)
-    values: list[Tensor] = []
-    with torch.no_grad():
-        for _ in range(repeats):
-            batch = draw(generator)
-            if not isinstance(batch, tuple) or len(batch) != 2:
-                raise InputError(
-                    f"draw must return (indices, weights or None), got {type(batch).__name__}; return a pair"
-                )
-            value = statistic(*batch)
-            if not isinstance(value, Tensor) or (values and value.shape != values[0].shape):
-                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                first = f" of shape {tuple(values[0].shape)}, as at first" if values else ""
-                raise InputError(f"statistic must return a tensor{first}, got {got}")
-            values.append(value.detach().double())
-    stacked = torch.stack(values).reshape(repeats, -1)
-    if not bool(torch.isfinite(stacked).all()):
-        bad = int((~torch.isfinite(stacked)).any(1).sum())
-        raise InputError(f"statistic was NaN or infinite for {bad} of {repeats} batches; mend it first")
-    mean = stacked.mean(0)
-    squared = (stacked - mean).square().sum(1)
-    # the trace of the sample covariance is, but for O(1/repeats), the mean of these squared distances
-    return MonteCarlo(
-        mean=mean.reshape(values[0].shape),
-        variance=float(squared.sum()) / (repeats - 1),
-        stderr_of_variance=float(squared.std()) / math.sqrt(repeats),
-        repeats=repeats,
-    )
-
-
 def v_statistic_bias(variance_x: float, variance_y: float) -> float:
     """E|μ̂_x - μ̂_y|² - MMD² = Var(μ̂_x) + Var(μ̂_y), for independent unbiased μ̂_x and μ̂_y.
 
@@ -323,7 +235,9 @@ def _design(x: Tensor, labels: ArrayLike | None, draws: Any, replacement: bool) 
     if labels is None:
         compact, sizes = x.new_zeros(n, dtype=torch.long), torch.tensor([n], device=x.device)
     else:
-        _, compact, sizes = torch.unique(_as_labels(labels, x), return_inverse=True, return_counts=True)
+        _, compact, sizes = torch.unique(
+            as_labels(labels, len(x)).to(x.device), return_inverse=True, return_counts=True
+        )
     name, rows = ("k", "rows") if labels is None else ("draws_per_stratum", "rows in the smallest stratum")
     smallest = int(sizes.min())
     high = None if replacement else smallest
@@ -336,24 +250,6 @@ def _design(x: Tensor, labels: ArrayLike | None, draws: Any, replacement: bool) 
     m = sizes.double()
     scale = m / (n * n * draws)  # w_h² / (m_h draws)
     return _Design(compact, sizes, scale if replacement else scale * (m - draws) / (m - 1).clamp_min(1))
-
-
-def _as_labels(labels: ArrayLike, x: Tensor) -> Tensor:
-    if not isinstance(labels, Tensor):
-        labels = np.asarray(labels)
-        whole = labels.dtype.kind in "iu"
-    else:
-        whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if not whole:
-        raise InputError(f"labels must be whole numbers, got dtype {labels.dtype}; number the strata 0..k-1")
-    if not isinstance(labels, Tensor):
-        labels = torch.from_numpy(labels.astype(np.int64))
-    if labels.shape != (len(x),):
-        raise InputError(
-            f"labels must have shape ({len(x)},), one for each row, got {tuple(labels.shape)}; "
-            "pass the strata of these features"
-        )
-    return labels.to(x.device).long()
 
 
 def _variance(x: Tensor, kernel: Kernel, design: _Design) -> float:

@@ -27,7 +27,7 @@ _NOTES = (
 def check_options(*, seeds: int, steps: int, pairs: int, processes: int | None) -> None:
     """Refuse what cannot be run, before anything is."""
     check_count(seeds, "--seeds")
-    check_count(steps, "--steps")
+    check_count(steps, "--steps", low=0)
     check_count(pairs, "--pairs", high=len(PAIRS))
     if processes is not None:
         check_count(processes, "--processes")

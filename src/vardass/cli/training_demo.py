@@ -1,7 +1,4 @@
-"""The demo's training: a small network, adapted from one watch domain to another with each way to draw.
-
-A demonstration: data in memory, no checkpoints, no model selection.
-"""
+"""The demo's training: a small network, adapted from one watch domain to another with each way to draw."""
 
 from __future__ import annotations
 

