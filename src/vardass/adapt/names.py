@@ -42,5 +42,5 @@ def seeded(seed: int | None) -> Iterator[None]:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         yield

@@ -1,5 +1,40 @@
-"""Data sets that come with the package."""
+"""Domains, tasks and their splits; loaders of data sets; and a small data set that comes with the package.
 
+Importing it takes torch and numpy; Pillow, kornia, soundfile, pyarrow, scikit-learn and mlxtend are imported when
+they are needed.
+"""
+
+from vardass.data.audio import AudioDataset, FrontEnd
+from vardass.data.domains import Domain, LabelsHidden, Task, TensorInputs, unite
+from vardass.data.embedding_domains import embedding_task
+from vardass.data.folders import folder_domain, folder_task
+from vardass.data.images import ImageDataset, augment, normalise
+from vardass.data.registry import DATASETS, load_task, task_names
+from vardass.data.splits import TaskSplits, derived_seed, split_task
 from vardass.data.watch import WatchData, load_watch, standardise, watch_domains
 
-__all__ = ["WatchData", "load_watch", "standardise", "watch_domains"]
+__all__ = [
+    "DATASETS",
+    "AudioDataset",
+    "Domain",
+    "FrontEnd",
+    "ImageDataset",
+    "LabelsHidden",
+    "Task",
+    "TaskSplits",
+    "TensorInputs",
+    "WatchData",
+    "augment",
+    "derived_seed",
+    "embedding_task",
+    "folder_domain",
+    "folder_task",
+    "load_task",
+    "load_watch",
+    "normalise",
+    "split_task",
+    "standardise",
+    "task_names",
+    "unite",
+    "watch_domains",
+]

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,7 +115,9 @@ class AudioDataset(Dataset[Tensor]):
         self.paths = [str(path) for path in paths]
         self.front_end = front_end or FrontEnd()
         if self.front_end.samples < 1:
-            raise InputError(f"{self.front_end.seconds} s at rate {self.front_end.rate} is no sample; give seconds above 0")
+            raise InputError(
+                f"{self.front_end.seconds} s at rate {self.front_end.rate} is no sample; give seconds above 0"
+            )
         self.filters = self.front_end.filters().float()
         self.cache = SharedCache(len(paths), self.front_end.shape, torch.float32) if cache else None
 
@@ -165,7 +168,6 @@ def _read_middle(path: str, seconds: float) -> tuple[Tensor, int]:
 
 def _soundfile() -> Any:
     try:
-        import soundfile
+        return import_module("soundfile")
     except (ModuleNotFoundError, OSError):  # OSError: the library libsndfile is not there
         raise InputError("reading sound needs soundfile, which is not usable: pip install 'vardass[audio]'") from None
-    return soundfile

@@ -119,9 +119,7 @@ def mel_spectrogram(wave: Tensor, filters: Tensor, *, fft_size: int, hop: int) -
     """
     window = torch.hann_window(fft_size, dtype=wave.dtype, device=wave.device)
     flat = wave.reshape(-1, wave.shape[-1])
-    spectrum = torch.stft(
-        flat, fft_size, hop, window=window, center=True, pad_mode="constant", return_complex=True
-    )
+    spectrum = torch.stft(flat, fft_size, hop, window=window, center=True, pad_mode="constant", return_complex=True)
     energy = filters.to(wave) @ spectrum.abs().square()
     return energy.reshape(*wave.shape[:-1], *energy.shape[-2:])
 
@@ -161,4 +159,5 @@ def pcen(
     ICASSP 2017, whose constants are the defaults). ``energy`` has shape (..., bands, frames).
     """
     ratio = energy / (eps + smooth(energy, s)) ** alpha
-    return (ratio + delta) ** r - delta**r
+    result: Tensor = (ratio + delta) ** r - delta**r
+    return result

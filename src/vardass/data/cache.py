@@ -31,8 +31,8 @@ class SharedCache:
                 f"a cache of {n} samples needs {need / 1e9:.2f} GB of shared memory, {free / 1e9:.2f} GB are free; "
                 "leave cache off, make the samples smaller, or enlarge /dev/shm"
             )
-        self.values = torch.empty((n, *shape), dtype=dtype).share_memory_()
-        self.filled = torch.zeros(n, dtype=torch.bool).share_memory_()
+        self.values = _shared(torch.empty((n, *shape), dtype=dtype))
+        self.filled = _shared(torch.zeros(n, dtype=torch.bool))
 
     def get(self, index: int) -> Tensor | None:
         """A copy of sample ``index``, or None if it was not put yet."""
@@ -42,3 +42,8 @@ class SharedCache:
         """Keep a copy of ``value``."""
         self.values[index] = value
         self.filled[index] = True
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor

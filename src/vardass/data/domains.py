@@ -156,7 +156,9 @@ class Domain:
         """Classes of shape (n,); an InputError if there are none."""
         labels = self.labels
         if labels is None:
-            raise InputError(f"domain {self.name!r} has no labels, but they are needed; sort its files into class folders")
+            raise InputError(
+                f"domain {self.name!r} has no labels, but they are needed; sort its files into class folders"
+            )
         return labels
 
     def hide_labels(self) -> Domain:
@@ -238,7 +240,9 @@ class Task:
         domains = (*self.sources, self.target)
         names = [domain.name for domain in domains]
         if len(set(names)) < len(names):
-            raise InputError(f"task {self.name!r} has domains {names}, two of one name; rename one, names seed the splits")
+            raise InputError(
+                f"task {self.name!r} has domains {names}, two of one name; rename one, names seed the splits"
+            )
         for domain in domains:
             if not len(domain):
                 raise InputError(f"domain {domain.name!r} has 0 samples; at least 1 is needed, check its files")

@@ -104,9 +104,7 @@ def normalise(batch: Tensor) -> Tensor:
     return (batch - mean) / batch.new_tensor(_DEVIATION[channels])[:, None, None]
 
 
-def augment(
-    batch: Tensor, *, seed: int, size: int | tuple[int, int] | None = None, normalised: bool = True
-) -> Tensor:
+def augment(batch: Tensor, *, seed: int, size: int | tuple[int, int] | None = None, normalised: bool = True) -> Tensor:
     """Augment images as DomainBed does, each of the batch differently, on the batch's device.
 
     Random crop of 70 to 100% of the area (ratio 3/4 to 4/3) resized to ``size``, mirroring with probability
@@ -130,8 +128,11 @@ def augment(
     pipeline = _pipeline((int(shape[0]), int(shape[1])), channels)
     devices = [batch.device] if batch.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.manual_seed(seed)
-        result: Tensor = pipeline(batch).clamp(0.0, 1.0)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach devices that are not put back
+        if devices:
+            with torch.cuda.device(batch.device):
+                torch.cuda.manual_seed(seed)
+        result: Tensor = pipeline(batch.expand(-1, 3, -1, -1))[:, :channels].clamp(0.0, 1.0)
     return normalise(result) if normalised else result
 
 
@@ -148,7 +149,7 @@ def _pipeline(size: tuple[int, int], channels: int) -> torch.nn.Sequential:
     if channels == 3:
         steps += [K.ColorJitter(0.3, 0.3, 0.3, 0.3, p=1.0), K.RandomGrayscale(p=0.1)]
     else:
-        steps += [K.RandomBrightness((0.7, 1.3), p=1.0), K.RandomContrast((0.7, 1.3), p=1.0)]
+        steps += [K.ColorJitter(0.3, 0.3, 0.0, 0.0, p=1.0)]
     return torch.nn.Sequential(*steps)
 
 

@@ -28,15 +28,15 @@ def cycle_table(strata: Strata, rows: int, generator: torch.Generator, *, draws:
     sizes = strata.sizes
     rows_of_cycle = sizes // draws
     cycles = (rows + rows_of_cycle - 1) // rows_of_cycle
-    # one entry for each (stratum, cycle, member), sorted by stratum and cycle with members shuffled
-    stratum = torch.repeat_interleave(torch.arange(strata.k), sizes * cycles)
-    first = (sizes * cycles).cumsum(0) - sizes * cycles
-    place = torch.arange(len(stratum)) - first[stratum]
-    cycle, member = place // sizes[stratum], place % sizes[stratum]
-    order = torch.randperm(len(stratum), generator=generator)
-    order = order[(stratum * int(cycles.max()) + cycle)[order].argsort(stable=True)]
-    entries = strata.order[strata.starts[stratum] + member][order]
+    # one place for each (stratum, cycle, member), in this order; a cycle's places are shuffled among themselves
+    stratum = torch.repeat_interleave(cycles)
+    length = sizes[stratum]
+    cycle = torch.repeat_interleave(length)
+    key = torch.rand(len(cycle), dtype=torch.float64, generator=generator).add_(cycle)
+    to_member = strata.starts[stratum] - (length.cumsum(0) - length)
+    entries = strata.order[key.argsort() + to_member[cycle]]
     row = torch.arange(rows)[:, None]
+    first = (sizes * cycles).cumsum(0) - sizes * cycles
     start = first + row // rows_of_cycle * sizes + row % rows_of_cycle * draws
     return entries[start[:, :, None] + torch.arange(draws)].view(rows, -1)
 

@@ -45,9 +45,6 @@ class EpochSampler(MinibatchSampler):
     def _new_epoch(self) -> None:
         self._left = None
 
-    def _pool(self) -> Tensor:
-        return torch.arange(self.n) if self._left is None else self._left
-
     def _before_drop(self) -> None:
         """Only what this epoch has not visited is planned anew, so the epoch still visits each sample once."""
         if self._chunk is None:
@@ -57,20 +54,23 @@ class EpochSampler(MinibatchSampler):
         visited[self._chunk.rows[:done].flatten()] = True
         if self._chunk.tail is not None and done > len(self._chunk.rows):
             visited[self._chunk.tail] = True
-        pool = self._pool()
+        pool = torch.arange(self.n) if self._left is None else self._left
         self._left = pool[~visited[pool]]
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         # a stream longer than one visit of all samples goes round again
-        if rounds > 0 or self._batches_of(len(self._pool())) < self.num_replicas:
+        left = self.n if self._left is None else len(self._left)
+        if rounds > 0 or self._batches_of(left) < self.num_replicas:
             self._left = None
-        return self._plan(self._pool(), generator)
+        return self._plan(self._left, generator)
 
     def _sample_chunk(self, generator: torch.Generator) -> Chunk:
-        return self._plan(torch.arange(self.n), generator)
+        return self._plan(None, generator)
 
-    def _plan(self, pool: Tensor, generator: torch.Generator) -> Chunk:
-        pool = pool[torch.randperm(len(pool), generator=generator)]
+    def _plan(self, left: Tensor | None, generator: torch.Generator) -> Chunk:
+        """Batches of the samples ``left``, or of all."""
+        order = torch.randperm(self.n if left is None else len(left), generator=generator)
+        pool = order if left is None else left[order]
         whole = len(pool) // self.batch_size * self.batch_size
         rows = self._arrange(pool[:whole], generator) if whole else pool[:0].view(0, self.batch_size)
         return Chunk(rows, None, None if self.drop_last or whole == len(pool) else pool[whole:])

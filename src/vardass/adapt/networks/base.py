@@ -98,7 +98,7 @@ class Network(nn.Module):
 
     def tail(self, embedding_dim: int) -> Network:
         """Return the part after the backbone, as a network on its outputs; parameters are shared."""
-        return Network(
+        tail = Network(
             nn.Identity(),
             self.head,
             feature_dim=self.feature_dim,
@@ -106,6 +106,7 @@ class Network(nn.Module):
             bottleneck=self.bottleneck,
             dropout=self.dropout.p if isinstance(self.dropout, nn.Dropout) else 0.0,
         )
+        return tail.train(self.training)
 
     def train(self, mode: bool = True) -> Network:
         """Set training mode, except for what is frozen."""
@@ -152,40 +153,31 @@ def widen_input(network: Network, extra: int) -> None:
     if shape is None or len(shape) not in (1, 3):
         raise InputError(f"input_shape must be (d,) or (channels, height, width) to be widened, got {shape}")
     kind: type[nn.Module] = nn.Conv2d if len(shape) == 3 else nn.Linear
-    found = next(((n, m) for n, m in network.named_modules() if isinstance(m, kind)), None)
+    before_head = (module for module in network.modules() if module is not network.head)
+    found = next((module for module in before_head if isinstance(module, kind)), None)
     if found is None:
         raise InputError(f"the network has no {kind.__name__} layer to widen for input of shape {shape}; use another")
-    name, layer = found
-    wide: nn.Module
-    if isinstance(layer, nn.Conv2d):
-        if layer.in_channels != shape[0] or layer.groups != 1:
-            raise InputError(f"the first convolution takes {layer.in_channels} channels, but samples have {shape[0]}")
-        wide = nn.Conv2d(
-            shape[0] + extra,
-            layer.out_channels,
-            layer.kernel_size,  # type: ignore[arg-type]
-            layer.stride,  # type: ignore[arg-type]
-            layer.padding,  # type: ignore[arg-type]
-            layer.dilation,  # type: ignore[arg-type]
-            bias=layer.bias is not None,
-            padding_mode=layer.padding_mode,  # type: ignore[arg-type]
-        )
-        weight = layer.weight.detach()[:, torch.arange(shape[0] + extra) % shape[0]]
+    total = shape[0] + extra
+    if isinstance(found, nn.Conv2d):
+        _check_inputs(found.in_channels, shape[0], found.groups)
+        weight = found.weight.detach()[:, torch.arange(total) % shape[0]]
+        found.in_channels = total
     else:
-        assert isinstance(layer, nn.Linear)
-        if layer.in_features != shape[0]:
-            raise InputError(f"the first linear layer takes {layer.in_features} columns, but samples have {shape[0]}")
-        wide = nn.Linear(shape[0] + extra, layer.out_features, bias=layer.bias is not None)
-        weight = torch.cat([layer.weight.detach(), wide.weight.detach()[:, shape[0] :].to(layer.weight)], 1)
-    with torch.no_grad():
-        wide.to(layer.weight)
-        wide.weight.copy_(weight)
-        if layer.bias is not None:
-            wide.bias.copy_(layer.bias)
-    wide.requires_grad_(layer.weight.requires_grad)
-    parent, _, leaf = name.rpartition(".")
-    setattr(network.get_submodule(parent), leaf, wide)
+        assert isinstance(found, nn.Linear)
+        _check_inputs(found.in_features, shape[0])
+        fresh = nn.Linear(total, found.out_features).weight.detach()[:, shape[0] :]
+        weight = torch.cat([found.weight.detach(), fresh.to(found.weight)], 1)
+        found.in_features = total
+    found.weight = nn.Parameter(weight.contiguous(), requires_grad=found.weight.requires_grad)
     for module in network.modules():  # backbones of transformers check the number of channels
         if len(shape) == 3 and getattr(module, "num_channels", None) == shape[0]:
-            setattr(module, "num_channels", shape[0] + extra)  # noqa: B010
-    network.input_shape = (shape[0] + extra, *shape[1:])
+            setattr(module, "num_channels", total)  # noqa: B010
+    network.input_shape = (total, *shape[1:])
+
+
+def _check_inputs(takes: int, have: int, groups: int = 1) -> None:
+    if takes != have or groups != 1:
+        raise InputError(
+            f"the first layer takes {takes} inputs in {groups} groups, but samples have {have}; only a plain first "
+            "layer can be widened"
+        )

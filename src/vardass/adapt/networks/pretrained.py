@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vardass.errors import InputError
 
-__all__ = ["EfficientNetFeaturiser", "TransformersFeaturiser", "efficientnet_lite0", "resnet18_random", "transformers_model"]
+__all__ = ["RESNET18", "efficientnet_lite0", "resnet18_random", "transformers_model"]
 
 RESNET18 = "microsoft/resnet-18"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class MLPFeaturiser(nn.Sequential):
             raise InputError("hidden must name at least one layer width, got none; use hidden=(128, 64)")
         widths = [math.prod(input_shape), *(check_count(width, "a width in hidden") for width in hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(widths, widths[1:]):
+        for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         super().__init__(*layers)
 

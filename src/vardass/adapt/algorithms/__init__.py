@@ -1,0 +1,26 @@
+"""Training rules for unsupervised domain adaptation, one in each file."""
+
+from vardass.adapt.algorithms.arm import ARM
+from vardass.adapt.algorithms.base import Algorithm, Batch
+from vardass.adapt.algorithms.cdan import CDAN
+from vardass.adapt.algorithms.coral import CORAL
+from vardass.adapt.algorithms.dann import DANN
+from vardass.adapt.algorithms.erm import ERM
+from vardass.adapt.algorithms.mcc import MCC
+from vardass.adapt.algorithms.mmd import MMD
+from vardass.adapt.algorithms.registry import ALGORITHM_NAMES, algorithm_options, make_algorithm
+
+__all__ = [
+    "ALGORITHM_NAMES",
+    "ARM",
+    "CDAN",
+    "CORAL",
+    "DANN",
+    "ERM",
+    "MCC",
+    "MMD",
+    "Algorithm",
+    "Batch",
+    "algorithm_options",
+    "make_algorithm",
+]

@@ -1,0 +1,224 @@
+"""The interface of all training rules, and what they share: the task loss, weights and the plain step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from vardass.adapt.algorithms.sharpness import climbed, paused_statistics
+from vardass.adapt.names import choose
+from vardass.adapt.networks import Network
+from vardass.errors import InputError
+from vardass.validate import as_weights, check_count
+
+__all__ = ["Algorithm", "Batch", "CommonOptions", "Losses", "check_number", "weighted_mean"]
+
+Losses: TypeAlias = dict[str, Tensor]
+Backward: TypeAlias = Callable[[Tensor], None]
+
+
+class Batch(NamedTuple):
+    """Samples of one domain: inputs (b, *shape), labels (b,) if known, weights (b,) that sum to 1.
+
+    None for weights means uniform. The labels of a target batch are never read.
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+    weights: Tensor | None = None
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options that every algorithm takes, see ``Algorithm``."""
+
+    task_weighting: str
+    sharpness: float
+    joint_forward: bool | None
+    seed: int | None
+
+
+class Algorithm(nn.Module):
+    """A rule for unsupervised domain adaptation: losses of a source and a target batch, and a step.
+
+    Parameters
+    ----------
+    network : Network
+        Trained in place.
+    num_classes : int
+        At least 2.
+    task_weighting : {"weighted", "plain"}
+        The cross-entropy as Σ_h w_h CE_h, which is unbiased for batches drawn from strata, or as a plain
+        mean (the paper does not say which it used). Discrepancies are weighted either way.
+    sharpness : float
+        ρ of SDAT: the step's gradients are taken at w + ρ g/|g| with g the gradient of the task loss alone
+        and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
+        statistics are updated once for each step.
+    joint_forward : bool, optional
+        Source and target pass through the network as one batch, which BatchNorm notices, or one after the
+        other. None: separately for MMD and CORAL (as in DomainBed), jointly for the others (as in TLlib and
+        DomainBed's DANN).
+    seed : int, optional
+        Of the initial parameters of discriminators, context networks and random maps.
+    """
+
+    name: ClassVar[str]
+    uses_target: ClassVar[bool]
+    joint_by_default: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        network: Network,
+        num_classes: int,
+        *,
+        task_weighting: str = "weighted",
+        sharpness: float = 0.0,
+        joint_forward: bool | None = None,
+        seed: int | None = 0,
+    ) -> None:
+        super().__init__()
+        check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
+        if network.num_classes not in (None, num_classes):
+            raise InputError(f"the network gives {network.num_classes} logits, but num_classes is {num_classes}")
+        self.network = network
+        self.num_classes = num_classes
+        self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
+        self.sharpness = check_number(sharpness, "sharpness", low=0.0)
+        self.joint_forward = self.joint_by_default if joint_forward is None else joint_forward
+        self.seed = seed
+
+    def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
+        """Return the parts of the loss by name, and their sum as ``"total"``, which is to be minimised."""
+        raise NotImplementedError
+
+    def update(
+        self,
+        source: Batch,
+        target: Batch | None,
+        step: int,
+        *,
+        optimisers: dict[str, Optimizer],
+        backward: Backward,
+    ) -> Losses:
+        """Take one step and return the detached losses.
+
+        Parameters
+        ----------
+        source, target : Batch
+            The target may be None if ``uses_target`` is False.
+        step : int
+            Counted from 0.
+        optimisers : dict
+            One for each role of ``parameter_groups``.
+        backward : callable
+            Called with the loss; writes gradients to ``.grad``. It may scale the loss, or average the
+            gradients over processes.
+        """
+        return self.descend(lambda: self.losses(source, target, step), source, target, optimisers, backward)
+
+    def descend(
+        self,
+        losses: Callable[[], Losses],
+        source: Batch,
+        target: Batch | None,
+        optimisers: dict[str, Optimizer],
+        backward: Backward,
+    ) -> Losses:
+        """Step all ``optimisers`` down ``losses()["total"]``, evaluated at the climbed point if sharpness > 0."""
+        zero_gradients(optimisers)
+        if self.sharpness == 0.0:
+            parts = losses()
+            backward(parts["total"])
+        else:
+            with paused_statistics(self):
+                backward(self.task_only(source, target))
+            with climbed(self.parameter_groups()["network"], self.sharpness):
+                zero_gradients(optimisers)
+                parts = losses()
+                backward(parts["total"])
+        for optimiser in optimisers.values():
+            optimiser.step()
+        return {name: value.detach() for name, value in parts.items()}
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Trainable parameters by role; each role has its own optimiser."""
+        return {"network": _trainable(self.network)}
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return z (b, feature_dim), which the discrepancy sees and the samplers stratify."""
+        return self.network.features(x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return logits (b, num_classes)."""
+        logits: Tensor = self.network.head(self.features(x))
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (b, num_classes)."""
+        return self.predict(x)
+
+    def task_only(self, source: Batch, target: Batch | None) -> Tensor:
+        """Return the task loss, with the target in the forward pass only where BatchNorm would notice."""
+        if self.uses_target and self.joint_forward:
+            z, _ = self.pair_features(source, self.need_target(target))
+        else:
+            z = self.source_features(source)
+        return self.task_loss(z, source)
+
+    def source_features(self, source: Batch) -> Tensor:
+        """Return z of a source batch."""
+        return self.features(source.x)
+
+    def pair_features(self, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
+        """Return z of both batches, from one forward pass or from two."""
+        if not self.joint_forward:
+            return self.features(source.x), self.features(target.x)
+        z = self.features(torch.cat([source.x, target.x]))
+        return z[: len(source.x)], z[len(source.x) :]
+
+    def task_loss(self, z: Tensor, source: Batch) -> Tensor:
+        """Return the cross-entropy Σ_h w_h CE_h of the head at features ``z`` (b, feature_dim)."""
+        return self.cross_entropy(self.network.head(z), source)
+
+    def cross_entropy(self, logits: Tensor, source: Batch) -> Tensor:
+        """Return the (weighted) mean cross-entropy of source logits (b, num_classes)."""
+        if source.y is None:
+            raise InputError("the source batch has no labels; pass Batch(x, y, weights) with y of shape (b,)")
+        weights = source.weights if self.task_weighting == "weighted" else None
+        return weighted_mean(F.cross_entropy(logits, source.y, reduction="none"), weights)
+
+    def need_target(self, target: Batch | None) -> Batch:
+        """Return ``target`` or say that it is missing."""
+        if target is None:
+            raise InputError(f"algorithm {self.name!r} needs a target batch, got None; pass one or use 'erm'")
+        return target
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return Σ_h w_h v_h of ``values`` (b,), or their mean for None."""
+    checked = as_weights(weights, len(values), values)
+    return values.mean() if checked is None else (checked * values).sum()
+
+
+def check_number(value: Any, name: str, *, low: float, below: float = math.inf) -> float:
+    """Return ``value`` as a float within [low, below) or raise an InputError that names both."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < below:
+        bounds = f"a number of at least {low:g}" + ("" if below == math.inf else f" and below {below:g}")
+        raise InputError(f"{name} must be {bounds}, got {value!r}")
+    return float(value)
+
+
+def zero_gradients(optimisers: dict[str, Optimizer]) -> None:
+    """Forget the gradients of all roles."""
+    for optimiser in optimisers.values():
+        optimiser.zero_grad()
+
+
+def _trainable(*modules: nn.Module) -> list[nn.Parameter]:
+    return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]

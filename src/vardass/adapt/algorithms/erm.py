@@ -1,0 +1,21 @@
+"""Training on the source alone: the baseline."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vardass.adapt.algorithms.base import Algorithm, Batch, Losses
+
+__all__ = ["ERM"]
+
+
+class ERM(Algorithm):
+    """Empirical risk minimisation: the cross-entropy of the source batch."""
+
+    name: ClassVar[str] = "erm"
+    uses_target: ClassVar[bool] = False
+
+    def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
+        """Return ``task``, which is the total."""
+        task = self.task_loss(self.source_features(source), source)
+        return {"total": task, "task": task}

@@ -1,0 +1,115 @@
+"""Maximum mean discrepancy between the features of source and target."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+
+from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, check_number
+from vardass.adapt.algorithms.moving import MovingAverage, explicit_map
+from vardass.adapt.networks import Network
+from vardass.errors import InputError
+from vardass.losses import KernelLike, MMDLoss
+from vardass.validate import as_generator, as_weights, check_count
+
+__all__ = ["MMD", "Discrepancy"]
+
+
+class Discrepancy(Algorithm):
+    """Cross-entropy + λ times a discrepancy of the two batches of features; base of MMD and CORAL."""
+
+    uses_target: ClassVar[bool] = True
+    joint_by_default: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        network: Network,
+        num_classes: int,
+        *,
+        penalty: float = 1.0,
+        ema: float = 0.0,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(network, num_classes, **common)
+        self.penalty = check_number(penalty, "penalty", low=0.0)
+        self.ema = check_number(ema, "ema", low=0.0, below=1.0)
+
+    def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
+        """Return ``task``, the discrepancy under the algorithm's name, and their sum.
+
+        With penalty 0 the target is not looked at, so that all, BatchNorm too, is as in ERM.
+        """
+        if self.penalty == 0.0:
+            task = self.task_loss(self.source_features(source), source)
+            return {"total": task, "task": task}
+        target = self.need_target(target)
+        z_s, z_t = self.pair_features(source, target)
+        task = self.task_loss(z_s, source)
+        gap = self.discrepancy(z_s, z_t, source.weights, target.weights)
+        return {"total": task + self.penalty * gap, "task": task, self.name: gap}
+
+    def discrepancy(self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None) -> Tensor:
+        """Return the discrepancy of features (b_s, d) and (b_t, d) with weights (b_s,) and (b_t,)."""
+        raise NotImplementedError
+
+
+class MMD(Discrepancy):
+    """Cross-entropy + λ MMD² (section 2.2, equation 2).
+
+    Parameters
+    ----------
+    penalty : float
+        λ; DomainBed draws it from 10^U(-1, 1).
+    kernel, estimator, preset
+        See ``vardass.losses.mmd2``. The default is the paper's mixture with the V-statistic.
+    ema : float
+        β of a moving average of both mean embeddings, in explicit features: random Fourier features of the
+        RBF mixture, or z itself for the linear kernel (see ``MovingAverage``). 0 is the exact loss of the
+        batch.
+    ema_frequencies : int
+        Random frequencies for each bandwidth.
+    **common
+        See ``Algorithm``.
+    """
+
+    name: ClassVar[str] = "mmd"
+
+    def __init__(
+        self,
+        network: Network,
+        num_classes: int,
+        *,
+        penalty: float = 1.0,
+        kernel: KernelLike | None = None,
+        estimator: str = "v",
+        preset: str | None = None,
+        ema: float = 0.0,
+        ema_frequencies: int = 256,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(network, num_classes, penalty=penalty, ema=ema, **common)
+        self.loss = MMDLoss(kernel=kernel, estimator=estimator, preset=preset)
+        if self.ema:
+            if estimator == "u":
+                raise InputError("ema averages mean embeddings, a V-statistic; with estimator='u' use ema=0")
+            check_count(ema_frequencies, "ema_frequencies")
+            generator = as_generator(self.seed)
+            self.map = explicit_map(self.loss.kernel, network.feature_dim, ema_frequencies, generator)
+            self.mean_s = MovingAverage(self.ema, (self.map.width,))
+            self.mean_t = MovingAverage(self.ema, (self.map.width,))
+
+    def discrepancy(self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None) -> Tensor:
+        """Return MMD² of the batches, or of the averaged mean embeddings."""
+        if not self.ema:
+            value: Tensor = self.loss(z_s, z_t, w_s, w_t)
+            return value
+        with torch.autocast(z_s.device.type, enabled=False):
+            gap: Tensor = self.mean_s(self._embedding(z_s, w_s)) - self.mean_t(self._embedding(z_t, w_t))
+            return gap.square().sum()
+
+    def _embedding(self, z: Tensor, weights: Tensor | None) -> Tensor:
+        psi: Tensor = self.map(z if z.dtype == torch.float64 else z.float())
+        w = as_weights(weights, len(psi), psi)
+        return psi.mean(0) if w is None else w @ psi

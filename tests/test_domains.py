@@ -1,0 +1,200 @@
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from vardass.data import Domain, LabelsHidden, Task, TensorInputs, derived_seed, split_task, unite
+from vardass.errors import InputError, VardassError
+
+CLASSES = ("a", "b", "c")
+
+
+def domain(name, n, start=0, labels=True, classes=CLASSES):
+    x = torch.arange(start, start + n, dtype=torch.float32)[:, None]
+    y = torch.arange(n) % len(classes) if labels else None
+    return Domain(name, TensorInputs(x), y, classes)
+
+
+def task(n_source=50, n_target=100, **options):
+    return Task("t", [domain("s1", n_source), domain("s2", 30, 1000)], domain("t", n_target, 5000, **options))
+
+
+def values(part):
+    return [int(part.dataset[i]) for i in range(len(part))]
+
+
+def test_hidden_labels_raise_until_revealed():
+    open_domain = domain("d", 9)
+    hidden = open_domain.hide_labels()
+    with pytest.raises(LabelsHidden, match="'d' are hidden"):
+        _ = hidden.labels
+    with pytest.raises(LabelsHidden):
+        hidden.known_labels()
+    assert issubclass(LabelsHidden, VardassError)
+    assert hidden.has_labels
+    assert "hidden" in repr(hidden)
+    assert open_domain.labels.tolist() == [0, 1, 2] * 3  # hiding makes another domain
+    assert hidden.reveal() is hidden
+    assert torch.equal(hidden.labels, open_domain.labels)
+
+
+def test_what_is_cut_from_a_hidden_domain_stays_hidden():
+    hidden = domain("d", 9).hide_labels()
+    part = hidden.subset(torch.tensor([4, 2]))
+    hidden.reveal()
+    with pytest.raises(LabelsHidden):
+        _ = part.labels
+    with pytest.raises(LabelsHidden):
+        _ = unite([part, domain("e", 3)]).labels
+    copy = pickle.loads(pickle.dumps(part))  # as for a worker process
+    with pytest.raises(LabelsHidden):
+        _ = copy.labels
+    assert part.reveal().labels.tolist() == [1, 2]
+
+
+def test_subset_of_subset_keeps_order_and_labels():
+    part = domain("d", 20).subset(torch.tensor([9, 3, 7])).subset(torch.tensor([2, 0]))
+    assert values(part) == [7, 9]
+    assert part.labels.tolist() == [1, 0]
+    assert part.dataset.dataset.tensor.shape == (20, 1)  # not a chain
+
+
+def test_unite_keeps_domain_ids_and_order():
+    united = unite([domain("p", 3), domain("q", 2, 10)])
+    assert united.name == "p+q"
+    assert values(united) == [0, 1, 2, 10, 11]
+    assert united.domain_ids.tolist() == [0, 0, 0, 1, 1]
+    assert united.labels.tolist() == [0, 1, 2, 0, 1]
+    assert int(united.dataset[-1]) == 11
+    with pytest.raises(IndexError):
+        united.dataset[5]
+    assert unite([domain("p", 3), domain("q", 2, labels=False)]).labels is None
+    batch = next(iter(DataLoader(united.dataset, batch_size=5)))
+    assert batch.shape == (5, 1)
+
+
+def test_default_split_sizes():
+    parts = split_task(task(), seed=0)
+    assert len(parts.source_train) == 40 + 24
+    assert len(parts.source_val) == 10 + 6
+    assert (len(parts.target_val), len(parts.target_unlabelled), len(parts.target_test)) == (20, 40, 40)
+    assert parts.source_train.domain_ids.bincount().tolist() == [40, 24]
+    assert parts.source_val.domain_ids.bincount().tolist() == [10, 6]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(10, 60),
+    st.integers(10, 90),
+    st.integers(0, 5),
+    st.floats(0.1, 0.6),
+    st.floats(0.3, 1.0),
+)
+def test_splits_are_disjoint_complete_and_sized_as_in_domainbed(n_source, n_target, seed, holdout, fraction):
+    parts = split_task(task(n_source, n_target), seed=seed, holdout=holdout, unlabelled_fraction=fraction)
+    source = values(parts.source_train) + values(parts.source_val)
+    assert sorted(source) == [*range(n_source), *range(1000, 1030)]
+    target = values(parts.target_unlabelled) + values(parts.target_test) + values(parts.target_val)
+    assert sorted(target) == list(range(5000, 5000 + n_target))
+    out = int(n_target * holdout)
+    assert len(parts.target_val) == out
+    assert len(parts.target_unlabelled) == int((n_target - out) * fraction)
+    assert len(parts.source_val) == int(n_source * holdout) + int(30 * holdout)
+
+
+def test_labels_follow_their_samples():
+    parts = split_task(task(), seed=3)
+    wanted = [(v if v < 1000 else v - 1000) % 3 for v in values(parts.source_train)]
+    assert parts.source_train.labels.tolist() == wanted
+    assert parts.target_test.reveal().labels.tolist() == [(v - 5000) % 3 for v in values(parts.target_test)]
+
+
+def test_splits_depend_on_seed_and_name_only():
+    first, again, other = (split_task(task(), seed=seed) for seed in (1, 1, 2))
+    assert values(first.source_train) == values(again.source_train)
+    assert values(first.target_unlabelled) == values(again.target_unlabelled)
+    assert values(first.source_train) != values(other.source_train)
+    assert values(first.target_unlabelled) != values(other.target_unlabelled)
+    alone = Task("u", [domain("s2", 30, 1000)], domain("s1", 50))
+    train = values(split_task(alone, seed=1).source_train)
+    assert train == [v for v in values(first.source_train) if v >= 1000]  # split alike in another task
+    # two domains of one size are shuffled differently
+    pair = split_task(Task("v", [domain("p", 30), domain("q", 30)], domain("r", 30)), seed=0).source_train
+    assert values(pair)[:24] != values(pair)[24:]
+
+
+def test_split_is_fixed_across_versions():
+    assert derived_seed("split", 0, "x") == 3700860353066038030
+    assert derived_seed("split", 1, "x") != derived_seed("split", 0, "x")
+
+
+def test_split_never_reads_target_labels():
+    class Alarm(Domain):
+        @property
+        def labels(self):
+            raise AssertionError("target labels were read")
+
+    target = Alarm("t", TensorInputs(torch.zeros(40, 1)), torch.arange(40) % 3, CLASSES)
+    parts = split_task(Task("t", [domain("s", 30)], target), seed=0)
+    for part in (parts.target_unlabelled, parts.target_test, parts.target_val):
+        with pytest.raises(LabelsHidden):
+            _ = part.labels
+    assert split_task(Task("t", [domain("s", 30)], domain("t", 40).hide_labels()), seed=0).target_test.has_labels
+
+
+def test_all_of_an_unlabelled_target_can_be_trained_on():
+    parts = split_task(task(labels=False), seed=0, holdout=0.0, unlabelled_fraction=1.0)
+    assert len(parts.target_unlabelled) == 100
+    assert len(parts.target_test) == len(parts.source_val) == 0
+    assert not parts.target_unlabelled.has_labels
+    assert parts.target_unlabelled.reveal().labels is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"holdout": 1.0}, "holdout must be at least 0 and below 1, got 1.0"),
+        ({"unlabelled_fraction": 0.0}, "unlabelled_fraction must be above 0 and at most 1, got 0.0"),
+        ({"unlabelled_fraction": 0.001}, "0.001 of the 80 target samples .* 0 samples to adapt to"),
+        ({"holdout": 0.001}, "'s1' has 50 samples, of which holdout 0.001 leaves 0"),
+    ],
+)
+def test_bad_fractions(options, message):
+    with pytest.raises(InputError, match=message):
+        split_task(task(), seed=0, **options)
+
+
+def test_bad_domains_and_tasks():
+    x = TensorInputs(torch.zeros(3, 1))
+    with pytest.raises(InputError, match="go from 0 to 3, but there are 3 class names"):
+        Domain("d", x, torch.tensor([0, 1, 3]), CLASSES)
+    with pytest.raises(InputError, match="labels of domain 'd' must"):
+        Domain("d", x, torch.tensor([0, 1]), CLASSES)
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(InputError, match="Stream has no length"):
+        Domain("d", Stream(), None, CLASSES)
+    with pytest.raises(InputError, match="0 sources"):
+        Task("t", [], domain("t", 3))
+    with pytest.raises(InputError, match="two of one name"):
+        Task("t", [domain("t", 3)], domain("t", 3))
+    with pytest.raises(InputError, match="'t' has 0 samples"):
+        Task("t", [domain("s", 3)], domain("t", 0))
+    with pytest.raises(InputError, match="'s' has no labels"):
+        Task("t", [domain("s", 3, labels=False)], domain("t", 3))
+    with pytest.raises(InputError, match="classes 'd' that the source 's' lacks"):
+        Task("t", [domain("s", 4)], domain("t", 4, classes=("a", "b", "d")))
+    with pytest.raises(InputError, match="same order"):
+        Task("t", [domain("s", 4)], domain("t", 4, classes=("b", "a", "c")))
+    with pytest.raises(InputError, match="classes 'c' of 3 have no sample in the sources"):
+        Task("t", [domain("s", 2)], domain("t", 4))
+    with pytest.raises(InputError, match="differ in kind"):
+        unite([domain("s", 4), domain("t", 4, classes=("b", "a"))])
+    with pytest.raises(InputError, match="0 domains"):
+        unite([])
