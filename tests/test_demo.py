@@ -9,7 +9,7 @@ import torch
 
 from vardass.cli import main
 from vardass.cli.training_demo import PAIRS, WAYS, Job, Noise, Run, run_jobs, train
-from vardass.cli.training_report import as_csv, findings, pair_table, setting, summarise, summary_table
+from vardass.cli.training_report import as_csv, findings, headline, pair_table, setting, summarise, summary_table
 
 STEPS = 60
 
@@ -137,9 +137,13 @@ def test_words_follow_the_numbers():
     text = findings("mmd", summarise(runs)["mmd"])
     assert text.startswith("MMD: least variance: ordered (0.025 of uniform's), which is not the most accurate; ")
     assert "most accurate: VaRDASS (paper) (86.0 %, uniform 75.0 %)" in text
-    assert "clearly above uniform: VaRDASS (paper) (+11.0)" in text
-    assert "clearly below uniform: min-sum strata (-11.0)" in text
+    assert "more than two standard errors above uniform: VaRDASS (paper) (+11.0)" in text
+    assert "more than two standard errors below uniform: min-sum strata (-11.0)" in text
     assert "within two standard errors of uniform: ordered (+0.0)" in text
+    assert text.index("above") < text.index("within") < text.index("below")
+    assert headline(summarise(runs)) == (
+        "Target accuracy -11.0 to +11.0 points next to uniform batches, with 0.025 to 0.1 of the loss variance"
+    )
     quieter = [
         dataclasses.replace(run, noise=tuple(dataclasses.replace(state, variance=1e-3) for state in run.noise))
         if run.job.way == "VaRDASS (paper)"

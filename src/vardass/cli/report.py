@@ -128,7 +128,7 @@ def _verdict(outcome: Outcome) -> list[str]:
         captured, rank = 100 * float(strata.info["captured"]), strata.info.get("rank", "?")
         lines.append(f"rank {rank} captures {captured:.3g} % of the variance, {100 - captured:.3g} % is irreducible")
     if strata.variance > 0.8 * strata.uniform_variance and "scale=1.0" in strata.kernel:
-        lines.append("the kernel is close to the identity on these features, which no strata can help; try --scale median")
+        lines.append("the kernel is close to the identity on these features, where no strata help; try --scale median")
     return lines
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from vardass.cli.job import progress_bar
 from vardass.cli.training_demo import PAIRS, WAYS, Job, run_jobs
 from vardass.cli.training_figure import training_figure
-from vardass.cli.training_report import as_csv, findings, pair_table, setting, summarise, summary_table
+from vardass.cli.training_report import as_csv, findings, headline, pair_table, setting, summarise, summary_table
 from vardass.files import atomic_write
 from vardass.plots import save_figure
 from vardass.validate import check_count
@@ -63,10 +63,10 @@ def run_training(folder: Path, *, seeds: int, steps: int, pairs: int, processes:
         console.print(findings(loss, group))
     figure = training_figure(
         cells,
-        title="Noise of the loss and target accuracy",
+        title=headline(cells),
         subtitle=(
-            f"{setting(runs)}.\nVariance with the network held still. Accuracy: mean over runs; ticks are the pairs, "
-            "bars the standard error of the gain over uniform."
+            f"Smart-watch exercises; {setting(runs)}.\nVariance with the network held still. Accuracy: mean over runs; "
+            "ticks are the pairs, bars the standard error of the gain over uniform."
         ),
     )
     table = folder / "training.csv"

@@ -35,7 +35,7 @@ PAIRS = (("left-A", "right-B"), ("left-B", "right-A"), ("right-A", "left-B"), ("
 BATCH_SIZE = 8
 LAMBDA = 1.0  # at the end: it grows linearly from 0
 PERIOD = 100  # steps between refreshes, the paper's T
-_PROBE_EVERY, _PROBE_BATCHES = 200, 64
+_PROBE_EVERY, _PROBE_BATCHES = 400, 64
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["training_figure"]
 
-_GREY = "#555555"
+_GREY, _INK = "#555555", "#222222"
 # colours of Okabe and Ito, which stay apart for the colour-blind, and a marker of its own for each
 _LOOKS = {
     "source only": ("#999999", "X"),
@@ -67,9 +67,6 @@ def _rows(axes: Axes, group: Sequence[Cell], *, names: bool) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    if names:
-        for label, cell in zip(axes.get_yticklabels(), group, strict=True):
-            label.set_color(_LOOKS[cell.way][0] if cell.way != "source only" else _GREY)
 
 
 def _noise(axes: Axes, group: Sequence[Cell]) -> None:
@@ -86,18 +83,19 @@ def _noise(axes: Axes, group: Sequence[Cell]) -> None:
         axes.plot([cell.variance], [row], marker, color=colour, markersize=8.5, markeredgecolor="white")
         left = cell.variance < 1.0
         axes.annotate(
-            f"{cell.variance:.3g}",
+            f"{cell.variance:.2g}",
             (cell.variance, row),
             (-9 if left else 9, 0),
             textcoords="offset points",
             ha="right" if left else "left",
             va="center",
             fontsize=9.5,
-            color=colour,
+            color=_INK,
         )
     known = [cell.variance for cell in group if cell.variance is not None]
     low, high = axes.get_xlim()
-    axes.set_xlim(min(low, min(known, default=1.0) / 2.2), max(high, 4.0))
+    axes.set_xlim(min(low, min(known, default=1.0) / 3.5), max(high, 6.0))
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     _rows(axes, group, names=True)
 
 
@@ -114,13 +112,13 @@ def _accuracy(axes: Axes, group: Sequence[Cell]) -> None:
             xerr=None if math.isnan(cell.gain_error) else [cell.gain_error],
             fmt=marker,
             color=colour,
-            markersize=8.5,
+            markersize=7.5,
             markeredgecolor="white",
             elinewidth=2.0,
-            capsize=0,
+            capsize=3.5,
             zorder=3,
         )
-        text = f"{cell.accuracy:.1f}" if cell is uniform else f"{cell.accuracy:.1f}  ({cell.gain:+.1f})"
+        text = f"{cell.accuracy:.1f}" if cell is uniform else f"{cell.accuracy:.1f}  ({round(cell.gain, 1) + 0.0:+.1f})"
         axes.annotate(
             text,
             (1.0, row),
@@ -129,7 +127,7 @@ def _accuracy(axes: Axes, group: Sequence[Cell]) -> None:
             textcoords="offset points",
             va="center",
             fontsize=9.5,
-            color=colour if cell.way != "source only" else _GREY,
+            color=_INK,
             annotation_clip=False,
         )
     _rows(axes, group, names=False)

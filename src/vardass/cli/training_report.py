@@ -14,7 +14,7 @@ from rich.table import Table
 
 from vardass.cli.training_demo import BATCH_SIZE, LAMBDA, PERIOD, WAYS, Run
 
-__all__ = ["LOSSES", "Cell", "as_csv", "findings", "pair_table", "setting", "summarise", "summary_table"]
+__all__ = ["LOSSES", "Cell", "as_csv", "findings", "headline", "pair_table", "setting", "summarise", "summary_table"]
 
 LOSSES = {"mmd": "MMD", "coral": "CORAL"}
 
@@ -129,7 +129,7 @@ def summary_table(loss: str, cells: Sequence[Cell], *, caption: str) -> Table:
             _share(cell.variance),
             _share(cell.error),
             f"{cell.accuracy:.1f}{_plus_minus(cell.accuracy_error)}",
-            "" if itself else f"{cell.gain:+.1f}{_plus_minus(cell.gain_error)}",
+            "" if itself else f"{_signed(cell.gain)}{_plus_minus(cell.gain_error)}",
             "" if itself else f"{cell.wins}/{cell.runs}",
             style="bold" if cell.accuracy == best else "",
         )
@@ -138,6 +138,10 @@ def summary_table(loss: str, cells: Sequence[Cell], *, caption: str) -> Table:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"  # no -0.0
 
 
 def _plus_minus(error: float) -> str:
@@ -166,7 +170,7 @@ def _of(cells: Sequence[Cell], way: str) -> Cell:
 
 
 def findings(loss: str, cells: Sequence[Cell]) -> str:
-    """What the numbers say, in words; a gain counts as clear beyond two standard errors."""
+    """What the numbers say, in words."""
     best, uniform = max(cells, key=lambda cell: cell.accuracy), _of(cells, "uniform")
     sentences = [f"most accurate: {best.way} ({best.accuracy:.1f} %, uniform {uniform.accuracy:.1f} %)"]
     measured = [(cell.variance, cell.way) for cell in cells if cell.variance is not None]
@@ -174,20 +178,45 @@ def findings(loss: str, cells: Sequence[Cell]) -> str:
         variance, quiet = min(measured)
         also = ", which is also" if quiet == best.way else ", which is not"
         sentences.insert(0, f"least variance: {quiet} ({variance:.3f} of uniform's){also} the most accurate")
-    others = [cell for cell in cells if cell.way not in ("uniform", "source only")]
-    kinds: dict[str, list[str]] = {}
-    for cell in others:
-        kinds.setdefault(_verdict(cell), []).append(f"{cell.way} ({cell.gain:+.1f})")
-    sentences += [f"{verdict}: {', '.join(ways)}" for verdict, ways in kinds.items()]
+    for verdict in _VERDICTS:
+        ways = [f"{cell.way} ({_signed(cell.gain)})" for cell in cells if _verdict(cell) == verdict]
+        if ways:
+            sentences.append(f"{verdict}: {', '.join(ways)}")
     return f"{LOSSES[loss]}: " + "; ".join(sentences) + "."
 
 
-def _verdict(cell: Cell) -> str:
+_VERDICTS = (
+    "more than two standard errors above uniform",
+    "within two standard errors of uniform",
+    "more than two standard errors below uniform",
+    "gain over uniform in the only run",
+)
+
+
+def _verdict(cell: Cell) -> str | None:
+    if cell.way in ("uniform", "source only"):
+        return None
     if math.isnan(cell.gain_error):
-        return "gain over uniform in the only run"
+        return _VERDICTS[3]
     if abs(cell.gain) <= 2.0 * cell.gain_error:
-        return "within two standard errors of uniform"
-    return "clearly above uniform" if cell.gain > 0 else "clearly below uniform"
+        return _VERDICTS[1]
+    return _VERDICTS[0 if cell.gain > 0 else 2]
+
+
+def headline(cells: dict[str, list[Cell]]) -> str:
+    """Range of variances and gains of the ways that look at features."""
+    chosen = [cell for group in cells.values() for cell in group if _looks_at_features(cell.way)]
+    gains = [cell.gain for cell in chosen]
+    variances = [cell.variance for cell in chosen if cell.variance is not None]
+    text = f"Target accuracy {_signed(min(gains))} to {_signed(max(gains))} points next to uniform batches"
+    if variances:
+        text += f", with {min(variances):.2g} to {max(variances):.2g} of the loss variance"
+    return text
+
+
+def _looks_at_features(way: str) -> bool:
+    sampler = WAYS[way].sampler
+    return sampler is not None and sampler.needs_features
 
 
 def as_csv(runs: Sequence[Run]) -> str:

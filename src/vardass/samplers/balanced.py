@@ -10,6 +10,7 @@ from torch.nn.functional import one_hot
 
 from vardass.kernels import Kernel, as_kernel
 from vardass.lowrank import low_rank_features
+from vardass.samplers.base import derive_seed
 from vardass.samplers.ordered import PLAN_RANK
 from vardass.samplers.plan import couple_rows
 from vardass.samplers.uniform import EpochSampler
@@ -76,7 +77,7 @@ class BalancedBatchSampler(EpochSampler):
 
     def _fit(self, features: Tensor) -> None:
         kernel = as_kernel(self.kernel).fit(features)
-        generator = as_generator(self._refreshes, features.device)
+        generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         low_rank = low_rank_features(features, kernel, self.plan_rank, generator=generator)
         self._features, self._residual = low_rank.features, low_rank.residual
         if self.groups is not None:

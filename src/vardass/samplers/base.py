@@ -191,7 +191,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def refresh(self, features: ArrayLike) -> None:
         """Recompute strata or plan from the current ``features`` (n, d); they apply from the next batch on.
 
-        Batches that a DataLoader has already asked for keep the weights that they were drawn with.
+        Batches that a DataLoader has already asked for keep the weights that they were drawn with. A state that
+        torchdata's StatefulDataLoader saves belongs to the last batch that arrived: a refresh while batches
+        drawn before it are still on their way is not part of it, so refresh again after such a restore.
         """
         if not self.needs_features:
             return

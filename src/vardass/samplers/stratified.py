@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.samplers.base import Chunk, MinibatchSampler
+from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed
 from vardass.samplers.plan import cycle_table
 from vardass.strata import Strata
 from vardass.stratify import stratify
@@ -113,7 +113,7 @@ class StratifiedBatchSampler(MinibatchSampler):
         options: dict[str, Any] = {
             "kernel": self.kernel,
             "solver": self.solver,
-            "seed": self._refreshes,
+            "seed": derive_seed(self.seed, self._refreshes),
             "warm_start": self._warm_start(),
             "min_size": self._smallest_size,
             **self.strata_options,

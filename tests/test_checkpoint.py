@@ -1,0 +1,128 @@
+"""A checkpoint gives back what was put in, bit for bit, or says what is wrong with the file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vardass.adapt.checkpoint import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
+from vardass.errors import InputError
+
+KEYS = st.one_of(st.text(max_size=4), st.integers(-5, 5), st.sampled_from(["$tensor", "$dict", "a.b", ""]))
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.lists(st.floats(-1e30, 1e30), max_size=3).map(lambda values: torch.tensor(values, dtype=torch.float64)),
+)
+NESTED = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def through(path: Path, state: Any) -> Any:
+    tensors, tree = flatten_state(state)
+    save_checkpoint(path, tensors, {"tree": tree})
+    tensors, meta = load_checkpoint(path)
+    return unflatten_state(tensors, meta["tree"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(state=NESTED)
+def test_any_nested_state_comes_back(state: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert same(through(tmp_path_factory.mktemp("state") / "file", state), state)
+
+
+def test_an_optimisers_state_comes_back(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 2)
+    optimiser = torch.optim.Adam(layer.parameters(), lr=0.1 / 3)
+    layer(torch.ones(1, 3)).sum().backward()
+    optimiser.step()
+    assert same(through(tmp_path / "file", optimiser.state_dict()), optimiser.state_dict())
+
+
+def test_keys_that_look_alike_stay_apart(tmp_path: Path) -> None:
+    state = {1: torch.ones(1), "1": torch.zeros(1), "a.b": torch.full((1,), 2.0), "a": {"b": torch.full((1,), 3.0)}}
+    assert same(through(tmp_path / "file", state), state)
+
+
+def test_views_special_numbers_and_arrays_come_back(tmp_path: Path) -> None:
+    base = torch.arange(6.0).view(2, 3)
+    found = through(
+        tmp_path / "file",
+        {"view": base.T, "base": base, "half": base.bfloat16(), "array": np.arange(3), "number": np.float64(0.1)},
+    )
+    assert torch.equal(found["view"], base.T)
+    assert torch.equal(found["base"], base)
+    assert found["half"].dtype == torch.bfloat16
+    assert isinstance(found["array"], np.ndarray)
+    assert found["number"] == 0.1
+    special = through(tmp_path / "file", [math.inf, -math.inf, math.nan])
+    assert special[:2] == [math.inf, -math.inf]
+    assert math.isnan(special[2])
+
+
+def test_a_new_checkpoint_replaces_the_old_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        save_checkpoint(tmp_path / "file", {"x": torch.full((2,), value)}, {"value": value})
+    tensors, meta = load_checkpoint(tmp_path / "file")
+    assert tensors["x"].tolist() == [2.0, 2.0]
+    assert meta == {"value": 2.0}
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("kept", [0, 4, 40, -1])
+def test_a_truncated_checkpoint_is_named_with_a_remedy(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, {"x": torch.ones(100)}, {})
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=r"checkpoint.safetensors.*not a whole safetensors file.*start the run anew"):
+        load_checkpoint(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(InputError, match="no checkpoint at"):
+        load_checkpoint(path)
+    path.write_text("hello " * 100)
+    with pytest.raises(InputError, match="not a whole safetensors file"):
+        load_checkpoint(path)
+    for metadata in (None, {"vardass": "{"}, {"vardass": '{"format": 99}'}):
+        path.write_bytes(safetensors.torch.save({"x": torch.ones(1)}, metadata=metadata))
+        with pytest.raises(InputError, match="not a vardass checkpoint"):
+            load_checkpoint(path)
+
+
+def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"inner.0 is a object"):
+        flatten_state({"inner": [object()]})
+    with pytest.raises(InputError, match="not JSON"):
+        save_checkpoint(tmp_path / "file", {}, {"x": object()})
+    with pytest.raises(InputError, match="lacks the tensor 'x'"):
+        unflatten_state({}, {"$tensor": "x"})

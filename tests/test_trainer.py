@@ -1,0 +1,482 @@
+"""Training runs: all combinations, exact resumption, hidden labels, and what is left on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vardass.adapt import ALGORITHM_NAMES, Batch
+from vardass.adapt.checkpoint import load_checkpoint
+from vardass.adapt.config import RunConfig
+from vardass.adapt.outcome import RunResult, build_algorithm, final_report, load_model, outputs
+from vardass.adapt.samplers_by_name import SAMPLER_NAMES, algorithm_kernel, make_sampler
+from vardass.adapt.selection import accuracy
+from vardass.adapt.streams import Inputs, in_memory, recorded_features
+from vardass.adapt.surroundings import make_optimisers, plain_backward
+from vardass.adapt.trainer import Trainer
+from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
+from vardass.errors import InputError, VardassError
+from vardass.kernels import CoralKernel, RBFMixture, as_kernel
+
+SMALL: dict[str, Any] = {"network_options": {"hidden": [8, 6]}, "batch_size": 6, "device": "cpu"}
+
+
+def watch_splits(rows: int = 100, *, seed: int = 0) -> TaskSplits:
+    task = load_task("watch", "left-A->right-B")
+    generator = torch.Generator().manual_seed(seed)
+    small = [d.subset(torch.randperm(len(d), generator=generator)[:rows]) for d in (*task.sources, task.target)]
+    return split_task(Task("small", (small[0],), small[1]), seed=seed)
+
+
+SPLITS = watch_splits()
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig.from_dict({**SMALL, "steps": 5, "eval_every": 5, "refresh_every": 2, **changes})
+
+
+def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All tensors and values of a state by path, without the seconds that the run took."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        path = f"{prefix}/{key}"
+        if "seconds" in path or "account" in path:
+            continue
+        if isinstance(value, list | tuple):
+            value = dict(enumerate(value))
+        found.update(flat(value, path) if isinstance(value, dict) else {path: value})
+    return found
+
+
+def assert_same_run(a: Trainer, b: Trainer) -> None:
+    left, right = flat(a.state_dict()), flat(b.state_dict())
+    assert left.keys() == right.keys()
+    for path, value in left.items():
+        other = right[path]
+        assert torch.equal(value, other) if isinstance(value, Tensor) else value == other, path
+
+
+class Stop:
+    """Interrupt a run after some steps."""
+
+    def __init__(self, step: int) -> None:
+        self.message = f"step {step} of"
+
+    def __call__(self, share: float, message: str) -> None:
+        if message.startswith(self.message):
+            raise KeyboardInterrupt
+
+
+# --- all combinations -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLER_NAMES)
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+def test_every_algorithm_runs_with_every_sampler(algorithm: str, sampler: str) -> None:
+    trainer = Trainer(config(algorithm=algorithm, sampler=sampler), SPLITS)
+    before = {name: value.clone() for name, value in trainer.algorithm.named_parameters()}
+    result = trainer.run()
+    assert result.step == 5
+    assert not result.interrupted
+    assert all(torch.isfinite(value).all() for value in result.algorithm.state_dict().values())
+    moved = [name for name, value in trainer.algorithm.named_parameters() if not torch.equal(value, before[name])]
+    assert any(name.startswith("network.") for name in moved)
+    assert {"source_accuracy", "target_entropy", "loss/total"} <= result.metrics[0].keys()
+
+
+@pytest.mark.parametrize("source", ["bank", "full"])
+@pytest.mark.parametrize(("sampler", "refreshes"), [("kmeans-inputs", 1), ("kmeans-features", 3), ("uniform", 0)])
+def test_strata_are_refreshed_every_t_steps_and_those_of_inputs_once(sampler: str, refreshes: int, source: str) -> None:
+    trainer = Trainer(config(sampler=sampler, feature_source=source), SPLITS)
+    trainer.run()
+    assert [stream.sampler._refreshes for stream in trainer.streams.values()] == [refreshes] * 2
+
+
+def test_weights_of_the_strata_reach_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(config(sampler="vardass", steps=3), SPLITS)
+    seen: list[tuple[Batch, Tensor]] = []
+    update = trainer.algorithm.update
+
+    def spy(source: Batch, target: Batch, step: int, **options: Any) -> Any:
+        for batch, stream in zip((source, target), trainer.streams.values(), strict=True):
+            strata = stream.sampler.strata  # type: ignore[attr-defined]
+            assert batch.weights is not None
+            torch.testing.assert_close(batch.weights, strata.sizes.float() / strata.n)
+            seen.append((batch, strata.sizes))
+        assert source.y is not None
+        assert target.y is None
+        return update(source, target, step, **options)
+
+    monkeypatch.setattr(trainer.algorithm, "update", spy)
+    trainer.run()
+    assert len(seen) == 6
+    assert any(len(sizes.unique()) > 1 for _, sizes in seen)
+
+
+@pytest.mark.parametrize("name", ["erm", "mmd", "coral", "dann", "cdan", "cdan+sdat", "mmd+sdat", "arm", "mcc"])
+def test_recorded_features_are_those_of_their_domain(name: str) -> None:
+    options = {"sharpness": 1e-7} if "sdat" in name else {}
+    algorithm = build_algorithm(RunConfig(algorithm=name, algorithm_options=options, **SMALL), (5,), 3)
+    generator = torch.Generator().manual_seed(0)
+    source = Batch(torch.randn(6, 5, generator=generator), torch.arange(6) % 3)
+    target = Batch(torch.randn(6, 5, generator=generator)) if algorithm.uses_target else None
+    expected = {"source": algorithm.features(source.x).detach()}
+    if target is not None:
+        expected["target"] = algorithm.features(target.x).detach()
+    optimisers = make_optimisers(config(algorithm=name), algorithm)
+    with recorded_features(algorithm, source, target) as found:
+        algorithm.update(source, target, 0, optimisers=optimisers, backward=plain_backward)
+    assert found.keys() == expected.keys()
+    for key, z in found.items():
+        torch.testing.assert_close(z, expected[key], rtol=1e-4, atol=1e-5)
+    found.clear()
+    algorithm.features(source.x)
+    assert not found  # the hooks are gone
+
+
+def test_the_bank_holds_what_training_saw_last() -> None:
+    trainer = Trainer(config(sampler="stratified", steps=4, refresh_every=2, lr=1e-12), SPLITS)
+    trainer.run()
+    bank = trainer.banks["target"]
+    assert bank.last_step == 3
+    # with weights that stand still, all rows are those of one full pass, in the right order
+    torch.testing.assert_close(bank.features(), trainer._all_features("target"), rtol=1e-5, atol=1e-6)
+
+
+# --- learning ---------------------------------------------------------------------------------------------
+
+
+def blobs(*, shift: float, seed: int = 0) -> TaskSplits:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(60) % 3
+    centres = torch.tensor([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])
+
+    def domain(name: str, by: float) -> Domain:
+        x = centres[labels] + 0.4 * torch.randn(60, 2, generator=generator) + by
+        return Domain(name, TensorInputs(x), labels, ("a", "b", "c"))
+
+    return split_task(Task("blobs", (domain("s", 0.0),), domain("t", shift)), seed=0)
+
+
+@pytest.mark.parametrize("algorithm", ["erm", "mmd", "coral", "dann", "cdan", "mcc", "arm"])
+def test_a_tiny_task_is_learnt(algorithm: str) -> None:
+    splits = blobs(shift=0.3)
+    settings = config(algorithm=algorithm, sampler="stratified", steps=120, eval_every=40, refresh_every=40, lr=0.02)
+    result = Trainer(settings, splits).run()
+    inputs = Inputs(splits.source_train, torch.device("cpu"))
+    assert accuracy(outputs(result.algorithm, inputs)[1], splits.source_train.known_labels()) == 1.0
+    assert final_report(result, splits)["target_accuracy"] >= 0.95
+    assert result.metrics[-1]["loss/task"] < 0.5 * result.metrics[0]["loss/task"]
+
+
+# --- resumption -------------------------------------------------------------------------------------------
+
+DROPOUT: dict[str, Any] = {"hidden": [8, 6], "dropout": 0.3}
+RESUMED = [
+    {"algorithm": "mmd", "sampler": "vardass"},
+    {"algorithm": "mmd", "sampler": "stratified", "algorithm_options": {"ema": 0.9}},
+    {"algorithm": "cdan+sdat", "sampler": "ordered", "feature_source": "full"},
+    {"algorithm": "coral", "sampler": "balanced", "optimiser": "sgd", "lr": 1e-4},
+    {"algorithm": "dann", "sampler": "dpp", "algorithm_options": {"adversary": "alternating"}},
+    {"algorithm": "mcc", "sampler": "kmeans++", "selection": "information-maximisation"},
+    {"algorithm": "arm", "sampler": "kmeans-inputs"},
+    {"algorithm": "erm", "sampler": "uniform", "target_batch_size": 3},
+]
+
+
+def resumable(**changes: Any) -> RunConfig:
+    steps = {"steps": 15, "refresh_every": 4, "eval_every": 5, "checkpoint_every": 4}
+    return config(network_options=DROPOUT, **{**steps, **changes})
+
+
+@pytest.mark.parametrize("changes", RESUMED, ids=lambda changes: f"{changes['algorithm']}-{changes['sampler']}")
+def test_a_resumed_run_is_the_same_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = resumable(**changes)
+    whole = Trainer(settings, SPLITS, tmp_path / "whole")
+    whole.run()
+    first = Trainer(settings, SPLITS, tmp_path / "parts").run(progress=Stop(7))
+    assert (first.step, first.interrupted) == (7, True)
+    torch.manual_seed(99)  # another process has other global random numbers
+    second = Trainer(settings, SPLITS, tmp_path / "parts")
+    result = second.run(resume=True)
+    assert (result.step, result.interrupted) == (15, False)
+    assert_same_run(whole, second)
+    lines = [
+        [flat(json.loads(line)) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    ]
+    assert lines[0] == lines[1]
+    assert [line["/step"] for line in lines[0]] == [5, 10, 15]
+
+
+def test_another_seed_is_another_run() -> None:
+    runs = [Trainer(resumable(seed=seed), SPLITS) for seed in (0, 1)]
+    for run in runs:
+        run.run()
+    with pytest.raises(AssertionError):
+        assert_same_run(*runs)
+
+
+def test_dropout_is_new_in_every_step_and_global_randomness_is_left_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    states: list[Tensor] = []
+    trainer = Trainer(resumable(steps=2), SPLITS)
+    trainer.algorithm.network.dropout.register_forward_hook(
+        lambda module, args, z: states.append(torch.get_rng_state()) if module.training else None
+    )
+    trainer.run()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(states[0], states[2])
+
+
+class Slow(Dataset[Tensor]):
+    """Samples that are not in memory, as far as the trainer can see."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.tensor[index]
+
+
+def on_disk(domain: Domain) -> Domain:
+    tensor = in_memory(domain.dataset)
+    assert tensor is not None
+    return domain._derive(domain.name, Slow(tensor), domain._labels, domain.domain_ids, hidden=domain._hidden)
+
+
+def loaded_splits() -> TaskSplits:
+    return TaskSplits(**{name: on_disk(domain) for name, domain in vars(SPLITS).items()})
+
+
+def test_a_loader_gives_the_same_run_as_memory() -> None:
+    runs = [Trainer(config(sampler="ordered"), splits) for splits in (SPLITS, loaded_splits())]
+    for run in runs:
+        run.run()
+    assert not isinstance(runs[1].streams["source"].inputs.data, Tensor)
+    assert_same_run(*runs)
+
+
+def test_batches_that_workers_prepare_ahead_survive_an_interruption(tmp_path: Path) -> None:
+    settings = resumable(workers=1, steps=9, refresh_every=3, eval_every=9, eval_batch_size=64)
+    whole = Trainer(settings, loaded_splits())
+    whole.run()
+    Trainer(settings, loaded_splits(), tmp_path).run(progress=Stop(4))
+    _, meta = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    assert len(meta["state"]["streams"]["source"]["pending"]) > 0
+    second = Trainer(settings, loaded_splits(), tmp_path)
+    second.run(resume=True)
+    assert_same_run(whole, second)
+
+
+def test_a_killed_run_loses_only_the_steps_since_its_checkpoint(tmp_path: Path) -> None:
+    settings = resumable()
+    script = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_trainer import SPLITS, Trainer, resumable
+
+        def kill(share, message):
+            if message.startswith("step 11 of"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Trainer(resumable(), SPLITS, {str(tmp_path / "killed")!r}).run(progress=kill)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [5, 10]
+    with metrics.open("a") as file:
+        file.write('{"step": 11, "half a li')  # as if it had died while writing
+    _, meta = load_checkpoint(tmp_path / "killed" / "checkpoint.safetensors")
+    assert meta["state"]["step"] == 8
+    whole, resumed = Trainer(settings, SPLITS), Trainer(settings, SPLITS, tmp_path / "killed")
+    whole.run()
+    resumed.run(resume=True)
+    assert_same_run(whole, resumed)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [5, 10, 15]
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(resumable(), SPLITS, tmp_path)
+    handler = signal.getsignal(signal.SIGINT)
+    seen: list[str] = []
+
+    def press(share: float, message: str) -> None:
+        seen.append(message)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = trainer.run(progress=press)
+    assert (result.step, result.interrupted, result.score) == (3, True, None)
+    assert signal.getsignal(signal.SIGINT) is handler
+    said = capsys.readouterr().err
+    assert "stopped after step 3 of 15" in said
+    assert str(tmp_path) in said
+    assert "--resume" in said
+    _, meta = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    assert meta["state"]["step"] == 3
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    def press(share: float, message: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = Trainer(resumable(), SPLITS)
+
+    def interrupted_update(*args: Any, **options: Any) -> Any:
+        press(0.0, "")
+
+    trainer.algorithm.update = interrupted_update  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert trainer.step == 0
+
+
+def test_a_run_that_is_over_can_be_made_longer(tmp_path: Path) -> None:
+    Trainer(resumable(steps=6), SPLITS, tmp_path).run()
+    longer, whole = Trainer(resumable(steps=10, eval_every=5), SPLITS, tmp_path), Trainer(resumable(steps=10), SPLITS)
+    assert longer.run(resume=True).step == 10
+    whole.run()
+    assert torch.equal(longer.algorithm.network.head.weight, whole.algorithm.network.head.weight)  # type: ignore[arg-type]
+
+
+def test_a_folder_in_use_and_other_settings_are_refused(tmp_path: Path) -> None:
+    Trainer(resumable(steps=4), SPLITS, tmp_path).run()
+    with pytest.raises(InputError, match="already holds a run.*resume"):
+        Trainer(resumable(steps=4), SPLITS, tmp_path).run()
+    with pytest.raises(InputError, match=r"has lr=0.001, this one lr=0.5"):
+        Trainer(resumable(steps=8, lr=0.5), SPLITS, tmp_path).run(resume=True)
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(InputError, match="not a whole safetensors file"):
+        Trainer(resumable(steps=8), SPLITS, tmp_path).run(resume=True)
+
+
+# --- labels and selection ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("selection", ["source-accuracy", "entropy", "information-maximisation", "snd", "mmd", "last"])
+def test_no_target_label_is_read_before_the_final_report(selection: str) -> None:
+    splits = watch_splits()
+    result = Trainer(config(selection=selection), splits).run()
+    for part in (splits.target_unlabelled, splits.target_val, splits.target_test):
+        with pytest.raises(LabelsHidden):
+            _ = part.labels
+    report = final_report(result, splits)
+    assert 0.0 <= report["target_accuracy"] <= 1.0
+    with pytest.raises(LabelsHidden):
+        _ = splits.target_test.labels
+
+
+def test_target_labels_have_no_influence() -> None:
+    splits, other = watch_splits(), watch_splits()
+    for part in (other.target_unlabelled, other.target_val, other.target_test):
+        part._labels = 6 - part._labels  # type: ignore[operator]
+    runs = [Trainer(resumable(), part) for part in (splits, other)]
+    results = [run.run() for run in runs]
+    assert_same_run(*runs)
+    reports = [final_report(result, part) for result, part in zip(results, (splits, other), strict=True)]
+    assert reports[0]["target_accuracy"] != reports[1]["target_accuracy"]
+
+
+def test_the_oracle_needs_labels_that_were_revealed() -> None:
+    splits = watch_splits()
+    with pytest.raises(InputError, match=r"oracle.*target_val.reveal"):
+        Trainer(config(selection="oracle"), splits)
+    splits.target_val.reveal()
+    result = Trainer(config(selection="oracle"), splits).run()
+    _, logits = outputs(result.algorithm, Inputs(splits.target_val, torch.device("cpu")))
+    assert result.score == accuracy(logits, splits.target_val.known_labels())
+
+
+def run_with(selection: str, out: Path | None = None) -> RunResult:
+    return Trainer(config(selection=selection, steps=24, eval_every=2, lr=0.05), SPLITS, out).run()
+
+
+def test_the_best_weights_are_kept(tmp_path: Path) -> None:
+    result = run_with("source-accuracy", tmp_path)
+    scores = {line["step"]: line["source_accuracy"] for line in result.metrics}
+    assert result.score == max(scores.values())
+    assert result.selected_step == min(step for step, value in scores.items() if value == result.score)
+    assert final_report(result, SPLITS)["source_accuracy"] == result.score
+    model, about = load_model(tmp_path)
+    x = Inputs(SPLITS.target_test, torch.device("cpu"))
+    assert torch.equal(outputs(model, x)[1], outputs(result.algorithm, x)[1])
+    assert about["class_names"] == list(SPLITS.source_train.class_names)
+    assert run_with("last").selected_step == 24
+
+
+def test_a_models_file_is_not_a_runs_file(tmp_path: Path) -> None:
+    Trainer(config(algorithm="arm", steps=1), SPLITS, tmp_path).run()
+    assert load_model(tmp_path / "model.safetensors")[0].name == "arm"
+    with pytest.raises(InputError, match="not a model"):
+        load_model(tmp_path / "checkpoint.safetensors")
+
+
+def test_without_held_out_samples_only_some_selections_work() -> None:
+    task = load_task("watch", "left-A->right-B")
+    splits = split_task(task, seed=0, holdout=0.0, unlabelled_fraction=1.0)
+    with pytest.raises(InputError, match="held-out source samples, got 0"):
+        Trainer(config(), splits)
+    result = Trainer(config(selection="last", sampler="uniform"), splits).run()
+    report = final_report(result, splits)
+    assert report["source_accuracy"] is None
+    assert report["target_accuracy"] is None
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    with pytest.raises(VardassError, match=r"not finite at step.*lower lr"):
+        Trainer(config(sampler="uniform", optimiser="sgd", lr=1e30), SPLITS).run()
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def test_settings_come_back_and_wrong_ones_are_named() -> None:
+    settings = resumable(algorithm="coral")
+    assert RunConfig.from_dict(settings.to_dict()) == settings
+    for wrong, said in (
+        ({"batchsize": 3}, "did you mean 'batch_size'"),
+        ({"algorithm": "corall"}, "did you mean 'coral'"),
+        ({"sampler": "vardas"}, "did you mean 'vardass'"),
+        ({"optimiser": "adamw"}, "did you mean 'adam'"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"selection": "target-accuracy"}, "unknown selection"),
+        ({"sampler_options": 3}, "sampler_options must be a mapping"),
+    ):
+        with pytest.raises(InputError, match=said):
+            RunConfig.from_dict(wrong)
+
+
+def test_samplers_follow_the_algorithm_and_check_their_options() -> None:
+    kernels = {
+        name: as_kernel(algorithm_kernel(build_algorithm(RunConfig(algorithm=name, **SMALL), (5,), 3)))
+        for name in ALGORITHM_NAMES
+    }
+    assert isinstance(kernels.pop("coral"), CoralKernel)
+    assert all(isinstance(kernel, RBFMixture) for kernel in kernels.values())
+    assert make_sampler("vardass", 50, 5, trials=3).solver == "dynamic-kmeans"  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="did you mean 'plan_rank'"):
+        make_sampler("balanced", 50, 5, plan_ranc=3)
+    with pytest.raises(InputError, match="batch_size=60"):
+        make_sampler("uniform", 50, 60)
