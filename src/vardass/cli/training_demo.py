@@ -176,17 +176,17 @@ def _discrepancy(way: Way, loss: str, z: Tensor, z_target: Tensor, w: Tensor | N
     return coral(z, z_target, weights_x=w, weights_y=w_target, preset="paper")
 
 
-@torch.no_grad()
 def _probe(step: int, way: Way, job: Job, samplers: list[MinibatchSampler], z: Tensor, z_target: Tensor) -> Noise:
     """Draw many batches with the network held still."""
     uniform = WAYS["uniform"]
-    full = _discrepancy(uniform, job.loss, z, z_target, None, None)
+    full = _discrepancy(uniform, job.loss, z, z_target, None, None).detach()
     numbers = []
     for used, given in ((way, samplers), (uniform, _samplers(uniform, job, len(z), len(z_target)))):
         a, b = (_fresh_epoch(sampler).sample_batches(_PROBE_BATCHES, seed=step) for sampler in given)
         w, w_target = (None if part.weights is None else part.weights.float() for part in (a, b))
         pairs = zip(a.rows, b.rows)
-        values = torch.stack([_discrepancy(used, job.loss, z[i], z_target[j], w, w_target) for i, j in pairs])
+        with torch.no_grad():
+            values = torch.stack([_discrepancy(used, job.loss, z[i], z_target[j], w, w_target) for i, j in pairs])
         numbers += [float(values.var()), float((values - full).square().mean())]
     return Noise(step, *numbers)
 

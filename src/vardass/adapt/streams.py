@@ -1,0 +1,197 @@
+"""From a domain to batches: samples in memory or behind a loader, an endless stream that can be saved, and z."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from vardass.adapt.algorithms import Algorithm, Batch
+from vardass.data.domains import Domain, Rows, TensorInputs, United
+from vardass.data.images import augment, normalise
+from vardass.samplers import IndexBatch, MinibatchSampler
+
+__all__ = ["Draw", "Inputs", "Stream", "in_memory", "recorded_features"]
+
+_IMAGE_CHANNELS = (1, 3)
+
+
+def in_memory(dataset: Dataset[Tensor]) -> Tensor | None:
+    """All inputs (n, *shape) if they are tensors already, however often they were cut and united; else None."""
+    if isinstance(dataset, TensorInputs):
+        return dataset.tensor
+    if isinstance(dataset, Rows):
+        whole = in_memory(dataset.dataset)
+        return None if whole is None else whole.index_select(0, dataset.rows.to(whole.device))
+    if isinstance(dataset, United):
+        parts = [in_memory(part) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known) if len(known) == len(parts) else None
+    return None
+
+
+class Inputs:
+    """The samples of a domain on their way to a network.
+
+    Attributes
+    ----------
+    data : Tensor of shape (n, *shape), or Dataset
+        On the device if it is a tensor.
+    shape : tuple of int
+        Of one sample.
+    """
+
+    def __init__(self, domain: Domain, device: torch.device) -> None:
+        tensor = in_memory(domain.dataset)
+        self.data: Tensor | Dataset[Tensor] = domain.dataset if tensor is None else tensor.to(device)
+        self.device = device
+        self.count = len(domain)
+        self.shape: tuple[int, ...] = tuple(self.data[0].shape) if self.count else ()
+        self.is_image = domain.kind == "image" and len(self.shape) == 3 and self.shape[0] in _IMAGE_CHANNELS
+
+    def __len__(self) -> int:
+        return self.count
+
+    def flat(self) -> Tensor:
+        """All samples as vectors (n, d), in memory."""
+        data = self.data
+        return (data if isinstance(data, Tensor) else torch.stack([data[i] for i in range(len(self))])).flatten(1)
+
+    def prepare(self, x: Tensor, *, augment_seed: int | None = None) -> Tensor:
+        """Normalise a batch of images, augmented if there is a seed; leave everything else alone."""
+        if not self.is_image:
+            return x
+        return normalise(x) if augment_seed is None else augment(x, seed=augment_seed)
+
+
+class Draw(NamedTuple):
+    """One batch and where its samples are in the domain."""
+
+    indices: list[int]
+    batch: Batch
+
+
+class _Drawn:
+    """Batches of a sampler, and those of them that a loader asked for but has not delivered."""
+
+    def __init__(self, sampler: MinibatchSampler) -> None:
+        self.sampler = sampler
+        self.pending: deque[IndexBatch] = deque()
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        yield from list(self.pending)  # of an earlier process, whose loader was ahead
+        for batch in self.sampler:
+            self.pending.append(batch)
+            yield batch
+
+
+class Stream:
+    """An endless stream of batches of one domain, drawn by a sampler.
+
+    A loader with workers asks its sampler for batches ahead of time. Those under way are part of the state, so
+    that a restored stream goes on with the very next batch.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        Samples.
+    labels : Tensor of shape (n,) or None
+        None for a target.
+    sampler : MinibatchSampler
+        Endless.
+    workers : int
+        Processes that load samples which are not in memory.
+    """
+
+    def __init__(self, inputs: Inputs, labels: Tensor | None, sampler: MinibatchSampler, *, workers: int = 0) -> None:
+        self.inputs = inputs
+        self.labels = None if labels is None else labels.to(inputs.device)
+        self.sampler = sampler
+        self.workers = workers
+        self._drawn = _Drawn(sampler)
+        self._batches: Iterator[Any] | None = None
+
+    def draw(self, *, augment_seed: int | None = None) -> Draw:
+        """The next batch, on the device."""
+        inputs = self.inputs
+        if self._batches is None:
+            self._batches = iter(self._drawn if isinstance(inputs.data, Tensor) else self._loader(inputs.data))
+        item: Any = next(self._batches)
+        indices = self._drawn.pending.popleft()
+        rows = torch.tensor(indices, device=inputs.device)
+        x = inputs.data.index_select(0, rows) if isinstance(inputs.data, Tensor) else item.to(inputs.device)
+        weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
+        y = None if self.labels is None else self.labels.index_select(0, rows)
+        return Draw(indices, Batch(inputs.prepare(x, augment_seed=augment_seed), y, weights))
+
+    def close(self) -> None:
+        """End the workers; batches under way stay pending, and the next draw goes on with them."""
+        self.load_state_dict(self.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state and the batches under way."""
+        pending = [{"indices": list(batch), "weights": batch.weights} for batch in self._drawn.pending]
+        return {"sampler": self.sampler.state_dict(), "pending": pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        self.sampler.load_state_dict(state["sampler"])
+        self._batches = None
+        self._drawn.pending.clear()
+        for saved in state["pending"]:
+            batch = IndexBatch(saved["indices"])
+            batch.weights = saved["weights"]
+            self._drawn.pending.append(batch)
+
+    def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:
+        return DataLoader(
+            dataset,
+            batch_sampler=self._drawn,
+            num_workers=self.workers,
+            pin_memory=self.inputs.device.type == "cuda",
+            worker_init_fn=_ignore_interrupt,
+            generator=torch.Generator(),  # otherwise its seed would come from the global generator
+        )
+
+
+def _ignore_interrupt(worker: int) -> None:
+    # Ctrl-C reaches all processes of a terminal; the main one finishes its step first and needs the workers for it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None) -> Iterator[dict[str, Tensor]]:
+    """Collect the features z that a step computes anyway: ``{"source": (b_s, d), "target": (b_t, d)}``.
+
+    Of several passes the last counts. What the step does not compute is absent.
+    """
+    found: dict[str, Tensor] = {}
+    which = "source"
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        nonlocal which
+        x = args[0]
+        # without a target all is source, also where the algorithm adds columns to the inputs
+        which = "source"
+        if target is not None and x is not source.x:
+            which = "target" if x is target.x else "both"
+
+    def leave(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> None:
+        if which == "both":
+            found["source"], found["target"] = z.detach()[: len(source.x)], z.detach()[len(source.x) :]
+        else:
+            found[which] = z.detach()
+
+    network = algorithm.network
+    hooks = [network.featuriser.register_forward_pre_hook(enter), network.dropout.register_forward_hook(leave)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
