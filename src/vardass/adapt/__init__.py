@@ -1,7 +1,16 @@
 """Unsupervised domain adaptation: networks, algorithms and their training."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from vardass.adapt.algorithms import ALGORITHM_NAMES, Algorithm, Batch, algorithm_options, make_algorithm
 from vardass.adapt.networks import NETWORK_NAMES, Network, make_network
+
+if TYPE_CHECKING:
+    from vardass.adapt.config import RunConfig
+    from vardass.adapt.outcome import RunResult, final_report, load_model
+    from vardass.adapt.samplers_by_name import make_sampler
+    from vardass.adapt.trainer import Trainer
 
 __all__ = [
     "ALGORITHM_NAMES",
@@ -9,7 +18,35 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Network",
+    "RunConfig",
+    "RunResult",
+    "Trainer",
     "algorithm_options",
+    "final_report",
+    "load_model",
     "make_algorithm",
     "make_network",
+    "make_sampler",
 ]
+
+# imported when they are first asked for: a loop of one's own needs neither the data sets nor the samplers
+_LATER = {
+    "RunConfig": "config",
+    "RunResult": "outcome",
+    "Trainer": "trainer",
+    "final_report": "outcome",
+    "load_model": "outcome",
+    "make_sampler": "samplers_by_name",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

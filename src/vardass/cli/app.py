@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from vardass.cli.adapt import adapt
 from vardass.cli.demo import demo
+from vardass.cli.predict import predict
 from vardass.cli.stratify import stratify
+from vardass.cli.train import tasks, train
 
 __all__ = ["app"]
 
@@ -37,4 +40,8 @@ def _shared(
 
 
 app.command()(stratify)
+app.command()(adapt)
+app.command()(predict)
+app.command()(train)
+app.command()(tasks)
 app.command()(demo)

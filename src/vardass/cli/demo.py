@@ -14,7 +14,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the figures, the numbers and the strata.")],
     sizes: Annotated[str, typer.Option(help="Batch sizes k of the first figure.")] = "8,16,32,64,128",
     seeds: Annotated[int, typer.Option(help="Runs to average, each with its own seed.")] = 3,
-    steps: Annotated[int, typer.Option(help="Steps of each training; 0 leaves it out.")] = 700,
+    steps: Annotated[int, typer.Option(help="Steps of each training; 0 leaves it out.")] = 600,
     pairs: Annotated[int, typer.Option(help="Source-target pairs to train on, 1 to 4.")] = 4,
     processes: Annotated[int | None, typer.Option(help="Processes to train in; by default one for each CPU.")] = None,
 ) -> None:
