@@ -1,0 +1,168 @@
+"""A user's own data: what a folder or file holds, and the task or domain made of it."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vardass.adapt.names import choose
+from vardass.data.audio import AUDIO_ENDINGS
+from vardass.data.domains import Domain, Kind, Task, TensorInputs
+from vardass.data.embedding_domains import embedding_task, read_labelled
+from vardass.data.folders import FileKind, folder_domain, folder_task
+from vardass.data.images import IMAGE_ENDINGS
+from vardass.errors import InputError
+
+__all__ = ["KINDS", "find_kind", "own_domain", "own_task"]
+
+KINDS: dict[str, Kind] = {"images": "image", "audio": "audio", "embeddings": "features"}
+_TABLES = (".npz", ".npy", ".csv", ".parquet")
+_LABELS = "labels"
+_LABELS_BESIDE = "{name}.labels.npy"  # an .npy file has no room for a second array
+
+
+def find_kind(paths: Sequence[Path], kind: str | None) -> Kind:
+    """Kind of the data at ``paths``: the one named, or what the first of them holds."""
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"there is nothing at {path}; check the path")
+    if kind is not None:
+        return KINDS[choose(kind, "kind", KINDS)]
+    guesses = {path: _guess(path) for path in paths}
+    first = guesses[paths[0]]
+    for path, guess in guesses.items():
+        if guess != first:
+            raise InputError(f"{paths[0]} holds {_plural(first)}, {path} {_plural(guess)}; give data of one kind")
+    return first
+
+
+def own_task(
+    sources: Sequence[Path],
+    target: Path,
+    kind: Kind,
+    *,
+    key: str | None = None,
+    labels: str | None = None,
+    columns: str | None = None,
+    size: int = 224,
+    channels: int = 3,
+    cache: bool = False,
+) -> Task:
+    """Make a task of folders of files, or of files of embeddings.
+
+    The labels of the target are loaded if they are there, and stay hidden until the model is chosen.
+
+    Parameters
+    ----------
+    sources, target : paths
+        Labelled domains, and the one to adapt to.
+    kind : {"features", "image", "audio"}
+        From `find_kind`.
+    key, labels, columns : str, optional
+        Of embeddings. ``{name}`` in ``labels`` stands for the name of the file without ending.
+    size, channels, cache
+        Of files.
+    """
+    if kind != "features":
+        return folder_task(list(sources), target, kind=_file_kind(kind), size=size, channels=channels, cache=cache)
+    marks: list[str | None] = [_labels_name(path, labels) for path in sources]
+    of_target = _labels_name(target, labels)
+    marks.append(of_target if _holds(target, of_target) else None)
+    return embedding_task(
+        list(sources),
+        target,
+        key=key,
+        labels=[str(mark) for mark in marks] if None not in marks else marks,
+        columns=columns,
+    )
+
+
+def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *, key: str | None = None) -> Domain:
+    """Samples to predict, read as those that the model was trained on; labels are ignored.
+
+    Parameters
+    ----------
+    path : Path
+        Folder of files, or file of embeddings.
+    about : mapping
+        Of the model, from ``load_model``.
+    data : mapping
+        How the run read its data.
+    key : str, optional
+        Array of an ``.npz`` file, if it is another one than in training.
+    """
+    kind: Kind = about["data_kind"]
+    shape, names = tuple(about["input_shape"]), tuple(about["class_names"])
+    found = find_kind([path], None)
+    if found != kind:
+        raise InputError(f"{path} holds {_plural(found)}, the model was trained on {_plural(kind)}; give those")
+    if kind == "image":
+        return folder_domain(path, class_names=names, labelled=False, size=(shape[1], shape[2]), channels=shape[0])
+    if kind == "audio":
+        return folder_domain(path, kind="audio", class_names=names, labelled=False)
+    table, _ = read_labelled(
+        path,
+        key=key or data.get("key"),
+        columns=data.get("columns"),
+        leave_out=[_labels_name(path, data.get("labels"))],
+    )
+    if tuple(table.shape[1:]) != shape:
+        raise InputError(
+            f"{path} has {table.shape[1]} features, the model was trained on samples of shape {shape}; use the same "
+            "encoder and columns"
+        )
+    return Domain(path.stem, TensorInputs(table), None, names)
+
+
+def _guess(path: Path) -> Kind:
+    if path.is_file():
+        if path.suffix.lower() in _TABLES:
+            return "features"
+        raise InputError(f"{path} is no file of embeddings ({' '.join(_TABLES)}); give such a file, or a folder")
+    for file in sorted(path.rglob("*")):
+        ending = file.suffix.lower()
+        if ending in IMAGE_ENDINGS:
+            return "image"
+        if ending in AUDIO_ENDINGS:
+            return "audio"
+    raise InputError(f"{path} has no image or sound file in it; give another folder, or a file of embeddings")
+
+
+def _file_kind(kind: Kind) -> FileKind:
+    return "audio" if kind == "audio" else "image"
+
+
+def _plural(kind: Kind) -> str:
+    return next(name for name, value in KINDS.items() if value == kind)
+
+
+def _labels_name(path: Path, labels: str | None) -> str:
+    if labels is None:
+        labels = _LABELS_BESIDE if path.suffix.lower() == ".npy" else _LABELS
+    return labels.replace("{name}", path.stem)
+
+
+def _holds(path: Path, labels: str) -> bool:
+    """Whether a file of embeddings has labels; their values are not looked at."""
+    ending = path.suffix.lower()
+    if ending == ".npy":
+        return (path.parent / labels).is_file()
+    if ending == ".npz":
+        return zipfile.is_zipfile(path) and f"{labels}.npy" in zipfile.ZipFile(path).namelist()
+    if ending == ".csv":
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            line = file.readline()
+        cells = next(csv.reader([line], delimiter=max(",;\t", key=line.count)), [])
+        return labels in [cell.strip() for cell in cells]
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        return labels in pq.read_schema(path).names
+    except ModuleNotFoundError:
+        return False  # reading the features says what is missing
+    except (pa.ArrowException, OSError):
+        return False

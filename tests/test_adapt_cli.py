@@ -1,0 +1,319 @@
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vardass.adapt
+from vardass.cli import main, runs
+from vardass.cli.own_data import find_kind, own_task
+from vardass.errors import InputError
+
+CLASSES = np.array(["cat", "dog", "emu"])
+QUICK = ("--steps", 30, "--batch-size", 8, "--eval-every", 10, "--refresh-every", 10, "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def clusters(seed, *, shift, n=60):
+    """Three clusters far apart, moved by a domain shift that leaves each nearest to its own."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(n) % 3
+    x = generator.normal(scale=0.3, size=(n, 4)) + 3.0 * np.eye(4)[labels] + shift
+    return x.astype(np.float32), labels
+
+
+@pytest.fixture
+def files(tmp_path):
+    x, y = clusters(0, shift=0.0)
+    np.savez(tmp_path / "clinic.npz", x=x, labels=CLASSES[y])
+    x, y = clusters(1, shift=0.5)
+    np.savez(tmp_path / "home.npz", x=x, labels=CLASSES[y])
+    (tmp_path / "bare").mkdir()
+    np.savez(tmp_path / "bare" / "home.npz", x=x)
+    return tmp_path
+
+
+@pytest.fixture
+def folders(tmp_path):
+    generator = np.random.default_rng(2)
+    for domain, dim in (("day", 1.0), ("night", 0.6)):
+        for place, name in enumerate(("blue", "red")):
+            folder = tmp_path / domain / name
+            folder.mkdir(parents=True)
+            for number in range(12):
+                pixels = generator.integers(0, 60, size=(16, 16, 3))
+                pixels[..., 2 - 2 * place] += 180
+                Image.fromarray((dim * pixels).astype(np.uint8)).save(folder / f"{number}.png")
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def done(capsys, *arguments):
+    code, out, err = run(capsys, *arguments)
+    assert code == 0, err
+    return " ".join(out.split())
+
+
+def refused(capsys, folder, *arguments):
+    """A command that must fail: code 2, one line on stderr, no file made or changed."""
+    before = snapshot(folder)
+    code, out, err = run(capsys, *arguments)
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert snapshot(folder) == before
+    return err
+
+
+def snapshot(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def adapt(source, target, out, *more):
+    return ("adapt", "--source", source, "--target", target, "--out", out, *QUICK, *more)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_adapt_embeddings_writes_everything(files, capsys):
+    out = files / "run"
+    shown = done(capsys, *adapt(files / "clinic.npz", files / "home.npz", out))
+    rows = table(out / "predictions.csv")
+    assert [row["sample"] for row in rows] == [str(row) for row in range(60)]
+    right = np.mean([row["class"] == CLASSES[place % 3] for place, row in enumerate(rows)])
+    assert right > 0.8
+    assert all(1 / 3 - 1e-6 <= float(row["confidence"]) <= 1 for row in rows)
+    assert f"target accuracy {100 * right:.1f} % of all 60 samples (labels read only now" in shown
+    assert "source validation accuracy" in shown
+    assert "target entropy" in shown
+    assert "by source-accuracy" in shown
+    assert "drawing" in shown
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [10, 20, 30]
+    report = (out / "report.md").read_text()
+    assert "![" in report
+    assert "| cat |" in report
+    with Image.open(out / "training.png") as picture:
+        assert picture.width > 4 * 400  # with the panel of variances
+    model, about = vardass.adapt.load_model(out)
+    assert list(about["class_names"]) == list(CLASSES)
+    assert model.num_classes == 3
+
+
+def test_target_labels_change_nothing_but_the_last_number(files, capsys):
+    done(capsys, *adapt(files / "clinic.npz", files / "home.npz", files / "labelled"))
+    shown = done(capsys, *adapt(files / "clinic.npz", files / "bare" / "home.npz", files / "bare_run"))
+    assert "target accuracy not known, the target has no labels" in shown
+    assert (files / "labelled/predictions.csv").read_bytes() == (files / "bare_run/predictions.csv").read_bytes()
+    assert (files / "labelled/model.safetensors").read_bytes() == (files / "bare_run/model.safetensors").read_bytes()
+
+
+def test_npy_files_with_labels_beside_them(tmp_path, capsys):
+    for name, seed in (("a", 0), ("b", 1)):
+        x, y = clusters(seed, shift=0.5 * seed)
+        np.save(tmp_path / f"{name}.npy", x)
+        np.save(tmp_path / f"{name}.labels.npy", y)
+    more = ("--algorithm", "coral", "--penalty", 0.5, "--sampler", "balanced", "--network-option", "hidden=(16,)")
+    assert "% of all 60 samples" in done(
+        capsys, *adapt(tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "run", *more)
+    )
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["algorithm_options"] == {"penalty": 0.5}
+    done(capsys, "predict", tmp_path / "run", tmp_path / "b.npy", "--out", tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
+
+
+def test_csv_labels_are_no_features(tmp_path, capsys):
+    for name, seed in (("a", 0), ("b", 1)):
+        x, y = clusters(seed, shift=0.5 * seed)
+        lines = [
+            ",".join([*(f"{value:.5f}" for value in row), CLASSES[label]]) for row, label in zip(x, y, strict=True)
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["p,q,r,s,labels", *lines]) + "\n")
+    done(capsys, *adapt(tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "run", "--sampler", "uniform"))
+    done(capsys, "predict", tmp_path / "run", tmp_path / "b.csv", "--out", tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
+
+
+def test_adapt_image_folders_and_predict(folders, capsys):
+    out = folders / "run"
+    more = ("--size", 16, "--network-option", "widths=(8,16)", "--sampler", "vardass", "--lr", 0.01)
+    shown = done(capsys, *adapt(folders / "day", folders / "night", out, *more))
+    assert "conv" in shown
+    rows = {row["sample"]: (row["class"], row["confidence"]) for row in table(out / "predictions.csv")}
+    assert len(rows) == 24
+    assert np.mean([name.split("/")[0] == predicted for name, (predicted, _) in rows.items()]) > 0.8
+    text = run(capsys, "predict", out, folders / "night")[1]
+    again = {row["sample"]: (row["class"], row["confidence"]) for row in csv.DictReader(text.splitlines())}
+    assert again == rows
+
+
+def test_train_on_watch_and_list_tasks(tmp_path, capsys):
+    listed = run(capsys, "tasks", "--dataset", "watch")[1].split()
+    assert "left-A->right-B" in listed
+    assert len(listed) == 12
+    assert "office-home" in run(capsys, "tasks")[1]
+    command = ("train", "--dataset", "watch", "--task", "left-A->right-B", "--sampler", "uniform", "--steps", 20)
+    shown = done(capsys, *command, "--algorithm", "coral", "--out", tmp_path / "run")
+    assert "samples that were not trained on (labels read only now" in shown
+    assert len(table(tmp_path / "run/predictions.csv")) == 489  # 40 % of the target
+    oracle = done(capsys, *command, "--selection", "oracle", "--out", tmp_path / "oracle")
+    assert "BY TARGET LABELS" in oracle
+
+
+@contextmanager
+def stopping_bar():
+    def progress(share, message):
+        if share >= 0.5:
+            raise KeyboardInterrupt
+
+    yield progress
+
+
+def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
+    whole, halves = files / "whole", files / "halves"
+    done(capsys, *adapt(files / "clinic.npz", files / "home.npz", whole))
+    command = adapt(files / "clinic.npz", files / "home.npz", halves)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "progress_bar", stopping_bar)
+        code, _, err = run(capsys, *command)
+    assert code == 130
+    assert "after step 15 of 30; repeat the command with --resume" in err
+    assert not (halves / "predictions.csv").exists()
+    assert "--resume" in refused(capsys, files, *command)
+    other = adapt(files / "clinic.npz", files / "bare" / "home.npz", halves, "--resume")
+    assert "same data" in refused(capsys, files, *other)
+    done(capsys, *command, "--resume")
+    for name in ("predictions.csv", "model.safetensors"):
+        assert (halves / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(files):
+    command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
+    arguments = [sys.executable, "-m", "vardass", *map(str, command), "--steps", "1000000"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
+    metrics = files / "run/metrics.jsonl"
+    try:
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "repeat the command with --resume" in err
+    assert "Traceback" not in err
+    assert (files / "run/checkpoint.safetensors").exists()
+
+
+def test_names_that_are_unknown_get_the_nearest(files, capsys):
+    clinic, home, out = files / "clinic.npz", files / "home.npz", files / "run"
+    assert "'coral'" in refused(capsys, files, *adapt(clinic, home, out, "--algorithm", "corral"))
+    assert "'balanced'" in refused(capsys, files, *adapt(clinic, home, out, "--sampler", "balansed"))
+    assert "'penalty'" in refused(capsys, files, *adapt(clinic, home, out, "--option", "penalti=2"))
+    assert "'embeddings'" in refused(capsys, files, *adapt(clinic, home, out, "--kind", "embedings"))
+    assert "'conv'" in refused(capsys, files, *adapt(clinic, home, out, "--network", "convv"))
+    assert "'hidden': 3" in refused(capsys, files, *adapt(clinic, home, out, "--network-option", "hidden=3"))
+    assert "--root is not" in refused(capsys, files, "train", "--dataset", "office-home", "--task", "A-C", "--out", out)
+    assert "key=value" in refused(capsys, files, *adapt(clinic, home, out, "--option", "penalty"))
+    assert "differ" in refused(capsys, files, *adapt(clinic, home, out, "--option", "penalty=2", "--penalty", 1))
+    assert "vardass train" in refused(capsys, files, *adapt(clinic, home, out, "--selection", "oracle"))
+    assert "watch" in refused(capsys, files, "tasks", "--dataset", "watsch")
+    assert "--root" in refused(capsys, files, "tasks", "--dataset", "images")
+    unknown_task = ("train", "--dataset", "watch", "--task", "left-A->right-C", "--out", out)
+    assert "right-B" in refused(capsys, files, *unknown_task)
+
+
+def test_data_that_do_not_fit(files, folders, capsys):
+    clinic, home, out = files / "clinic.npz", files / "home.npz", files / "run"
+    assert "labels" in refused(capsys, files, *adapt(files / "bare" / "home.npz", clinic, out))
+    x, y = clusters(3, shift=0.0)
+    np.savez(files / "zoo.npz", x=x, labels=np.array(["cat", "dog", "yak"])[y])
+    assert "yak" in refused(capsys, files, *adapt(clinic, files / "zoo.npz", out))
+    np.savez(files / "wide.npz", x=np.hstack([x, x]))
+    assert "width" in refused(capsys, files, *adapt(clinic, files / "wide.npz", out))
+    assert "images" in refused(capsys, files, *adapt(folders / "day", home, out))
+    assert "nothing at" in refused(capsys, files, *adapt(files / "absent", home, out))
+    assert "class folders" in refused(capsys, files, *adapt(folders / "day/red", folders / "night", out))
+    (files / "night/green").mkdir()
+    (files / "night/green/1.png").write_bytes((files / "night/red/1.png").read_bytes())
+    assert "'green'" in refused(capsys, files, *adapt(folders / "day", folders / "night", out))
+    assert "inside the data" in refused(capsys, files, *adapt(folders / "day", folders / "day/red", files / "day/run"))
+    absent = f"cuda:{torch.cuda.device_count()}"
+    assert "use cpu" in refused(capsys, files, *adapt(clinic, home, out, "--device", absent))
+    (files / "notes").mkdir()
+    (files / "notes/mine.txt").write_text("keep")
+    assert "mine.txt" in refused(capsys, files, *adapt(clinic, home, files / "notes"))
+
+
+def test_predict_refuses_other_data(files, folders, capsys):
+    done(capsys, *adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform"))
+    assert "no model" in refused(capsys, files, "predict", files / "bare", files / "home.npz")
+    assert "trained on embeddings" in refused(capsys, files, "predict", files / "run", folders / "day")
+    np.savez(files / "wide.npz", x=np.ones((5, 9), np.float32))
+    assert "9 features" in refused(capsys, files, "predict", files / "run", files / "wide.npz")
+    same = ("predict", files / "run", files / "home.npz", "--out", files / "home.npz")
+    assert "the input" in refused(capsys, files, *same)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damaged_image_is_named_in_one_line(folders, capsys, workers):
+    damaged = folders / "day/red/3.png"
+    damaged.write_bytes(b"no image")
+    command = adapt(folders / "day", folders / "night", folders / "run", "--size", 16, "--workers", workers)
+    code, _, err = run(capsys, *command)
+    assert code == 2
+    assert str(damaged) in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert {path.name for path in (folders / "run").iterdir()} <= {"config.json", "metrics.jsonl", "data.json"}
+    if workers == 0:
+        Image.fromarray(np.full((16, 16, 3), (240, 0, 0), np.uint8)).save(damaged)
+        assert run(capsys, *command, "--steps", 2)[0] == 0  # a run without checkpoint is in nobody's way
+
+
+def test_kind_of_data_is_seen(files, folders):
+    assert find_kind([files / "clinic.npz", files / "home.npz"], None) == "features"
+    assert find_kind([folders / "day"], None) == "image"
+    (files / "sounds").mkdir()
+    (files / "sounds/a.wav").write_bytes(b"")
+    assert find_kind([files / "sounds"], None) == "audio"
+    (files / "empty").mkdir()
+    with pytest.raises(InputError, match="no image or sound"):
+        find_kind([files / "empty"], None)
+    assert not own_task([files / "clinic.npz"], files / "bare/home.npz", "features").target.has_labels
+
+
+def test_adapt_package_has_the_trainer_on_request():
+    code = (
+        "import sys, vardass.adapt as a; assert 'vardass.adapt.trainer' not in sys.modules; "
+        "assert all(getattr(a, name) is not None for name in a.__all__); assert 'Trainer' in dir(a)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    with pytest.raises(AttributeError, match="Trainr"):
+        vardass.adapt.Trainr  # noqa: B018
