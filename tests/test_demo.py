@@ -27,12 +27,12 @@ def result(run):
     return dataclasses.replace(run, sampling_seconds=0.0)
 
 
-def test_same_numbers_with_one_and_two_processes():
+def test_same_numbers_in_this_process_and_in_two_others():
     jobs = [Job(way, "coral", *PAIRS[0], seed=1, steps=STEPS) for way in ("ordered", "uniform")]
     counts = []
-    one = run_jobs(jobs, processes=1, done=counts.append)
-    two = run_jobs(jobs, processes=2)
-    assert [result(run) for run in one] == [result(run) for run in two]
+    here = [train(job) for job in jobs]
+    two = run_jobs(jobs, processes=2, done=counts.append)
+    assert [result(run) for run in here] == [result(run) for run in two]
     assert [run.job for run in two] == jobs
     assert counts == [1, 2]
 
