@@ -34,7 +34,7 @@ def draw_run(result: RunResult, folder: Path, *, title: str) -> Path | None:
     panels: list[Callable[[Axes, RunResult], None]] = [_losses, _scores, _seconds]
     if any("source/variance" in line for line in result.metrics):
         panels.insert(2, _variances)
-    figure = Figure(figsize=(3.6 * len(panels), 3.5))
+    figure = Figure(figsize=(3.6 * len(panels), 3.8))
     FigureCanvasAgg(figure)
     for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
         draw(axes, result)
@@ -99,4 +99,5 @@ def _finish(axes: Axes, title: str, label: str) -> None:
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel("step")
     axes.set_ylabel(label, fontsize=9)
-    axes.legend(fontsize=8, frameon=False)
+    # below the axes: no corner is free in every run
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
