@@ -15,6 +15,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
+# the report's page is tested in a real browser; without one those tests are skipped and say so
+BROWSER := .venv/.browser
+$(BROWSER): $(STAMP)
+	sh scripts/install_browser.sh
+	touch $(BROWSER)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -22,7 +28,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 # one torch thread per worker: two workers on two cores would otherwise fight over them
-test: lint
+test: lint $(BROWSER)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)

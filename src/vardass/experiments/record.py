@@ -1,0 +1,157 @@
+"""What a run of a sweep is and what it leaves: a specification named by its content, and a record as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from vardass.errors import InputError
+
+__all__ = ["FORMAT", "Record", "RunSpec"]
+
+FORMAT = 1  # of a record; raised when the meaning of a field changes
+# where and how fast, but not what: the same run on another machine has the same name
+_SURROUNDINGS = ("device", "workers", "checkpoint_every", "eval_batch_size")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of a sweep: its data, its settings and its place.
+
+    Attributes
+    ----------
+    dataset, task, root, data_options
+        See ``vardass.data.load_task``.
+    data_name : str
+        What tables call the data.
+    cell : dict of str to (str, int or float)
+        What is compared: ``"algorithm"``, ``"sampler"`` and the settings of the sweep's grid. Runs that differ only
+        in ``search`` compete for the cell's entry of their repeat.
+    search, repeat : int
+        Number of the draw of hyper-parameters and of the repetition.
+    split_seed : int
+        Seed of the task's splits.
+    holdout, unlabelled_fraction : float
+        See ``split_task``.
+    config : dict
+        All settings of the run, as ``RunConfig.to_dict`` gives them.
+    """
+
+    dataset: str
+    task: str
+    data_name: str
+    config: dict[str, Any]
+    cell: dict[str, Any]
+    root: str | None = None
+    data_options: dict[str, Any] = field(default_factory=dict)
+    search: int = 0
+    repeat: int = 0
+    split_seed: int = 0
+    holdout: float = 0.2
+    unlabelled_fraction: float = 0.5
+
+    @property
+    def run_id(self) -> str:
+        """Name made from all that determines the result; the data's place and the machine's do not."""
+        content = self.to_dict()
+        del content["root"]
+        content["config"] = {name: value for name, value in self.config.items() if name not in _SURROUNDINGS}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, as JSON has them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> RunSpec:
+        """The specification that `to_dict` gave."""
+        return cls(**_known(cls, found, "a run's specification"))
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run left.
+
+    Attributes
+    ----------
+    spec : RunSpec
+        What was run.
+    status : {"finished", "failed"}
+        A failed run has an error and no result.
+    result : dict
+        ``"target_accuracy"``, ``"source_accuracy"`` in [0, 1], ``"target_samples"``, ``"selected_step"``,
+        ``"score"`` by which runs of a search are compared, ``"mmd2"`` and ``"coral"`` between held-out source and
+        target features of the chosen model.
+    curve : list of dict
+        One entry for each evaluation, as in ``metrics.jsonl``.
+    seconds : dict of str to float
+        Time of each part of the run, see ``RunResult``.
+    wall : float
+        Seconds of the whole run, all attempts together.
+    attempts : int
+        How often it was started because it failed before.
+    error : str or None
+        Message of a failed run.
+    environment : dict
+        Versions and machine.
+    version : str
+        Of vardass.
+    """
+
+    spec: RunSpec
+    status: str
+    result: dict[str, Any] = field(default_factory=dict)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    wall: float = 0.0
+    attempts: int = 1
+    error: str | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    version: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """Of the specification."""
+        return self.spec.run_id
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        content = {"format": FORMAT, "id": self.run_id, **asdict(self)}
+        return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """The record that `to_json` gave.
+
+        Raises
+        ------
+        InputError
+            If the line is not whole, not a record, or has another format.
+        """
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"not a whole record ({error.msg} at character {error.pos}); run the sweep again") from None
+        if not isinstance(found, dict) or "format" not in found:
+            raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")
+        if found["format"] != FORMAT:
+            raise InputError(
+                f"the record has format {found['format']}, this version reads {FORMAT}; use the version of vardass that "
+                f"wrote it ({found.get('version', 'unknown')}), or run the sweep again in a new folder"
+            )
+        given = {name: value for name, value in found.items() if name not in ("format", "id")}
+        values = _known(cls, given, "a record")
+        return cls(**{**values, "spec": RunSpec.from_dict(values["spec"])})
+
+
+def _known(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:
+    names = {entry.name for entry in fields(cls)}
+    required = {"spec", "status"} if cls is Record else {"dataset", "task", "data_name", "config", "cell"}
+    if not required <= set(found) <= names:
+        odd = sorted(required - set(found)) or sorted(set(found) - names)
+        raise InputError(f"{what} has missing or unknown fields {odd}; was it written by another version of vardass?")
+    return dict(found)
