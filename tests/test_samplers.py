@@ -685,7 +685,7 @@ def test_a_plan_that_fails_leaves_the_strata_alone(monkeypatch: pytest.MonkeyPat
     def refuse(*_: Any, **__: Any) -> None:
         raise InputError("no features of this kernel")
 
-    monkeypatch.setattr(ordered, "low_rank_features", refuse)
+    monkeypatch.setattr(ordered, "plan_features", refuse)
     with pytest.raises(InputError, match="no features"):
         sampler.refresh(cloud(seed=3))
     monkeypatch.undo()

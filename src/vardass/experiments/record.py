@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from vardass.errors import InputError
@@ -53,11 +54,10 @@ class RunSpec:
     holdout: float = 0.2
     unlabelled_fraction: float = 0.5
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """Name made from all that determines the result; the data's place and the machine's do not."""
-        content = self.to_dict()
-        del content["root"]
+        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "root"}
         content["config"] = {name: value for name, value in self.config.items() if name not in _SURROUNDINGS}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """Batch samplers: the paper's, its baselines, and two that couple batches."""
 
+from vardass.samplers.background import BackgroundSampler
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import MinibatchSampler
 from vardass.samplers.batches import IndexBatch, with_weights
@@ -10,6 +11,7 @@ from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 
 __all__ = [
+    "BackgroundSampler",
     "BalancedBatchSampler",
     "DPPBatchSampler",
     "IndexBatch",

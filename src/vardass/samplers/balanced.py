@@ -9,15 +9,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vardass.kernels import Kernel, as_kernel
-from vardass.lowrank import low_rank_features
 from vardass.samplers.base import derive_seed
-from vardass.samplers.ordered import PLAN_RANK
-from vardass.samplers.plan import couple_rows
+from vardass.samplers.plan import PLAN_RANK, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.stratify.bisection import bisection_labels
 from vardass.stratify.min_sum import min_sum
 from vardass.stratify.problem import LowRankProblem
-from vardass.stratify.sizes import SizeLimits
+from vardass.stratify.sizes import SizeLimits, repair_sizes
 from vardass.validate import ArrayLike, as_generator, as_labels, check_count
 
 __all__ = ["BalancedBatchSampler"]
@@ -26,10 +24,10 @@ __all__ = ["BalancedBatchSampler"]
 class BalancedBatchSampler(EpochSampler):
     """Visit each sample once per epoch, in batches whose mean embedding is close to the full one.
 
-    The samples of an epoch are cut into batch_size strata of equal size, a batch takes one sample of each,
-    and samples are swapped between batches inside their strata until each batch's mean embedding is as
-    close to that of the data set as it gets. All weights are equal, so any loss can be used. Batches come in
-    random order and every epoch is planned anew from a random start, so every sample is equally likely to be
+    A refresh cuts the samples into batch_size strata of equal size. In each epoch a batch takes one sample of
+    each stratum, and samples are swapped between batches inside their strata until each batch's mean embedding
+    is as close to that of the data set as it gets. All weights are equal, so any loss can be used. Batches come
+    in random order and every epoch is planned anew from a random start, so every sample is equally likely to be
     in any batch and the batch mean of every function is unbiased. Uniform until the first `refresh`; one in
     mid-epoch plans what is left of the epoch anew.
 
@@ -73,15 +71,17 @@ class BalancedBatchSampler(EpochSampler):
         self.plan_rank = check_count(plan_rank, "plan_rank")
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
-        self._residual: Tensor | None = None
+        self._labels: Tensor | None = None
 
     def _fit(self, features: Tensor) -> None:
         kernel = as_kernel(self.kernel).fit(features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
-        low_rank = low_rank_features(features, kernel, self.plan_rank, generator=generator)
-        self._features, self._residual = low_rank.features, low_rank.residual
+        low_rank = plan_features(features, kernel, self.plan_rank, generator=generator)
+        planned = low_rank.features
         if self.groups is not None:
-            self._features = torch.cat([self._features, self._group_features(low_rank.features)], dim=1)
+            planned = torch.cat([planned, self._group_features(planned)], dim=1)
+        self._labels = _equal_strata(planned, low_rank.residual, self.batch_size)
+        self._features = planned
 
     def _group_features(self, features: Tensor) -> Tensor:
         """Centred one-hot groups, as large as the features: class shares then count as much as they do."""
@@ -93,36 +93,53 @@ class BalancedBatchSampler(EpochSampler):
         return indicator * (features.square().sum() / size).sqrt()
 
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
-        if self._features is None or self._residual is None:
+        if self._features is None or self._labels is None:
             return super()._arrange(pool, generator)
         device = self._features.device
         pool = pool.to(device)
-        features = self._features[pool]
-        table = self._equal_strata(features, self._residual[pool], generator)
-        weights = features.new_full((self.batch_size,), 1.0 / self.batch_size)
         # aim at the mean of what is to be visited, which every batch can reach, not at that of all samples
-        table = couple_rows(table, features - features.mean(0), weights, rounds=self.swap_rounds, generator=generator)
+        features = self._features[pool]
+        features -= features.mean(0)
+        labels = _cut_equally(self._labels[pool], features, self.batch_size)
+        order = torch.randperm(len(pool), generator=generator).to(device)
+        order = order[labels[order].argsort(stable=True)]
+        table = order.view(self.batch_size, -1).T.contiguous()
+        weights = features.new_full((self.batch_size,), 1.0 / self.batch_size)
+        table = couple_rows(table, features, weights, rounds=self.swap_rounds, generator=generator)
         order = torch.randperm(len(table), generator=generator).to(device)
         return pool[table[order]].to("cpu")
 
-    def _equal_strata(self, features: Tensor, residual: Tensor, generator: torch.Generator) -> Tensor:
-        """Rows (B, batch_size) with one member of each of batch_size equal strata, members shuffled."""
-        k, count = self.batch_size, len(features)
-        labels = bisection_labels(features, k)
-        if count <= _REFINED:  # exchanges inside strata do the rest where there are many samples
-            problem = LowRankProblem(features, residual)
-            limits = SizeLimits.of(count, k, equal=True)
-            labels = min_sum(problem, k, limits=limits, labels=labels, max_passes=2).labels
-        order = torch.randperm(count, generator=generator).to(features.device)
-        order = order[labels[order].argsort(stable=True)]
-        return order.view(k, -1).T.contiguous()
-
     def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "features": self._features, "residual": self._residual}
+        return {**super()._extra_state(), "features": self._features, "labels": self._labels}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features, self._residual = state["features"], state["residual"]
+        self._features, self._labels = state["features"], state["labels"]
 
 
-_REFINED = 4096  # samples up to which the start is refined by exchanges between strata
+_REFINED = 4096  # samples up to which the strata are refined by exchanges between them
+
+
+def _equal_strata(features: Tensor, residual: Tensor, k: int) -> Tensor:
+    """Labels (n,) of k strata whose sizes differ by at most one."""
+    labels = bisection_labels(features, k)
+    if len(features) <= _REFINED:  # exchanges inside strata do the rest where there are many samples
+        limits = SizeLimits.of(len(features), k, equal=True)
+        labels = min_sum(LowRankProblem(features, residual), k, limits=limits, labels=labels, max_passes=2).labels
+    return labels
+
+
+def _cut_equally(labels: Tensor, features: Tensor, k: int) -> Tensor:
+    """Labels of the samples of an epoch, a multiple of k, in strata of one size.
+
+    The epoch lacks a few samples, so the strata differ a little in size: the cheapest members move. Where
+    little is left of an epoch that would be most of them, and a new cut is as good.
+    """
+    size = len(labels) // k
+    missing = (size - torch.bincount(labels, minlength=k)).clamp_min(0).sum()
+    if int(missing) > 2 * k:
+        return bisection_labels(features, k)
+    members = torch.bincount(labels, minlength=k).to(features)
+    centres = features.new_zeros(k, features.shape[1]).index_add_(0, labels, features) / members[:, None].clamp_min(1.0)
+    distances = torch.cdist(features, centres).square_()
+    return repair_sizes(labels, distances.masked_fill_(members == 0, torch.inf), SizeLimits(size, size))

@@ -8,16 +8,12 @@ import torch
 from torch import Tensor
 
 from vardass.kernels import Kernel, as_kernel
-from vardass.lowrank import low_rank_features
 from vardass.samplers.base import Chunk, derive_seed
-from vardass.samplers.plan import couple_rows, cycle_table
+from vardass.samplers.plan import PLAN_RANK, couple_rows, cycle_table, plan_features
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.validate import as_generator, check_count
 
 __all__ = ["OrderedBatchSampler"]
-
-PLAN_RANK = 256
-"""Columns of the kernel features that plans look at; coupling profits from more than strata do."""
 
 
 class OrderedBatchSampler(StratifiedBatchSampler):
@@ -63,7 +59,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
     def _fit(self, features: Tensor) -> None:
         kernel = as_kernel(self.kernel).fit(features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
-        planned = low_rank_features(features, kernel, self.plan_rank, generator=generator).features
+        planned = plan_features(features, kernel, self.plan_rank, generator=generator).features
         super()._fit(features)
         self._features = planned
 

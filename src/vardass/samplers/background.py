@@ -1,0 +1,299 @@
+"""Refreshes and draws in a process of their own, so that training does not wait for them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import queue
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from vardass.errors import InputError, VardassError
+from vardass.samplers.base import MinibatchSampler
+from vardass.samplers.batches import IndexBatch
+from vardass.strata import Strata
+from vardass.validate import ArrayLike, as_features, check_count
+
+__all__ = ["BackgroundSampler"]
+
+_PATIENCE = 1.0  # seconds between looks at whether the other process is still there
+
+
+class _Server:
+    """The sampler behind a `BackgroundSampler`: answers requests one after the other, in whichever process."""
+
+    def __init__(self, sampler: MinibatchSampler) -> None:
+        self.sampler = sampler
+        self.batches = iter(sampler)
+
+    def answer(self, request: str, argument: Any) -> Any:
+        if request == "state":
+            return self.sampler.state_dict()
+        if request == "load":
+            self.sampler.load_state_dict(argument)
+            self.batches = iter(self.sampler)
+            return None
+        features, count = argument
+        strata = None
+        if features is not None:
+            self.sampler.refresh(features)
+            found: Strata | None = getattr(self.sampler, "strata", None)
+            strata = None if found is None else found.to_dict()
+        drawn = [next(self.batches) for _ in range(count)]
+        # between two refreshes all batches have the same weights
+        return {"rows": [list(batch) for batch in drawn], "weights": drawn[0].weights, "strata": strata}
+
+
+class BackgroundSampler(Sampler[IndexBatch]):
+    """Let another process refresh a sampler and draw from it; the stream stays a function of the seed.
+
+    Batches are asked for ``ahead`` at a time, as soon as fewer than that many are in store. `refresh` hands the
+    features over and returns at once: the batches that were asked for before still come, and the first one from
+    the new strata is the one after them, ``ahead`` to 2 ``ahead`` batches later, however fast either process
+    is. So the stream does not depend on the machine, and strata are that much older than without a background
+    process. Before the first refresh has arrived batches are uniform.
+
+    Parameters
+    ----------
+    sampler : MinibatchSampler
+        Endless. It belongs to the background from then on.
+    ahead : int
+        Batches asked for at a time. Choose them so that the time to train on that many covers a refresh.
+    in_process : bool
+        Answer requests in this process: the same stream, without the gain. For debugging.
+
+    Attributes
+    ----------
+    strata : Strata or None
+        Those that the last batch came from.
+
+    Examples
+    --------
+    >>> from vardass import StratifiedBatchSampler
+    >>> sampler = BackgroundSampler(StratifiedBatchSampler(100, 8, endless=True), ahead=4)
+    >>> sampler.refresh(torch.randn(100, 3, generator=torch.Generator().manual_seed(0)))
+    >>> batches = iter(sampler)
+    >>> [next(batches).weights is None for _ in range(6)]
+    [True, True, True, True, False, False]
+    >>> sampler.close()
+    """
+
+    def __init__(self, sampler: MinibatchSampler, *, ahead: int = 32, in_process: bool = False) -> None:
+        if not sampler.endless:
+            raise InputError(
+                f"a background process draws ahead, over the end of an epoch, but this {type(sampler).__name__} has "
+                "endless=False; make it with endless=True"
+            )
+        self.n, self.batch_size, self.seed = sampler.n, sampler.batch_size, sampler.seed
+        self.needs_features = sampler.needs_features
+        self.kernel = getattr(sampler, "kernel", None)
+        self.endless = True
+        self.ahead = check_count(ahead, "ahead")
+        self.strata: Strata | None = None
+        self.position = 0
+        self._sampler = sampler
+        self._in_process = bool(in_process)
+        self._link: _Link | None = None
+        self._store: deque[dict[str, Any]] = deque()  # answers, the first of them partly used
+        self._used = 0
+        self._asked: deque[int] = deque()  # sizes of answers still to come
+        self._saved: dict[str, Any] | None = None
+
+    # --- the stream -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        while True:
+            yield self._next()
+
+    def _next(self) -> IndexBatch:
+        self._connect()
+        if self._in_store < self.ahead:
+            self._ask(None)
+        if self._store and self._used == len(self._store[0]["rows"]):
+            self._store.popleft()
+            self._used = 0
+        if not self._store:
+            self._receive()
+        answer = self._store[0]
+        if self._used == 0 and answer["strata"] is not None:
+            self.strata = Strata.from_dict(answer["strata"])
+        batch = IndexBatch(answer["rows"][self._used])
+        batch.weights = answer["weights"]
+        self._used += 1
+        self.position += 1
+        return batch
+
+    @property
+    def _in_store(self) -> int:
+        """Batches that are here or on their way: the same at each step of each run."""
+        return sum(len(answer["rows"]) for answer in self._store) - self._used + sum(self._asked)
+
+    def refresh(self, features: ArrayLike) -> None:
+        """Hand the current ``features`` (n, d) over; see the class for when they apply."""
+        if not self.needs_features:
+            return
+        x = as_features(features)
+        if len(x) != self.n:
+            raise InputError(
+                f"features have {len(x)} rows, the sampler was made for n={self.n} samples; "
+                "pass the features of the whole data set, in its order"
+            )
+        self._connect()
+        if self._in_store < self.ahead:
+            self._ask(None)
+        # a copy: whoever made the features may write to them while the other process has not read them
+        self._ask(x.detach().to("cpu", copy=True))
+
+    def _ask(self, features: Tensor | None) -> None:
+        assert self._link is not None
+        self._link.send("draw", (features, self.ahead))
+        self._asked.append(self.ahead)
+
+    def _receive(self) -> None:
+        assert self._link is not None
+        self._asked.popleft()  # also if the answer is an error
+        self._store.append(self._link.receive())
+
+    # --- the process ----------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self._link is None:
+            self._link = _Link(self._sampler, in_process=self._in_process)
+            if self._saved is not None:
+                self._link.send("load", self._saved)
+                self._link.receive()
+                self._saved = None
+
+    def close(self) -> None:
+        """End the process. The stream goes on where it was if another batch is asked for."""
+        if self._link is None:
+            return
+        try:
+            self._saved = self.state_dict()["sampler"]
+        finally:
+            self._link.close()
+            self._link = None
+
+    # --- state ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the stream depends on; waits for the batches that are on their way."""
+        self._connect()
+        assert self._link is not None
+        while self._asked:
+            self._receive()
+        self._link.send("state", None)
+        store = [
+            {"rows": answer["rows"], "weights": answer["weights"], "strata": answer["strata"]} for answer in self._store
+        ]
+        return {
+            "sampler": self._link.receive(),
+            "store": store,
+            "used": self._used,
+            "position": self.position,
+            "strata": None if self.strata is None else self.strata.to_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the stream that ``state`` was taken from, in this or in a new process."""
+        names = {"sampler", "store", "used", "position", "strata"}
+        if state.keys() != names:
+            raise InputError(
+                f"the state has the keys {sorted(state)}, a background sampler's has {sorted(names)}; "
+                "make the sampler with the same arguments or start anew"
+            )
+        self._connect()
+        assert self._link is not None
+        while self._asked:
+            self._receive()
+        self._link.send("load", state["sampler"])
+        self._link.receive()
+        self._store, self._used = deque(state["store"]), state["used"]
+        self.position = state["position"]
+        self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
+
+
+class _Link:
+    """Requests to a `_Server` and its answers, in order."""
+
+    def __init__(self, sampler: MinibatchSampler, *, in_process: bool) -> None:
+        self._server: _Server | None = None
+        self._answers: deque[Any] = deque()
+        if in_process:
+            self._server = _Server(sampler)
+            return
+        # a queue's own thread writes to the pipe, so that sending large features does not wait for the reader
+        context = multiprocessing.get_context()
+        self._requests = context.Queue()
+        self._pipe, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_serve, args=(sampler, self._requests, theirs), daemon=True, name="vardass-background"
+        )
+        self._process.start()
+        theirs.close()  # so that the end of the process ends the pipe
+        self._finalise = weakref.finalize(self, self._process.terminate)
+
+    def send(self, request: str, argument: Any) -> None:
+        if self._server is not None:
+            self._answers.append(self._server.answer(request, argument))
+        else:
+            self._requests.put(_pack((request, argument)))
+
+    def receive(self) -> Any:
+        if self._server is not None:
+            return self._answers.popleft()
+        try:
+            while not self._pipe.poll(_PATIENCE):
+                if not self._process.is_alive() and not self._pipe.poll(0):
+                    raise EOFError
+            kind, answer = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._process.join(_PATIENCE)
+            raise VardassError(
+                f"the background process that draws batches ended (exit code {self._process.exitcode}); "
+                "resume from the last checkpoint, or do without it (background=False)"
+            ) from None
+        if kind == "error":
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        if self._server is None:
+            self._finalise()
+            self._process.join()
+            self._requests.cancel_join_thread()
+            self._requests.close()
+            self._pipe.close()
+
+
+def _pack(message: Any) -> bytes:
+    """Tensors by value: the way of multiprocessing, shared memory, ends with the process that made them."""
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _serve(sampler: MinibatchSampler, requests: Any, pipe: Any) -> None:
+    """What the process does, until its parent is gone."""
+    torch.set_num_threads(1)  # the other cores are for training
+    os.nice(5)
+    server = _Server(sampler)
+    parent = multiprocessing.parent_process()
+    while parent is None or parent.is_alive():
+        try:
+            message = requests.get(timeout=_PATIENCE)
+        except queue.Empty:
+            continue
+        try:
+            answer = ("answer", server.answer(*pickle.loads(message)))
+        except Exception as error:
+            answer = ("error", error if isinstance(error, VardassError) else VardassError(repr(error)))
+        try:
+            pipe.send_bytes(_pack(answer))
+        except OSError:
+            return
