@@ -6,16 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
+from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
 
 __all__ = ["FORMAT", "Record", "RunSpec"]
 
 FORMAT = 1  # of a record; raised when the meaning of a field changes
 # where and how fast, but not what: the same run on another machine has the same name
-_SURROUNDINGS = ("device", "workers", "checkpoint_every", "eval_batch_size")
+_SURROUNDINGS = ("device", "accelerator", "workers", "checkpoint_every", "eval_batch_size", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,13 @@ class RunSpec:
     def run_id(self) -> str:
         """Name made from all that determines the result; the data's place and the machine's do not."""
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "root"}
-        content["config"] = {name: value for name, value in self.config.items() if name not in _SURROUNDINGS}
+        # defaults are left out, so that a setting that later versions add does not rename what was run before it
+        usual = _defaults()
+        content["config"] = {
+            name: value
+            for name, value in self.config.items()
+            if name not in _SURROUNDINGS and (name not in usual or usual[name] != value)
+        }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -135,7 +142,9 @@ class Record:
         try:
             found = json.loads(line)
         except json.JSONDecodeError as error:
-            raise InputError(f"not a whole record ({error.msg} at character {error.pos}); run the sweep again") from None
+            raise InputError(
+                f"not a whole record ({error.msg} at character {error.pos}); run the sweep again"
+            ) from None
         if not isinstance(found, dict) or "format" not in found:
             raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")
         if found["format"] != FORMAT:
@@ -146,6 +155,11 @@ class Record:
         given = {name: value for name, value in found.items() if name not in ("format", "id")}
         values = _known(cls, given, "a record")
         return cls(**{**values, "spec": RunSpec.from_dict(values["spec"])})
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return RunConfig().to_dict()
 
 
 def _known(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Bring development data into the layouts that ``vardass`` reads: ``python results/make_data.py SHARED_DATA OUT``.
+
+OUT/digits16/<set>.npz   five digit sets as 16 x 16 grey pixels (28 x 28 ones cropped to 20 x 20), at most 3,000 each
+OUT/reviews/<kind>.npz   Amazon reviews: log(1 + counts) on the first 256 singular directions of all four kinds together
+OUT/pacs32/<style>/<class>/*.png   thumbnails of 32 x 32 pixels
+The features of PACS are read where they are: one .npz file with feat_<style> and y_<style>.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from scipy.sparse import csr_matrix, vstack
+from sklearn.decomposition import TruncatedSVD
+
+_MOST = 3000
+
+
+def digits(source: Path, out: Path) -> None:
+    found = np.load(source / "digits" / "digits.npz")
+    for name in ("mnist", "usps", "mnistm", "semeion", "optdigits"):
+        prefix = f"{name}_train" if f"{name}_train_x" in found else name
+        x, y = found[f"{prefix}_x"], found[f"{prefix}_y"]
+        keep = np.random.default_rng(0).permutation(len(x))[:_MOST]
+        pixels = np.stack([_grey16(image) for image in x[keep]]).reshape(len(keep), -1)
+        np.savez_compressed(out / f"{name}.npz", x=pixels.astype("f4") / 255, labels=y[keep])
+
+
+def _grey16(image: np.ndarray) -> np.ndarray:
+    grey = image.mean(2) if image.ndim == 3 else image.astype("f4")
+    if grey.shape[0] == 28:
+        grey = grey[4:24, 4:24]
+    return np.asarray(Image.fromarray(grey.astype("f4"), mode="F").resize((16, 16), Image.Resampling.BOX))
+
+
+def reviews(source: Path, out: Path) -> None:
+    found = np.load(source / "amazon_reviews" / "amazon_reviews.npz")
+    kinds = ("books", "dvd", "electronics", "kitchen")
+    counts, labels = {}, {}
+    for kind in kinds:
+        parts, marks = [], []
+        for split, most in (("train", None), ("test", 2000)):
+            data, indices, indptr, y = (found[f"{kind}_{split}_{part}"] for part in ("data", "indices", "indptr", "y"))
+            matrix = csr_matrix((data.astype("f4"), indices.astype("i4"), indptr), shape=(len(y), 5000))
+            keep = np.random.default_rng(0).permutation(len(y))[:most]
+            parts.append(matrix[keep].log1p())
+            marks.append(y[keep])
+        counts[kind], labels[kind] = vstack(parts), np.concatenate(marks)
+    directions = TruncatedSVD(256, random_state=0).fit(vstack(list(counts.values())))
+    for kind in kinds:
+        np.savez_compressed(out / f"{kind}.npz", x=directions.transform(counts[kind]).astype("f4"), labels=labels[kind])
+
+
+def thumbnails(source: Path, out: Path) -> None:
+    images = np.load(source / "pacs" / "pacs_img32.npz")
+    features = np.load(source / "pacs" / "pacs_effnetlite0.npz")
+    classes = [str(name) for name in features["classes"]]
+    for style in (str(name) for name in features["domains"]):
+        for number, (image, label) in enumerate(zip(images[f"img_{style}"], features[f"y_{style}"], strict=True)):
+            folder = out / style / classes[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{number:05}.png")
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: python results/make_data.py SHARED_DATA OUT")
+    source, out = Path(sys.argv[1]), Path(sys.argv[2])
+    for name, make in (("digits16", digits), ("reviews", reviews), ("pacs32", thumbnails)):
+        folder = out / name
+        if folder.exists():
+            print(f"{folder} is there already")
+            continue
+        folder.mkdir(parents=True)
+        make(source, folder)
+        print(f"made {folder}")
+
+
+if __name__ == "__main__":
+    main()

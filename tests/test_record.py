@@ -1,0 +1,83 @@
+"""Runs are named by what determines their result, and records survive the way through a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from vardass.adapt.config import RunConfig
+from vardass.errors import InputError
+from vardass.experiments.record import FORMAT, Record, RunSpec
+
+CONFIG = RunConfig(algorithm="coral", steps=10).to_dict()
+SPEC = RunSpec("watch", "left-A->right-B", "watch", CONFIG, {"algorithm": "coral", "sampler": "vardass"})
+RECORD = Record(SPEC, "finished", {"target_accuracy": 0.5, "score": 1.0}, [{"step": 10}], {"training": 1.0}, 2.0)
+
+
+def changed(**settings: object) -> RunSpec:
+    return dataclasses.replace(SPEC, config={**CONFIG, **settings})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dataclasses.replace(SPEC, root="/elsewhere"),
+        changed(device="cuda:1"),
+        changed(workers=4),
+        changed(checkpoint_every=7),
+        dataclasses.replace(SPEC, config={name: CONFIG[name] for name in reversed(CONFIG)}),
+        dataclasses.replace(SPEC, config={name: value for name, value in CONFIG.items() if name != "momentum"}),
+    ],
+    ids=["root", "device", "workers", "checkpoints", "order", "a default that was not written down"],
+)
+def test_the_surroundings_do_not_name_a_run(other: RunSpec) -> None:
+    assert other.run_id == SPEC.run_id
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        changed(seed=1),
+        changed(lr=0.1),
+        changed(algorithm_options={"penalty": 2.0}),
+        dataclasses.replace(SPEC, task="right-B->left-A"),
+        dataclasses.replace(SPEC, repeat=1),
+        dataclasses.replace(SPEC, search=1),
+        dataclasses.replace(SPEC, split_seed=1),
+        dataclasses.replace(SPEC, data_options={"standardised": False}),
+        dataclasses.replace(SPEC, holdout=0.3),
+    ],
+)
+def test_whatever_changes_the_result_changes_the_name(other: RunSpec) -> None:
+    assert other.run_id != SPEC.run_id
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    line = RECORD.to_json()
+    assert "\n" not in line
+    back = Record.from_json(line)
+    assert back == RECORD
+    assert back.run_id == SPEC.run_id == json.loads(line)["id"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (RECORD.to_json()[:-9], "not a whole record"),
+        ("[1, 2]", "not a record"),
+        ('{"a": 1}', "not a record"),
+        (RECORD.to_json().replace(f'"format":{FORMAT}', '"format":99'), r"format 99, this version reads 1"),
+        (RECORD.to_json().replace('"status"', '"state"'), "status"),
+        (RECORD.to_json().replace('"data_name"', '"called"'), "data_name"),
+    ],
+)
+def test_what_is_no_record_of_this_version_is_refused(line: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Record.from_json(line)
+
+
+def test_numbers_that_json_has_not_are_refused() -> None:
+    with pytest.raises(ValueError):
+        dataclasses.replace(RECORD, wall=float("nan")).to_json()
