@@ -1,0 +1,220 @@
+"""The paper's numbers, and our tables beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from vardass.experiments.collect import Cell, DataResults
+from vardass.experiments.comparisons import reference_of
+from vardass.experiments.labels import SAMPLERS, UNIFORM, Label, algorithm_name
+from vardass.experiments.stats import paired
+from vardass.experiments.table import Entry, Row, Table, entry_mean
+
+__all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
+
+PAPER_TASKS = {"camelyon17": 1, "humpbacks": 4, "spawrious": 6, "office-home": 12}
+_REPEATS = 5
+_UNIFORM = SAMPLERS["uniform"]
+_BY_DATA = ("accuracy", "refresh", "splits", "discrepancy")  # one table for each data set
+_PRINTED = {"seconds": 0, "discrepancy": 3}  # decimals, else one
+_ADAPTING = ("coral", "mmd")
+
+
+@cache
+def _loaded() -> str:
+    return resources.files("vardass.experiments").joinpath("paper.json").read_text(encoding="utf-8")
+
+
+def paper_numbers() -> dict[str, Any]:
+    """All of the paper's tables.
+
+    Returns
+    -------
+    dict
+        ``"accuracy"`` (Table 1), ``"refresh"`` (4), ``"splits"`` and ``"discrepancy"`` (appendix) by data set, and
+        ``"methods"`` (2) and ``"seconds"`` (3). Each table has ``"columns"``, ``"rows"`` (lists of mean and
+        standard error or None, by name) and ``"bold"`` (pairs of row and column), all as printed.
+    """
+    numbers: dict[str, Any] = json.loads(_loaded())
+    return numbers
+
+
+def paper_name(data: DataResults) -> str | None:
+    """The paper's data set that these data are, by the name in tables or by the loader's; None if it has none."""
+    return next((name.lower() for name in (data.name, data.dataset) if name.lower() in PAPER_TASKS), None)
+
+
+def paper_entry(kind: str, data: str, row: str, column: str, numbers: Mapping[str, Any] | None = None) -> Entry:
+    """One number of the paper, None if it has none.
+
+    Parameters
+    ----------
+    kind : str
+        As ``Table.kind``.
+    data : str
+        A key of ``PAPER_TASKS``.
+    row, column : str
+        Names as in our tables; for tables that have data sets as columns, ``column`` is ignored.
+    numbers : dict, optional
+        What `paper_numbers` gave.
+    """
+    numbers = paper_numbers() if numbers is None else numbers
+    if kind == "ratio":
+        one, uniform = (entry_mean(paper_entry("seconds", data, name, column, numbers)) for name in (row, _UNIFORM))
+        return None if one is None or not uniform else one / uniform
+    if kind not in numbers:
+        return None
+    table = numbers[kind].get(data) if kind in _BY_DATA else numbers[kind]
+    if table is None:
+        return None
+    if kind not in _BY_DATA:
+        column = data
+    elif kind == "refresh":
+        row, column = row.removesuffix(" + VaRDASS") if row.endswith(" + VaRDASS") else "", column.removeprefix("T=")
+    names = {_column_key(name, data): place for place, name in enumerate(table["columns"])}
+    place = names.get(_column_key(column, data))
+    if place is None or row not in table["rows"]:
+        return None
+    mean, stderr = table["rows"][row][place]
+    return float(mean) if stderr is None else Cell(mean, stderr, _REPEATS, _REPEATS)
+
+
+def _column_key(name: str, data: str) -> str:
+    lowered = name.lower()
+    return lowered.removeprefix("domain ") if data == "humpbacks" else lowered
+
+
+def paper_gain(algorithm: str, row: str) -> tuple[float, int, int] | None:
+    """Average gain in accuracy (points) of a sampler over uniform batches in Table 1.
+
+    Returns
+    -------
+    gain, positive, cases : float, int, int
+        Mean over data sets, in how many it is positive, how many there are. None for a sampler that is not there.
+    """
+    gains = []
+    for table in paper_numbers()["accuracy"].values():
+        if algorithm in table["columns"] and row in table["rows"]:
+            place = table["columns"].index(algorithm)
+            gains.append(table["rows"][row][place][0] - table["rows"][_UNIFORM][place][0])
+    return (sum(gains) / len(gains), sum(gain > 0 for gain in gains), len(gains)) if gains else None
+
+
+def against_paper(tables: list[Table], results: Mapping[str, DataResults]) -> list[Table]:
+    """Our tables with the paper's numbers beside ours, and what to say of data that the paper does not have.
+
+    Tables of these data, and those that the paper has no like of, stay as they are. Other data are compared by the
+    sign of the gain over uniform batches, in a table that follows those of accuracy.
+    """
+    known = {name: paper_name(data) for name, data in results.items()}
+    shown = [_beside(table, known, results) for table in tables]
+    others = [data for name, data in results.items() if known[name] is None]
+    if not any(table.kind in ("accuracy", "methods") for table in tables):
+        return shown
+    return [*shown, *_gain_tables(others)]
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    decimals: int
+    ours: int | None  # its place in our table
+    entries: tuple[Entry, ...]
+
+
+def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str, DataResults]) -> Table:
+    numbers = paper_numbers()
+    columns: list[_Column] = []
+    compared: dict[str, None] = {}
+    for j, name in enumerate(table.columns):
+        columns.append(_Column(name, table.decimals[j], j, tuple(row.entries[j] for row in table.rows)))
+        ours = name if table.data is None else table.data
+        data = known.get(ours)
+        if data is None:
+            continue
+        entries = tuple(paper_entry(table.kind, data, row.own_name, name, numbers) for row in table.rows)
+        if any(entry is not None for entry in entries):
+            decimals = min(table.decimals[j], _PRINTED.get(table.kind, 1))
+            columns.append(_Column(f"{name} (paper)", decimals, None, entries))
+            compared[ours] = None
+    notes = [*table.notes]
+    for ours in compared:
+        theirs = PAPER_TASKS[known[ours] or ""]
+        if len(results[ours].tasks) != theirs:
+            notes.append(f"{ours}: ours has {len(results[ours].tasks)} tasks, the paper's {theirs}")
+    absent = [name for name in ([table.data] if table.data else table.columns) if name in known and not known[name]]
+    if absent and table.rows and (table.kind in numbers or table.kind == "ratio"):
+        notes.append(f"not in the paper: {', '.join(absent)}")
+    places = {column.ours: place for place, column in enumerate(columns) if column.ours is not None}
+    return replace(
+        table,
+        columns=tuple(column.name for column in columns),
+        decimals=tuple(column.decimals for column in columns),
+        rows=tuple(
+            replace(row, entries=tuple(column.entries[i] for column in columns)) for i, row in enumerate(table.rows)
+        ),
+        best=frozenset((i, places[j]) for i, j in table.best),
+        notes=tuple(notes),
+    )
+
+
+def _gain_tables(others: list[DataResults]) -> list[Table]:
+    """Data that the paper does not have: whether samplers gain over uniform batches where they do in the paper."""
+    gains: dict[str, dict[tuple[str, str], float]] = {}
+    kinds: dict[str, Label] = {}
+    for data in others:
+        for label in data.labels:
+            reference = reference_of(label, data.labels, "uniform")
+            if label.algorithm not in _ADAPTING or reference is None or label.sampler in UNIFORM:
+                continue
+            gain = paired(data.values(label), data.values(reference)).mean
+            if gain is not None:
+                kinds.setdefault(label.row_name, label)
+                gains.setdefault(label.row_name, {})[label.algorithm, data.name] = 100 * gain
+    if not gains:
+        return []
+    cases = [
+        (name, data.name)
+        for name in _ADAPTING
+        for data in others
+        if any((name, data.name) in row for row in gains.values())
+    ]
+    algorithms = list(dict.fromkeys(name for name, _ in cases))
+    rows = []
+    for row_name in sorted(gains, key=lambda name: kinds[name].row_order):
+        entries: list[Entry] = []
+        same = shared = 0
+        for algorithm in algorithms:
+            paper = paper_gain(algorithm_name(algorithm), row_name)
+            entries.append(None if paper is None else f"{paper[0]:+.1f} ({paper[1]} of {paper[2]} positive)")
+            for case in cases:
+                ours = gains[row_name].get(case)
+                if case[0] != algorithm:
+                    continue
+                entries.append(None if ours is None else f"{ours:+.1f}")
+                if ours is not None and paper is not None:
+                    shared += 1
+                    same += ours * paper[0] > 0
+        entries.append(f"{same} of {shared}" if shared else None)
+        rows.append(Row(row_name, tuple(entries)))
+    columns: list[str] = []
+    for algorithm in algorithms:
+        shown = algorithm_name(algorithm)
+        columns += [f"{shown}, paper", *(f"{shown}, {data}" for name, data in cases if name == algorithm)]
+    columns.append("same sign")
+    return [
+        Table(
+            "gains",
+            "Gain in target accuracy (points) over uniform batches, ours and the paper's average over its data sets",
+            "Sampler",
+            tuple(columns),
+            tuple(rows),
+            (1,) * len(columns),
+            notes=(f"not in the paper, so only signs can be compared: {', '.join(data.name for data in others)}",),
+        )
+    ]

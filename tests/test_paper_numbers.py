@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+
+from vardass.experiments import paper
+from vardass.experiments.collect import Cell
+
+NUMBERS_OF_PAPER = paper.paper_numbers()
+# rows of the appendix whose average is not that of the tasks beside it, to rounding (printed average, mean of tasks)
+WRONG_AVERAGES = {
+    ("office-home", "CORAL + k-means++"): (44.8, 44.458),
+    ("office-home", "CORAL + DPP"): (42.1, 41.308),
+    ("office-home", "MMD + k-means++"): (43.1, 43.542),
+    ("office-home", "MMD + k-means (inputs)"): (44.6, 43.675),
+}
+# (printed in bold, highest)
+WRONG_BOLD = {
+    ("humpbacks", "MMD", "Domain 1"): ("MMD + k-means (features)", "MMD + DPP"),
+    ("spawrious", "CORAL", "M2M-Medium"): ("CORAL + k-means (features)", "CORAL + DPP"),
+    ("office-home", "MMD", "C-P"): ("MMD + DPP", "MMD + k-means (inputs)"),
+}
+
+
+def table_1_entry(data, method):
+    algorithm, _, sampler = method.partition(" + ")
+    table = NUMBERS_OF_PAPER["accuracy"][data]
+    return table["rows"][sampler or "Uniform random"][table["columns"].index(algorithm)]
+
+
+def test_the_papers_tables_have_their_shapes():
+    def shape(table):
+        assert all(len(row) == len(table["columns"]) for row in table["rows"].values())
+        assert all(row in table["rows"] and column in table["columns"] for row, column in table["bold"])
+        return len(table["rows"]), len(table["columns"])
+
+    shapes = {
+        kind: [shape(NUMBERS_OF_PAPER[kind])] if "rows" in NUMBERS_OF_PAPER[kind] else [*map(shape, found.values())]
+        for kind, found in NUMBERS_OF_PAPER.items()
+    }
+    assert shapes == {
+        "accuracy": [(6, 3)] * 4,
+        "methods": [(11, 4)],
+        "seconds": [(5, 4)],
+        "refresh": [(2, 5)],
+        "splits": [(19, 5), (19, 7), (19, 13)],
+        "discrepancy": [(4, 2)] * 3,
+    }
+
+
+def test_table_2_repeats_table_1():
+    table, seen = NUMBERS_OF_PAPER["methods"], 0
+    for method, row in table["rows"].items():
+        if method.split(" + ")[0] in ("ERM", "CORAL", "MMD"):
+            for data, entry in zip(table["columns"], row):
+                assert entry == table_1_entry(data.lower(), method)
+                seen += 1
+    assert seen == 20
+
+
+def test_splits_repeat_tables_1_and_2_but_for_one_error():
+    different = []
+    methods = NUMBERS_OF_PAPER["methods"]
+    columns = [name.lower() for name in methods["columns"]]
+    for data, table in NUMBERS_OF_PAPER["splits"].items():
+        for method, row in table["rows"].items():
+            if method.split(" + ")[0] in ("ERM", "CORAL", "MMD") and row[-1] != table_1_entry(data, method):
+                different.append((data, method, row[-1], table_1_entry(data, method)))
+            if method in methods["rows"]:
+                assert row[-1][0] == methods["rows"][method][columns.index(data)][0]
+    assert different == [("office-home", "ERM", [43.6, 0.2], [43.6, 0.3])]
+
+
+def test_averages_of_the_splits_but_for_those_that_the_paper_has_wrong():
+    wrong = {}
+    for data, table in NUMBERS_OF_PAPER["splits"].items():
+        for method, row in table["rows"].items():
+            mean = np.mean([entry[0] for entry in row[:-1]])
+            if abs(mean - row[-1][0]) > 0.1 + 1e-9:  # all of them are rounded
+                wrong[data, method] = (row[-1][0], round(mean, 3))
+    assert wrong == WRONG_AVERAGES
+
+
+def test_errors_of_averages_are_those_of_independent_splits():
+    for data in ("humpbacks", "spawrious"):
+        for row in NUMBERS_OF_PAPER["splits"][data]["rows"].values():
+            independent = np.sqrt(sum(entry[1] ** 2 for entry in row[:-1])) / (len(row) - 1)
+            assert row[-1][1] == pytest.approx(independent, abs=0.1)
+
+
+def test_t_of_100_is_table_1():
+    table = NUMBERS_OF_PAPER["refresh"]["humpbacks"]
+    for algorithm, row in table["rows"].items():
+        assert row[table["columns"].index("100")] == table_1_entry("humpbacks", f"{algorithm} + VaRDASS")
+
+
+def bold_errors(data, table, block, rows, *, lowest=False):
+    found = {}
+    for j, column in enumerate(table["columns"]):
+        printed = {row for row in rows if [row, column] in table["bold"]}
+        means = {row: table["rows"][row][j][0] for row in rows}
+        extreme = min(means.values()) if lowest else max(means.values())
+        best = {row for row, mean in means.items() if mean == extreme}
+        if printed != best:
+            (one,), (other,) = printed, best
+            found[data, block, column] = (one, other)
+    return found
+
+
+def test_bold_is_the_best_but_for_three():
+    wrong = {}
+    for data, table in NUMBERS_OF_PAPER["splits"].items():
+        for block in ("CORAL", "MMD"):
+            wrong |= bold_errors(data, table, block, [r for r in table["rows"] if r.split(" + ")[0] == block])
+    for data, table in NUMBERS_OF_PAPER["accuracy"].items():
+        wrong |= bold_errors(
+            data,
+            {**table, "columns": ["CORAL", "MMD"], "rows": {k: v[1:] for k, v in table["rows"].items()}},
+            "",
+            table["rows"],
+        )
+    for data, table in NUMBERS_OF_PAPER["discrepancy"].items():
+        wrong |= bold_errors(data, table, "", table["rows"], lowest=True)
+    wrong |= bold_errors("", NUMBERS_OF_PAPER["methods"], "", NUMBERS_OF_PAPER["methods"]["rows"])
+    assert wrong == WRONG_BOLD
+
+
+def test_paper_entries_are_found_by_our_names():
+    assert paper.paper_entry("accuracy", "camelyon17", "VaRDASS", "MMD") == Cell(95.2, 0.6, 5, 5)
+    assert paper.paper_entry("methods", "spawrious", "CDAN + ELS", "-") == Cell(70.6, 1.9, 5, 5)
+    assert paper.paper_entry("seconds", "office-home", "k-means++", "-") == Cell(1977, 65, 5, 5)
+    assert paper.paper_entry("ratio", "humpbacks", "VaRDASS", "-") == pytest.approx(17.6)
+    assert paper.paper_entry("refresh", "humpbacks", "MMD + VaRDASS", "T=500") == Cell(92.3, 1.7, 5, 5)
+    assert paper.paper_entry("splits", "spawrious", "CORAL + DPP", "O2O-easy") == Cell(79.8, 3.4, 5, 5)
+    assert paper.paper_entry("splits", "humpbacks", "CORAL", "3") == Cell(83.6, 4.2, 5, 5)
+    assert paper.paper_entry("splits", "office-home", "MMD", "R-P") == 64.6
+    assert paper.paper_entry("discrepancy", "humpbacks", "VaRDASS", "MMD") == Cell(6.008, 0.321, 5, 5)
+    for nothing in [
+        ("accuracy", "camelyon17", "ordered", "MMD"),
+        ("accuracy", "camelyon17", "VaRDASS", "DANN"),
+        ("refresh", "humpbacks", "MMD", "T=500"),
+        ("refresh", "spawrious", "MMD + VaRDASS", "T=500"),
+        ("discrepancy", "office-home", "VaRDASS", "MMD"),
+        ("ratio", "humpbacks", "k-means (inputs)", "-"),
+        ("pairs", "humpbacks", "VaRDASS", "MMD"),
+    ]:
+        assert paper.paper_entry(*nothing) is None
+
+
+def test_the_papers_gains_over_uniform():
+    gain, positive, cases = paper.paper_gain("MMD", "VaRDASS")
+    assert gain == pytest.approx(np.mean([0.7, 4.3, 7.2, 0.3]))
+    assert (positive, cases) == (4, 4)
+    assert paper.paper_gain("CORAL", "k-means (inputs)")[0] == pytest.approx(np.mean([0.1, -0.3, -4.8, -5.2]))
+    assert paper.paper_gain("MMD", "ordered") is None
+    assert paper.paper_gain("DANN", "VaRDASS") is None
