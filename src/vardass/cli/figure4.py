@@ -4,63 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from vardass.bounds import nearest_neighbour_bound
 from vardass.cli.job import progress_bar, stratify_file
 from vardass.cli.report import print_report
 from vardass.data import load_watch, standardise
 from vardass.errors import InputError
+from vardass.experiments.figures.batch_sizes import KERNEL, METHODS, Point, measure, of_method
+from vardass.experiments.figures.small_network import one_thread
 from vardass.files import atomic_write
-from vardass.kernels import RBFMixture
 from vardass.plots import Curve, require_matplotlib, save_figure, variance_figure
-from vardass.stratify import stratify
 from vardass.validate import check_count
-from vardass.variance import uniform_variance
 
 __all__ = ["run_demo"]
 
 _SHOWN_K = 64
-# distances between 78 standardised features are about 12, where exp(-d²) is 0: measure them by their median
-_KERNEL = RBFMixture(gammas=(1.0,), scale="median")
-
-
-@dataclass(frozen=True)
-class _Method:
-    solver: str
-    name: str
-    colour: str
-    marker: str
-
-
-_METHODS = (
-    _Method("kmeans", "k-means", "#E69F00", "s"),
-    _Method("kernel-kmeans", "kernel k-means", "#009E73", "D"),
-    _Method("dynamic-kmeans", "VaRDASS (paper)", "#CC79A7", "^"),
-    _Method("min-sum", "min-sum (ours)", "#0072B2", "o"),
-)
-
-
-@dataclass(frozen=True)
-class _Point:
-    """One way to draw at one batch size."""
-
-    k: int
-    method: str
-    variance: float
-    relative: float
-    seconds: float
+_PAPER, _OURS = METHODS[-2].name, METHODS[-1].name
 
 
 def run_demo(folder: Path, sizes: str, seeds: int) -> None:
@@ -82,10 +47,11 @@ def run_demo(folder: Path, sizes: str, seeds: int) -> None:
         np.save(file, features.numpy())
 
     console.rule("vardass stratify, on smart-watch data (right wrist, 10 people, 7 exercises)")
-    with _one_thread():
-        print_report(stratify_file(source, _SHOWN_K, kernel=_KERNEL), console=console)
+    with one_thread():
+        print_report(stratify_file(source, _SHOWN_K, kernel=KERNEL), console=console)
         console.rule("variance against batch size")
-        points, bounds = _measure(features, ks, seeds)
+        with progress_bar() as progress:
+            points, bounds = measure(features, ks, seeds=range(seeds), progress=progress)
     console.print(_table(points, ks, seeds))
     written = _write(folder, points, bounds, ks, len(features), seeds)
     console.print(_summary(points, ks), soft_wrap=True)
@@ -102,46 +68,11 @@ def _parse_sizes(text: str) -> list[int]:
     return sizes
 
 
-def _measure(features: Tensor, ks: list[int], seeds: int) -> tuple[list[_Point], list[float]]:
-    """Each method at each k, uniform first, and the lower bound at each k."""
-    kernel = _KERNEL.fit(features)
-    points, bounds = [], []
-    with progress_bar() as progress:
-        for number, k in enumerate(ks):
-            uniform = uniform_variance(features, k, kernel=kernel)
-            points.append(_Point(k, "uniform", uniform, 1.0, 0.0))
-            for step, method in enumerate(_METHODS):
-                if progress is not None:
-                    progress((number + step / len(_METHODS)) / len(ks), f"{method.name}, k = {k}")
-                clock = time.perf_counter()
-                found = [stratify(features, k, kernel=kernel, solver=method.solver, seed=s) for s in range(seeds)]
-                seconds = (time.perf_counter() - clock) / seeds
-                variance = sum(strata.variance for strata in found) / seeds
-                points.append(_Point(k, method.name, variance, variance / uniform, seconds))
-            bounds.append(nearest_neighbour_bound(features, k, kernel=kernel, rows=len(features)).variance)
-    return points, bounds
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Seconds to compare, whatever else the machine does; problems of this size gain little from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _of(points: list[_Point], method: str) -> list[_Point]:
-    return [point for point in points if point.method == method]
-
-
-def _table(points: list[_Point], ks: list[int], seeds: int) -> Table:
+def _table(points: Sequence[Point], ks: list[int], seeds: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.title = f"variance relative to uniform, and seconds on one thread (mean of {seeds} runs)"
     table.title_justify = "left"
-    for name in ("k", "uniform", *(method.name for method in _METHODS)):
+    for name in ("k", "uniform", *(method.name for method in METHODS)):
         table.add_column(name, justify="right", no_wrap=True)
     for k in ks:
         row = [point for point in points if point.k == k]
@@ -159,13 +90,13 @@ def _span(values: list[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _finding(points: list[_Point]) -> str:
-    factors = [1.0 / point.relative for point in _of(points, _METHODS[-1].name)]
+def _finding(points: Sequence[Point]) -> str:
+    factors = [1.0 / point.relative for point in of_method(points, _OURS)]
     return f"One draw from each stratum: {_span(factors, '.1f')} times less variance than uniform draws"
 
 
-def _summary(points: list[_Point], ks: list[int]) -> str:
-    ours, paper = _of(points, _METHODS[-1].name), _of(points, _METHODS[-2].name)
+def _summary(points: Sequence[Point], ks: list[int]) -> str:
+    ours, paper = of_method(points, _OURS), of_method(points, _PAPER)
     ratios = [100.0 * a.variance / b.variance for a, b in zip(ours, paper, strict=True)]
     speed = sum(point.seconds for point in paper) / sum(point.seconds for point in ours)
     return (
@@ -174,15 +105,15 @@ def _summary(points: list[_Point], ks: list[int]) -> str:
     )
 
 
-def _write(folder: Path, points: list[_Point], bounds: list[float], ks: list[int], n: int, seeds: int) -> list[Path]:
+def _write(folder: Path, points: Sequence[Point], bounds: list[float], ks: list[int], n: int, seeds: int) -> list[Path]:
     curves = [
-        Curve(method.name, [point.variance for point in _of(points, method.name)], method.colour, method.marker)
-        for method in _METHODS
+        Curve(method.name, [point.variance for point in of_method(points, method.name)], method.colour, method.marker)
+        for method in METHODS
     ]
     figure = variance_figure(
         ks,
         curves,
-        uniform=[point.variance for point in _of(points, "uniform")],
+        uniform=[point.variance for point in of_method(points, "uniform")],
         bound=bounds,
         title=_finding(points),
         subtitle=(
