@@ -149,7 +149,7 @@ class Record:
             raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")
         if found["format"] != FORMAT:
             raise InputError(
-                f"the record has format {found['format']}, this version reads {FORMAT}; use the version of vardass that "
+                f"the record has format {found['format']}, this version reads {FORMAT}; use the version that "
                 f"wrote it ({found.get('version', 'unknown')}), or run the sweep again in a new folder"
             )
         given = {name: value for name, value in found.items() if name not in ("format", "id")}

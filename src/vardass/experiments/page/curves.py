@@ -1,0 +1,125 @@
+"""Curves and times of the chosen runs, small enough to be part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vardass.experiments.collect import DataResults, number
+from vardass.experiments.labels import UNIFORM, Label, sampler_name
+from vardass.experiments.record import Record
+
+__all__ = ["MOST_CURVES", "MOST_POINTS", "PARTS", "curve_content", "mean_seconds", "short"]
+
+MOST_POINTS = 60  # of a curve
+MOST_CURVES = 600
+PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
+_METRICS = {
+    "loss/total": "Training loss",
+    "source_accuracy": "Source accuracy, held out",
+    "score": "Score that chooses the model",
+    "mmd": "MMD² of held-out features",
+}
+_VARIANCES = ("source/variance", "source/uniform_variance")
+_COLOURS, _DASHES = 8, 4  # in page.css
+
+
+def curve_content(results: Mapping[str, DataResults]) -> dict[str, Any]:
+    """Curves of the chosen run of each data set, task, cell and repeat, as JSON.
+
+    At most `MOST_CURVES` of at most `MOST_POINTS` points: the first repeats of everything come before later ones.
+    """
+    chosen = [(place[0], record) for data in results.values() for place, record in data.chosen.items() if record.curve]
+    chosen.sort(key=lambda entry: entry[1].spec.repeat)
+    kept = chosen[:MOST_CURVES]
+    labels = sorted({label for label, _ in kept}, key=lambda label: label.order)
+    series = [_series(record, labels.index(label)) for label, record in kept]
+    metrics = dict(_METRICS)
+    if any(record.spec.config.get("selection") == "oracle" for _, record in kept):
+        metrics["score"] += " (by target labels)"
+    same = all(one["values"].get("score") == one["values"].get("source_accuracy") for one in series)
+    if same:
+        del metrics["score"]
+    present = {name for one in series for name in one["values"]}
+    return {
+        "cells": _drawn_cells(labels),
+        "metrics": [{"key": key, "title": title} for key, title in metrics.items() if key in present],
+        "series": series,
+        "chosen": len(chosen),
+        "thinned": sum(len(record.curve) > MOST_POINTS for _, record in kept),
+        "score_is_source_accuracy": same and "source_accuracy" in present,
+    }
+
+
+def mean_seconds(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
+    """Mean seconds of each part for each data set and cell, over the chosen runs."""
+    rows = []
+    for name, data in results.items():
+        groups: dict[Label, list[Record]] = {label: [] for label in data.labels}
+        for (label, _, _), record in data.chosen.items():
+            if record.seconds:
+                groups[label].append(record)
+        for label, members in groups.items():
+            if members:
+                parts = [sum(number(one.seconds.get(part)) or 0.0 for one in members) / len(members) for part in PARTS]
+                rows.append(
+                    {
+                        "data": name,
+                        "algorithm": label.algorithm_name,
+                        "label": label.row_name,
+                        "parts": [short(value) for value in parts],
+                    }
+                )
+    return rows
+
+
+def short(value: float | None) -> float | None:
+    """Four digits: more cannot be seen in a picture."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _drawn_cells(labels: Sequence[Label]) -> list[dict[str, Any]]:
+    """Name, colour and dashes: a sampler has one colour on the whole page, settings differ in dashes."""
+    samplers = list(dict.fromkeys(label.sampler for label in labels if label.sampler not in UNIFORM))
+    grids = list(dict.fromkeys(label.grid for label in labels))
+    drawn = []
+    for label in labels:
+        # the first colour is a grey, for what the others are compared with
+        place = -1 if label.sampler in UNIFORM else samplers.index(label.sampler)
+        drawn.append(
+            {
+                "algorithm": label.algorithm_name,
+                "sampler": sampler_name(label.sampler),
+                "label": label.row_name,
+                "colour": 0 if place < 0 else 1 + place % (_COLOURS - 1),
+                "dash": (grids.index(label.grid) + max(0, place) // (_COLOURS - 1)) % _DASHES,
+            }
+        )
+    return drawn
+
+
+def _series(record: Record, cell: int) -> dict[str, Any]:
+    lines = [line for line in record.curve if isinstance(line, dict) and number(line.get("step")) is not None]
+    lines = _thinned(lines)
+    values = {}
+    for name in (*_METRICS, *_VARIANCES):
+        column = [short(number(line.get(name))) for line in lines]
+        if any(value is not None for value in column):
+            values[name] = column
+    return {
+        "data": record.spec.data_name,
+        "task": record.spec.task,
+        "cell": cell,
+        "id": record.run_id,
+        "repeat": record.spec.repeat,
+        "search": record.spec.search,
+        "steps": [int(line["step"]) for line in lines],
+        "values": values,
+    }
+
+
+def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `MOST_POINTS`, evenly, with the first and the last."""
+    if len(lines) <= MOST_POINTS:
+        return lines
+    return [lines[round(place * (len(lines) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]

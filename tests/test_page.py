@@ -1,0 +1,380 @@
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+from page_records import EVIL, record, sweep, write
+from vardass.cli.report_page import report
+from vardass.errors import InputError
+from vardass.experiments.page import make_page, strata_view, write_page
+from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS
+from vardass.experiments.page.elements import as_json
+from vardass.experiments.page.strata_view import principal_plane, strata_content
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Parsed(HTMLParser):
+    """Elements, texts of tables, and the embedded data of a page, as a browser would find them."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.tables, self.scripts, self.words = [], {}, [], []
+        self._table = self._row = self._inside = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.elements.append((tag, given))
+        if tag == "table":
+            self._table = self.tables.setdefault(given.get("id", f"table {len(self.tables)}"), [])
+        elif tag == "tr":
+            self._table.append([])
+        elif tag in ("td", "th"):
+            self._table[-1].append("")
+            self._row = self._table[-1]
+        elif tag in ("script", "style"):
+            self._inside = (tag, given)
+            self.scripts.append([given.get("type", tag), ""])
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._row = None
+        elif tag in ("script", "style"):
+            self._inside = None
+
+    def handle_data(self, text):
+        if self._inside:
+            self.scripts[-1][1] += text
+        elif self._row is not None:
+            self._row[-1] += text
+        else:
+            self.words.append(text)
+
+    @property
+    def data(self):
+        return json.loads(next(text for kind, text in self.scripts if kind == "application/json"))
+
+    def rows(self, table="summary-table"):
+        """Rows by (data, algorithm, sampler), as dicts."""
+        header, *rows = self.tables[table]
+        return {tuple(row[:3]): dict(zip(header, row, strict=True)) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return make_page(write(tmp_path_factory.mktemp("sweep"), sweep()), strata=False)
+
+
+def test_the_summary_has_means_errors_and_gains(page):
+    rows = Parsed(page).rows()
+    assert len(rows) == 2 * 2 * 3
+    # repeats differ by 0.01: deviation 0.005 with divisor 2, over the root of 2
+    ordered = rows["photos", "MMD", "ordered"]
+    assert ordered["accuracy, %"] == "64.5 ± 0.4"
+    assert ordered["gain"] == "+4.0 ± 0.0"
+    assert rows["photos", "MMD", "Uniform random"]["gain"] == "–"
+    assert ordered["source, %"] == "87.5"
+    assert ordered["MMD²"] == "0.02"
+    assert ordered["CORAL"] == "0.003"
+    assert ordered["time of a run"] == "10 s"
+    assert ordered["runs"] == "8"
+
+
+def test_the_best_run_of_a_search_counts_and_failures_are_shown(page):
+    parsed = Parsed(page)
+    # search 1 is 10 points worse and has the lower score
+    assert parsed.rows()["watch", "MMD", "VaRDASS"]["accuracy, %"].startswith("62.5")
+    assert parsed.rows()["watch", "CORAL", "ordered"]["runs"] == "3 + 1 failed"
+    assert parsed.tables["failures"][1:] == [
+        ["watch", "a->b", "CORAL", "ordered", "1", "1", "loss is not finite at step 30 (started 3 times)"]
+    ]
+    words = " ".join(parsed.words)
+    assert re.search(r"finished\s+71\s+failed\s+1", words)
+
+
+def test_tasks_are_listed_apart(page):
+    tables = [rows for name, rows in Parsed(page).tables.items() if rows[0][2:] == ["c->d", "d->c"]]
+    assert len(tables) == 1
+    assert ["MMD", "VaRDASS", "62.5 ± 0.4", "62.5 ± 0.4"] in tables[0]
+
+
+def test_the_best_of_data_and_algorithm_is_marked(page):
+    marked = [given for tag, given in Parsed(page).elements if tag == "tr" and given.get("class") == "best"]
+    assert len(marked) == 4
+    assert {given["data-sampler"] for given in marked} == {"ordered"}
+
+
+def test_curves_are_those_of_the_chosen_runs(page):
+    curves = Parsed(page).data["curves"]
+    assert len(curves["series"]) == 2 * 3 * 2 * 3
+    assert {one["search"] for one in curves["series"]} == {0}
+    assert [metric["key"] for metric in curves["metrics"]] == ["loss/total", "source_accuracy", "mmd"]
+    uniform = [one for one in curves["series"] if curves["cells"][one["cell"]]["sampler"] == "Uniform random"]
+    assert uniform
+    assert all("source/variance" not in one["values"] for one in uniform)
+    assert "36 of 72 runs" in page
+
+
+def test_accessible_tables(page):
+    elements = Parsed(page).elements
+    assert all("scope" in given for tag, given in elements if tag == "th")
+    sortable = [given for tag, given in elements if tag == "th" and "aria-sort" in given]
+    assert len(sortable) == 10
+    assert all(given["aria-sort"] == "none" for given in sortable)
+    assert page.count("<caption>") == page.count("<table")
+    assert '<html lang="en">' in page
+
+
+def outside(text):
+    """Everything in a page that would be fetched, or that leads away from it."""
+    found = []
+    for tag, given in Parsed(text).elements:
+        for name in ("src", "href", "srcset", "action", "poster", "data", "formaction", "background"):
+            value = given.get(name)
+            if value is not None and not value.startswith(("#", "data:")):
+                found.append((tag, name, value))
+        found += [(tag, name, value) for name, value in given.items() if name.startswith("on") or name == "style"]
+    styles = [content for kind, content in Parsed(text).scripts if kind == "style"]
+    found += [content for content in styles if "url(" in content or "@import" in content]
+    return found
+
+
+def test_nothing_comes_from_elsewhere(page):
+    assert outside(page) == []
+    assert outside('<img src="https://a.example/b.png"><p style="color:red">') != []
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of SVG, which nobody fetches
+    policy = next(
+        given["content"] for tag, given in Parsed(page).elements if given.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_hostile_names_stay_text(tmp_path):
+    records = [
+        record(EVIL, EVIL, EVIL, EVIL, grid={EVIL: EVIL}),
+        record(EVIL, EVIL, EVIL, "uniform", grid={EVIL: EVIL}),
+        record(EVIL, EVIL, "mmd", EVIL, grid={EVIL: EVIL}, status="failed", error=EVIL, environment={EVIL: EVIL}),
+    ]
+    write(tmp_path, records)
+    (tmp_path / "sweep.yaml").write_text(f"name: {EVIL}\n# {EVIL}\n", encoding="utf-8")
+    run = tmp_path / "runs" / "0123456789abcdef"
+    run.mkdir(parents=True)
+    (run / "progress.json").write_text(json.dumps({"label": EVIL, "step": 3, "steps": 10}), encoding="utf-8")
+    text = make_page(tmp_path, strata=False)
+    parsed = Parsed(text)
+    assert "<img" not in text
+    assert not [tag for tag, _ in parsed.elements if tag == "img"]
+    assert [kind for kind, _ in parsed.scripts] == ["style", "application/json", "script"]
+    assert outside(text) == []
+    # and nothing was lost on the way
+    assert parsed.data["curves"]["series"][0]["task"] == EVIL
+    assert (EVIL, EVIL, EVIL) in parsed.rows()
+    assert [EVIL, "under way or interrupted, at step 3 of 10"] in parsed.tables["failures"]
+    assert any(EVIL in row[-1] for row in parsed.tables["failures"][1:])
+
+
+def test_json_cannot_end_its_script():
+    text = as_json({"a": "</script><!--<script>", "b": "\u2028&"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--<script>", "b": "\u2028&"}
+
+
+def test_many_long_runs_make_a_small_page(tmp_path):
+    curve = record(points=90).curve
+    records = [
+        replace(record(sampler=f"s{number}", repeat=repeat, points=1), curve=curve)
+        for number in range(101)
+        for repeat in range(6)
+    ]
+    text = make_page(write(tmp_path, records), strata=False)
+    series = Parsed(text).data["curves"]["series"]
+    assert len(series) == MOST_CURVES < len(records)
+    assert all(len(one["steps"]) == MOST_POINTS for one in series)
+    assert series[0]["steps"][0] == 10
+    assert series[0]["steps"][-1] == 900
+    assert sum(one["repeat"] == 5 for one in series) == 95  # later repeats are left out first
+    assert f"Of 606 such runs the first {MOST_CURVES}" in text
+    assert f"thinned to {MOST_POINTS} points" in text
+    assert len(text) < 2_000_000 < (tmp_path / "records.jsonl").stat().st_size / 2.5
+
+
+def run_folder(folder, *, steps=30, done=30):
+    folder.mkdir(exist_ok=True)
+    config = {"algorithm": "coral", "sampler": "ordered", "steps": steps, "lr": 0.00123456}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    data = {"dataset": "watch", "task": "left-A->right-B", "classes": ["PEN", "ABD"]}
+    (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    lines = [
+        {
+            "step": step,
+            "loss/total": float("nan") if step == 10 else 1 / step,
+            "source_accuracy": 0.5 + step / 100,
+            "score": 0.5 + step / 100,
+            "best_step": step,
+            "source/variance": 0.5,
+            "source/uniform_variance": 1.0,
+            "seconds": {"training": step / 10, "saving": 0.25},
+        }
+        for step in range(10, done + 1, 10)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 40, "lo'
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_single_run(tmp_path):
+    run_folder(tmp_path)
+    (tmp_path / "report.md").write_text("| target accuracy | 78.9 % of 1,222 samples (...) |\n", encoding="utf-8")
+    parsed = Parsed(make_page(tmp_path, strata=False))
+    row = parsed.rows()["watch", "CORAL", "ordered"]
+    assert row["accuracy, %"] == "78.9"
+    assert row["source, %"] == "80.0"
+    assert "gain" not in row
+    assert "CORAL" not in row
+    assert row["time of a run"] == "3.25 s"
+    series = parsed.data["curves"]["series"]
+    assert series[0]["steps"] == [10, 20, 30]
+    assert series[0]["values"]["loss/total"] == [None, 0.05, 0.03333]
+    assert "watch: left-A->right-B" in parsed.words
+    assert "finished" in parsed.words
+    assert any(row == ["classes", '["PEN", "ABD"]'] for rows in parsed.tables.values() for row in rows)
+    assert any(row == ["lr", "0.001235"] for rows in parsed.tables.values() for row in rows)
+
+
+def test_an_oracle_is_named(tmp_path):
+    run_folder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"selection": "oracle"}
+    assert "(oracle)" not in make_page(tmp_path, strata=False)
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "chosen by target labels (oracle)" in make_page(tmp_path, strata=False)
+
+
+def test_a_single_run_that_is_not_finished(tmp_path):
+    parsed = Parsed(make_page(run_folder(tmp_path, steps=100, done=20), strata=False))
+    assert "at step 20 of 100" in parsed.words
+    assert parsed.rows()["watch", "CORAL", "ordered"]["accuracy, %"] == "–"
+    assert parsed.tables["failures"][1][1] == "under way or interrupted, at step 20 of 100"
+
+
+def test_only_failed_runs(tmp_path):
+    write(tmp_path, [record(status="failed", error="no data", repeat=repeat) for repeat in range(3)])
+    parsed = Parsed(make_page(tmp_path, strata=False))
+    assert parsed.rows()["watch", "MMD", "Uniform random"]["accuracy, %"] == "–"
+    assert [row[-1] for row in parsed.tables["failures"][1:]] == ["no data"] * 3
+
+
+def test_a_sweep_that_has_just_begun(tmp_path):
+    (tmp_path / "sweep.yaml").write_text('name: "mine"  # a note\n', encoding="utf-8")
+    (tmp_path / "plan.json").write_text(json.dumps({"jobs": 1, "runs": ["a", "b", "c"]}), encoding="utf-8")
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    parsed = Parsed(make_page(tmp_path, strata=False))
+    assert parsed.tables["failures"][1:] == [["run a", "under way or interrupted, before its first evaluation"]]
+    assert "mine" in parsed.words
+    assert parsed.words[parsed.words.index("planned") + 1] == "3"
+    assert "summary-table" not in parsed.tables
+
+
+def test_failures_beyond_the_list_are_counted(tmp_path):
+    write(tmp_path, [record(status="failed", error="no data", repeat=repeat) for repeat in range(210)])
+    text = make_page(tmp_path, strata=False)
+    assert len(Parsed(text).tables["failures"]) == 201
+    assert "10 more are not listed" in text
+
+
+def test_settings_of_the_grid_are_columns(tmp_path):
+    values = [record(sampler="vardass", grid={"gain": every}) for every in (10, 100)]
+    header, *rows = Parsed(make_page(write(tmp_path, values), strata=False)).tables["summary-table"]
+    assert header[3] == "gain"  # a setting may have the name of a column
+    assert [row[3] for row in rows] == ["10", "100"]
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_bad_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match="holds neither records"):
+        make_page(tmp_path)
+    with pytest.raises(InputError, match="no folder at"):
+        make_page(tmp_path / "absent")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="is a file"):
+        make_page(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "records.jsonl").write_text("")
+    with pytest.raises(InputError, match="has no record of a run yet"):
+        make_page(tmp_path / "empty")
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"config\.json is missing or damaged"):
+        make_page(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="no evaluation yet"):
+        make_page(tmp_path)
+
+
+def test_a_refused_page_leaves_the_old_one(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    with pytest.raises(InputError):
+        write_page(tmp_path / "absent", path)
+    assert path.read_text() == "old"
+
+
+def test_the_command_with_features(tmp_path, capsys):
+    write(tmp_path, sweep(repeats=1, searches=1))
+    rows = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    np.save(tmp_path / "mine.npy", rows)
+    report(tmp_path, out=tmp_path / "page.html", features=tmp_path / "mine.npy", batch_size=4)
+    assert "page.html" in capsys.readouterr().out
+    parsed = Parsed((tmp_path / "page.html").read_text(encoding="utf-8"))
+    strata = parsed.data["strata"]
+    assert strata["about"] == "mine.npy"
+    assert len(strata["points"]) == 40
+    names = [one["name"] for one in strata["samplers"]]
+    assert names == ["Uniform random", "VaRDASS", "min-sum strata", "ordered", "balanced", "k-means++", "DPP"]
+    for one in strata["samplers"]:
+        labels = one["strata"] or strata["strata"]
+        if one["weights"] is not None:  # one draw from each stratum, weighted by its size
+            for batch in one["batches"]:
+                assert sorted(labels[row] for row in batch) == [0, 1, 2, 3]
+                sizes = [labels.count(labels[row]) / 40 for row in batch]
+                assert one["weights"] == pytest.approx(sizes, abs=1e-3)
+    assert [one["name"] for one in strata["samplers"] if one["weights"]] == ["VaRDASS", "min-sum strata", "ordered"]
+
+
+def test_many_features_are_thinned_and_few_refused(monkeypatch):
+    monkeypatch.setattr(strata_view, "_MOST_ROWS", 50)
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    content = strata_content(x, "mine", batch_size=4)
+    assert content["total"] == 300
+    assert len(content["points"]) == len(content["strata"]) == 50
+    assert all(row < 50 for one in content["samplers"] for batch in one["batches"] for row in batch)
+    with pytest.raises(InputError, match=r"5 rows .* batch of 4"):
+        strata_content(x[:5], "mine", batch_size=4)
+
+
+def test_the_plane_keeps_what_two_components_show():
+    generator = torch.Generator().manual_seed(1)
+    flat = torch.randn(50, 2, generator=generator, dtype=torch.float64) * torch.tensor([3.0, 1.0])
+    basis = torch.linalg.qr(torch.randn(5, 5, generator=generator, dtype=torch.float64))[0][:2]
+    plane, share = principal_plane(flat @ basis)
+    assert share == pytest.approx(1.0)
+    assert torch.allclose(torch.cdist(plane, plane), torch.cdist(flat, flat), atol=1e-6)
+    assert plane.var(0)[0] > plane.var(0)[1]
+    again, _ = principal_plane((flat @ basis).flip(0))
+    assert torch.allclose(again.flip(0), plane)
+    single, share = principal_plane(torch.arange(4.0)[:, None])
+    assert share == 1.0
+    assert torch.all(single[:, 1] == 0)
