@@ -246,3 +246,16 @@ def test_efficientnet_is_built_from_the_registry_packages(monkeypatch: pytest.Mo
 
 def test_names_are_known() -> None:
     assert set(NETWORK_NAMES) == {"mlp", "conv", "audio", "resnet18", "resnet18-random", "efficientnet-lite0"}
+
+
+def test_a_network_that_flattens_images_is_widened_by_whole_channels() -> None:
+    network = make_network("mlp", (2, 3, 4), 5, seed=0)
+    x = torch.rand(6, 2, 3, 4)
+    before = network.featuriser[1].weight.detach().clone()
+    widen_input(network, 1)
+    assert network.input_shape == (3, 3, 4)
+    assert network.featuriser[1].weight.shape == (before.shape[0], 36)
+    assert torch.equal(network.featuriser[1].weight[:, :24], before)
+    # a channel of zeros changes nothing
+    plain = make_network("mlp", (2, 3, 4), 5, seed=0)
+    assert torch.allclose(network(torch.cat([x, torch.zeros(6, 1, 3, 4)], 1)), plain(x), atol=1e-6)

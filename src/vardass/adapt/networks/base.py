@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -147,27 +148,28 @@ def widen_input(network: Network, extra: int) -> None:
 
     A convolution's new channels copy the weights of the old ones in turn (new channel i is a copy of channel
     i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
-    get a fresh initialisation.
+    get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
     """
     shape = network.input_shape
     if shape is None or len(shape) not in (1, 3):
         raise InputError(f"input_shape must be (d,) or (channels, height, width) to be widened, got {shape}")
-    kind: type[nn.Module] = nn.Conv2d if len(shape) == 3 else nn.Linear
     before_head = (module for module in network.modules() if module is not network.head)
-    found = next((module for module in before_head if isinstance(module, kind)), None)
+    kinds = (nn.Conv2d, nn.Linear) if len(shape) == 3 else (nn.Linear,)
+    found = next((module for module in before_head if isinstance(module, kinds)), None)
     if found is None:
-        raise InputError(f"the network has no {kind.__name__} layer to widen for input of shape {shape}; use another")
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"the network has no {names} layer to widen for input of shape {shape}; use another")
     total = shape[0] + extra
     if isinstance(found, nn.Conv2d):
         _check_inputs(found.in_channels, shape[0], found.groups)
         weight = found.weight.detach()[:, torch.arange(total) % shape[0]]
         found.in_channels = total
     else:
-        assert isinstance(found, nn.Linear)
-        _check_inputs(found.in_features, shape[0])
-        fresh = nn.Linear(total, found.out_features).weight.detach()[:, shape[0] :]
+        columns = math.prod(shape[1:])
+        _check_inputs(found.in_features, shape[0] * columns)
+        fresh = nn.Linear(total * columns, found.out_features).weight.detach()[:, shape[0] * columns :]
         weight = torch.cat([found.weight.detach(), fresh.to(found.weight)], 1)
-        found.in_features = total
+        found.in_features = total * columns
     found.weight = nn.Parameter(weight.contiguous(), requires_grad=found.weight.requires_grad)
     for module in network.modules():  # backbones of transformers check the number of channels
         if len(shape) == 3 and getattr(module, "num_channels", None) == shape[0]:
