@@ -9,8 +9,12 @@ import typer
 
 from vardass.cli.adapt import adapt
 from vardass.cli.demo import demo
+from vardass.cli.figure import figure
 from vardass.cli.predict import predict
+from vardass.cli.report_page import report
 from vardass.cli.stratify import stratify
+from vardass.cli.sweep import status, sweep
+from vardass.cli.tables import tables
 from vardass.cli.train import tasks, train
 
 __all__ = ["app"]
@@ -44,4 +48,9 @@ app.command()(adapt)
 app.command()(predict)
 app.command()(train)
 app.command()(tasks)
+app.command()(sweep)
+app.command()(status)
+app.command()(tables)
+app.command()(figure)
+app.command()(report)
 app.command()(demo)

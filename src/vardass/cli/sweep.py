@@ -1,0 +1,152 @@
+"""``vardass sweep`` and ``vardass status``: many runs that survive crashes, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vardass.experiments.status import Status
+    from vardass.experiments.sweep import Summary
+
+__all__ = ["status", "sweep"]
+
+_JOBS = "Runs at a time; default: number of CPUs. Each run uses one thread."
+_ENGINE = "local: processes of this machine. ray: a Ray cluster, that of RAY_ADDRESS if set."
+_ROOT = "NAME=DIR: folder of the data set NAME of the specification; repeatable."
+_SET = "key=value for all runs, such as steps=100; repeatable."
+_SHOWN = 10  # runs that a list for people names
+
+
+def sweep(
+    specification: Annotated[str, typer.Argument(metavar="FILE_OR_PRESET", help="YAML file, or name of a preset.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the records; the same one goes on.")] = None,
+    engine: Annotated[str, typer.Option(help=_ENGINE)] = "local",
+    jobs: Annotated[int | None, typer.Option(help=_JOBS)] = None,
+    root: Annotated[list[str] | None, typer.Option(help=_ROOT)] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Only these data of the specification; repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of that of the specification.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Instead of those of the specification.")] = None,
+    search_size: Annotated[int | None, typer.Option(help="Instead of that of the specification.")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
+    retry: Annotated[int, typer.Option(help="How often a failed run is tried again.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+) -> None:
+    """Run all that a specification asks for, each run once.
+
+    It may be killed at any moment: the same command goes on. Finished runs are not done again, those under way go on
+    from their checkpoints, failed ones are tried anew.
+    """
+    # torch is imported only now, so that --help and --version answer at once
+    from vardass.cli.job import progress_bar
+    from vardass.cli.run_options import parse_pairs
+    from vardass.errors import InputError
+    from vardass.experiments.spec import load_sweep
+    from vardass.experiments.sweep import run_sweep
+
+    asked = load_sweep(
+        specification,
+        roots=_roots(root),
+        data=data,
+        seed=seed,
+        repeats=repeats,
+        search_size=search_size,
+        settings=parse_pairs("--set", setting),
+    )
+    runs = asked.runs()
+    if dry_run:
+        print(asked.describe())
+        if out is not None:
+            print(_what_is_left(out, {spec.run_id for spec in runs}))
+        return
+    if out is None:
+        raise InputError("--out is not given, but the records need a folder; add --out DIR, or --dry-run to only look")
+    changed = any(given is not None for given in (root, data, seed, repeats, search_size, setting))
+    text = asked.to_yaml() if changed else asked.text
+    with progress_bar() as progress:
+        summary = run_sweep(runs, out, engine=engine, jobs=jobs, retry=retry, progress=progress, text=text)
+    print(_ending(summary, out), file=sys.stderr if summary.interrupted else sys.stdout)
+    if summary.interrupted:
+        raise typer.Exit(130)
+    if summary.failed:
+        raise typer.Exit(1)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder given to vardass sweep --out.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Say how far a sweep is; it may be running."""
+    from vardass.experiments.status import status as look
+
+    found = look(folder)
+    print(json.dumps(found.to_dict(), allow_nan=False) if as_json else _report(found))
+
+
+def _roots(given: list[str] | None) -> dict[str, str]:
+    from vardass.errors import InputError
+
+    roots = {}
+    for pair in given or []:
+        name, equals, place = pair.partition("=")
+        if not name or not equals or not place:
+            raise InputError(f"--root must be NAME=DIR, got {pair!r}; for example --root pacs=/data/pacs")
+        roots[name] = place
+    return roots
+
+
+def _what_is_left(out: Path, names: set[str]) -> str:
+    from vardass.experiments.store import RECORDS_FILE, read_records
+
+    found = read_records(out) if (out / RECORDS_FILE).exists() else []
+    done = {record.run_id for record in found if record.status == "finished"}
+    return f"{len(names & done):,} of {len(names):,} runs have finished in {out}, {len(names - done):,} are to do"
+
+
+def _ending(summary: Summary, out: Path) -> str:
+    lines = [f"{summary.finished:,} of {summary.total:,} runs have finished in {out}, {_time(summary.seconds)}"]
+    if summary.before:
+        lines.append(f"{summary.before:,} of them had finished before")
+    if summary.others:
+        lines.append(f"{summary.others:,} finished runs there are no longer part of the specification")
+    if summary.failed:
+        lines.append(f"{summary.failed:,} failed; see vardass status {out}; the same command tries them anew")
+    if summary.interrupted:
+        lines.append("interrupted; all that was done is safe, the same command goes on")
+    return "\n".join(lines)
+
+
+def _report(found: Status) -> str:
+    at_work = "nobody is at work on it" if found.worker is None else f"{found.worker} is at work on it"
+    lines = [
+        f"finished   {found.finished:,} of {found.total:,} runs; {at_work}",
+        f"under way  {len(found.under_way):,}",
+        *(
+            f"  {run.label}: step {run.step:,} of {run.steps:,} ({run.share:.0%})" + ("" if run.active else ", stopped")
+            for run in found.under_way[:_SHOWN]
+        ),
+        f"failed     {len(found.failed):,}",
+        *(f"  {run.label}: {run.last_line or run.error}\n    {run.log}" for run in found.failed[:_SHOWN]),
+        f"to do      {found.to_do:,}",
+    ]
+    if found.seconds_left:
+        lines.append(f"time left  about {_time(found.seconds_left)} with {found.jobs} at a time")
+    if found.others:
+        lines.append(f"others     {found.others:,} finished runs are no longer part of the specification")
+    if found.half_line:
+        lines.append("a crash cut off the last record; starting the sweep again repairs it")
+    if found.worker is None and found.finished < found.total:
+        lines.append("the same vardass sweep command goes on")
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
