@@ -27,8 +27,8 @@ def run_all(
     there are GPUs, each run that does not ask for the CPU gets one.
 
     Records come back through Ray, so the nodes need not share a file system. Without a shared one, a run whose worker
-    died starts from the beginning instead of from its checkpoint, and its log is lost: a failed run then keeps only its message. Each node needs
-    vardass and the data, at the same path.
+    died starts from the beginning instead of from its checkpoint, and of a failed run only the message is kept, not
+    the log. Each node needs vardass and the data, at the same path.
     """
     ray = _ray()
     own = not ray.is_initialized()
