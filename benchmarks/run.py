@@ -6,5 +6,5 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-for script in ("solvers.py", "scale.py", "sampler_variance.py"):
+for script in ("solvers.py", "scale.py", "sampler_variance.py", "overhead.py"):
     subprocess.run([sys.executable, str(HERE / script)], check=True)

@@ -152,7 +152,7 @@ def test_the_bank_holds_what_training_saw_last() -> None:
     bank = trainer.banks["target"]
     assert bank.last_step == 3
     # with weights that stand still, all rows are those of one full pass, in the right order
-    torch.testing.assert_close(bank.features(), trainer._all_features("target"), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bank.features(), trainer.renewal.all_features("target"), rtol=1e-5, atol=1e-6)
 
 
 # --- learning ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -11,7 +11,10 @@ import torch
 from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.algorithms.base import check_number
 from vardass.adapt.names import choose, unknown
+from vardass.adapt.policies import POLICY_NAMES, make_policy
+from vardass.adapt.precision import PRECISIONS, autocast_dtype
 from vardass.adapt.samplers_by_name import SAMPLER_NAMES
+from vardass.adapt.schedule import PARTS, SCHEDULE_NAMES
 from vardass.adapt.selection import SELECTION_NAMES
 from vardass.errors import InputError
 from vardass.validate import check_count
@@ -31,10 +34,15 @@ _COUNTS = {
 _CHOICES = {
     "sampler": SAMPLER_NAMES,
     "optimiser": ("adam", "sgd"),
+    "lr_schedule": SCHEDULE_NAMES,
+    "refresh_policy": POLICY_NAMES,
     "feature_source": ("bank", "full"),
     "selection": SELECTION_NAMES,
-    "precision": ("32-true", "bf16-mixed"),
+    "precision": PRECISIONS,
+    "accelerator": ("auto", "cpu", "cuda", "gpu", "mps"),
+    "strategy": ("auto", "ddp", "ddp_spawn", "ddp_fork"),
 }
+_MAPPINGS = ("algorithm_options", "sampler_options", "network_options", "refresh_options", "lr_multipliers")
 
 
 @dataclass(frozen=True)
@@ -52,16 +60,32 @@ class RunConfig:
     steps : int
         Batches trained on; 3,000 in the paper.
     batch_size, target_batch_size : int
-        Samples of the source and, unless None means as many, of the target.
+        Samples of the source and, unless None means as many, of the target, over all devices together.
+    groups : {"classes"}, optional
+        Strata of the source are made within its classes; samplers without strata or plan refuse.
     lr, weight_decay : float
         Of all optimisers.
+    lr_schedule : {"none", "cosine", "inverse"}
+        The rate at step i of N is lr times 1, (1 + cos(π i/N)) / 2, or TLlib's (1 + 0.001 i)^-0.75.
+    lr_multipliers : dict of str to float
+        Further factors of the rates of ``featuriser``, ``bottleneck``, ``head``, ``discriminator`` or ``context``.
     optimiser : {"adam", "sgd"}
         SGD has Nesterov momentum ``momentum``.
+    adam_betas : (float, float), optional
+        None: (0.9, 0.999), and DomainBed's (0.5, 0.9) for adversaries in alternating steps.
     refresh_every : int
         T, steps between refreshes of strata; 0 never refreshes. 100 in the paper.
+    refresh_policy : {"every", "growing", "drift", "variance"}
+        Refresh every T steps, ever less often, or when the features have drifted or the strata's variance has
+        risen (both with a bank); these three use of T only whether it is 0.
+    refresh_options : dict
+        Of ``RefreshEvery``, ``GrowingRefresh``, ``DriftRefresh`` or ``VarianceRefresh``.
     feature_source : {"bank", "full"}
         Strata are made from a store that the training batches keep up to date, or from a pass over all samples
         at each refresh, as in the paper.
+    background : bool
+        Refresh and draw in a process of their own, see ``BackgroundSampler``: training does not wait, and new strata
+        apply a quarter to a half of ``refresh_every`` later (at most 64 steps). The run is as repeatable.
     eval_every, checkpoint_every : int
         Steps between evaluations and between checkpoints.
     eval_batch_size : int
@@ -70,10 +94,22 @@ class RunConfig:
         Validator by which the model is chosen, see ``vardass.adapt.selection``.
     augment : bool
         Augment training images as DomainBed does.
-    precision : {"32-true", "bf16-mixed"}
-        Of the forward pass.
+    cache_embeddings : bool or "auto"
+        Compute the outputs of a frozen backbone once and train the rest on them; ``"auto"`` does so where nothing
+        random comes before them.
+    tensorboard : bool
+        Write the metrics for TensorBoard too.
+    precision : {"32-true", "bf16-mixed", "16-mixed"}
+        Of the forward pass, by Lightning's names. ``"16-mixed"`` scales the loss.
     device : str
         Such as ``"cuda:1"``; ``"auto"`` is a GPU if there is one.
+    devices : int or "auto"
+        Processes that train together, each on a device of its own, see ``vardass.adapt.launch``. ``"auto"`` takes
+        all GPUs.
+    accelerator : {"auto", "cpu", "cuda", "gpu", "mps"}
+        Kind of the devices, where ``device`` leaves it open.
+    strategy : {"auto", "ddp", "ddp_spawn", "ddp_fork"}
+        How Lightning Fabric starts several processes; ``"auto"`` is ``"ddp"`` under torchrun, else ``"ddp_spawn"``.
     workers : int
         Processes that load samples which are not in memory.
     seed : int
@@ -89,19 +125,31 @@ class RunConfig:
     steps: int = 3000
     batch_size: int = 32
     target_batch_size: int | None = None
+    groups: str | None = None
     lr: float = 1e-3
+    lr_schedule: str = "none"
+    lr_multipliers: dict[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
     momentum: float = 0.9
     optimiser: str = "adam"
+    adam_betas: Sequence[float] | None = None
     refresh_every: int = 100
+    refresh_policy: str = "every"
+    refresh_options: dict[str, Any] = field(default_factory=dict)
     feature_source: str = "bank"
+    background: bool = False
     eval_every: int = 100
     checkpoint_every: int = 500
     eval_batch_size: int = 256
     selection: str = "source-accuracy"
     augment: bool = False
+    cache_embeddings: bool | str = False
+    tensorboard: bool = False
     precision: str = "32-true"
     device: str = "auto"
+    devices: int | str = 1
+    accelerator: str = "auto"
+    strategy: str = "auto"
     workers: int = 0
     seed: int = 0
 
@@ -117,14 +165,32 @@ class RunConfig:
             raise InputError(f"lr must be above 0, got {self.lr}; 1e-3 is usual")
         check_number(self.weight_decay, "weight_decay", low=0.0)
         check_number(self.momentum, "momentum", low=0.0, below=1.0)
-        for name in ("algorithm_options", "sampler_options", "network_options"):
+        for name in _MAPPINGS:
             if not isinstance(getattr(self, name), Mapping):
                 raise InputError(f"{name} must be a mapping of names to values, got {getattr(self, name)!r}")
+        if self.groups is not None:
+            choose(self.groups, "groups", ("classes",))
+        if self.cache_embeddings not in (True, False, "auto"):
+            raise InputError(f"cache_embeddings must be True, False or 'auto', got {self.cache_embeddings!r}")
+        if self.devices != "auto":
+            check_count(self.devices, "devices", remedy="'auto' takes all GPUs")
+        for name, factor in self.lr_multipliers.items():
+            check_number(factor, f"lr_multipliers[{choose(name, 'part of lr_multipliers', PARTS)!r}]", low=0.0)
+        self._check_betas()
+        make_policy(self)
+
+    def _check_betas(self) -> None:
+        if self.adam_betas is None:
+            return
+        betas = list(self.adam_betas) if isinstance(self.adam_betas, Sequence) else []
+        if len(betas) != 2:
+            raise InputError(f"adam_betas must be two numbers such as (0.9, 0.999), got {self.adam_betas!r}")
+        object.__setattr__(self, "adam_betas", [check_number(beta, "adam_betas", low=0.0, below=1.0) for beta in betas])
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """Type of a forward pass in mixed precision, or None."""
-        return torch.bfloat16 if self.precision == "bf16-mixed" else None
+        return autocast_dtype(self.precision)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings by name."""

@@ -64,6 +64,11 @@ class Evaluator:
                 "choose by 'information-maximisation' or 'last'"
             )
 
+    @property
+    def inputs(self) -> list[Inputs]:
+        """Samples that it looks at."""
+        return [self.target] if self.source is None else [self.target, self.source]
+
     def __call__(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], float]:
         """Measurements by name, and the score by which models are chosen."""
         z_t, logits_t = self._outputs(algorithm, self.target)

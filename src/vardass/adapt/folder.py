@@ -17,7 +17,8 @@ __all__ = ["CHECKPOINT_FILE", "CONFIG_FILE", "METRICS_FILE", "RunFolder"]
 CHECKPOINT_FILE = "checkpoint.safetensors"
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
-_MAY_CHANGE = ("steps", "checkpoint_every", "device")  # between a checkpoint and the run that resumes it
+# between a checkpoint and the run that resumes it
+_MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "accelerator", "strategy", "tensorboard")
 
 
 class RunFolder:
@@ -68,9 +69,12 @@ class RunFolder:
         tensors, meta = load_checkpoint(self.path / CHECKPOINT_FILE)
         if meta.get("kind") != "run":
             raise InputError(f"{self.path / CHECKPOINT_FILE} holds no state of a run; name the folder of a run")
+        # a rate that falls to 0 at the last step depends on where that is
+        may_change = [name for name in _MAY_CHANGE if name != "steps" or config.lr_schedule != "cosine"]
+        defaults = _plain(RunConfig())  # for settings that an older version did not have
         for name, value in _plain(config).items():
-            before = meta["config"].get(name)
-            if name not in _MAY_CHANGE and before != value:
+            before = meta["config"].get(name, defaults[name])
+            if name not in may_change and before != value:
                 raise InputError(
                     f"the run in {self.path} has {name}={before!r}, this one {name}={value!r}; resume with the same "
                     "settings, or choose another folder"

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vardass.adapt.algorithms import Algorithm, Batch
+from vardass.adapt.processes import Processes
 from vardass.data.domains import Domain, Rows, TensorInputs, United
 from vardass.data.images import augment, normalise
-from vardass.samplers import IndexBatch, MinibatchSampler
+from vardass.samplers import BackgroundSampler, IndexBatch, MinibatchSampler
 
 __all__ = ["Draw", "Inputs", "Stream", "in_memory", "recorded_features"]
 
@@ -44,7 +45,9 @@ class Inputs:
     data : Tensor of shape (n, *shape), or Dataset
         On the device if it is a tensor.
     shape : tuple of int
-        Of one sample.
+        Of one sample as the network takes it.
+    is_embedded : bool
+        Whether outputs of a frozen backbone stand for the samples, see `replace`.
     """
 
     def __init__(self, domain: Domain, device: torch.device) -> None:
@@ -54,13 +57,20 @@ class Inputs:
         self.count = len(domain)
         self.shape: tuple[int, ...] = tuple(self.data[0].shape) if self.count else ()
         self.is_image = domain.kind == "image" and len(self.shape) == 3 and self.shape[0] in _IMAGE_CHANNELS
+        self.is_embedded = False
+        self._samples = self.data
 
     def __len__(self) -> int:
         return self.count
 
+    def replace(self, embeddings: Tensor) -> None:
+        """Let embeddings (n, m) stand for the samples."""
+        self.data, self.shape, self.is_image = embeddings, tuple(embeddings.shape[1:]), False
+        self.is_embedded = True
+
     def flat(self) -> Tensor:
         """All samples as vectors (n, d), in memory."""
-        data = self.data
+        data = self._samples
         return (data if isinstance(data, Tensor) else torch.stack([data[i] for i in range(len(self))])).flatten(1)
 
     def prepare(self, x: Tensor, *, augment_seed: int | None = None) -> Tensor:
@@ -71,24 +81,33 @@ class Inputs:
 
 
 class Draw(NamedTuple):
-    """One batch and where its samples are in the domain."""
+    """One batch and where its samples are in the domain, as a tensor (b,)."""
 
-    indices: list[int]
+    rows: Tensor
     batch: Batch
 
 
 class _Drawn:
-    """Batches of a sampler, and those of them that a loader asked for but has not delivered."""
+    """Batches of a sampler, and those of them that a loader asked for but has not delivered.
 
-    def __init__(self, sampler: MinibatchSampler) -> None:
+    A loader gets only the rows of this process.
+    """
+
+    def __init__(self, sampler: MinibatchSampler | BackgroundSampler, processes: Processes) -> None:
         self.sampler = sampler
+        self.processes = processes
         self.pending: deque[IndexBatch] = deque()
 
     def __iter__(self) -> Iterator[IndexBatch]:
-        yield from list(self.pending)  # of an earlier process, whose loader was ahead
+        for batch in list(self.pending):  # of an earlier process, whose loader was ahead
+            yield self._share(batch)
         for batch in self.sampler:
             self.pending.append(batch)
-            yield batch
+            yield self._share(batch)
+
+    def _share(self, batch: IndexBatch) -> IndexBatch:
+        share: IndexBatch = batch if self.processes.count == 1 else batch[self.processes.part(len(batch))]
+        return share
 
 
 class Stream:
@@ -103,36 +122,54 @@ class Stream:
         Samples.
     labels : Tensor of shape (n,) or None
         None for a target.
-    sampler : MinibatchSampler
+    sampler : MinibatchSampler or BackgroundSampler
         Endless.
     workers : int
         Processes that load samples which are not in memory.
+    processes : Processes, optional
+        Those that share each batch.
     """
 
-    def __init__(self, inputs: Inputs, labels: Tensor | None, sampler: MinibatchSampler, *, workers: int = 0) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        labels: Tensor | None,
+        sampler: MinibatchSampler | BackgroundSampler,
+        *,
+        workers: int = 0,
+        processes: Processes | None = None,
+    ) -> None:
         self.inputs = inputs
         self.labels = None if labels is None else labels.to(inputs.device)
         self.sampler = sampler
         self.workers = workers
-        self._drawn = _Drawn(sampler)
+        self.processes = processes or Processes()
+        self._drawn = _Drawn(sampler, self.processes)
         self._batches: Iterator[Any] | None = None
 
     def draw(self, *, augment_seed: int | None = None) -> Draw:
-        """The next batch, on the device."""
+        """The next batch, on the device: the samples of this process, labels and weights of all."""
         inputs = self.inputs
         if self._batches is None:
             self._batches = iter(self._drawn if isinstance(inputs.data, Tensor) else self._loader(inputs.data))
         item: Any = next(self._batches)
         indices = self._drawn.pending.popleft()
-        rows = torch.tensor(indices, device=inputs.device)
-        x = inputs.data.index_select(0, rows) if isinstance(inputs.data, Tensor) else item.to(inputs.device)
+        rows = torch.tensor(list(indices), device=inputs.device)  # a plain list is read many times faster
+        if not isinstance(inputs.data, Tensor):
+            x = item.to(inputs.device)
+        elif self.processes.count == 1:
+            x = inputs.data.index_select(0, rows)
+        else:
+            x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
         weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
         y = None if self.labels is None else self.labels.index_select(0, rows)
-        return Draw(indices, Batch(inputs.prepare(x, augment_seed=augment_seed), y, weights))
+        return Draw(rows, Batch(inputs.prepare(x, augment_seed=augment_seed), y, weights, len(rows)))
 
     def close(self) -> None:
         """End the workers; batches under way stay pending, and the next draw goes on with them."""
         self.load_state_dict(self.state_dict())
+        if isinstance(self.sampler, BackgroundSampler):
+            self.sampler.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way."""

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.config import RunConfig
+from vardass.adapt.schedule import check_parts, parameter_parts
 from vardass.errors import InputError
 from vardass.files import atomic_write
 
@@ -36,8 +38,10 @@ def plain_backward(loss: Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
 
 
-def pick_device(name: str) -> torch.device:
-    """Device by name; ``"auto"`` is a GPU if there is one."""
+def pick_device(name: str, accelerator: str = "auto") -> torch.device:
+    """Device by name; ``"auto"`` is that of the accelerator, or a GPU if there is one."""
+    if name == "auto" and accelerator != "auto":
+        name = "cuda" if accelerator == "gpu" else accelerator
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -50,15 +54,19 @@ def pick_device(name: str) -> torch.device:
 
 def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimizer]:
     """One optimiser for each role of the algorithm's parameters."""
+    check_parts(algorithm, config.lr_multipliers)
     return {role: _optimiser(config, algorithm, list(group)) for role, group in algorithm.parameter_groups().items()}
 
 
-def _optimiser(config: RunConfig, algorithm: Algorithm, parameters: list[Tensor]) -> Optimizer:
+def _optimiser(config: RunConfig, algorithm: Algorithm, parameters: list[nn.Parameter]) -> Optimizer:
     if not parameters:
         raise InputError(f"algorithm {config.algorithm!r} has a role without trainable parameters; add a bottleneck")
+    groups: Any = parameters
+    if config.lr_multipliers:
+        groups = parameter_parts(algorithm, parameters, config.lr_multipliers, config.lr)
     if config.optimiser == "sgd":
         return SGD(
-            parameters,
+            groups,
             lr=config.lr,
             momentum=config.momentum,
             nesterov=config.momentum > 0,
@@ -66,7 +74,9 @@ def _optimiser(config: RunConfig, algorithm: Algorithm, parameters: list[Tensor]
         )
     # DomainBed's alternating adversaries have betas of their own
     betas = (0.5, 0.9) if getattr(algorithm, "adversary", None) == "alternating" else (0.9, 0.999)
-    return Adam(parameters, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+    if config.adam_betas is not None:
+        betas = (config.adam_betas[0], config.adam_betas[1])
+    return Adam(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -106,7 +116,9 @@ def deferred_interrupt() -> Iterator[list[bool]]:
         asked.append(True)
         say("stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint")
 
-    if threading.current_thread() is not threading.main_thread():
+    # a process that ignores Ctrl-C is told in another way
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield asked
         return
     before = signal.signal(signal.SIGINT, note)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vardass.adapt.board import Board
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import Evaluator
+from vardass.adapt.fabric import find_place, synchronised_statistics
 from vardass.adapt.folder import RunFolder
+from vardass.adapt.frozen import FrozenBackbone
+from vardass.adapt.history import History
+from vardass.adapt.launch import run_in_processes
 from vardass.adapt.outcome import MODEL_FILE, RunResult, build_algorithm, save_model
-from vardass.adapt.samplers_by_name import algorithm_kernel, make_sampler
-from vardass.adapt.streams import Draw, Inputs, Stream, recorded_features
+from vardass.adapt.precision import Scaler
+from vardass.adapt.processes import Processes
+from vardass.adapt.renewal import Renewal
+from vardass.adapt.schedule import Schedule
+from vardass.adapt.streams import Draw, Inputs, recorded_features
 from vardass.adapt.surroundings import (
     deferred_interrupt,
     make_optimisers,
@@ -29,10 +35,11 @@ from vardass.adapt.surroundings import (
     say,
     seed_everything,
 )
+from vardass.adapt.training_streams import training_streams
 from vardass.data.splits import TaskSplits, derived_seed
-from vardass.errors import InputError, VardassError
-from vardass.refresh import FeatureBank, NeverRefresh, Refresher, RefreshEvery, RefreshPolicy, TimeAccount
-from vardass.refresh.extract import Progress, extract_features
+from vardass.errors import InputError
+from vardass.refresh import FeatureBank, TimeAccount
+from vardass.refresh.extract import Progress
 
 __all__ = ["Trainer"]
 
@@ -54,6 +61,9 @@ class Trainer:
         Folder for checkpoints, metrics and the model; None keeps all in memory.
     backward : callable, optional
         Called with the loss instead of ``loss.backward()``.
+    processes, device : optional
+        This process among those that train together, and its device, where somebody else has started them. By
+        default `run` starts as many as ``config.devices`` says, see ``vardass.adapt.launch``.
 
     Examples
     --------
@@ -70,41 +80,40 @@ class Trainer:
         out: str | os.PathLike[str] | None = None,
         *,
         backward: Callable[[Tensor], None] | None = None,
+        processes: Processes | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        self.config = config
-        self.splits = splits
+        self.config, self.splits = config, splits
         self.out = None if out is None else Path(out)
         self.folder = None if self.out is None else RunFolder(self.out)
-        self.device = pick_device(config.device)
-        self.backward: Callable[[Tensor], None] = backward or plain_backward
+        self.board = Board(self.out) if config.tensorboard else None
+        self.processes, self.device, self._starts_processes = find_place(config, processes, device)
+        if self._starts_processes and backward is not None:
+            raise InputError(
+                f"backward= stays in this process, but devices={config.devices} starts others; leave it out"
+            )
         self.account = TimeAccount(device=self.device)
+        self.history = History(self.device)
         source = Inputs(splits.source_train, self.device)
-        self.algorithm = build_algorithm(config, source.shape, len(splits.source_train.class_names)).to(self.device)
-        self.optimisers = make_optimisers(config, self.algorithm)
-        labels = splits.source_train.known_labels()
-        self.streams = {"source": self._stream("source", source, labels, config.batch_size)}
-        if self.algorithm.uses_target:
-            target = Inputs(splits.target_unlabelled, self.device)
-            size = config.batch_size if config.target_batch_size is None else config.target_batch_size
-            self.streams["target"] = self._stream("target", target, None, size)
-        self.banks = {
-            name: FeatureBank(len(stream.inputs), device=self.device)
-            for name, stream in self.streams.items()
-            if self._refreshes and config.feature_source == "bank" and stream.sampler.needs_features
-        }
-        self.refresher = Refresher(
-            self._policy(),
-            {name: stream.sampler for name, stream in self.streams.items()},
-            {name: self.banks.get(name, partial(self._all_features, name)) for name in self.streams},
-            account=self.account,
+        self.input_shape = source.shape
+        algorithm = build_algorithm(config, source.shape, len(splits.source_train.class_names)).to(self.device)
+        self.backbone = FrozenBackbone.take_out(config, algorithm)
+        if self.processes.count > 1:
+            algorithm = synchronised_statistics(algorithm, self.device)
+        algorithm.processes = self.processes
+        self.algorithm = algorithm
+        self.scaler = Scaler(config.precision, self.device)
+        self.optimisers = make_optimisers(config, algorithm)
+        self.schedule = Schedule(config.lr_schedule, config.steps, self.optimisers)
+        self._scaled = self.scaler.wrap(self.optimisers)
+        self.backward = self._gradients(self.scaler.around(backward or plain_backward))
+        self.streams = training_streams(config, splits, source, algorithm, self.processes)
+        self.renewal = Renewal(
+            config, algorithm, self.streams, device=self.device, processes=self.processes, account=self.account
         )
         self.evaluator = Evaluator(config, splits, self.device)
         self.step = 0
-        self.metrics: list[dict[str, Any]] = []
         self._best: dict[str, Any] | None = None
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-        self._strata_log: dict[str, float] = {}
 
     # --- the loop -------------------------------------------------------------------------------------
 
@@ -121,199 +130,189 @@ class Trainer:
         progress : callable, optional
             ``progress(share_done, message)`` after each step.
         """
+        if self._starts_processes:
+            self._check_begin(resume)
+            run_in_processes(self, resume=resume or self.step > 0, progress=progress)
+            return self._result()
         with own_randomness(self.device), deferred_interrupt() as asked_to_stop:
-            self._start(resume)
+            self._start(resume, progress)
+            self.algorithm.train()
             try:
-                while self.step < self.config.steps and not asked_to_stop:
+                while self.step < self.config.steps:
+                    stop, log = self.renewal.before_step(self.step, stop=bool(asked_to_stop))
+                    if stop:
+                        break
+                    self.history.add_refresh(log)
                     self._one_step()
                     if self._is_due(self.config.eval_every):
                         self._evaluate()
                     if self.step % self.config.checkpoint_every == 0 and self.step < self.config.steps:
                         self._save()
                     try:
-                        self._report(progress)
+                        if progress is not None:
+                            message = self.history.message(self.step, self.config.steps, self.account)
+                            progress(self.step / self.config.steps, message)
                     except KeyboardInterrupt:
                         asked_to_stop.append(True)
             finally:
                 for stream in self.streams.values():
                     stream.close()
-            return self._finish()
+                if self.board is not None:
+                    self.board.close()
+            self._save()
+            result = self._result()
+            if self.out is not None and self.processes.leads:
+                path, domain = self.out / MODEL_FILE, self.splits.source_train
+                save_model(result, path, domain.class_names, input_shape=self.input_shape, kind=domain.kind)
+            return result
 
     def _one_step(self) -> None:
-        log = self.refresher.step(self.step)
-        if log is not None:
-            self._strata_log = {key: value for key, value in log.items() if "seconds" not in key and key != "step"}
         with self.account("drawing"):
             draws = {name: stream.draw(augment_seed=self._augment_seed(name)) for name, stream in self.streams.items()}
         with self.account("training"):
             # dropout and the like draw from the global generators: their state is a function of the step alone
-            seed_everything(derived_seed("step", self.config.seed, self.step), self.device)
+            seed_everything(derived_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
+            self.schedule.before_step(self.step)
             features, parts = self._update(draws)
-            for name, value in parts.items():
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
-                self._counts[name] = self._counts.get(name, 0) + 1
-        if self.banks:
+            self.history.add_losses(parts)
+        if self.renewal.banks:
             with self.account("features"):
-                self._remember(draws, features)
+                self.renewal.after_step(self.step, draws, features)
         self.step += 1
 
     def _update(self, draws: dict[str, Draw]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         source = draws["source"].batch
         target = draws["target"].batch if "target" in draws else None
         half = self.config.autocast_dtype
-        self.algorithm.train()
         recorder: AbstractContextManager[dict[str, Tensor]] = nullcontext({})
-        if self.banks:
+        if self.renewal.banks:
             recorder = recorded_features(self.algorithm, source, target)
-        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half is not None)
+        autocast = torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None)
         with recorder as features, autocast:
-            parts = self.algorithm.update(source, target, self.step, optimisers=self.optimisers, backward=self.backward)
+            parts = self.algorithm.update(source, target, self.step, optimisers=self._scaled, backward=self.backward)
+        self.scaler.step_is_over()
+        self.processes.average_statistics(self.algorithm)
         return features, parts
 
-    def _remember(self, draws: dict[str, Draw], features: dict[str, Tensor]) -> None:
-        for name in self.banks:
-            if name in features:
-                draw = draws[name]
-                self.refresher.observe(name, draw.indices, features[name], step=self.step, weights=draw.batch.weights)
-            elif name == "source":
-                raise InputError(
-                    f"a network of type {type(self.algorithm.network).__name__} does not show the features of its "
-                    "steps to the feature bank; use feature_source='full'"
-                )
+    def _gradients(self, backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """``backward``, after which all processes have the same gradients."""
+        if self.processes.count == 1:
+            return backward
+
+        def averaged(loss: Tensor) -> None:
+            backward(loss)
+            self.processes.average_gradients(self.algorithm.parameters())
+
+        return averaged
+
+    @property
+    def _own_seed(self) -> tuple[int, ...]:
+        """Random numbers of this process's part of a batch are its own."""
+        return (self.processes.rank,) if self.processes.rank else ()
 
     def _is_due(self, period: int) -> bool:
         return self.step % period == 0 or self.step == self.config.steps
 
     def _augment_seed(self, name: str) -> int | None:
-        return derived_seed("augment", name, self.config.seed, self.step) if self.config.augment else None
-
-    def _report(self, progress: Progress | None) -> None:
-        if progress is None:
-            return
-        # from the last evaluation and refresh: reading the present loss would wait for the device
-        parts = [f"step {self.step} of {self.config.steps}"]
-        if self.metrics and "loss/total" in self.metrics[-1]:
-            parts.append(f"loss {self.metrics[-1]['loss/total']:.4g}")
-        if "source/reduction" in self._strata_log:
-            parts.append(f"variance reduced {self._strata_log['source/reduction']:.3g}x")
-        share = sorted(self.account.share().items(), key=lambda item: -item[1])
-        parts.append(" ".join(f"{name} {part:.0%}" for name, part in share[:3]))
-        progress(self.step / self.config.steps, ", ".join(parts))
-
-    # --- strata ---------------------------------------------------------------------------------------
-
-    @property
-    def _refreshes(self) -> bool:
-        return self.config.refresh_every > 0 and self.config.sampler != "kmeans-inputs"
-
-    def _policy(self) -> RefreshPolicy:
-        return RefreshEvery(self.config.refresh_every) if self._refreshes else NeverRefresh()
-
-    def _stream(self, name: str, inputs: Inputs, labels: Tensor | None, batch_size: int) -> Stream:
-        config = self.config
-        sampler = make_sampler(
-            config.sampler,
-            len(inputs),
-            batch_size,
-            kernel=algorithm_kernel(self.algorithm),
-            seed=derived_seed("sampler", name, config.seed),
-            **config.sampler_options,
-        )
-        return Stream(inputs, labels, sampler, workers=config.workers)
-
-    def _all_features(self, name: str) -> Tensor:
-        inputs = self.streams[name].inputs
-        return extract_features(self.algorithm, inputs.data, out_device=self.device, **self._pass_options(inputs))
-
-    def _pass_options(self, inputs: Inputs) -> Any:
-        return {
-            "forward": lambda model, x: model.features(inputs.prepare(x)),
-            "batch_size": self.config.eval_batch_size,
-            "device": self.device,
-            "num_workers": self.config.workers,
-            "autocast_dtype": self.config.autocast_dtype,
-        }
+        if not self.config.augment:
+            return None
+        return derived_seed("augment", name, self.config.seed, self.step, *self._own_seed)
 
     # --- beginning, evaluation, end -------------------------------------------------------------------
 
-    def _start(self, resume: bool) -> None:
+    def _check_begin(self, resume: bool) -> None:
+        if self.folder is not None and self.folder.has_checkpoint:
+            self.folder.load(self.config, resume=resume)
+        elif self.step and not resume:
+            raise InputError(f"this trainer is at step {self.step}; pass resume=True to go on, or make a new one")
+
+    def _start(self, resume: bool, progress: Progress | None) -> None:
+        if self.backbone is not None:
+            with self.account("features"):
+                everything = [stream.inputs for stream in self.streams.values()] + self.evaluator.inputs
+                self.backbone.embed(everything, self.config, progress=progress)
         if self.folder is not None and self.folder.has_checkpoint:
             self.load_state_dict(self.folder.load(self.config, resume=resume))
-            self.folder.write_metrics(self.metrics)  # without those of steps that are to be done again
-            return
-        if self.step:
-            if resume:
-                return
-            raise InputError(f"this trainer is at step {self.step}; pass resume=True to go on, or make a new one")
-        if self.folder is not None:
-            self.folder.begin(self.config)
-        with self.account("features"):
-            for name, bank in self.banks.items():
-                inputs = self.streams[name].inputs
-                bank.fill(self.algorithm, inputs.data, step=0, **self._pass_options(inputs))
-        if self.config.sampler == "kmeans-inputs":
-            for stream in self.streams.values():
-                with self.account("solver"):
-                    stream.sampler.refresh(stream.inputs.flat())
+            if self.processes.leads:
+                self.folder.write_metrics(self.history.metrics)  # without those of steps that are to be done again
+        else:
+            self._check_begin(resume)
+            if not self.step:
+                if self.folder is not None and self.processes.leads:
+                    self.folder.begin(self.config)
+                self.renewal.begin()
+        if self.board is not None and self.processes.leads:
+            self.board.begin(self.step)
 
     def _evaluate(self) -> None:
         with self.account("evaluation"):
-            losses = {f"loss/{name}": float(total) / self._counts[name] for name, total in self._sums.items()}
-            self._sums, self._counts = {}, {}
-            if not all(math.isfinite(value) for value in losses.values()):
-                raise VardassError(
-                    f"the loss is not finite at step {self.step}: {losses}; lower lr={self.config.lr} or the penalty"
-                )
-            scores, score = self.evaluator(self.algorithm, self.step)
+            losses = self.history.take_losses(self.step, self.config.lr)
+            found = self.evaluator(self.algorithm, self.step) if self.processes.leads else None
+            scores, score = self.processes.same(found)
             if self._best is None or score > self._best["score"]:
                 weights = {name: value.detach().clone() for name, value in self.algorithm.state_dict().items()}
                 self._best = {"score": score, "step": self.step, "weights": weights}
         line = {"step": self.step, **losses, **scores, "score": score, "best_step": self._best["step"]}
-        self.metrics.append({**line, **self._strata_log, "seconds": dict(self.account.seconds)})
-        if self.folder is not None:
-            self.folder.add_metrics(self.metrics[-1])
+        line |= {**self.history.strata_log, "seconds": dict(self.account.seconds)}
+        self.history.metrics.append(line)
+        if self.processes.leads:
+            if self.folder is not None:
+                self.folder.add_metrics(line)
+            if self.board is not None:
+                self.board.add({**line, **self._rates()})
 
-    def _finish(self) -> RunResult:
-        interrupted = self.step < self.config.steps
-        self._save()
+    def _rates(self) -> dict[str, float]:
+        return {f"lr/{role}": optimiser.param_groups[-1]["lr"] for role, optimiser in self.optimisers.items()}
+
+    def _result(self) -> RunResult:
         chosen = copy.deepcopy(self.algorithm)
+        chosen.processes = Processes()
         if self._best is not None:
             chosen.load_state_dict(self._best["weights"])
-        result = RunResult(
+        if self.backbone is not None:
+            chosen = self.backbone.put_back(chosen)
+        if self._starts_processes:
+            chosen = chosen.to(pick_device(self.config.device, self.config.accelerator))
+        interrupted = self.step < self.config.steps
+        if interrupted and self.processes.leads and (self._starts_processes or self.processes.count == 1):
+            kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
+            say(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
+        return RunResult(
             config=self.config,
             algorithm=chosen.eval(),
             step=self.step,
             selected_step=self.step if self._best is None else self._best["step"],
             score=None if self._best is None else self._best["score"],
             interrupted=interrupted,
-            metrics=list(self.metrics),
+            metrics=list(self.history.metrics),
             seconds=dict(self.account.seconds),
             out=self.out,
         )
-        if self.out is not None:
-            domain, shape = self.splits.source_train, self.streams["source"].inputs.shape
-            save_model(result, self.out / MODEL_FILE, domain.class_names, input_shape=shape, kind=domain.kind)
-        if interrupted:
-            kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
-            say(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
-        return result
 
     # --- state ----------------------------------------------------------------------------------------
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry for each evaluation."""
+        return self.history.metrics
+
+    @property
+    def banks(self) -> dict[str, FeatureBank]:
+        """Features of the samples by domain, see ``Renewal``."""
+        return self.renewal.banks
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on."""
+        """Everything that the rest of the run depends on; learning rates follow from the step."""
         return {
             "step": self.step,
             "algorithm": dict(self.algorithm.state_dict()),
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
+            "scaler": self.scaler.state_dict(),
             "streams": {name: stream.state_dict() for name, stream in self.streams.items()},
             "banks": {name: bank.state_dict() for name, bank in self.banks.items()},
-            "refresher": self.refresher.state_dict(),
+            "refresher": self.renewal.refresher.state_dict(),
             "best": self._best,
-            "sums": self._sums,
-            "counts": self._counts,
-            "strata_log": self._strata_log,
-            "metrics": self.metrics,
+            **self.history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -321,16 +320,16 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"])
         for role, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state["optimisers"][role])
+        self.scaler.load_state_dict(state.get("scaler", {}))
         for name, stream in self.streams.items():
             stream.load_state_dict(state["streams"][name])
         for name, bank in self.banks.items():
             bank.load_state_dict(state["banks"][name])
-        self.refresher.load_state_dict(state["refresher"])
-        self.step, self._best, self._counts = state["step"], state["best"], state["counts"]
-        self._sums = {name: value.to(self.device) for name, value in state["sums"].items()}
-        self._strata_log, self.metrics = state["strata_log"], state["metrics"]
+        self.renewal.refresher.load_state_dict(state["refresher"])
+        self.step, self._best = state["step"], state["best"]
+        self.history.load_state_dict(state)
 
     def _save(self) -> None:
-        if self.folder is not None:
+        if self.folder is not None and self.processes.leads:
             with self.account("saving"):
                 self.folder.save(self.config, self.state_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,7 @@ def adapt(
     network: o.Network = None,
     steps: o.Steps = 3000,
     batch_size: o.BatchSize = 32,
+    target_batch_size: o.TargetBatchSize = None,
     lr: o.LearningRate = 1e-3,
     weight_decay: o.WeightDecay = 0.0,
     optimiser: o.Optimiser = "adam",
@@ -43,6 +44,12 @@ def adapt(
     augment: o.Augment = False,
     workers: o.Workers = 0,
     device: o.Device = "auto",
+    devices: o.Devices = "1",
+    precision: o.Precision = "32-true",
+    tensorboard: o.TensorBoard = False,
+    settings: o.Settings = None,
+    standardise: o.Standardise = False,
+    as_json: o.Json = False,
     key: Annotated[str | None, typer.Option(help="Array of features in .npz files.")] = None,
     labels: Annotated[str | None, typer.Option(help=_LABELS)] = None,
     columns: Annotated[str | None, typer.Option(help="Columns of features in .csv or .parquet files.")] = None,
@@ -59,7 +66,7 @@ def adapt(
     # torch is imported only now, so that --help and --version answer at once
     from vardass.adapt.config import RunConfig
     from vardass.cli.own_data import find_kind, own_task
-    from vardass.cli.run_report import Summary, print_summary, write_report
+    from vardass.cli.run_report import Summary, print_json, print_summary, write_report
     from vardass.cli.runs import (
         DEFAULT_NETWORKS,
         PREDICTIONS_FILE,
@@ -70,6 +77,7 @@ def adapt(
         run_trainer,
         write_predictions,
     )
+    from vardass.data.embedding_domains import standardise_task
     from vardass.data.splits import split_task
     from vardass.errors import InputError
 
@@ -79,6 +87,7 @@ def adapt(
         "network": network,
         "steps": steps,
         "batch_size": batch_size,
+        "target_batch_size": target_batch_size,
         "lr": lr,
         "weight_decay": weight_decay,
         "optimiser": optimiser,
@@ -95,19 +104,23 @@ def adapt(
         "augment": augment,
         "workers": workers,
         "device": device,
+        "devices": devices,
+        "precision": precision,
+        "tensorboard": tensorboard,
+        "settings": settings,
     }
-    settings = o.settings_of(given)
-    if selection == "oracle":
+    chosen = o.settings_of(given)
+    if chosen["selection"] == "oracle":
         raise InputError("--selection oracle reads target labels, which adapt never does; use vardass train for it")
-    RunConfig(**settings)  # before any data is read
+    RunConfig.from_dict(chosen)  # before any data is read
     sources, target = [path.expanduser() for path in source], target.expanduser()
     found = find_kind([*sources, target], kind)
-    config = RunConfig(**{"network": DEFAULT_NETWORKS[found], **settings})
+    config = RunConfig.from_dict({"network": DEFAULT_NETWORKS[found], **chosen})
     pixels = default_size(config.network) if size is None else size
     task = own_task(
         sources, target, found, key=key, labels=labels, columns=columns, size=pixels, channels=channels, cache=cache
     )
-    data = {
+    data: dict[str, Any] = {
         "kind": found,
         "sources": [str(path.resolve()) for path in sources],
         "target": str(target.resolve()),
@@ -119,7 +132,10 @@ def adapt(
         "columns": columns,
         "size": pixels if found == "image" else None,
         "holdout": holdout,
+        "scale": None,
     }
+    if standardise:
+        task, data["scale"] = standardise_task(task)
     # all of the target is there to be adapted to and predicted: no part of it is a test set
     splits = split_task(task, seed=seed, holdout=holdout, unlabelled_fraction=1.0)
     open_run(out, data, resume=resume, domains=[*sources, target])
@@ -134,4 +150,5 @@ def adapt(
         accuracy = float((predictions.classes == task.target.known_labels()).double().mean())
     summary = Summary(task.name, result, predictions, accuracy, f"all {len(task.target):,} samples")
     written = write_report(summary, out, data)
-    print_summary(summary, [out / "model.safetensors", out / PREDICTIONS_FILE, out / "metrics.jsonl", *written])
+    show = print_json if as_json else print_summary
+    show(summary, [out / "model.safetensors", out / PREDICTIONS_FILE, out / "metrics.jsonl", *written])

@@ -21,9 +21,11 @@ def demo(
     """Show on real smart-watch data what strata save and what that does to training.
 
     First variance against batch size (the paper's Figure 4), then a small network trained from one wrist and
-    group of people to the others, with each way to draw batches: noise of the loss and target accuracy.
+    group of people to the others, with each way to draw batches: noise of the loss and target accuracy. Last
+    ``vardass adapt`` on two files, against source-only training and uniform batches.
     """
     # torch is imported only now, so that --help and --version answer at once
+    from vardass.cli.adapt_demo import run_adapt
     from vardass.cli.figure4 import run_demo
     from vardass.cli.training import check_options, run_training
 
@@ -31,3 +33,4 @@ def demo(
     run_demo(out, sizes, seeds)
     if steps > 0:
         run_training(out, seeds=seeds, steps=steps, pairs=pairs, processes=processes)
+        run_adapt(out, seeds=seeds, steps=steps)

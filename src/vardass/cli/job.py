@@ -113,9 +113,9 @@ def progress_bar() -> Iterator[Callable[[float, str], None] | None]:
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (BarColumn(bar_width=12), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("stratify", total=1.0)
+        task = bars.add_task("starting", total=1.0)
         yield lambda fraction, message: bars.update(task, completed=fraction, description=message)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from vardass.adapt.names import choose
 from vardass.data.audio import AUDIO_ENDINGS
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
-from vardass.data.embedding_domains import embedding_task, read_labelled
+from vardass.data.embedding_domains import embedding_task, read_labelled, scale_columns
 from vardass.data.folders import FileKind, folder_domain, folder_task
 from vardass.data.images import IMAGE_ENDINGS
 from vardass.errors import InputError
@@ -114,6 +114,8 @@ def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *,
             f"{path} has {table.shape[1]} features, the model was trained on samples of shape {shape}; use the same "
             "encoder and columns"
         )
+    if data.get("scale"):
+        table = scale_columns(table, data["scale"])
     return Domain(path.stem, TensorInputs(table), None, names)
 
 

@@ -14,9 +14,11 @@ __all__ = [
     "BatchSize",
     "CheckpointEvery",
     "Device",
+    "Devices",
     "EvalEvery",
     "FeatureSource",
     "Holdout",
+    "Json",
     "LearningRate",
     "Network",
     "NetworkOptions",
@@ -24,13 +26,18 @@ __all__ = [
     "Options",
     "Out",
     "Penalty",
+    "Precision",
     "RefreshEvery",
     "Resume",
     "Sampler",
     "SamplerOptions",
     "Seed",
     "Selection",
+    "Settings",
+    "Standardise",
     "Steps",
+    "TargetBatchSize",
+    "TensorBoard",
     "WeightDecay",
     "Workers",
     "parse_pairs",
@@ -66,6 +73,17 @@ Holdout = Annotated[float, typer.Option(help="Share of each domain kept out of t
 Augment = Annotated[bool, typer.Option("--augment", help="Augment training images as DomainBed does.")]
 Workers = Annotated[int, typer.Option(help="Processes that decode files.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Devices = Annotated[str, typer.Option(help="Devices to train on together: a number, or auto for all GPUs.")]
+Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed or 16-mixed.")]
+TargetBatchSize = Annotated[int | None, typer.Option(help="Target samples in a batch, if not as many.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write metrics to OUT/tensorboard too.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+Standardise = Annotated[
+    bool, typer.Option("--standardise", help="Scale the columns of embeddings by mean and deviation of the sources.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value of RunConfig, such as lr_schedule=cosine; repeatable.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 Out = Annotated[Path, typer.Option(help="Folder of the run.")]
 
@@ -87,7 +105,10 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         settings["algorithm_options"]["penalty"] = penalty
     if settings["network"] is None:
         del settings["network"]
-    return settings
+    if str(settings["devices"]).isdecimal():
+        settings["devices"] = int(settings["devices"])
+    more = parse_pairs("--set", settings.pop("settings"))
+    return {"cache_embeddings": "auto", **settings, **more}
 
 
 def parse_pairs(option: str, texts: list[str] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from vardass.adapt.surroundings import write_text
 from vardass.cli.run_figure import draw_run
 from vardass.cli.runs import Predictions
 
-__all__ = ["Summary", "print_summary", "write_report"]
+__all__ = ["Summary", "print_json", "print_summary", "write_report"]
 
 REPORT_FILE = "report.md"
 _SCORES = {
@@ -76,6 +77,27 @@ class Summary:
         rows.append(("seconds", _seconds(result.seconds)))
         return rows
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same for programs; accuracies are shares, and None is not known."""
+        result = self.result
+        config = result.config
+        return {
+            "task": self.task,
+            "algorithm": config.algorithm,
+            "sampler": config.sampler,
+            "network": config.network,
+            "seed": config.seed,
+            "steps": result.step,
+            "selected_step": result.selected_step,
+            "selection": config.selection,
+            "score": result.score,
+            "target_accuracy": self.target_accuracy,
+            "measured_on": self.measured_on,
+            "selected": {name: value for name, value in self._selected().items() if name != "seconds"},
+            "predicted": self.predictions.counts(),
+            "seconds": result.seconds,
+        }
+
     def _selected(self) -> Mapping[str, Any]:
         """Measurements of the chosen weights."""
         chosen = [line for line in self.result.metrics if line["step"] == self.result.selected_step]
@@ -93,6 +115,11 @@ def print_summary(summary: Summary, written: Sequence[Path], *, console: Console
         table.add_row(Text(name), Text(value), style="bold green" if name == "source validation accuracy" else "")
     console.print(table)
     console.print(Text(f"written: {', '.join(map(str, written))}"), soft_wrap=True)
+
+
+def print_json(summary: Summary, written: Sequence[Path]) -> None:
+    """Print one JSON object with the result and where the files are."""
+    print(json.dumps({**summary.as_dict(), "written": [str(path) for path in written]}, indent=2))
 
 
 def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> list[Path]:
@@ -114,7 +141,12 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> lis
             f"Mean confidence {100 * float(confidences.mean()):.1f} %; {low:.1f} % of samples are below 50 %.",
             "",
         ]
-    parts += ["## Data", "", *_table(("", ""), [(name, str(value)) for name, value in data.items()]), ""]
+    parts += [
+        "## Data",
+        "",
+        *_table(("", ""), [(name, str(value)) for name, value in data.items() if name != "scale"]),
+        "",
+    ]
     settings = [(name, str(value)) for name, value in result.config.to_dict().items()]
     parts += ["## Settings", "", *_table(("setting", "value"), settings), ""]
     parts += ["Predict other samples with `vardass predict RUN DIR`, where RUN is this folder.", ""]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
+from vardass.adapt.board import BOARD_FOLDER
 from vardass.adapt.config import RunConfig
 from vardass.adapt.folder import CONFIG_FILE, METRICS_FILE, RunFolder
 from vardass.adapt.outcome import RunResult, outputs
@@ -46,6 +47,7 @@ __all__ = [
 DATA_FILE = "data.json"
 PREDICTIONS_FILE = "predictions.csv"
 DEFAULT_NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
+_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, BOARD_FOLDER)
 _HEADER = ("sample", "class", "confidence")
 _SMALL, _USUAL = 64, 224  # pixels: of the small network, and of pretrained ones
 
@@ -101,9 +103,7 @@ def open_run(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Seque
         raise InputError(f"{out} already holds a run; go on with --resume, or choose another folder with --out")
     if not is_run and out.is_dir():
         # what a run leaves that stopped before its first checkpoint may be replaced, nothing else
-        other = sorted(
-            entry.name for entry in out.iterdir() if entry.name not in (CONFIG_FILE, METRICS_FILE, DATA_FILE)
-        )
+        other = sorted(entry.name for entry in out.iterdir() if entry.name not in _LEFT_BY_A_RUN)
         if other:
             raise InputError(f"{out} holds {other[0]!r} and no run; choose an empty or new folder with --out")
     before = read_data_file(out) if is_run else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,7 @@ def train(
     network: o.Network = None,
     steps: o.Steps = 3000,
     batch_size: o.BatchSize = 32,
+    target_batch_size: o.TargetBatchSize = None,
     lr: o.LearningRate = 1e-3,
     weight_decay: o.WeightDecay = 0.0,
     optimiser: o.Optimiser = "adam",
@@ -46,13 +47,19 @@ def train(
     augment: o.Augment = False,
     workers: o.Workers = 0,
     device: o.Device = "auto",
+    devices: o.Devices = "1",
+    precision: o.Precision = "32-true",
+    tensorboard: o.TensorBoard = False,
+    settings: o.Settings = None,
+    standardise: o.Standardise = False,
+    as_json: o.Json = False,
     resume: o.Resume = False,
 ) -> None:
     """Train on a benchmark task and measure the chosen model on target samples that were not trained on."""
     # torch is imported only now, so that --help and --version answer at once
     from vardass.adapt.config import RunConfig
     from vardass.adapt.outcome import final_report
-    from vardass.cli.run_report import Summary, print_summary, write_report
+    from vardass.cli.run_report import Summary, print_json, print_summary, write_report
     from vardass.cli.runs import (
         DEFAULT_NETWORKS,
         PREDICTIONS_FILE,
@@ -62,6 +69,7 @@ def train(
         run_trainer,
         write_predictions,
     )
+    from vardass.data.embedding_domains import standardise_task
     from vardass.data.registry import load_task
     from vardass.data.splits import split_task
     from vardass.errors import InputError
@@ -72,6 +80,7 @@ def train(
         "network": network,
         "steps": steps,
         "batch_size": batch_size,
+        "target_batch_size": target_batch_size,
         "lr": lr,
         "weight_decay": weight_decay,
         "optimiser": optimiser,
@@ -88,16 +97,20 @@ def train(
         "augment": augment,
         "workers": workers,
         "device": device,
+        "devices": devices,
+        "precision": precision,
+        "tensorboard": tensorboard,
+        "settings": settings,
     }
-    settings = o.settings_of(given)
-    RunConfig(**settings)  # before any data is read
+    chosen = o.settings_of(given)
+    RunConfig.from_dict(chosen)  # before any data is read
     loader_options = o.parse_pairs("--data-option", data_option)
     try:
         loaded = load_task(dataset, task, root, **loader_options)
     except InputError as error:
         raise InputError(str(error).replace("root is None", "--root is not given")) from error
-    config = RunConfig(**{"network": DEFAULT_NETWORKS[loaded.target.kind], **settings})
-    data = {
+    config = RunConfig.from_dict({"network": DEFAULT_NETWORKS[loaded.target.kind], **chosen})
+    data: dict[str, Any] = {
         "kind": loaded.target.kind,
         "dataset": dataset,
         "task": task,
@@ -107,10 +120,13 @@ def train(
         "target_samples": len(loaded.target),
         "classes": list(loaded.class_names),
         "holdout": holdout,
+        "scale": None,
         "unlabelled_fraction": unlabelled_fraction,
     }
+    if standardise:
+        loaded, data["scale"] = standardise_task(loaded)
     splits = split_task(loaded, seed=seed, holdout=holdout, unlabelled_fraction=unlabelled_fraction)
-    if selection == "oracle":
+    if config.selection == "oracle":
         splits.target_val.reveal()
     open_run(out, data, resume=resume)
     result = run_trainer(config, splits, out, data, resume=resume)
@@ -124,7 +140,8 @@ def train(
     tested = f"{final['target_samples']:,} samples that were not trained on"
     summary = Summary(f"{dataset} {task}", result, predictions, final["target_accuracy"], tested)
     written = write_report(summary, out, data)
-    print_summary(summary, [out / "model.safetensors", out / PREDICTIONS_FILE, out / "metrics.jsonl", *written])
+    show = print_json if as_json else print_summary
+    show(summary, [out / "model.safetensors", out / PREDICTIONS_FILE, out / "metrics.jsonl", *written])
 
 
 def tasks(

@@ -14,7 +14,18 @@ from rich.table import Table
 
 from vardass.cli.training_demo import BATCH_SIZE, LAMBDA, PERIOD, WAYS, Run
 
-__all__ = ["LOSSES", "Cell", "as_csv", "findings", "headline", "pair_table", "setting", "summarise", "summary_table"]
+__all__ = [
+    "LOSSES",
+    "Cell",
+    "as_csv",
+    "findings",
+    "headline",
+    "pair_table",
+    "setting",
+    "standard_error",
+    "summarise",
+    "summary_table",
+]
 
 LOSSES = {"mmd": "MMD", "coral": "CORAL"}
 
@@ -74,9 +85,9 @@ def _cells(runs: Sequence[Run]) -> list[Cell]:
                 _ratio([(state.variance, state.uniform_variance) for state in noise]),
                 _ratio([(state.error, state.uniform_error) for state in noise]),
                 fmean(accuracies),
-                _standard_error(accuracies),
+                standard_error(accuracies),
                 fmean(gains),
-                _standard_error(gains),
+                standard_error(gains),
                 sum(gain > 0 for gain in gains),
                 len(group),
                 pairs,
@@ -89,7 +100,8 @@ def _key(run: Run) -> tuple[str, str, int]:
     return run.job.source, run.job.target, run.job.seed
 
 
-def _standard_error(values: Sequence[float]) -> float:
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean, NaN for one value."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 

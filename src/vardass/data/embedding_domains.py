@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,14 @@ from vardass.embeddings import read_embeddings
 from vardass.errors import InputError
 from vardass.validate import as_features
 
-__all__ = ["embedding_names", "embedding_task", "load_embeddings", "read_labelled"]
+__all__ = [
+    "embedding_names",
+    "embedding_task",
+    "load_embeddings",
+    "read_labelled",
+    "scale_columns",
+    "standardise_task",
+]
 
 _ENDINGS = (".npz", ".npy", ".parquet", ".csv")
 
@@ -145,6 +152,47 @@ def embedding_task(
         for title, (table, values) in zip(titles, tables, strict=True)
     ]
     return Task(name or "+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
+
+
+def standardise_task(task: Task) -> tuple[Task, dict[str, list[float]]]:
+    """Scale all columns by mean and deviation of the sources together.
+
+    Returns
+    -------
+    task : Task
+        With scaled samples.
+    scale : dict
+        ``"mean"`` and ``"deviation"`` of each column, for `scale_columns` on samples that come later.
+
+    Raises
+    ------
+    InputError
+        If the samples are not vectors in memory.
+    """
+    tables = []
+    for domain in (*task.sources, task.target):
+        if not isinstance(domain.dataset, TensorInputs) or domain.dataset.tensor.ndim != 2:
+            raise InputError(f"only embeddings can be standardised, domain {domain.name!r} holds {domain.kind} data")
+        tables.append(domain.dataset.tensor)
+    reference = torch.cat(tables[:-1])
+    spread = reference.std(0, correction=0)
+    scale = {"mean": reference.mean(0).tolist(), "deviation": torch.where(spread > 0, spread, 1.0).tolist()}
+    scaled = [
+        domain._derive(
+            domain.name,
+            TensorInputs(scale_columns(table, scale)),
+            domain._labels,
+            domain.domain_ids,
+            hidden=domain._hidden,
+        )
+        for domain, table in zip((*task.sources, task.target), tables, strict=True)
+    ]
+    return Task(task.name, tuple(scaled[:-1]), scaled[-1]), scale
+
+
+def scale_columns(features: Tensor, scale: Mapping[str, Sequence[float]]) -> Tensor:
+    """Features (n, d) minus the means, divided by the deviations, that `standardise_task` gave."""
+    return (features - features.new_tensor(scale["mean"])) / features.new_tensor(scale["deviation"])
 
 
 def embedding_names(root: PathLike | None) -> tuple[str, ...]:

@@ -136,12 +136,12 @@ def domain_shares(source: Batch, target: Batch, like: Tensor, *, balanced: bool)
     Each domain has one half if ``balanced``, else the share of its rows, which for uniform weights is the
     plain mean over all rows; within a domain the sampling weights apply.
     """
-    n_s, n_t = len(source.x), len(target.x)
+    n_s, n_t = source.size, target.size
     share_s = 0.5 if balanced else n_s / (n_s + n_t)
     parts = []
     for batch, share, name in ((source, share_s, "source weights"), (target, 1.0 - share_s, "target weights")):
-        w = as_weights(batch.weights, len(batch.x), like, name)
-        parts.append(like.new_full((len(batch.x),), share / len(batch.x)) if w is None else share * w)
+        w = as_weights(batch.weights, batch.size, like, name)
+        parts.append(like.new_full((batch.size,), share / batch.size) if w is None else share * w)
     return torch.cat(parts)
 
 

@@ -25,6 +25,10 @@ class ARM(Algorithm):
     uses the sampling weights. The target is used only at prediction, so a batch to predict must come from
     one domain; its size matters too.
 
+    Several sources are united in one stream, so a training batch, and a support set in it, may hold samples of all
+    of them: the context is then that of the mixture. Zhang et al. take a support set from one domain; for that,
+    train on one source.
+
     The first layer of ``network`` is widened in place.
 
     Parameters
@@ -87,12 +91,18 @@ class ARM(Algorithm):
 
     def source_features(self, source: Batch) -> Tensor:
         """Return z of a source batch, its context averaged with the sampling weights."""
-        return self.network.features(self.with_context(source.x, source.weights))
+        return self.processes.whole(self.network.features(self.with_context(source.x, source.weights, source.size)))
 
-    def with_context(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return ``x`` (b, c, ...) with the mean context of its support set as more channels or columns."""
+    def with_context(self, x: Tensor, weights: Tensor | None = None, rows: int | None = None) -> Tensor:
+        """Return ``x`` (b, c, ...) with the mean context of its support set as more channels or columns.
+
+        If ``x`` is this process's part of a batch of ``rows`` samples, support sets are those of the whole batch.
+        """
         context: Tensor = self.context(x)
-        b = len(x)
+        mine = slice(None)
+        if rows is not None and rows != len(x):
+            context, mine = self.processes.whole(context), self.processes.part(rows)
+        b = len(context)
         size = self.support_size if self.support_size and b % self.support_size == 0 else b
         groups = context.reshape(b // size, size, *context.shape[1:])
         w = as_weights(weights, b, context)
@@ -103,7 +113,7 @@ class ARM(Algorithm):
             shares = w.view(-1, size)
             shares = shares / shares.sum(1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
             mean = torch.einsum("gs,gs...->g...", shares, groups)
-        return torch.cat([x, mean.repeat_interleave(size, 0).to(x.dtype)], 1)
+        return torch.cat([x, mean.repeat_interleave(size, 0)[mine].to(x.dtype)], 1)
 
 
 def _image_context(channels: int, width: int) -> nn.Sequential:

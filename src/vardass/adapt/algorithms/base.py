@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from vardass.adapt.algorithms.sharpness import climbed, paused_statistics
 from vardass.adapt.names import choose
 from vardass.adapt.networks import Network
+from vardass.adapt.processes import Processes
 from vardass.errors import InputError
 from vardass.validate import as_weights, check_count
 
@@ -27,12 +28,19 @@ Backward: TypeAlias = Callable[[Tensor], None]
 class Batch(NamedTuple):
     """Samples of one domain: inputs (b, *shape), labels (b,) if known, weights (b,) that sum to 1.
 
-    None for weights means uniform. The labels of a target batch are never read.
+    None for weights means uniform. The labels of a target batch are never read. Where several processes share a
+    batch, ``x`` is this one's part, labels and weights are those of all, and ``rows`` counts all samples.
     """
 
     x: Tensor
     y: Tensor | None = None
     weights: Tensor | None = None
+    rows: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Samples of the batch over all processes."""
+        return len(self.x) if self.rows is None else self.rows
 
 
 class CommonOptions(TypedDict, total=False):
@@ -66,6 +74,11 @@ class Algorithm(nn.Module):
         DomainBed's DANN).
     seed : int, optional
         Of the initial parameters of discriminators, context networks and random maps.
+
+    Attributes
+    ----------
+    processes : Processes
+        Those that share each batch; by default this one alone. The trainer sets it.
     """
 
     name: ClassVar[str]
@@ -92,6 +105,7 @@ class Algorithm(nn.Module):
         self.sharpness = check_number(sharpness, "sharpness", low=0.0)
         self.joint_forward = self.joint_by_default if joint_forward is None else joint_forward
         self.seed = seed
+        self.processes = Processes()
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return the parts of the loss by name, and their sum as ``"total"``, which is to be minimised."""
@@ -172,15 +186,16 @@ class Algorithm(nn.Module):
         return self.task_loss(z, source)
 
     def source_features(self, source: Batch) -> Tensor:
-        """Return z of a source batch."""
-        return self.features(source.x)
+        """Return z of a source batch, of all processes."""
+        return self.processes.whole(self.features(source.x))
 
     def pair_features(self, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
-        """Return z of both batches, from one forward pass or from two."""
+        """Return z of both batches, from one forward pass or from two, of all processes."""
+        whole = self.processes.whole
         if not self.joint_forward:
-            return self.features(source.x), self.features(target.x)
+            return whole(self.features(source.x)), whole(self.features(target.x))
         z = self.features(torch.cat([source.x, target.x]))
-        return z[: len(source.x)], z[len(source.x) :]
+        return whole(z[: len(source.x)]), whole(z[len(source.x) :])
 
     def task_loss(self, z: Tensor, source: Batch) -> Tensor:
         """Return the cross-entropy Σ_h w_h CE_h of the head at features ``z`` (b, feature_dim)."""

@@ -119,7 +119,7 @@ class DANN(Adversarial):
         logits = self.discriminator(z)
         shares = domain_shares(source, target, logits, balanced=False)
         labels = torch.full_like(logits, self.smoothing)
-        is_source = torch.arange(len(z), device=z.device) < len(source.x)
+        is_source = torch.arange(len(z), device=z.device) < source.size
         labels[torch.arange(len(z), device=z.device), (~is_source).long()] = 1.0 - self.smoothing
         each = F.cross_entropy(logits, labels, reduction="none")
         loss = (shares * each).sum()

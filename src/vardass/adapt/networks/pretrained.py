@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from torch import Tensor, nn
 
@@ -15,6 +19,7 @@ from vardass.errors import InputError
 __all__ = ["RESNET18", "efficientnet_lite0", "resnet18_random", "transformers_model"]
 
 RESNET18 = "microsoft/resnet-18"
+_HUB = "https://huggingface.co"
 
 
 class TransformersFeaturiser(nn.Module):
@@ -48,14 +53,20 @@ class EfficientNetFeaturiser(nn.Module):
 
 
 def transformers_model(source: str, input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
-    """Load a vision backbone from a hub name such as ``"microsoft/resnet-18"`` or from a local folder."""
+    """Load a vision backbone from a hub name such as ``"microsoft/resnet-18"`` or from a local folder.
+
+    What was downloaded before is used as it is; the hub is asked only for what is not there.
+    """
     transformers = _library("transformers", "adapt")
     folder = Path(source).expanduser()
     if not folder.is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
-    where: Any = folder if folder.is_dir() else source
+    load = transformers.AutoModel.from_pretrained
     try:
-        model = transformers.AutoModel.from_pretrained(where, local_files_only=local_files_only)
+        if folder.is_dir():
+            model = load(folder, local_files_only=True)
+        else:
+            model = _from_cache_or_hub(load, source, local_files_only)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
@@ -63,6 +74,30 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
             "saved with save_pretrained ('resnet18-random' needs no download)"
         ) from error
     return _checked_channels(TransformersFeaturiser(model), source, input_shape)
+
+
+def _from_cache_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:
+    try:
+        return load(source, local_files_only=True)
+    except OSError:
+        if local_files_only:
+            raise
+    endpoint = os.environ.get("HF_ENDPOINT", _HUB)
+    if not _answers(endpoint):  # the hub's own attempts take half a minute to fail
+        raise OSError(f"it is not among the downloaded ones, and {endpoint} cannot be reached")
+    return load(source)
+
+
+def _answers(address: str, seconds: float = 3.0) -> bool:
+    """Whether a connection to the host of a web address can be made; behind a proxy, that is left to the proxy."""
+    parts = urlsplit(address)
+    if not parts.hostname or parts.scheme in getproxies():
+        return True
+    try:
+        socket.create_connection((parts.hostname, parts.port or 443), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
 
 
 def resnet18_random(input_shape: Sequence[int]) -> nn.Module:

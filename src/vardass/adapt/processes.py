@@ -1,0 +1,108 @@
+"""Processes that train together: each has a part of every batch, and all end each step with the same weights.
+
+A discrepancy is no mean over samples, so averaging the losses of parts would give another loss. Hence the features
+of all parts are put together, with their gradients, and every process computes the loss of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vardass.errors import InputError
+
+__all__ = ["Processes"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class _Gather(torch.autograd.Function):
+    """All parts, one after the other; the gradient of a part is the sum of what all processes ask of it."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, rank: int, count: int) -> Tensor:
+        ctx.place = slice(rank * len(local), (rank + 1) * len(local))
+        parts = [torch.empty_like(local) for _ in range(count)]
+        dist.all_gather(parts, local)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        total = grads[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total[ctx.place], None, None
+
+
+class Processes:
+    """The present process among those that train together; all must call the methods in the same order.
+
+    Parameters
+    ----------
+    rank, count : int
+        Number of this process, and of all; by default it is alone, and nothing is exchanged.
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process refreshes, evaluates and writes for all."""
+        return self.rank == 0
+
+    def part(self, rows: int) -> slice:
+        """Rows of a batch that are this process's."""
+        if rows % self.count:
+            raise InputError(
+                f"a batch of {rows} samples cannot be shared evenly by {self.count} processes; use a batch_size and "
+                f"target_batch_size that {self.count} divides"
+            )
+        each = rows // self.count
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def whole(self, local: Tensor) -> Tensor:
+        """Rows (b, ...) of all processes, put together in the order of the batch: (count b, ...).
+
+        With the gradients of all processes averaged afterwards, each parameter has the gradient of the whole loss.
+        """
+        if self.count == 1:
+            return local
+        # not every backend exchanges half precision
+        sent = (local.float() if local.dtype in _HALF else local).contiguous()
+        gathered: Tensor = _Gather.apply(sent, self.rank, self.count)  # type: ignore[no-untyped-call]
+        return gathered.to(local.dtype)
+
+    def same(self, value: Any) -> Any:
+        """The value that the leading process has."""
+        if self.count == 1:
+            return value
+        box = [value if self.leads else None]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give all processes the mean of their gradients."""
+        if self.count > 1:
+            self._average([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+    def average_statistics(self, module: nn.Module) -> None:
+        """Give all processes the mean of the running statistics of their BatchNorm layers."""
+        if self.count > 1:
+            layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.training]
+            found = [statistic for layer in layers for statistic in (layer.running_mean, layer.running_var)]
+            self._average([statistic for statistic in found if statistic is not None])
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        if not tensors:
+            return
+        with torch.no_grad():
+            flat = torch.cat([tensor.flatten().float() for tensor in tensors])  # one exchange for all
+            dist.all_reduce(flat)
+            flat /= self.count
+            for tensor, mean in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors])):
+                tensor.copy_(mean.view_as(tensor))
