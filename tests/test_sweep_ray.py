@@ -27,9 +27,12 @@ def local(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def _cluster():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    # Ray's workers give way to everything else; on a busy machine that would be for ever
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
 
 
 @pytest.mark.usefixtures("_cluster")
