@@ -69,20 +69,13 @@ def images(n: int, pixels: int) -> Callable[[], TaskSplits]:
 
 
 SETTINGS = {
-    "mlp": Setting("watch, MLP on 78 features, n = 936 and 489, batch 32", watch, 1000, 5),
+    "mlp": Setting("watch, MLP on 78 features, n = 936 and 489, batch 32", watch, 1000, 3),
     "conv": Setting(
         "images 32 x 32, small convolutional net, n = 1,920 and 960, batch 32",
         images(2400, 32),
-        300,
-        3,
+        200,
+        2,
         {"network": "conv"},
-    ),
-    "resnet": Setting(
-        "images 64 x 64, ResNet-18, n = 1,920 and 960, batch 32",
-        images(2400, 64),
-        100,
-        3,
-        {"network": "resnet18-random"},
     ),
 }
 
