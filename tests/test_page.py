@@ -239,7 +239,7 @@ def run_folder(folder, *, steps=30, done=30):
 
 def test_a_single_run(tmp_path):
     run_folder(tmp_path)
-    (tmp_path / "report.md").write_text("| target accuracy | 78.9 % of 1,222 samples (...) |\n", encoding="utf-8")
+    (tmp_path / "result.json").write_text(json.dumps({"target_accuracy": 0.789}), encoding="utf-8")
     parsed = Parsed(make_page(tmp_path, strata=False))
     row = parsed.rows()["watch", "CORAL", "ordered"]
     assert row["accuracy, %"] == "78.9"

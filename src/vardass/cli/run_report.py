@@ -19,7 +19,7 @@ from vardass.cli.runs import Predictions
 
 __all__ = ["Summary", "print_json", "print_summary", "write_report"]
 
-REPORT_FILE = "report.md"
+REPORT_FILE, RESULT_FILE = "report.md", "result.json"
 _SCORES = {
     "target_entropy": "target entropy, nats (less is surer)",
     "target_information": "target information, nats (more is better)",
@@ -123,7 +123,7 @@ def print_json(summary: Summary, written: Sequence[Path]) -> None:
 
 
 def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> list[Path]:
-    """Write ``report.md`` and, if matplotlib is there, the figure; return their paths."""
+    """Write ``report.md``, ``result.json`` for programs and, if matplotlib is there, the figure; return their paths."""
     result = summary.result
     figure = draw_run(result, folder, title=f"{summary.task}: {result.config.algorithm} with {result.config.sampler}")
     parts = [f"# {summary.task}", "", *_table(("", ""), summary.rows()), ""]
@@ -151,6 +151,7 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> lis
     parts += ["## Settings", "", *_table(("setting", "value"), settings), ""]
     parts += ["Predict other samples with `vardass predict RUN DIR`, where RUN is this folder.", ""]
     write_text(folder / REPORT_FILE, "\n".join(parts))
+    write_text(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n")
     return [folder / REPORT_FILE] if figure is None else [folder / REPORT_FILE, figure]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ from vardass.experiments.store import read_records
 __all__ = ["Found", "Unfinished", "read_folder"]
 
 _REMEDY = "name the folder of a sweep (records.jsonl) or of a run (metrics.jsonl)"
-_ACCURACY = re.compile(r"^\| target accuracy \| ([0-9.]+) % of ([0-9,]+)?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def _read_run(folder: Path) -> Found:
         "score": chosen[-1].get("score"),
         "mmd2": chosen[-1].get("mmd"),
         "selected_step": lines[-1].get("best_step"),
-        **_reported(folder / "report.md"),
+        "target_accuracy": (_object(folder / "result.json") or {}).get("target_accuracy"),
     }
     spent = lines[-1].get("seconds")
     seconds = {str(part): number(value) or 0.0 for part, value in spent.items()} if isinstance(spent, dict) else {}
@@ -150,17 +148,6 @@ def _own_task(data: Mapping[str, Any]) -> str:
     sources = data.get("sources")
     names = [Path(str(source)).stem for source in sources] if isinstance(sources, list) else []
     return f"{'+'.join(names)}->{Path(str(data.get('target'))).stem}" if names else ""
-
-
-def _reported(file: Path) -> dict[str, Any]:
-    """Target accuracy as the run's report has it: only there is it written down."""
-    if not file.is_file():
-        return {}
-    found = _ACCURACY.search(file.read_text(encoding="utf-8", errors="replace"))
-    if found is None:
-        return {}
-    samples = found[2]
-    return {"target_accuracy": float(found[1]) / 100, "target_samples": samples and int(samples.replace(",", ""))}
 
 
 def _object(file: Path) -> dict[str, Any] | None:
