@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sweep_yaml import BASE, changed, load
 from vardass.adapt.config import RunConfig
 from vardass.data import derived_seed, task_names
 from vardass.errors import InputError
@@ -21,26 +21,6 @@ from vardass.experiments.record import RunSpec
 from vardass.experiments.space import draw, named_space
 from vardass.experiments.spec import Sweep, load_sweep, preset_names
 from vardass.experiments.yaml_file import dump_yaml, parse_yaml
-
-BASE: dict[str, Any] = {
-    "seed": 3,
-    "repeats": 2,
-    "search": {"size": 3, "space": "paper-small"},
-    "settings": {"steps": 20, "eval_every": 10},
-    "data": [{"dataset": "watch", "tasks": ["left-A->right-B", "right-B->left-A"]}],
-    "algorithms": ["erm", "mmd"],
-    "samplers": ["uniform", "vardass"],
-}
-
-
-def load(folder: Path, content: dict[str, Any] | str, **options: Any) -> Sweep:
-    path = folder / "sweep.yaml"
-    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
-    return load_sweep(path, **options)
-
-
-def changed(**changes: Any) -> dict[str, Any]:
-    return {**BASE, **changes}
 
 
 def ids(sweep: Sweep) -> set[str]:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vardass.experiments.figures.base import GREY, Cell, Claim, FigureResult, Progress, dress
 from vardass.experiments.figures.batch_sizes import COUPLED, METHODS, Point, measure, measure_coupled, of_method
-from vardass.experiments.figures.small_network import one_thread, small_trainer, source_features
+from vardass.experiments.figures.small_network import small_trainer, source_features
+from vardass.experiments.figures.threads import one_thread
 from vardass.samplers.base import derive_seed
 from vardass.validate import as_generator
 

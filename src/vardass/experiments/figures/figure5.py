@@ -24,7 +24,7 @@ from vardass.experiments.figures.base import (
     Progress,
     dress,
 )
-from vardass.experiments.figures.small_network import one_thread
+from vardass.experiments.figures.threads import one_thread
 from vardass.refresh import DriftRefresh, GrowingRefresh, RefreshEvery, VarianceRefresh
 
 if TYPE_CHECKING:

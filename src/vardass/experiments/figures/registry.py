@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
-import torch
-
 from vardass.errors import InputError
 from vardass.experiments.figures.base import FigureResult, Progress
+from vardass.experiments.figures.threads import one_thread
 
 __all__ = ["NUMBERS", "make_figure"]
 
@@ -44,16 +42,5 @@ def make_figure(number: int, *, seed: int = 0, quick: bool = False, progress: Pr
             raise
         raise InputError(f"figure {number} is not part of this version; choose another") from None
     function = cast(Callable[..., Any], getattr(module, f"figure{number}"))
-    with _one_thread():
+    with one_thread():
         return cast(FigureResult, function(seed=seed, quick=quick, progress=progress))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The same sums in the same order on every machine; problems of this size gain little from more threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from torch import Tensor
 
 from vardass.adapt.config import RunConfig
@@ -13,7 +9,7 @@ from vardass.adapt.trainer import Trainer
 from vardass.data import load_task, split_task
 from vardass.refresh.extract import extract_features
 
-__all__ = ["one_thread", "small_trainer", "source_features"]
+__all__ = ["small_trainer", "source_features"]
 
 
 def small_trainer(
@@ -51,14 +47,3 @@ def source_features(trainer: Trainer) -> Tensor:
     """Features (n, d) of all source samples that the run trains on, as the network is now."""
     data = trainer.streams["source"].inputs.data
     return extract_features(trainer.algorithm, data, forward=lambda model, x: model.features(x))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Seconds to compare and sums in one order; problems of this size gain little from more threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
