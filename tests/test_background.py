@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,6 +142,11 @@ def test_a_killed_process_is_named() -> None:
     sampler._link._process.join()
     with pytest.raises(VardassError, match=r"exit code -9.*resume"):
         list(islice(sampler, 50))
+    # it must not begin anew in silence
+    with pytest.raises(VardassError, match="exit code -9"):
+        sampler.close()
+    with pytest.raises(VardassError, match="load a state"):
+        next(iter(sampler))
 
 
 def test_features_that_cannot_be_used_are_refused() -> None:
@@ -166,3 +175,77 @@ def test_samplers_without_features_stay_without() -> None:
     assert [list(b) for b in islice(sampler, 9)] == [
         list(b) for b in islice(UniformBatchSampler(N, K, seed=3, endless=True), 9)
     ]
+
+
+def test_a_lost_stream_goes_on_from_a_state() -> None:
+    sampler = BackgroundSampler(MAKERS["stratified"](), ahead=AHEAD)
+    sampler.refresh(features(0))
+    list(islice(sampler, 7))
+    state = sampler.state_dict()
+    expected = [list(batch) for batch in islice(sampler, 9)]
+    assert sampler._link is not None
+    os.kill(sampler._link._process.pid, signal.SIGKILL)
+    with pytest.raises(VardassError, match="exit code -9"):
+        sampler.close()
+    sampler.load_state_dict(state)
+    assert [list(batch) for batch in islice(sampler, 9)] == expected
+    sampler.close()
+
+
+def test_a_state_of_a_closed_stream_starts_no_process() -> None:
+    sampler = BackgroundSampler(MAKERS["ordered"](), ahead=AHEAD)
+    assert sampler.state_dict()["position"] == 0
+    assert sampler._link is None
+    list(islice(sampler, 3))
+    sampler.close()
+    other = BackgroundSampler(MAKERS["ordered"](), ahead=AHEAD, in_process=True)
+    other.load_state_dict(sampler.state_dict())
+    assert sampler._link is None
+    assert [list(b) for b in islice(sampler, 8)] == [list(b) for b in islice(other, 8)]
+    sampler.close()
+
+
+_SCRIPT = """
+import os, signal, sys, time, torch
+from vardass import StratifiedBatchSampler
+from vardass.samplers import BackgroundSampler
+
+if __name__ == "__main__":
+    sampler = BackgroundSampler(StratifiedBatchSampler(4000, 8, endless=True), ahead=4)
+    next(iter(sampler))
+    print(sampler._link._process.pid, flush=True)
+    if sys.argv[1] == "leave":
+        sampler.refresh(torch.randn(4000, 64))
+        sampler.refresh(torch.randn(4000, 64))
+    else:
+        sampler.refresh(torch.randn(4000, 4))
+        time.sleep(60)
+"""
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_script_that_ends_without_close_ends(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "script.py", "leave"], timeout=90, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_SCRIPT)
+    parent = subprocess.Popen([sys.executable, tmp_path / "script.py", "wait"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert _is_there(child)
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 60
+    while _is_there(child):
+        assert time.monotonic() < until, "the background process is an orphan"
+        time.sleep(0.1)

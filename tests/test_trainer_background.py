@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,15 @@ def test_several_processes_are_refused() -> None:
 
     with pytest.raises(InputError, match="devices=1"):
         _in_background(StratifiedBatchSampler(20, 4, endless=True), config(), Two())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["drift", "variance"])
+def test_policies_that_measure_new_strata_are_refused(splits: TaskSplits, policy: str) -> None:
+    with pytest.raises(InputError, match=r"background=True.*background=False"):
+        Trainer(config(refresh_policy=policy), splits)
+
+
+def test_no_process_is_left_behind(splits: TaskSplits, tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+    Trainer(config(steps=14), splits, tmp_path / "run").run()
+    assert set(multiprocessing.active_children()) <= before

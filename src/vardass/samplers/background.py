@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import signal
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -104,7 +105,8 @@ class BackgroundSampler(Sampler[IndexBatch]):
         self._store: deque[dict[str, Any]] = deque()  # answers, the first of them partly used
         self._used = 0
         self._asked: deque[int] = deque()  # sizes of answers still to come
-        self._saved: dict[str, Any] | None = None
+        self._saved: dict[str, Any] | None = None  # of the sampler, while there is no process
+        self._is_lost = False
 
     # --- the stream -----------------------------------------------------------------------------------
 
@@ -164,6 +166,11 @@ class BackgroundSampler(Sampler[IndexBatch]):
     # --- the process ----------------------------------------------------------------------------------
 
     def _connect(self) -> None:
+        if self._is_lost:
+            raise VardassError(
+                "the background process ended and the stream with it; load a state with load_state_dict, or make a "
+                "new sampler"
+            )
         if self._link is None:
             self._link = _Link(self._sampler, in_process=self._in_process)
             if self._saved is not None:
@@ -177,6 +184,9 @@ class BackgroundSampler(Sampler[IndexBatch]):
             return
         try:
             self._saved = self.state_dict()["sampler"]
+        except BaseException:
+            self._is_lost = True
+            raise
         finally:
             self._link.close()
             self._link = None
@@ -185,17 +195,16 @@ class BackgroundSampler(Sampler[IndexBatch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; waits for the batches that are on their way."""
-        self._connect()
-        assert self._link is not None
-        while self._asked:
-            self._receive()
-        self._link.send("state", None)
-        store = [
-            {"rows": answer["rows"], "weights": answer["weights"], "strata": answer["strata"]} for answer in self._store
-        ]
+        if self._link is None:  # not begun, or closed: nothing is on its way, and no process need be started
+            inner = self._sampler.state_dict() if self._saved is None else self._saved
+        else:
+            while self._asked:
+                self._receive()
+            self._link.send("state", None)
+            inner = self._link.receive()
         return {
-            "sampler": self._link.receive(),
-            "store": store,
+            "sampler": inner,
+            "store": [dict(answer) for answer in self._store],
             "used": self._used,
             "position": self.position,
             "strata": None if self.strata is None else self.strata.to_dict(),
@@ -209,12 +218,15 @@ class BackgroundSampler(Sampler[IndexBatch]):
                 f"the state has the keys {sorted(state)}, a background sampler's has {sorted(names)}; "
                 "make the sampler with the same arguments or start anew"
             )
-        self._connect()
-        assert self._link is not None
-        while self._asked:
-            self._receive()
-        self._link.send("load", state["sampler"])
-        self._link.receive()
+        if self._link is None:
+            self._sampler.load_state_dict(state["sampler"])  # says so if it is another sampler's
+            self._saved, self._is_lost = state["sampler"], False
+            self._asked.clear()
+        else:
+            while self._asked:
+                self._receive()
+            self._link.send("load", state["sampler"])
+            self._link.receive()
         self._store, self._used = deque(state["store"]), state["used"]
         self.position = state["position"]
         self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
@@ -232,9 +244,10 @@ class _Link:
         # a queue's own thread writes to the pipe, so that sending large features does not wait for the reader
         context = multiprocessing.get_context()
         self._requests = context.Queue()
+        self._requests.cancel_join_thread()  # the end of this process does not wait for features that nobody reads
         self._pipe, theirs = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=_serve, args=(sampler, self._requests, theirs), daemon=True, name="vardass-background"
+            target=_serve, args=(sampler, self._requests, theirs, self._pipe), daemon=True, name="vardass-background"
         )
         self._process.start()
         theirs.close()  # so that the end of the process ends the pipe
@@ -268,7 +281,6 @@ class _Link:
         if self._server is None:
             self._finalise()
             self._process.join()
-            self._requests.cancel_join_thread()
             self._requests.close()
             self._pipe.close()
 
@@ -278,10 +290,14 @@ def _pack(message: Any) -> bytes:
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _serve(sampler: MinibatchSampler, requests: Any, pipe: Any) -> None:
+def _serve(sampler: MinibatchSampler, requests: Any, pipe: Any, other_end: Any) -> None:
     """What the process does, until its parent is gone."""
+    other_end.close()  # a copy of it here would hide that the parent is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C the parent finishes its step and needs this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent must not keep `close` waiting
     torch.set_num_threads(1)  # the other cores are for training
-    os.nice(5)
+    if hasattr(os, "nice"):
+        os.nice(5)
     server = _Server(sampler)
     parent = multiprocessing.parent_process()
     while parent is None or parent.is_alive():
