@@ -53,7 +53,7 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
         )
     if made.observes is not None and config.background:
         raise InputError(
-            f"refresh_policy {name!r} measures strata right after a refresh, but background={config.background} brings them "
-            "later; use background=False, or refresh_policy 'every' or 'growing'"
+            f"refresh_policy {name!r} measures strata right after a refresh, but background={config.background} brings "
+            "them later; use background=False, or refresh_policy 'every' or 'growing'"
         )
     return made if config.refresh_every > 0 and config.sampler != "kmeans-inputs" else NeverRefresh()
