@@ -161,6 +161,9 @@ class RunConfig:
             check_count(self.target_batch_size, "target_batch_size")
         for name, choices in _CHOICES.items():
             choose(getattr(self, name), name, choices)
+        for name in ("background", "augment", "tensorboard"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if check_number(self.lr, "lr", low=0.0) == 0.0:
             raise InputError(f"lr must be above 0, got {self.lr}; 1e-3 is usual")
         check_number(self.weight_decay, "weight_decay", low=0.0)

@@ -111,6 +111,9 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"cache_embeddings": "auto", **settings, **more}
 
 
+_EXAMPLES = {"--set": "refresh_every=50", "--sampler-option": "min_size=2", "--network-option": "hidden=[64]"}
+
+
 def parse_pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
     """Values by name from texts such as ``penalty=0.5``; what is no Python literal is a word."""
     import ast
@@ -121,7 +124,9 @@ def parse_pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise InputError(f"{option} takes key=value, got {text!r}; for example penalty=0.5")
+            raise InputError(
+                f"{option} takes key=value, got {text!r}; for example {_EXAMPLES.get(option, 'penalty=0.5')}"
+            )
         words = {"true": True, "false": False, "none": None}
         try:
             parsed = words[value.lower()] if value.lower() in words else ast.literal_eval(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,9 +30,9 @@ def tables(
     # imported only now, so that --help answers at once
     from vardass.errors import InputError
     from vardass.experiments.collect import collect
+    from vardass.experiments.current import current_records
     from vardass.experiments.paper import against_paper
     from vardass.experiments.render import FORMATS, render
-    from vardass.experiments.store import read_records
     from vardass.experiments.tables import TABLE_NAMES, make_tables
     from vardass.files import atomic_write
 
@@ -41,7 +42,12 @@ def tables(
             raise InputError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
     if against not in (None, "paper"):
         raise InputError(f"cannot compare with {against!r}; the only choice is --against paper")
-    records = [record for folder in folders for record in read_records(folder)]
+    records = []
+    for folder in folders:
+        found, left_out = current_records(folder)
+        records += found
+        if left_out:
+            print(f"{left_out} records in {folder} are left out: the sweep was changed since", file=sys.stderr)
     if not records:
         named = ", ".join(map(str, folders))
         raise InputError(f"no records of runs in {named}; name the folder of a sweep with at least one finished run")

@@ -143,7 +143,7 @@ class Record:
             found = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(
-                f"not a whole record ({error.msg} at character {error.pos}); run the sweep again"
+                f"not a whole record ({error.msg} at character {error.pos}); remove the line and run the sweep again"
             ) from None
         if not isinstance(found, dict) or "format" not in found:
             raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")

@@ -119,7 +119,8 @@ def _text_table(table: Table) -> str:
             shown.append("-" * (sum(widths) + 2 * len(widths) - 2) if place else "")
         padded = [cell + " " * (width - _width(cell)) for cell, width in zip(line, widths)]
         shown.append("  ".join(padded).rstrip())
-    return "\n".join([_plain(table.title), *shown[1:], *(_plain(f"  {note}") for note in table.notes)])
+    notes = ["*: best", *table.notes] if any(cell.endswith("*") for line in lines for cell in line) else table.notes
+    return "\n".join([_plain(table.title), *shown[1:], *(_plain(f"  {note}") for note in notes)])
 
 
 def _width(text: str) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 from vardass.errors import InputError
 from vardass.experiments.collect import number
+from vardass.experiments.current import current_records
 from vardass.experiments.record import Record, RunSpec
-from vardass.experiments.store import read_records
 
 __all__ = ["Found", "Unfinished", "read_folder"]
 
@@ -83,7 +83,7 @@ def read_folder(folder: Path) -> Found:
 
 
 def _read_sweep(folder: Path, files: list[Path]) -> Found:
-    records = read_records(folder) if files else []
+    records = current_records(folder)[0] if files else []
     unfinished = _unfinished(folder / "runs", {record.run_id for record in records})
     if not records and not unfinished:
         raise InputError(f"{folder} has no record of a run yet; start the sweep, and make the page when runs are done")
