@@ -15,6 +15,7 @@ from vardass.adapt import ALGORITHM_NAMES, Algorithm, Batch, Network, algorithm_
 from vardass.adapt.algorithms.adversary import GradientReversal, domain_loss
 from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.adapt.algorithms.moving import FourierFeatures, MovingAverage
+from vardass.adapt.algorithms.sharpness import climbed
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
 from vardass.losses import coral, mmd2
@@ -447,6 +448,19 @@ def test_sharpness_step_by_hand() -> None:
     plain = build("mmd", {})
     plain.update(source, target, 0, optimisers=sgd(plain, 0.1, 0.0), backward=lambda loss: loss.backward())
     assert not same_state(plain.network.head, algorithm.network.head)
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+def test_nothing_climbs_after_an_overflow(wrong: float) -> None:
+    first, second = nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([3.0]))
+    first.grad, second.grad = torch.tensor([wrong, 1.0]), torch.tensor([0.5])
+    with climbed([first, second], 0.3):
+        assert first.tolist() == [1.0, 2.0]
+        assert second.tolist() == [3.0]
+    first.grad = torch.tensor([0.0, 1.2])
+    with climbed([first, second], 1.3):
+        assert torch.allclose(first, torch.tensor([1.0, 3.2]))
+        assert torch.allclose(second, torch.tensor([3.5]))
 
 
 def test_sharpness_climbs_under_autocast_too() -> None:

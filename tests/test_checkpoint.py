@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,24 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(safetensors.torch.save({"x": torch.ones(1)}, metadata=metadata))
         with pytest.raises(InputError, match="not a vardass checkpoint"):
             load_checkpoint(path)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    save_checkpoint(path, {"x": torch.ones(3)}, {})
+
+    def stale(*given: Any, **options: Any) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    for name in ("builtins.open", "safetensors.safe_open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, stale)
+            with pytest.raises(InputError, match="file: Stale file handle; the file is left alone: try again") as found:
+                load_checkpoint(path)
+        assert isinstance(found.value.__cause__, OSError)
+    with pytest.raises(InputError, match="no checkpoint at"):
+        load_checkpoint(tmp_path)
+    assert load_checkpoint(path)[0]["x"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:

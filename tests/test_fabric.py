@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from torch import Tensor
 from test_trainer import DROPOUT, SPLITS, Stop, config, loaded_splits
 from vardass.adapt.config import RunConfig
 from vardass.adapt.fabric import count_devices, make_fabric
+from vardass.adapt.folder import RunFolder
+from vardass.adapt.launch import _Listener
 from vardass.adapt.outcome import load_model
 from vardass.adapt.processes import Processes
 from vardass.adapt.trainer import Trainer
@@ -174,6 +178,55 @@ def test_an_error_in_a_process_is_told_as_it_is() -> None:
     settings = shared(devices=2, device="cpu", strategy="ddp_fork", sampler="uniform", optimiser="sgd", lr=1e30)
     with pytest.raises(VardassError, match=r"^the loss is not finite at step"):
         Trainer(settings, SPLITS).run()
+
+
+def test_progress_that_fails_is_told_and_the_pipe_is_still_read() -> None:
+    messages: Any = queue.SimpleQueue()
+    stop, calls = threading.Event(), []
+
+    def fail(share: float, message: str) -> None:
+        calls.append(share)
+        raise SystemExit(message)
+
+    listener = _Listener(messages, stop, [], fail)
+    for message in (("progress", 0.5, "half"), ("progress", 0.6, "more"), ("error", "InputError", "wrong")):
+        messages.put(message)
+    listener.close()
+    assert messages.empty()
+    assert stop.is_set()
+    assert calls == [0.5]
+    assert isinstance(listener.failure, SystemExit)
+    assert listener.error == ("InputError", "wrong")
+
+
+def test_failing_progress_is_raised_after_the_processes_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(shared(devices=2, device="cpu"), SPLITS)
+    state = {**trainer.state_dict(), "step": 3}
+
+    class Fabric:
+        def launch(self, function: Any, job: Any, messages: Any, stop: Any) -> None:
+            messages.put(("progress", 0.5, "half"))
+            assert stop.wait(10)
+            RunFolder(job.out).save(job.config, state)
+
+    def fail(share: float, message: str) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("vardass.adapt.launch.make_fabric", lambda config: Fabric())
+    with pytest.raises(ValueError, match="half"):
+        trainer.run(progress=fail)
+    assert trainer.step == 3
+
+
+def test_interrupt_while_embedding_waits_for_the_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(share: float, message: str) -> None:
+        raise KeyboardInterrupt
+
+    trainer = Trainer(shared(sampler="uniform"), SPLITS, processes=Processes(0, 2), device=torch.device("cpu"))
+    monkeypatch.setattr(trainer, "_start", lambda resume, progress: progress(0.5, "embedding"))
+    monkeypatch.setattr(trainer.renewal, "before_step", lambda step, stop: (stop, None))
+    result = trainer.run(progress=interrupt)
+    assert (result.step, result.interrupted) == (0, True)
 
 
 # --- settings -----------------------------------------------------------------------------------------------

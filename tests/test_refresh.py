@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from vardass.adapt.checkpoint import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, LinearKernel, RBFMixture
 from vardass.refresh import (
@@ -868,7 +869,7 @@ def test_refresher_without_anything_to_do() -> None:
     assert Refresher(NeverRefresh(), StrataSampler(60), FeatureBank(60)).step(0) is None
 
 
-def moving(policy: RefreshPolicy, speed: float, steps: int, kernel: str = "mmd") -> tuple[list[int], Refresher]:
+def moving(policy: RefreshPolicy, speed: float, steps: int, kernel: Any = "mmd") -> tuple[list[int], Refresher]:
     """Train on features that wander, alike in distribution at all times, and return the steps of refresh."""
     x, direction = normal(60, 3), normal(60, 3, seed=1)
     bank, sampler = FeatureBank(60), StrataSampler(60, kernel)
@@ -927,6 +928,38 @@ def test_refresher_resumes() -> None:
     assert other.account.counts == refresher.account.counts
     with pytest.raises(InputError, match=r"samplers \['source'\], here are \['0'\]"):
         Refresher(DriftRefresh(), StrataSampler(60), bank).load_state_dict(refresher.state_dict())
+
+
+@pytest.mark.parametrize("kernel", ["coral", RBFMixture(scale="median"), "linear"])
+def test_drift_after_a_resume_is_that_of_the_kernel_at_the_refresh(kernel: Any, tmp_path: Path) -> None:
+    def policy() -> DriftRefresh:
+        return DriftRefresh(1e9, shortest=5, longest=10**6, window=3)
+
+    _, refresher = moving(policy(), 0.05, 40, kernel)
+    bank = refresher.sources["source"]
+    assert isinstance(bank, FeatureBank)
+    tensors, tree = flatten_state({"refresher": refresher.state_dict(), "bank": bank.state_dict()})
+    save_checkpoint(tmp_path / "file", tensors, {"tree": tree})
+    tensors, meta = load_checkpoint(tmp_path / "file")
+    state = unflatten_state(tensors, meta["tree"])
+
+    def resumed(saved: dict[str, Any]) -> float:
+        copy = FeatureBank(60)
+        copy.load_state_dict(state["bank"])
+        other = Refresher(policy(), refresher.samplers, {"source": copy})
+        other.load_state_dict(saved)
+        other.load_state_dict(other.state_dict())  # a second kill, before any step
+        return drift_of_next(other)
+
+    def drift_of_next(one: Refresher) -> float:
+        one.observe("source", torch.arange(60), normal(60, 3, seed=2))
+        assert isinstance(one.policy, DriftRefresh)
+        return one.policy.drift
+
+    without = {key: value for key, value in state["refresher"].items() if key != "kernels"}
+    found, anew = resumed(state["refresher"]), resumed(without)
+    assert found == drift_of_next(refresher)
+    assert (anew == found) == (kernel == "linear"), "by now the bank's rows give another kernel"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import signal
+import sys
+import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -150,6 +153,68 @@ def test_time_of_killed_attempts_counts(tmp_path):
     assert record.wall > 1000
     assert record.seconds["training"] > 900
     assert record.curve[0]["seconds"]["training"] > 900
+
+
+def test_time_beyond_the_checkpoint_counts(tmp_path):
+    (spec,) = make_runs(1, eval_every=10)
+    with pytest.raises(Stopped):
+        execute(spec, tmp_path, stop=after(7))
+    # an attempt that was killed before it wrote a checkpoint of its own
+    progress = json.loads((tmp_path / "progress.json").read_text())
+    saved = progress["seconds"]["training"]
+    progress["wall"] += 1000.0
+    progress["seconds"]["training"] += 900.0
+    progress["seconds"]["drawing"] = 0.0  # noted before the checkpoint was written
+    (tmp_path / "progress.json").write_text(json.dumps(progress))
+    with pytest.raises(Stopped):
+        execute(spec, tmp_path, stop=after(7))
+    noted = json.loads((tmp_path / "progress.json").read_text())
+    assert saved + 900 < noted["seconds"]["training"] < 1000
+    record = execute(spec, tmp_path)
+    assert record.seconds["training"] > noted["seconds"]["training"]
+    assert record.seconds["drawing"] > 0
+    assert 900 < sum(record.seconds.values()) < record.wall - 100 + 1e-6
+    assert all(line["seconds"]["training"] > 900 for line in record.curve)
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "I/O error")])
+def test_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, error):
+    (spec,) = make_runs(1)
+    with pytest.raises(Stopped):
+        execute(spec, tmp_path, stop=after(7))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name not in ("log.txt", "lock")}
+
+    def fail(*given, **options):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.safe_open", fail)
+        with pytest.raises(InputError, match=r"cannot read .* the file is left alone: try again"):
+            execute(spec, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "safetensors", None)
+        with pytest.raises(InputError, match="need safetensors, which is not installed"):
+            execute(spec, tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    execute(spec, tmp_path)
+    assert "going on from step 7" in (tmp_path / "log.txt").read_text()
+
+
+def test_sweep_waits_for_a_short_look_at_its_lock(tmp_path):
+    held, done = threading.Event(), []
+
+    def look():
+        with locked(tmp_path):
+            held.set()
+            time.sleep(0.2)
+            done.append(True)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert held.wait(10)
+    with SweepStore.open(tmp_path):
+        assert done
+    thread.join()
 
 
 def test_data_are_read_once(tmp_path, monkeypatch):

@@ -53,17 +53,25 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], di
     Raises
     ------
     InputError
-        If there is no such file, or it is cut off, or something else.
+        If there is no such file, or it is cut off, or something else. If it cannot be read just now, the ``OSError``
+        is the cause of the error.
     """
     safetensors = _safetensors()
     file = Path(path)
-    if not file.is_file():
-        raise InputError(f"no checkpoint at {file}; check the path, or start the run anew")
+    try:
+        with open(file, "rb") as opened:  # safetensors says "no such file" of any that it cannot open
+            opened.read(1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise InputError(f"no checkpoint at {file}; check the path, or start the run anew") from None
+    except OSError as error:
+        raise _unreadable(file, error) from error
     try:
         with safetensors.safe_open(str(file), framework="pt") as opened:
             header = (opened.metadata() or {}).get(_HEADER)
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(
             f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}; it was cut off or is "
             "something else: use another checkpoint, or start the run anew"
@@ -78,6 +86,12 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], di
             "run wrote"
         )
     return tensors, found["meta"]
+
+
+def _unreadable(file: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot read {file}: {error.strerror or error}; the file is left alone: try again, or check its permissions"
+    )
 
 
 def flatten_state(nested: Any) -> tuple[dict[str, Tensor], Any]:
@@ -148,6 +162,8 @@ def _safetensors() -> Any:
     try:
         import safetensors
         import safetensors.torch
-    except ModuleNotFoundError:
-        raise InputError("checkpoints need safetensors, which is not installed: pip install 'vardass[adapt]'") from None
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "checkpoints need safetensors, which is not installed: pip install 'vardass[adapt]'"
+        ) from error
     return safetensors

@@ -44,7 +44,8 @@ def run_in_processes(trainer: Trainer, *, resume: bool, progress: Progress | Non
     """Run ``trainer`` in processes of its own and give it their final state.
 
     What it was given is sent to them, so data sets must be picklable, and a script must start its work under
-    ``if __name__ == "__main__":``.
+    ``if __name__ == "__main__":``. An error that ``progress`` raises stops them after their step, and is raised once
+    they have ended.
     """
     fabric = make_fabric(trainer.config)
     context: Any = multiprocessing.get_context("fork" if trainer.config.strategy == "ddp_fork" else "spawn")
@@ -60,13 +61,17 @@ def run_in_processes(trainer: Trainer, *, resume: bool, progress: Progress | Non
             fabric.launch(_run_one, _Job(trainer.config, trainer.splits, out, resume), messages, stop)
         except ProcessRaisedException as error:
             listener.close()
-            if listener.error is None:
-                raise
-            raise _ERRORS[listener.error[0]](listener.error[1]) from error
+            if listener.error is not None:
+                raise _ERRORS[listener.error[0]](listener.error[1]) from error
+            if listener.failure is not None:
+                raise listener.failure from error
+            raise
         finally:
             stop.set()
             listener.close()
         trainer.load_state_dict(folder.load(trainer.config, resume=True))
+        if listener.failure is not None:
+            raise listener.failure
 
 
 class _Job:
@@ -104,10 +109,21 @@ def _run_one(fabric: Any, job: _Job, messages: Any, stop: Any) -> None:
 
 
 class _Listener:
-    """Hands on what the processes say, while the main thread waits for them."""
+    """Hands on what the processes say, while the main thread waits for them.
+
+    It reads until it is closed, come what may: a process that writes to a full pipe would wait for ever.
+
+    Attributes
+    ----------
+    error : tuple of str, optional
+        Kind and message of an error in a process.
+    failure : BaseException, optional
+        What ``progress`` raised; it is not called again then.
+    """
 
     def __init__(self, messages: Any, stop: Any, asked: list[bool], progress: Progress | None) -> None:
         self.error: tuple[str, str] | None = None
+        self.failure: BaseException | None = None
         self._messages, self._stop, self._asked, self._progress = messages, stop, asked, progress
         self._open = True
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -126,8 +142,11 @@ class _Listener:
                 self._stop.set()
             if message[0] == "error":
                 self.error = message[1:]
-            elif self._progress is not None:
+            elif self._progress is not None and self.failure is None:
                 try:
                     self._progress(message[1], message[2])
                 except KeyboardInterrupt:
+                    self._stop.set()
+                except BaseException as failure:
+                    self.failure = failure
                     self._stop.set()

@@ -135,6 +135,8 @@ class Trainer:
             run_in_processes(self, resume=resume or self.step > 0, progress=progress)
             return self._result()
         with own_randomness(self.device), deferred_interrupt() as asked_to_stop:
+            if progress is not None and self.processes.count > 1:
+                progress = _noting(progress, asked_to_stop)  # the others would wait for one that leaves in between
             self._start(resume, progress)
             self.algorithm.train()
             try:
@@ -227,12 +229,18 @@ class Trainer:
             raise InputError(f"this trainer is at step {self.step}; pass resume=True to go on, or make a new one")
 
     def _start(self, resume: bool, progress: Progress | None) -> None:
+        spent = dict(self.account.seconds)  # that of killed attempts, where the caller has noted it
         if self.backbone is not None:
             with self.account("features"):
                 everything = [stream.inputs for stream in self.streams.values()] + self.evaluator.inputs
                 self.backbone.embed(everything, self.config, progress=progress)
         if self.folder is not None and self.folder.has_checkpoint:
+            now = dict(self.account.seconds)
             self.load_state_dict(self.folder.load(self.config, resume=resume))
+            for part, seconds in now.items():  # beyond the checkpoint's, and since the beginning of this method
+                before = spent.get(part, 0.0)
+                lost = max(0.0, before - self.account.seconds.get(part, 0.0))
+                self.account.add(part, lost + seconds - before, count=0)
             if self.processes.leads:
                 self.folder.write_metrics(self.history.metrics)  # without those of steps that are to be done again
         else:
@@ -333,3 +341,15 @@ class Trainer:
         if self.folder is not None and self.processes.leads:
             with self.account("saving"):
                 self.folder.save(self.config, self.state_dict())
+
+
+def _noting(progress: Progress, asked_to_stop: list[bool]) -> Progress:
+    """``progress``, but a KeyboardInterrupt is only noted."""
+
+    def noting(share: float, message: str) -> None:
+        try:
+            progress(share, message)
+        except KeyboardInterrupt:
+            asked_to_stop.append(True)
+
+    return noting

@@ -62,7 +62,8 @@ def execute(
     """Do a run, or what is left of it, and write its record to ``folder``.
 
     A run that was killed goes on from its checkpoint, bit for bit; if the checkpoint is damaged, or was written with
-    other settings, it starts from the beginning, and its log says so. Data are kept for the next runs of this
+    other settings, it starts from the beginning, and its log says so; if it cannot be read just now, it is left alone
+    and the error raised. Data are kept for the next runs of this
     process on the same task. What the run prints goes to ``log.txt``.
 
     Parameters
@@ -114,6 +115,7 @@ def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Ca
     if config.selection == "oracle":
         splits.target_val.reveal()
     trainer = _trainer(config, splits, folder)
+    # the trainer keeps what these have beyond the account in a checkpoint
     trainer.account.load_state_dict({"seconds": clock.seconds, "counts": {}})
 
     def after_step(share: float, message: str) -> None:
@@ -149,12 +151,17 @@ def _task(dataset: str, task: str, root: str | None, options: str) -> Task:
 
 
 def _trainer(config: RunConfig, splits: TaskSplits, folder: Path) -> Trainer:
-    """A trainer that goes on from the folder's checkpoint, which is removed if it cannot be used."""
+    """A trainer that goes on from the folder's checkpoint, which is removed if it is of no use.
+
+    One that cannot be read just now may be whole: it stays, and the error is raised.
+    """
     before = RunFolder(folder)
     if before.has_checkpoint:
         try:
             print(f"going on from step {before.load(config, resume=True)['step']}")
         except InputError as error:
+            if isinstance(error.__cause__, OSError | ModuleNotFoundError):
+                raise
             print(f"starting from the beginning, as the checkpoint cannot be used: {error}")
             empty(folder, keep=(LOG_FILE, LOCK_FILE, PROGRESS_FILE))
     return Trainer(config, splits, folder)

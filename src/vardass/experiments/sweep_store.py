@@ -27,6 +27,8 @@ from vardass.experiments.store import (
 
 __all__ = ["SweepStore", "empty"]
 
+_LOCK_SECONDS = 1.0  # a look at the status holds the lock for a moment
+
 
 class SweepStore:
     """A sweep's folder, for the one process that writes its records; make it with `open`.
@@ -60,7 +62,7 @@ class SweepStore:
             raise InputError(f"{place} is a file; name a folder for the sweep")
         with _writing(place):
             place.mkdir(parents=True, exist_ok=True)
-        with locked(place, work="sweep"):
+        with locked(place, wait=_LOCK_SECONDS, work="sweep"):
             file = place / RECORDS_FILE
             store = cls(place)
             for record in parse(file, whole_lines(file)[0]) if file.exists() else ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +19,8 @@ from vardass.refresh.spread import strata_spread
 from vardass.validate import ArrayLike, as_features
 
 __all__ = ["FeatureSource", "Refresher"]
+
+_FITTED = ("fitted_scale", "mean")  # fields that kernels take from data
 
 FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 
@@ -158,7 +161,7 @@ class Refresher:
             banks = [key for key, source in self.sources.items() if isinstance(source, FeatureBank)]
             raise InputError(f"no feature bank named {name!r}; there are {banks or 'none'}")
         if self.policy.observes == "drift" and name in self._scales:
-            if name not in self._kernels:  # a state was loaded: it holds the scale, not the kernel
+            if name not in self._kernels:  # a state was loaded that holds the scale, not the kernel
                 self._take_kernel(name, bank.features())
             drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
             self.policy.observe(drift=drift, scale=self._scales[name])
@@ -186,23 +189,42 @@ class Refresher:
         return inside / whole
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the policy and the account; samplers and banks have their own."""
+        """State of the policy, the account and the fitted kernels; samplers and banks have their own."""
         return {
             "policy": self.policy.state_dict(),
             "account": self.account.state_dict(),
             "scales": dict(self._scales),
+            "kernels": {name: _fitted_part(kernel) for name, kernel in self._kernels.items() if kernel is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
-        if state.keys() != self.state_dict().keys():
+        """Go on where ``state`` was taken; without ``"kernels"`` they are fitted anew, on the banks' present rows."""
+        if {"kernels", *state} != self.state_dict().keys():
             raise InputError(f"the state has {sorted(state)}, it needs {sorted(self.state_dict())}")
-        if not state["scales"].keys() <= self.samplers.keys():
+        kernels = state.get("kernels", {})
+        if not {*state["scales"], *kernels} <= self.samplers.keys():
             raise InputError(f"the state is of samplers {sorted(state['scales'])}, here are {sorted(self.samplers)}")
         self.policy.load_state_dict(state["policy"])
         self.account.load_state_dict(state["account"])
         self._scales = dict(state["scales"])
         self._kernels = {}
+        for name, part in kernels.items():
+            self._restore_kernel(name, part)
+
+    def _restore_kernel(self, name: str, part: Mapping[str, Any]) -> None:
+        """Take what a kernel was fitted to; one without such fields is fitted at the next drift."""
+        kernel: Any = as_kernel(self.samplers[name].kernel)
+        if not part or part.keys() != _fitted_part(kernel).keys():
+            return
+        device = getattr(self.sources[name], "device", None)  # that of a bank: files are read on the CPU
+        part = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in part.items()}
+        self._kernels[name] = replace(kernel, **part)
+
+
+def _fitted_part(kernel: Kernel) -> dict[str, Any]:
+    if not is_dataclass(kernel):
+        return {}
+    return {one.name: getattr(kernel, one.name) for one in fields(kernel) if one.init and one.name in _FITTED}
 
 
 def _named(items: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ __all__ = ["climbed", "paused_statistics"]
 def climbed(parameters: Sequence[nn.Parameter], rho: float) -> Iterator[None]:
     """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, w again.
 
-    The old values are kept and put back, rather than the difference subtracted, so that none is left of it.
+    The old values are kept and put back, rather than the difference subtracted, so that none is left of it. Nothing
+    moves where |g| is not finite, as after an overflow of a scaled loss.
     """
     moved = [parameter for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():
@@ -26,7 +27,7 @@ def climbed(parameters: Sequence[nn.Parameter], rho: float) -> Iterator[None]:
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients]))
             factor = rho / (norm + 1e-12)
             for parameter, gradient in zip(moved, gradients):
-                parameter.add_(gradient * factor.to(gradient.dtype))
+                parameter.add_(torch.where(torch.isfinite(norm), gradient * factor.to(gradient.dtype), 0))
     torch.clear_autocast_cache()  # it may hold half-precision copies of the old values
     try:
         yield
