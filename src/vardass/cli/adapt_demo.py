@@ -27,43 +27,41 @@ _WAYS = {
 }
 
 
-def run_adapt(folder: Path, *, seeds: int, steps: int) -> None:
+def run_adapt(folder: Path, *, pairs: int, steps: int) -> None:
     """Adapt from one wrist and group of people to the other, and print target accuracies."""
     console = Console(highlight=False)
     console.rule("the same with one command, on two files")
-    source, target = PAIRS[0]
     data, runs = folder / "data", folder / "adapt"
     data.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(runs, ignore_errors=True)  # of an earlier demo
     names = np.array(load_watch().class_names)
-    for domain in (source, target):
-        features, labels = watch_domains()[domain]
+    for domain, (features, labels) in watch_domains().items():
         np.savez(data / f"{domain}.npz", x=features.numpy(), labels=names[labels.numpy()])
     found: dict[str, list[dict[str, Any]]] = {}
     for name, (algorithm, sampler) in _WAYS.items():
-        for seed in range(seeds):
+        for source, target in PAIRS[:pairs]:
             text = io.StringIO()
             with redirect_stdout(text):
                 adapt(
                     source=[data / f"{source}.npz"],
                     target=data / f"{target}.npz",
-                    out=runs / f"{algorithm}-{sampler}-{seed}",
+                    out=runs / f"{algorithm}-{sampler}-{source}-{target}",
                     algorithm=algorithm,
                     sampler=sampler,
                     steps=steps,
                     batch_size=BATCH_SIZE,
                     standardise=True,
-                    seed=seed,
                     as_json=True,
                 )
             found.setdefault(name, []).append(json.loads(text.getvalue()))
+    source, target = PAIRS[0]
     console.print(
         f"vardass adapt --source {data / source}.npz --target {data / target}.npz --standardise --algorithm mmd "
-        f"--sampler ordered --steps {steps} --batch-size {BATCH_SIZE} --seed 0 --out {runs / 'mmd-ordered-0'}",
+        f"--sampler ordered --steps {steps} --batch-size {BATCH_SIZE} --out RUN",
         soft_wrap=True,
         markup=False,
     )
-    console.print(_table(found, f"{source} to {target}, {seeds} seeds, {steps} steps; labels of the target read last"))
+    console.print(_table(found, f"{pairs} source-target pairs, {steps} steps; labels of the target read last"))
     console.print(f"models, predictions and reports: {runs}", soft_wrap=True, markup=False)
 
 

@@ -33,4 +33,4 @@ def demo(
     run_demo(out, sizes, seeds)
     if steps > 0:
         run_training(out, seeds=seeds, steps=steps, pairs=pairs, processes=processes)
-        run_adapt(out, seeds=seeds, steps=steps)
+        run_adapt(out, pairs=pairs, steps=steps)
