@@ -33,7 +33,7 @@ from vardass.files import atomic_write
 from vardass.kernels import as_kernel
 from vardass.losses import coral, mmd2
 from vardass.lowrank import low_rank_features
-from vardass.report import variance_report
+from vardass.sampler_noise import variance_report
 from vardass.samplers import (
     BalancedBatchSampler,
     OrderedBatchSampler,

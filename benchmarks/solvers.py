@@ -19,9 +19,9 @@ from torch import Tensor
 
 from vardass import CoralKernel, Kernel, RBFMixture
 from vardass.lowrank import low_rank_features
-from vardass.stratify.problem import ExactProblem, LowRankProblem
-from vardass.stratify.sizes import SizeLimits
-from vardass.stratify.solve import solve
+from vardass.solvers.problem import ExactProblem, LowRankProblem
+from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.solve import solve
 
 KERNELS: dict[str, Kernel] = {
     "mixture": RBFMixture(),

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from vardass.adapt.config import RunConfig
-from vardass.adapt.folder import CHECKPOINT_FILE
+from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.experiments.record import Record, RunSpec
 
 

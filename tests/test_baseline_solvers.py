@@ -16,30 +16,30 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
-from vardass.stratify import dynamic_kmeans as dynamic_module
-from vardass.stratify.dynamic_kmeans import (
+from vardass.solvers import dynamic_kmeans as dynamic_module
+from vardass.solvers.dynamic_kmeans import (
     _greedy_in_order,
     centroid_objective,
     dynamic_kmeans,
     greedy_assignment,
 )
-from vardass.stratify.interior_point import (
+from vardass.solvers.interior_point import (
     MAX_STRATA,
     MAX_VARIABLES,
     interior_point,
     interior_point_assignment,
     relaxed_solution,
 )
-from vardass.stratify.lloyd import inertia, kernel_kmeans
-from vardass.stratify.problem import ExactProblem, LowRankProblem, Problem
-from vardass.stratify.seeding import (
+from vardass.solvers.lloyd import inertia, kernel_kmeans
+from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
+from vardass.solvers.seeding import (
     kernel_kmeanspp,
     nearest_seed_labels,
     random_balanced_labels,
     start_labels,
 )
-from vardass.stratify.sizes import SizeLimits, repair_sizes
-from vardass.stratify.solution import Solution
+from vardass.solvers.sizes import SizeLimits, repair_sizes
+from vardass.solvers.solution import Solution
 
 Solver = Callable[..., Solution]
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vardass.stratify.bisection import _leading_axis, bisection_labels
-from vardass.stratify.problem import LowRankProblem
-from vardass.stratify.seeding import random_balanced_labels
+from vardass.solvers.bisection import _leading_axis, bisection_labels
+from vardass.solvers.problem import LowRankProblem
+from vardass.solvers.seeding import random_balanced_labels
 
-module = importlib.import_module("vardass.stratify.bisection")
+module = importlib.import_module("vardass.solvers.bisection")
 
 
 def gen(seed: int = 0) -> torch.Generator:

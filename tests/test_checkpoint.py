@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vardass.adapt.checkpoint import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
+from vardass.adapt.run_folder import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
 from vardass.errors import InputError
 
 KEYS = st.one_of(st.text(max_size=4), st.integers(-5, 5), st.sampled_from(["$tensor", "$dict", "a.b", ""]))

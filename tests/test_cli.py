@@ -358,7 +358,7 @@ def test_interrupts_and_lack_of_memory(embeddings, tmp_path, capsys, monkeypatch
 
 
 def test_warnings_of_the_package_take_one_line(embeddings, capsys, monkeypatch):
-    from vardass.stratify import stratify
+    from vardass.solvers import stratify
 
     def warn(*arguments, **options):
         warnings.warn("careful", VardassWarning, stacklevel=2)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vardass.embeddings import read_embeddings
+from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
 
 X = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)

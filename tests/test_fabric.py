@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from torch import Tensor
 
 from test_trainer import DROPOUT, SPLITS, Stop, config, loaded_splits
 from vardass.adapt.config import RunConfig
-from vardass.adapt.fabric import count_devices, make_fabric
-from vardass.adapt.folder import RunFolder
-from vardass.adapt.launch import _Listener
-from vardass.adapt.outcome import load_model
-from vardass.adapt.processes import Processes
+from vardass.adapt.distributed import Processes, _Listener, count_devices, make_fabric
+from vardass.adapt.model import load_model
+from vardass.adapt.run_folder import RunFolder
 from vardass.adapt.trainer import Trainer
 from vardass.errors import InputError, VardassError
 
@@ -150,7 +147,7 @@ def test_fabric_starts_processes_and_their_result_comes_back(tmp_path: Path) -> 
     said: list[tuple[float, str]] = []
     trainer = Trainer(settings, SPLITS, tmp_path)
     result = trainer.run(progress=lambda share, message: said.append((share, message)))
-    alone = Trainer(replace(settings, devices=1), SPLITS).run()
+    alone = Trainer(settings.changed(devices=1), SPLITS).run()
     assert (result.step, result.interrupted, trainer.step) == (8, False, 8)
     assert result.score == alone.score
     for key, value in alone.algorithm.state_dict().items():
@@ -170,7 +167,7 @@ def test_an_interrupted_run_on_two_devices_goes_on_on_one(tmp_path: Path, capsys
     assert first.interrupted
     assert 1 <= first.step < 4000
     assert f"stopped after step {first.step} of 4000" in capsys.readouterr().err
-    second = Trainer(replace(settings, devices=1, steps=first.step + 5), SPLITS, tmp_path).run(resume=True)
+    second = Trainer(settings.changed(devices=1, steps=first.step + 5), SPLITS, tmp_path).run(resume=True)
     assert second.step == first.step + 5
 
 
@@ -212,7 +209,7 @@ def test_failing_progress_is_raised_after_the_processes_ended(monkeypatch: pytes
     def fail(share: float, message: str) -> None:
         raise ValueError(message)
 
-    monkeypatch.setattr("vardass.adapt.launch.make_fabric", lambda config: Fabric())
+    monkeypatch.setattr("vardass.adapt.distributed.make_fabric", lambda config: Fabric())
     with pytest.raises(ValueError, match="half"):
         trainer.run(progress=fail)
     assert trainer.step == 3

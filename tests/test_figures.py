@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.experiments.figures import Claim, FigureResult, make_figure, write_figure
-from vardass.experiments.figures.assignment import (
+from vardass.figures import Claim, FigureResult, make_figure, write_figure
+from vardass.figures.assignment import (
     AssignmentProblem,
     Scale,
     fixed_distance_rows,
@@ -29,18 +29,18 @@ from vardass.experiments.figures.assignment import (
     solver_rows,
     trials_of_budget,
 )
-from vardass.experiments.figures.exact import (
+from vardass.figures.exact import (
     StratumMoments,
     coral_variances,
     lognormal_moments,
     mmd_variance,
     normal_moments,
 )
-from vardass.experiments.figures.figure1 import COVARIANCES, of_partitions, rho_text
-from vardass.experiments.figures.figure2 import strata_moments
-from vardass.experiments.figures.populations import all_partitions, random_covariances, shaken_labels
+from vardass.figures.figure1 import COVARIANCES, of_partitions, rho_text
+from vardass.figures.figure2 import strata_moments
+from vardass.figures.populations import all_partitions, random_covariances, shaken_labels
 from vardass.kernels import LinearKernel
-from vardass.stratify.dynamic_kmeans import greedy_assignment
+from vardass.solvers.dynamic_kmeans import greedy_assignment
 from vardass.theory import lemma1_variance, log_stirling2, spearman, theorem4
 from vardass.variance import stratified_variance, uniform_variance
 
@@ -258,7 +258,7 @@ def test_figure_2_rows_are_the_variances_of_simulated_batches() -> None:
 
 
 def _strata_of_first_point(d: int) -> tuple[Tensor, Tensor]:
-    from vardass.experiments.figures.populations import random_strata
+    from vardass.figures.populations import random_strata
 
     return random_strata(1, 8, d, torch.Generator().manual_seed(0), scaled=False)
 

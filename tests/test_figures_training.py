@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from vardass.errors import InputError
-from vardass.experiments.figures import aging_findings
-from vardass.experiments.figures.aging import Aging, Gram, StratumPairs, Trace, Watch, Way
-from vardass.experiments.figures.aging_findings import Summary, claims, intervals, summarise
-from vardass.experiments.figures.base import render
-from vardass.experiments.figures.batch_sizes import KERNEL, METHODS, Point, measure, measure_coupled, of_method
-from vardass.experiments.figures.figure4 import _claims as claims_of_figure4
-from vardass.experiments.figures.figure4 import figure4
-from vardass.experiments.figures.figure5 import figure5
+from vardass.figures import aging_findings
+from vardass.figures.aging import Aging, Gram, StratumPairs, Trace, Watch, Way
+from vardass.figures.aging_findings import Summary, claims, intervals, summarise
+from vardass.figures.base import render
+from vardass.figures.batch_sizes import KERNEL, METHODS, Point, measure, measure_coupled, of_method
+from vardass.figures.figure4 import _claims as claims_of_figure4
+from vardass.figures.figure4 import figure4
+from vardass.figures.figure5 import figure5
 from vardass.kernels import RBFMixture
 from vardass.refresh import DriftRefresh, NeverRefresh, RefreshEvery, VarianceRefresh
 from vardass.samplers.base import derive_seed
+from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.stratify import stratify
 from vardass.variance import stratified_variance, uniform_variance
 
 RBF = RBFMixture(gammas=(0.5,), scale=1.0)

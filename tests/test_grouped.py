@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, RBFMixture, as_kernel
+from vardass.solvers import grouped, stratify
+from vardass.solvers.grouped import share_out, stratify_groups
 from vardass.strata import Strata
-from vardass.stratify import grouped, stratify
-from vardass.stratify.grouped import share_out, stratify_groups
 from vardass.variance import stratified_variance, uniform_variance
 
 

@@ -19,8 +19,8 @@ from vardass.kernels import (
     RBFMixture,
 )
 from vardass.lowrank import LowRankFeatures, fit_feature_map, low_rank_features
-from vardass.stratify.problem import ExactProblem, LowRankProblem
-from vardass.stratify.seeding import random_balanced_labels
+from vardass.solvers.problem import ExactProblem, LowRankProblem
+from vardass.solvers.seeding import random_balanced_labels
 
 module = importlib.import_module("vardass.lowrank")
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vardass.kernels import RBFMixture
-from vardass.stratify.min_sum import _move_many, _Part, _start, min_sum
-from vardass.stratify.problem import ExactProblem, LowRankProblem, Problem
-from vardass.stratify.seeding import random_balanced_labels
-from vardass.stratify.sizes import SizeLimits
-from vardass.stratify.solve import solve
+from vardass.solvers.min_sum import _move_many, _Part, _start, min_sum
+from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
+from vardass.solvers.seeding import random_balanced_labels
+from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.solve import solve
 
-module = importlib.import_module("vardass.stratify.min_sum")
+module = importlib.import_module("vardass.solvers.min_sum")
 
 
 def gen(seed: int = 0) -> torch.Generator:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from vardass.adapt.checkpoint import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
+from vardass.adapt.run_folder import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, LinearKernel, RBFMixture
 from vardass.refresh import (
@@ -36,8 +36,8 @@ from vardass.refresh import (
 )
 from vardass.refresh.rows import last_occurrence
 from vardass.samplers.batches import with_weights
+from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.stratify import stratify
 from vardass.variance import stratified_variance, uniform_variance
 
 

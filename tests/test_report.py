@@ -18,7 +18,7 @@ from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
 from vardass.plots import report_figure
-from vardass.report import MEASURES, Estimate, VarianceReport, variance_report
+from vardass.sampler_noise import MEASURES, Estimate, VarianceReport, variance_report
 from vardass.samplers import (
     BalancedBatchSampler,
     IndexBatch,

@@ -32,8 +32,8 @@ from vardass.samplers import (
     with_weights,
 )
 from vardass.samplers.base import derive_seed
+from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.stratify import stratify
 
 N, K = 26, 4  # K does not divide N
 CLASSES = torch.arange(N) % 3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vardass.adapt import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.config import RunConfig
 from vardass.experiments.checks import Checks
-from vardass.experiments.space import SPACE_NAMES, Distribution, draw, named_space, parse_distribution
+from vardass.experiments.search import SPACE_NAMES, Distribution, draw, named_space, parse_distribution
 
 
 @pytest.mark.parametrize("name", SPACE_NAMES)

@@ -20,13 +20,13 @@ from torch import Tensor
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LaplacianKernel, LinearKernel, RBFMixture, as_kernel
 from vardass.lowrank import low_rank_features
+from vardass.solvers import SOLVERS, stratify
+from vardass.solvers.bisection import bisection_labels
 from vardass.strata import Strata
-from vardass.stratify import SOLVERS, stratify
-from vardass.stratify.bisection import bisection_labels
 from vardass.variance import stratified_variance, uniform_variance
 
-front = importlib.import_module("vardass.stratify")
-evaluation = importlib.import_module("vardass.stratify.evaluate")
+front = importlib.import_module("vardass.solvers")
+evaluation = importlib.import_module("vardass.solvers.evaluate")
 
 QUICK: dict[str, dict[str, Any]] = {solver: {} for solver in SOLVERS}
 QUICK["dynamic-kmeans"] = {"trials": 5, "max_iter": 5}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.stratify import stratify
+from vardass.solvers import stratify
 from vardass.variance import stratified_variance
 
 

@@ -18,15 +18,15 @@ import typer
 from typer.testing import CliRunner
 
 from sweeping import kill, make_runs, numbers, run_with_kills, start_sweep, wait_for, workers_of
-from vardass.adapt.folder import CHECKPOINT_FILE
+from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.cli import sweep as sweep_commands
 from vardass.errors import InputError, VardassError
-from vardass.experiments import execute as execute_module
+from vardass.experiments import run as execute_module
 from vardass.experiments.engines import Attempt, Outcome, get_engine
 from vardass.experiments.engines.common import Crashes, attempt_run, drive
-from vardass.experiments.execute import Stopped, execute
 from vardass.experiments.locks import is_locked, locked
 from vardass.experiments.record import Record
+from vardass.experiments.run import Stopped, execute
 from vardass.experiments.status import status
 from vardass.experiments.store import read_records, scan
 from vardass.experiments.sweep import run_sweep

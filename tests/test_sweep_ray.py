@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from sweeping import kill, make_runs, numbers, wait_for
-from vardass.adapt.folder import CHECKPOINT_FILE
+from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, get_engine
 from vardass.experiments.locks import holder, is_locked

@@ -18,7 +18,7 @@ from vardass.adapt.config import RunConfig
 from vardass.data import derived_seed, task_names
 from vardass.errors import InputError
 from vardass.experiments.record import RunSpec
-from vardass.experiments.space import draw, named_space
+from vardass.experiments.search import draw, named_space
 from vardass.experiments.spec import Sweep, load_sweep, preset_names
 from vardass.experiments.yaml_file import dump_yaml, parse_yaml
 

@@ -23,7 +23,7 @@ from vardass.experiments.comparisons import compare_samplers
 from vardass.experiments.labels import Label
 from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.render import FORMATS, entry_text, render
-from vardass.experiments.stats import holm, paired, sign_test, student_p
+from vardass.experiments.statistics import holm, paired, sign_test, student_p
 from vardass.experiments.table import PValue, Row, Table, best_of
 from vardass.experiments.tables import TABLE_NAMES, make_tables
 

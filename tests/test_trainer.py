@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.adapt import ALGORITHM_NAMES, Batch
-from vardass.adapt.checkpoint import load_checkpoint
+from vardass.adapt.batches import SAMPLER_NAMES, Inputs, algorithm_kernel, in_memory, make_sampler, recorded_features
 from vardass.adapt.config import RunConfig
-from vardass.adapt.outcome import RunResult, build_algorithm, final_report, load_model, outputs
-from vardass.adapt.samplers_by_name import SAMPLER_NAMES, algorithm_kernel, make_sampler
-from vardass.adapt.selection import accuracy
-from vardass.adapt.streams import Inputs, in_memory, recorded_features
-from vardass.adapt.surroundings import make_optimisers, plain_backward
+from vardass.adapt.evaluation import accuracy
+from vardass.adapt.model import RunResult, build_algorithm, final_report, load_model, outputs
+from vardass.adapt.optimisation import make_optimisers, plain_backward
+from vardass.adapt.run_folder import load_checkpoint
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
 from vardass.errors import InputError, VardassError
@@ -327,7 +325,7 @@ def test_augmented_images_in_half_precision_resume_too(tmp_path: Path) -> None:
         precision="bf16-mixed",
         device="cpu",
     )
-    whole, plain = Trainer(settings, splits), Trainer(replace(settings, augment=False), splits)
+    whole, plain = Trainer(settings, splits), Trainer(settings.changed(augment=False), splits)
     whole.run()
     plain.run()
     Trainer(settings, splits, tmp_path).run(progress=Stop(3))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vardass.adapt import RunConfig, Trainer
-from vardass.adapt.training_streams import _in_background
+from vardass.adapt.batches import _in_background
 from vardass.data import load_task, split_task
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError

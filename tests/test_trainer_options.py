@@ -9,7 +9,6 @@ import os
 import pty
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from test_trainer import DROPOUT, SPLITS, Stop, assert_same_run, config, resumable
-from vardass.adapt.checkpoint import load_checkpoint, save_checkpoint
+from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
+from vardass.adapt.model import final_report, load_model, outputs
 from vardass.adapt.networks import pretrained
-from vardass.adapt.outcome import final_report, load_model, outputs
-from vardass.adapt.streams import Inputs
+from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
 from vardass.adapt.trainer import Trainer
 from vardass.cli import main
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
@@ -53,10 +52,10 @@ def rates(trainer: Trainer) -> list[list[float]]:
 def test_rates_follow_the_schedule() -> None:
     settings = config(sampler="uniform", steps=4, lr=0.5)
     assert rates(Trainer(settings, SPLITS)) == [[0.5]] * 4
-    cosine = rates(Trainer(replace(settings, lr_schedule="cosine"), SPLITS))
+    cosine = rates(Trainer(settings.changed(lr_schedule="cosine"), SPLITS))
     expected = [0.5, 0.25 * (1 + math.cos(math.pi / 4)), 0.25, 0.25 * (1 - math.cos(math.pi / 4))]
     assert [rate for (rate,) in cosine] == pytest.approx(expected)
-    inverse = rates(Trainer(replace(settings, lr_schedule="inverse", algorithm="dann"), SPLITS))
+    inverse = rates(Trainer(settings.changed(lr_schedule="inverse", algorithm="dann"), SPLITS))
     assert inverse == [pytest.approx([0.5 * (1 + 0.001 * step) ** -0.75] * 2) for step in range(4)]
 
 
@@ -64,7 +63,7 @@ def test_parts_have_rates_of_their_own() -> None:
     options = {"hidden": [8], "bottleneck": 5}
     factors = {"featuriser": 0.0, "discriminator": 2.0}
     settings = config(algorithm="dann", sampler="uniform", lr_multipliers=factors, network_options=options)
-    trainer = Trainer(replace(settings, lr_schedule="cosine"), SPLITS)
+    trainer = Trainer(settings.changed(lr_schedule="cosine"), SPLITS)
     before = {name: value.clone() for name, value in trainer.algorithm.named_parameters()}
     assert rates(trainer)[0] == [0.0, 1e-3, 2e-3]
     for name, value in trainer.algorithm.named_parameters():
@@ -107,7 +106,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
-    settings = replace(resumable(), **RESUMED[name])
+    settings = resumable().changed(**RESUMED[name])
     whole = Trainer(settings, SPLITS)
     whole.run()
     assert Trainer(settings, SPLITS, tmp_path).run(progress=Stop(7)).step == 7
@@ -128,7 +127,7 @@ def test_an_older_run_without_the_newer_settings_goes_on(tmp_path: Path) -> None
     del meta["state"]["scaler"]
     save_checkpoint(path, tensors, meta)
     with pytest.raises(InputError, match="has lr_schedule='none', this one lr_schedule='inverse'"):
-        Trainer(replace(settings, lr_schedule="inverse"), SPLITS, tmp_path).run(resume=True)
+        Trainer(settings.changed(lr_schedule="inverse"), SPLITS, tmp_path).run(resume=True)
     resumed, whole = Trainer(settings, SPLITS, tmp_path), Trainer(settings, SPLITS)
     resumed.run(resume=True)
     whole.run()
@@ -139,7 +138,7 @@ def test_a_schedule_that_ends_with_the_run_fixes_its_length(tmp_path: Path) -> N
     settings = resumable(sampler="uniform", lr_schedule="cosine", steps=4)
     Trainer(settings, SPLITS, tmp_path).run()
     with pytest.raises(InputError, match="steps=4, this one steps=6"):
-        Trainer(replace(settings, steps=6), SPLITS, tmp_path).run(resume=True)
+        Trainer(settings.changed(steps=6), SPLITS, tmp_path).run(resume=True)
 
 
 # --- refreshes and strata -----------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ def test_strata_within_classes_keep_the_class_shares(sampler: str) -> None:
 
 def test_half_precision_scales_the_loss_and_leaves_out_steps_that_overflow() -> None:
     settings = config(precision="16-mixed", sampler="uniform", algorithm="dann", steps=3, optimiser="sgd", lr=0.1)
-    trainer, full = Trainer(settings, SPLITS), Trainer(replace(settings, precision="32-true"), SPLITS)
+    trainer, full = Trainer(settings, SPLITS), Trainer(settings.changed(precision="32-true"), SPLITS)
     trainer.scaler.scaler._init_scale = 2.0**4  # type: ignore[union-attr]
     trainer.run()
     full.run()
@@ -244,7 +243,7 @@ def image_splits(count: int = 60) -> TaskSplits:
 def test_cached_embeddings_change_nothing_but_the_time(changes: dict[str, Any], tmp_path: Path) -> None:
     splits = image_splits()
     settings = RunConfig.from_dict({**FROZEN, **changes, "cache_embeddings": True})
-    cached, plain = Trainer(settings, splits, tmp_path), Trainer(replace(settings, cache_embeddings=False), splits)
+    cached, plain = Trainer(settings, splits, tmp_path), Trainer(settings.changed(cache_embeddings=False), splits)
     calls: list[int] = []
     assert cached.backbone is not None
     cached.backbone.featuriser.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))

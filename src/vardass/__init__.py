@@ -16,7 +16,7 @@ from vardass.errors import InputError, VardassError
 from vardass.kernels import CoralKernel, Kernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
 from vardass.refresh import DriftRefresh, FeatureBank, Refresher, RefreshEvery, extract_features
-from vardass.report import variance_report
+from vardass.sampler_noise import variance_report
 from vardass.samplers import (
     BalancedBatchSampler,
     DPPBatchSampler,
@@ -26,8 +26,8 @@ from vardass.samplers import (
     UniformBatchSampler,
     with_weights,
 )
+from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.stratify import stratify
 
 __version__ = "0.1.0"
 

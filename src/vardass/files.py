@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 from vardass.errors import InputError
 
-__all__ = ["atomic_write"]
+__all__ = ["atomic_write", "write_text"]
 
 
 @contextmanager
@@ -44,3 +44,9 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none of it."""
+    with atomic_write(path) as file:
+        file.write(text.encode())

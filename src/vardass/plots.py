@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vardass.errors import InputError
 from vardass.files import atomic_write
-from vardass.report.result import MEASURES, Estimate, VarianceReport
+from vardass.sampler_noise.result import MEASURES, Estimate, VarianceReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,7 +181,7 @@ def report_figure(report: VarianceReport, *, title: str = "Noise of minibatches,
     Parameters
     ----------
     report : VarianceReport
-        From `vardass.report.variance_report`.
+        From `vardass.sampler_noise.variance_report`.
     title : str
         What the figure shows.
     """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,17 @@ from vardass.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayLike", "as_features", "as_generator", "as_labels", "as_weights", "check_count", "row_blocks"]
+__all__ = [
+    "ArrayLike",
+    "as_features",
+    "as_generator",
+    "as_labels",
+    "as_weights",
+    "check_count",
+    "choose",
+    "row_blocks",
+    "unknown",
+]
 
 ArrayLike: TypeAlias = "Tensor | NDArray[Any]"
 
@@ -144,3 +155,22 @@ def row_blocks(n: int, rows: int) -> Iterator[slice]:
     rows = max(1, rows)
     for start in range(0, n, rows):
         yield slice(start, min(start + rows, n))
+
+
+Value = TypeVar("Value", bound=str)
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
+    """Return an error for a name that is not among ``known``, with the nearest one as the remedy."""
+    names = list(known)
+    near = difflib.get_close_matches(str(given).lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? known: " if near else "choose one of "
+    return InputError(f"unknown {kind} {given!r}; {hint}{', '.join(names) or 'none'}")
+
+
+def choose(value: Value, kind: str, choices: Iterable[str]) -> Value:
+    """Return ``value`` if it is one of ``choices``, else raise the error of ``unknown``."""
+    known = list(choices)
+    if value not in known:
+        raise unknown(kind, value, known)
+    return value

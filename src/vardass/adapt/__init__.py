@@ -7,9 +7,9 @@ from vardass.adapt.algorithms import ALGORITHM_NAMES, Algorithm, Batch, algorith
 from vardass.adapt.networks import NETWORK_NAMES, Network, make_network
 
 if TYPE_CHECKING:
+    from vardass.adapt.batches import make_sampler
     from vardass.adapt.config import RunConfig
-    from vardass.adapt.outcome import RunResult, final_report, load_model
-    from vardass.adapt.samplers_by_name import make_sampler
+    from vardass.adapt.model import RunResult, final_report, load_model
     from vardass.adapt.trainer import Trainer
 
 __all__ = [
@@ -32,11 +32,11 @@ __all__ = [
 # imported when they are first asked for: a loop of one's own needs neither the data sets nor the samplers
 _LATER = {
     "RunConfig": "config",
-    "RunResult": "outcome",
+    "RunResult": "model",
     "Trainer": "trainer",
-    "final_report": "outcome",
-    "load_model": "outcome",
-    "make_sampler": "samplers_by_name",
+    "final_report": "model",
+    "load_model": "model",
+    "make_sampler": "batches",
 }
 
 

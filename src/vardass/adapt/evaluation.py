@@ -1,28 +1,237 @@
-"""Measurements on held-out data while a run is under way, without target labels."""
+"""Scores of a model on held-out data, and validators that choose a model without target labels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.config import RunConfig
-from vardass.adapt.outcome import outputs
-from vardass.adapt.selection import (
-    HeldOut,
-    accuracy,
-    alignment,
-    confidence,
-    information_maximisation,
-    score,
-    soft_neighbourhood_density,
-)
-from vardass.adapt.streams import Inputs
+from vardass.adapt.batches import Inputs
 from vardass.data.domains import LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
+from vardass.kernels import RBFMixture
+from vardass.losses import mmd2
+from vardass.refresh import extract_features
+from vardass.validate import as_labels, choose, row_blocks
 
-__all__ = ["Evaluator"]
+if TYPE_CHECKING:
+    from vardass.adapt.config import RunConfig
+
+__all__ = [
+    "SELECTION_NAMES",
+    "Evaluator",
+    "HeldOut",
+    "accuracy",
+    "alignment",
+    "confidence",
+    "information_maximisation",
+    "outputs",
+    "score",
+    "soft_neighbourhood_density",
+]
+
+
+# --- choosing a model without target labels. Each validator gives a score on held-out data, larger is better ---
+
+_TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
+_BLOCK_NUMBERS = 2**22  # similarities held at a time
+_ALIGNMENT_ROWS = 1000  # of each domain; the discrepancy looks at all pairs
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What a network gives on held-out samples that it was not trained on.
+
+    Attributes
+    ----------
+    step : int
+        Steps trained so far.
+    source_logits, source_labels, source_features : Tensor of shape (n, classes), (n,), (n, d), or None
+        None if nothing of the source was held out.
+    target_logits, target_features : Tensor of shape (m, classes), (m, d)
+        Of unlabelled target samples.
+    oracle_labels : Tensor of shape (m,) or None
+        Target labels, for ``"oracle"`` only.
+    """
+
+    step: int
+    target_logits: Tensor
+    target_features: Tensor
+    source_logits: Tensor | None = None
+    source_labels: Tensor | None = None
+    source_features: Tensor | None = None
+    oracle_labels: Tensor | None = None
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of rows of ``logits`` (n, classes) whose largest entry is at the label: the paper's, on the source.
+
+    >>> accuracy(torch.eye(2), torch.tensor([0, 0]))
+    0.5
+    """
+    _check_logits(logits)
+    truth = as_labels(labels, len(logits)).to(logits.device)
+    return float((logits.argmax(1) == truth).double().mean())
+
+
+def confidence(logits: Tensor) -> float:
+    """Minus the mean entropy of the predictions, in nats, at most 0 (Morerio et al. 2018).
+
+    A network that gives every sample the same class surely has the best score: prefer
+    `information_maximisation`.
+    """
+    return -float(_entropy(_probabilities(logits)).mean())
+
+
+def information_maximisation(logits: Tensor) -> float:
+    """Entropy of the mean prediction minus the mean entropy: sure of each sample, and of all classes in turn.
+
+    >>> round(information_maximisation(torch.tensor([[50.0, 0.0], [0.0, 50.0]])), 4)
+    0.6931
+    """
+    p = _probabilities(logits)
+    return float(_entropy(p.mean(0, keepdim=True))[0] - _entropy(p).mean())
+
+
+def soft_neighbourhood_density(logits: Tensor, *, temperature: float = _TEMPERATURE) -> float:
+    """Mean entropy of each sample's soft neighbours among the others (Saito et al. 2021).
+
+    With f the predictions scaled to length 1, sample i has neighbour j ≠ i with probability proportional to
+    exp(<f_i, f_j> / temperature). Dense clusters of like predictions have many equal neighbours.
+
+    Raises
+    ------
+    InputError
+        If there are fewer than two samples, or the temperature is not positive.
+    """
+    if not temperature > 0:
+        raise InputError(f"temperature must be positive, got {temperature}; the authors use {_TEMPERATURE}")
+    f = F.normalize(_probabilities(logits), dim=1)
+    n = len(f)
+    if n < 2:
+        raise InputError(f"soft neighbourhood density compares samples, got {n}; hold out more target samples")
+    total = f.new_zeros(())
+    for rows in row_blocks(n, _BLOCK_NUMBERS // n):
+        similar = f[rows] @ f.T / temperature
+        here = torch.arange(n, device=f.device)[rows]
+        similar[here - rows.start, here] = -torch.inf
+        total += _entropy(similar.softmax(1)).sum()
+    return float(total / n)
+
+
+def alignment(source_features: Tensor, target_features: Tensor) -> float:
+    """Minus MMD² of held-out features, at most 0, on up to 1,000 rows of each domain.
+
+    The bandwidths follow the median distance, so that shrinking all features gains nothing.
+    """
+    kernel = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
+    with torch.no_grad():
+        return -float(mmd2(_some(source_features), _some(target_features), kernel=kernel))
+
+
+def score(name: str, held_out: HeldOut) -> float:
+    """Score of a network by the validator ``name``, one of ``SELECTION_NAMES``."""
+    return _VALIDATORS[choose(name, "selection", SELECTION_NAMES)](held_out)
+
+
+def _source_accuracy(held_out: HeldOut) -> float:
+    if held_out.source_logits is None or held_out.source_labels is None:
+        raise InputError("'source-accuracy' needs held-out source samples, got none; split with holdout above 0")
+    return accuracy(held_out.source_logits, held_out.source_labels)
+
+
+def _alignment(held_out: HeldOut) -> float:
+    if held_out.source_features is None:
+        raise InputError("'mmd' needs held-out source samples, got none; split with holdout above 0")
+    return alignment(held_out.source_features, held_out.target_features)
+
+
+def _oracle(held_out: HeldOut) -> float:
+    if held_out.oracle_labels is None:
+        raise InputError(
+            "'oracle' chooses models by target labels, got none; reveal those of target_val, or choose without labels, "
+            "for example by 'source-accuracy'"
+        )
+    return accuracy(held_out.target_logits, held_out.oracle_labels)
+
+
+_VALIDATORS: dict[str, Callable[[HeldOut], float]] = {
+    "source-accuracy": _source_accuracy,
+    "entropy": lambda held_out: confidence(held_out.target_logits),
+    "information-maximisation": lambda held_out: information_maximisation(held_out.target_logits),
+    "snd": lambda held_out: soft_neighbourhood_density(held_out.target_logits),
+    "mmd": _alignment,
+    "last": lambda held_out: float(held_out.step),
+    "oracle": _oracle,
+}
+
+SELECTION_NAMES = tuple(_VALIDATORS)
+"""``"oracle"`` reads target labels and is for comparison only; the others do not."""
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    _check_logits(logits)
+    return logits.detach().double().softmax(1)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    """Entropy of each row, in nats: (n,)."""
+    entropy: Tensor = torch.special.entr(p).sum(1)
+    return entropy
+
+
+def _some(features: Tensor) -> Tensor:
+    step = -(-len(features) // _ALIGNMENT_ROWS)
+    return features.detach()[::step].double()
+
+
+def _check_logits(logits: Tensor) -> None:
+    if logits.ndim != 2 or not len(logits):
+        raise InputError(f"logits must have shape (n, classes) with n at least 1, got {tuple(logits.shape)}")
+
+
+# --- measurements on held-out data while a run is under way, without target labels ---
+
+
+def outputs(
+    algorithm: Algorithm, inputs: Inputs, *, batch_size: int = 256, workers: int = 0, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Features (n, d) and logits (n, classes) of all samples, on the CPU, in evaluation mode.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        On the device of ``inputs``.
+    inputs : Inputs
+        Samples of one domain.
+    batch_size, workers : int
+        Samples in a forward pass; processes that load them.
+    dtype : torch.dtype, optional
+        Of a forward pass in mixed precision.
+    """
+
+    def both(model: Algorithm, x: Tensor) -> Tensor:
+        z = model.features(inputs.prepare(x))
+        return torch.cat([z, model.network.head(z)], 1)
+
+    joint = extract_features(
+        algorithm,
+        inputs.data,
+        forward=both,
+        batch_size=batch_size,
+        device=inputs.device,
+        num_workers=workers,
+        autocast_dtype=dtype,
+    )
+    width = joint.shape[1] - algorithm.num_classes
+    return joint[:, :width], joint[:, width:]
+
 
 _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is measured only if asked for
 _NEED_SOURCE = ("source-accuracy", "mmd")

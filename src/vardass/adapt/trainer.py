@@ -12,30 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.adapt.board import Board
+from vardass.adapt.batches import Draw, Inputs, recorded_features, training_streams
 from vardass.adapt.config import RunConfig
+from vardass.adapt.distributed import Processes, find_place, pick_device, run_in_processes, synchronised_statistics
 from vardass.adapt.evaluation import Evaluator
-from vardass.adapt.fabric import find_place, synchronised_statistics
-from vardass.adapt.folder import RunFolder
-from vardass.adapt.frozen import FrozenBackbone
-from vardass.adapt.history import History
-from vardass.adapt.launch import run_in_processes
-from vardass.adapt.outcome import MODEL_FILE, RunResult, build_algorithm, save_model
-from vardass.adapt.precision import Scaler
-from vardass.adapt.processes import Processes
-from vardass.adapt.renewal import Renewal
-from vardass.adapt.schedule import Schedule
-from vardass.adapt.streams import Draw, Inputs, recorded_features
-from vardass.adapt.surroundings import (
-    deferred_interrupt,
-    make_optimisers,
-    own_randomness,
-    pick_device,
-    plain_backward,
-    say,
-    seed_everything,
-)
-from vardass.adapt.training_streams import training_streams
+from vardass.adapt.model import MODEL_FILE, FrozenBackbone, RunResult, build_algorithm, save_model
+from vardass.adapt.optimisation import Scaler, Schedule, make_optimisers, plain_backward
+from vardass.adapt.refreshing import Renewal
+from vardass.adapt.reproducibility import deferred_interrupt, own_randomness, say, seed_everything
+from vardass.adapt.run_folder import Board, History, RunFolder
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.refresh import FeatureBank, TimeAccount
@@ -63,7 +48,7 @@ class Trainer:
         Called with the loss instead of ``loss.backward()``.
     processes, device : optional
         This process among those that train together, and its device, where somebody else has started them. By
-        default `run` starts as many as ``config.devices`` says, see ``vardass.adapt.launch``.
+        default `run` starts as many as ``config.devices`` says, see ``vardass.adapt.distributed``.
 
     Examples
     --------

@@ -26,7 +26,7 @@ def figure(
 
     from vardass.cli.job import progress_bar
     from vardass.errors import InputError
-    from vardass.experiments.figures import NUMBERS, make_figure, write_figure
+    from vardass.figures import NUMBERS, make_figure, write_figure
     from vardass.plots import require_matplotlib
 
     known = {str(n): (n,) for n in NUMBERS} | {"all": NUMBERS}

@@ -16,8 +16,8 @@ from vardass.cli.job import progress_bar, stratify_file
 from vardass.cli.report import print_report
 from vardass.data import load_watch, standardise
 from vardass.errors import InputError
-from vardass.experiments.figures.batch_sizes import KERNEL, METHODS, Point, measure, of_method
-from vardass.experiments.figures.threads import one_thread
+from vardass.figures.batch_sizes import KERNEL, METHODS, Point, measure, of_method
+from vardass.figures.threads import one_thread
 from vardass.files import atomic_write
 from vardass.plots import Curve, require_matplotlib, save_figure, variance_figure
 from vardass.validate import check_count

@@ -13,12 +13,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vardass.embeddings import read_embeddings
+from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.kernels import Kernel, RBFMixture, as_kernel
+from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.stratify import stratify
 
 __all__ = ["Outcome", "make_kernel", "progress_bar", "stratify_file"]
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vardass.adapt.names import choose
 from vardass.data.audio import AUDIO_ENDINGS
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.embedding_domains import embedding_task, read_labelled, scale_columns
 from vardass.data.folders import FileKind, folder_domain, folder_task
 from vardass.data.images import IMAGE_ENDINGS
 from vardass.errors import InputError
+from vardass.validate import choose
 
 __all__ = ["KINDS", "find_kind", "own_domain", "own_task"]
 

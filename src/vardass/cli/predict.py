@@ -20,9 +20,8 @@ def predict(
 ) -> None:
     """Predict a class with confidence for each sample, as CSV: sample, class, confidence."""
     # torch is imported only now, so that --help and --version answer at once
-    from dataclasses import replace
 
-    from vardass.adapt.outcome import MODEL_FILE, load_model
+    from vardass.adapt.model import MODEL_FILE, load_model
     from vardass.cli.own_data import own_domain
     from vardass.cli.runs import check_device, predict_domain, predictions_text, read_data_file, write_predictions
     from vardass.errors import InputError
@@ -35,7 +34,7 @@ def predict(
         raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'the input'}; choose another file name")
     algorithm, about = load_model(file, device=check_device(device))
     domain = own_domain(data, about, read_data_file(file.parent), key=key)
-    predictions = predict_domain(algorithm, domain, replace(about["config"], workers=workers), root=data)
+    predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
         print(predictions_text(predictions), end="")
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vardass.adapt.outcome import RunResult
+from vardass.adapt.model import RunResult
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.plots import require_matplotlib

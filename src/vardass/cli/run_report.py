@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vardass.adapt.outcome import RunResult
-from vardass.adapt.surroundings import write_text
+from vardass.adapt.model import RunResult
 from vardass.cli.run_figure import draw_run
 from vardass.cli.runs import Predictions
+from vardass.files import write_text
 
 __all__ = ["Summary", "print_json", "print_summary", "write_report"]
 

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.board import BOARD_FOLDER
+from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
-from vardass.adapt.folder import CONFIG_FILE, METRICS_FILE, RunFolder
-from vardass.adapt.outcome import RunResult, outputs
-from vardass.adapt.streams import Inputs
-from vardass.adapt.surroundings import pick_device, write_text
+from vardass.adapt.distributed import pick_device
+from vardass.adapt.evaluation import outputs
+from vardass.adapt.model import RunResult
+from vardass.adapt.run_folder import BOARD_FOLDER, CONFIG_FILE, METRICS_FILE, RunFolder
 from vardass.adapt.trainer import Trainer
 from vardass.cli.job import progress_bar
 from vardass.data.domains import Domain, Kind, Rows
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
+from vardass.files import write_text
 
 __all__ = [
     "DATA_FILE",

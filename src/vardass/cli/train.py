@@ -58,7 +58,7 @@ def train(
     """Train on a benchmark task and measure the chosen model on target samples that were not trained on."""
     # torch is imported only now, so that --help and --version answer at once
     from vardass.adapt.config import RunConfig
-    from vardass.adapt.outcome import final_report
+    from vardass.adapt.model import final_report
     from vardass.cli.run_report import Summary, print_json, print_summary, write_report
     from vardass.cli.runs import (
         DEFAULT_NETWORKS,

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.data.domains import Domain, Task, TensorInputs
+from vardass.data.embedding_files import read_embeddings
 from vardass.data.layout import PathLike, pair_names, parse_pair
 from vardass.data.watch import standardise as standardise_columns
-from vardass.embeddings import read_embeddings
 from vardass.errors import InputError
 from vardass.validate import as_features
 
@@ -44,7 +44,7 @@ def read_labelled(
     Parameters
     ----------
     path : path
-        See `vardass.embeddings.read_embeddings`.
+        See `vardass.data.embedding_files.read_embeddings`.
     key : str, optional
         Array of features in an ``.npz`` file.
     labels : str, optional

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from vardass.adapt.algorithms import make_algorithm
+from vardass.adapt.batches import make_sampler
 from vardass.adapt.config import RunConfig
-from vardass.adapt.names import unknown
 from vardass.adapt.networks import make_network
 from vardass.adapt.networks.make import _builder, _check_options
-from vardass.adapt.samplers_by_name import make_sampler
 from vardass.errors import InputError
+from vardass.validate import unknown
 
 __all__ = ["Checks"]
 

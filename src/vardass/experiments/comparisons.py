@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vardass.experiments.collect import Cell, DataResults
 from vardass.experiments.labels import UNIFORM, Label, sampler_name
-from vardass.experiments.stats import Paired, holm, paired
+from vardass.experiments.statistics import Paired, holm, paired
 from vardass.experiments.table import PValue, Row, Table, missing_table
 
 __all__ = ["Comparison", "compare_samplers", "pairs_tables"]

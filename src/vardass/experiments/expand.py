@@ -9,7 +9,6 @@ from typing import Any
 from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import _NEED_SOURCE
-from vardass.adapt.names import unknown
 from vardass.adapt.networks import NETWORK_NAMES
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
@@ -17,7 +16,8 @@ from vardass.experiments.checks import Checks
 from vardass.experiments.layers import Layer, at
 from vardass.experiments.parts import AlgorithmPart, DataPart, SamplerPart
 from vardass.experiments.record import RunSpec
-from vardass.experiments.space import Distribution, draw, named_space
+from vardass.experiments.search import Distribution, draw, named_space
+from vardass.validate import unknown
 
 __all__ = ["Plan", "expand"]
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from vardass.adapt.config import RunConfig
-from vardass.adapt.names import choose, unknown
 from vardass.errors import InputError
-from vardass.experiments.space import SPACE_NAMES, Distribution, parse_distribution
+from vardass.experiments.search import SPACE_NAMES, Distribution, parse_distribution
 from vardass.experiments.yaml_file import put
+from vardass.validate import choose, unknown
 
 __all__ = ["GROUPS", "Layer", "as_list", "as_mapping", "as_text", "at", "check_setting", "flatten", "read_layer"]
 
@@ -23,8 +23,8 @@ _ELSEWHERE = {
     "seed": "give seed at the top of the file; each run's is made from it",
     "sampler_options": "give them as options of the sampler, under samplers, or under grid",
 }
-_FIELDS = [entry.name for entry in fields(RunConfig) if entry.name not in _ELSEWHERE]
-_TYPES = {entry.name: str(entry.type) for entry in fields(RunConfig)}
+_FIELDS = [name for name in RunConfig.model_fields if name not in _ELSEWHERE]
+_TYPES = {name: getattr(entry.annotation, "__name__", "") for name, entry in RunConfig.model_fields.items()}
 _PLAIN: dict[str, tuple[type, str]] = {"bool": (bool, "true or false"), "str": (str, "a text")}
 _TOGETHER = ("refresh_options",)  # what they may be depends on other settings: checked when all are known
 

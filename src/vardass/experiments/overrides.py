@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vardass.adapt.names import unknown
 from vardass.errors import InputError
 from vardass.experiments.layers import GROUPS, as_list
+from vardass.validate import unknown
 
 __all__ = ["override"]
 

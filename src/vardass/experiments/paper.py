@@ -12,7 +12,7 @@ from typing import Any
 from vardass.experiments.collect import Cell, DataResults
 from vardass.experiments.comparisons import reference_of
 from vardass.experiments.labels import SAMPLERS, UNIFORM, Label, algorithm_name
-from vardass.experiments.stats import paired
+from vardass.experiments.statistics import paired
 from vardass.experiments.table import Entry, Row, Table, entry_mean
 
 __all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]

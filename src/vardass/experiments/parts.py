@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from vardass.adapt.algorithms import algorithm_options
-from vardass.adapt.names import choose, unknown
-from vardass.adapt.samplers_by_name import SAMPLER_NAMES
+from vardass.adapt.batches import SAMPLER_NAMES
 from vardass.data.layout import choose as choose_any_case
 from vardass.data.layout import parse_pair
 from vardass.data.registry import DATASETS, task_names
 from vardass.errors import InputError
 from vardass.experiments.layers import Layer, as_list, as_mapping, as_text, at, check_setting, flatten, read_layer
 from vardass.experiments.yaml_file import put
+from vardass.validate import choose, unknown
 
 __all__ = [
     "AlgorithmPart",

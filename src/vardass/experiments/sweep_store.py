@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vardass.adapt.surroundings import write_text
 from vardass.errors import InputError
 from vardass.experiments.locks import locked
 from vardass.experiments.record import Record
@@ -24,6 +23,7 @@ from vardass.experiments.store import (
     parse,
     whole_lines,
 )
+from vardass.files import write_text
 
 __all__ = ["SweepStore", "empty"]
 

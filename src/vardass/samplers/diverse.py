@@ -11,7 +11,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import FunctionKernel, Kernel, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler
-from vardass.stratify import EXACT_LIMIT
+from vardass.solvers import EXACT_LIMIT
 from vardass.validate import check_count
 
 __all__ = ["DiverseBatchSampler", "MassTable", "check_values", "kernel_matrix"]

@@ -11,9 +11,9 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed
 from vardass.samplers.plan import cycle_table
+from vardass.solvers import stratify
+from vardass.solvers.grouped import stratify_groups
 from vardass.strata import Strata
-from vardass.stratify import stratify
-from vardass.stratify.grouped import stratify_groups
 from vardass.validate import ArrayLike, as_labels, check_count
 
 __all__ = ["StratifiedBatchSampler"]
@@ -36,7 +36,7 @@ class StratifiedBatchSampler(MinibatchSampler):
     kernel : Kernel, name or callable
         The kernel of the loss.
     solver : str
-        See `vardass.stratify`: ``"min-sum"``, ``"dynamic-kmeans"`` (the paper), ``"kmeans"``, ...
+        See `vardass.solvers`: ``"min-sum"``, ``"dynamic-kmeans"`` (the paper), ``"kmeans"``, ...
     replacement : bool
         True: draws are independent, as in the paper. False: each stratum is cycled through in random order,
         which visits samples more evenly. The cycles start again when strata change, when an epoch begins, and

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, check_number
-from vardass.adapt.names import choose
 from vardass.adapt.networks import Network
-from vardass.validate import as_weights, check_count
+from vardass.validate import as_weights, check_count, choose
 
 __all__ = ["Adversarial", "GradientReversal", "discriminator", "domain_loss", "domain_shares", "hidden_width"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, _trainable
-from vardass.adapt.names import seeded
 from vardass.adapt.networks import Network, widen_input
+from vardass.adapt.networks.base import seeded
 from vardass.errors import InputError
 from vardass.validate import as_weights, check_count
 

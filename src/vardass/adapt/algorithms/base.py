@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from vardass.adapt.algorithms.sharpness import climbed, paused_statistics
-from vardass.adapt.names import choose
+from vardass.adapt.distributed import Processes
 from vardass.adapt.networks import Network
-from vardass.adapt.processes import Processes
 from vardass.errors import InputError
-from vardass.validate import as_weights, check_count
+from vardass.validate import as_weights, check_count, choose
 
 __all__ = ["Algorithm", "Batch", "CommonOptions", "Losses", "check_number", "weighted_mean"]
 

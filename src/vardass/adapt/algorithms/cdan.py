@@ -17,8 +17,8 @@ from vardass.adapt.algorithms.adversary import (
 )
 from vardass.adapt.algorithms.base import Batch, CommonOptions
 from vardass.adapt.algorithms.mcc import entropy
-from vardass.adapt.names import seeded
 from vardass.adapt.networks import Network
+from vardass.adapt.networks.base import seeded
 from vardass.validate import as_generator, check_count
 
 __all__ = ["CDAN", "OuterMap", "RandomisedMap"]

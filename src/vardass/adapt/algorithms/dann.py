@@ -17,9 +17,9 @@ from vardass.adapt.algorithms.adversary import (
     hidden_width,
 )
 from vardass.adapt.algorithms.base import Backward, Batch, CommonOptions, Losses, check_number, zero_gradients
-from vardass.adapt.names import choose, seeded
 from vardass.adapt.networks import Network
-from vardass.validate import check_count
+from vardass.adapt.networks.base import seeded
+from vardass.validate import check_count, choose
 
 __all__ = ["DANN"]
 

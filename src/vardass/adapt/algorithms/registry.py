@@ -13,9 +13,9 @@ from vardass.adapt.algorithms.dann import DANN
 from vardass.adapt.algorithms.erm import ERM
 from vardass.adapt.algorithms.mcc import MCC
 from vardass.adapt.algorithms.mmd import MMD
-from vardass.adapt.names import unknown
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
+from vardass.validate import unknown
 
 __all__ = ["ALGORITHM_NAMES", "algorithm_options", "make_algorithm"]
 

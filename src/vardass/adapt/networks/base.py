@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vardass.errors import InputError
 from vardass.validate import check_count
 
-__all__ = ["Network", "output_size", "widen_input"]
+__all__ = ["Network", "output_size", "seeded", "widen_input"]
 
 
 class Network(nn.Module):
@@ -183,3 +184,17 @@ def _check_inputs(takes: int, have: int, groups: int = 1) -> None:
             f"the first layer takes {takes} inputs in {groups} groups, but samples have {have}; only a plain first "
             "layer can be widened"
         )
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Draw initial parameters from ``seed`` and leave torch's global generator as it was.
+
+    Layers take their initial values from the global CPU generator and from nowhere else; None lets them.
+    """
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vardass.adapt.names import seeded, unknown
-from vardass.adapt.networks.base import Network, output_size
+from vardass.adapt.networks.base import Network, output_size, seeded
 from vardass.adapt.networks.pretrained import RESNET18, efficientnet_lite0, resnet18_random, transformers_model
 from vardass.adapt.networks.small import AudioFeaturiser, ConvFeaturiser, MLPFeaturiser
 from vardass.errors import InputError
-from vardass.validate import check_count
+from vardass.validate import check_count, unknown
 
 __all__ = ["NETWORK_NAMES", "make_network"]
 

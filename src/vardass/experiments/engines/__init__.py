@@ -9,8 +9,8 @@ worker each time does not go on for ever, see `Crashes`.
 
 from __future__ import annotations
 
-from vardass.adapt.names import choose
 from vardass.experiments.engines.common import Attempt, Engine, OnDone, Outcome, Tick, count_cpus
+from vardass.validate import choose
 
 __all__ = ["ENGINES", "Attempt", "Engine", "OnDone", "Outcome", "Tick", "count_cpus", "get_engine"]
 

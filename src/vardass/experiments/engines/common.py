@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from vardass.adapt.folder import CHECKPOINT_FILE
+from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import VardassError
 from vardass.experiments.record import RunSpec
 from vardass.experiments.store import PROGRESS_FILE, read_json
@@ -79,7 +79,7 @@ def count_cpus() -> int:
 def attempt_run(attempt: Attempt, folder: Path, *, stop: Callable[[], bool] | None = None) -> Outcome:
     """Do a run in this process; whatever goes wrong is an outcome, not an exception."""
     # only workers need what a run needs
-    from vardass.experiments.execute import Stopped, execute
+    from vardass.experiments.run import Stopped, execute
 
     started = time.perf_counter()
     try:

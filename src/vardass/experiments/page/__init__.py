@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from vardass.embeddings import read_embeddings
+from vardass.data.embedding_files import read_embeddings
 from vardass.experiments.page.content import page_content
 from vardass.experiments.page.html import render
 from vardass.experiments.page.reading import read_folder

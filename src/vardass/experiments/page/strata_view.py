@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.adapt.samplers_by_name import make_sampler
+from vardass.adapt.batches import make_sampler
 from vardass.data import standardise, watch_domains
 from vardass.errors import InputError
 from vardass.experiments.labels import sampler_name
 from vardass.experiments.page.curves import short
 from vardass.kernels import RBFMixture
-from vardass.report import variance_report
+from vardass.sampler_noise import variance_report
 from vardass.samplers import StratifiedBatchSampler
 from vardass.validate import ArrayLike, as_features, as_generator, check_count
 

@@ -1,0 +1,406 @@
+"""From a domain to batches: samples, samplers by name, and endless streams that can be saved."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from vardass.adapt.algorithms import CORAL, MMD, Algorithm, Batch
+from vardass.adapt.distributed import Processes
+from vardass.data.domains import Domain, Rows, TensorInputs, United
+from vardass.data.images import augment, normalise
+from vardass.data.splits import TaskSplits, derived_seed
+from vardass.errors import InputError
+from vardass.kernels import Kernel
+from vardass.samplers import (
+    BackgroundSampler,
+    BalancedBatchSampler,
+    DPPBatchSampler,
+    IndexBatch,
+    KMeansPlusPlusBatchSampler,
+    MinibatchSampler,
+    OrderedBatchSampler,
+    StratifiedBatchSampler,
+    UniformBatchSampler,
+)
+from vardass.solvers import stratify
+from vardass.validate import choose, unknown
+
+if TYPE_CHECKING:
+    from vardass.adapt.config import RunConfig
+
+__all__ = [
+    "SAMPLER_NAMES",
+    "Draw",
+    "Inputs",
+    "Stream",
+    "algorithm_kernel",
+    "in_memory",
+    "make_sampler",
+    "recorded_features",
+    "training_streams",
+]
+
+
+# --- samplers by name, with the kernel of the algorithm that they serve ---
+
+_NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
+    "uniform": (UniformBatchSampler, {}),
+    "uniform-replacement": (UniformBatchSampler, {"replacement": True}),
+    "stratified": (StratifiedBatchSampler, {}),
+    "vardass": (StratifiedBatchSampler, {"solver": "dynamic-kmeans"}),
+    "ordered": (OrderedBatchSampler, {}),
+    "balanced": (BalancedBatchSampler, {}),
+    "kmeans++": (KMeansPlusPlusBatchSampler, {}),
+    "dpp": (DPPBatchSampler, {}),
+    # a loss's kernel is made for features, not for inputs
+    "kmeans-inputs": (StratifiedBatchSampler, {"solver": "kmeans", "kernel": "linear"}),
+    "kmeans-features": (StratifiedBatchSampler, {"solver": "kmeans"}),
+}
+_SET_BY_CALLER = ("seed", "endless", "batches", "num_replicas", "warm_start", "progress")
+_SOLVER_OPTIONS = ("trials", "parallel", "patience", "max_iter", "max_passes", "tol")  # each solver checks its own
+
+SAMPLER_NAMES = tuple(_NAMED)
+
+
+def make_sampler(
+    name: str, n: int, batch_size: int, *, kernel: Kernel | str = "mmd", seed: int = 0, **options: Any
+) -> MinibatchSampler:
+    """Make an endless sampler from its name.
+
+    Parameters
+    ----------
+    name : str
+        One of ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
+        paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the
+        paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the inputs and which is
+        refreshed once, or on the network's features.
+    n, batch_size : int
+        Samples of the data set and of a batch.
+    kernel : Kernel or name
+        The kernel of the loss; uniform batches and k-means on inputs have no use for it.
+    seed : int
+        Of the stream.
+    **options
+        Of the sampler, and of ``stratify`` where it makes strata. They come before what the name sets.
+
+    Raises
+    ------
+    InputError
+        If the name or an option is unknown; the message has the nearest one.
+
+    Examples
+    --------
+    >>> make_sampler("vardass", 100, 8, kernel="coral").solver
+    'dynamic-kmeans'
+    """
+    kind, preset = _NAMED[choose(name, "sampler", SAMPLER_NAMES)]
+    known = _options(kind)
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of sampler {name!r}:", option, known)
+    given: dict[str, Any] = {**preset, **options}
+    if kind is not UniformBatchSampler:
+        given.setdefault("kernel", kernel)
+    return kind(n, batch_size, seed=seed, endless=True, **given)
+
+
+def algorithm_kernel(algorithm: Algorithm) -> Kernel | str:
+    """Kernel whose mean embeddings the algorithm compares; the paper's mixture for those that have none."""
+    if isinstance(algorithm, MMD):
+        return algorithm.loss.kernel
+    return "coral" if isinstance(algorithm, CORAL) else "mmd"
+
+
+def _options(kind: type[MinibatchSampler]) -> list[str]:
+    owners: list[Any] = [parent for parent in kind.__mro__ if "__init__" in vars(parent)]
+    if issubclass(kind, StratifiedBatchSampler):
+        owners.append(stratify)
+    found: dict[str, None] = {}
+    for owner in owners:
+        for parameter in inspect.signature(owner).parameters.values():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in _SET_BY_CALLER:
+                found[parameter.name] = None
+    return [*found, *(_SOLVER_OPTIONS if stratify in owners else ())]
+
+
+# --- from a domain to batches ---
+
+_IMAGE_CHANNELS = (1, 3)
+
+
+def in_memory(dataset: Dataset[Tensor]) -> Tensor | None:
+    """All inputs (n, *shape) if they are tensors already, however often they were cut and united; else None."""
+    if isinstance(dataset, TensorInputs):
+        return dataset.tensor
+    if isinstance(dataset, Rows):
+        whole = in_memory(dataset.dataset)
+        return None if whole is None else whole.index_select(0, dataset.rows.to(whole.device))
+    if isinstance(dataset, United):
+        parts = [in_memory(part) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known) if len(known) == len(parts) else None
+    return None
+
+
+class Inputs:
+    """The samples of a domain on their way to a network.
+
+    Attributes
+    ----------
+    data : Tensor of shape (n, *shape), or Dataset
+        On the device if it is a tensor.
+    shape : tuple of int
+        Of one sample as the network takes it.
+    is_embedded : bool
+        Whether outputs of a frozen backbone stand for the samples, see `replace`.
+    """
+
+    def __init__(self, domain: Domain, device: torch.device) -> None:
+        tensor = in_memory(domain.dataset)
+        self.data: Tensor | Dataset[Tensor] = domain.dataset if tensor is None else tensor.to(device)
+        self.device = device
+        self.count = len(domain)
+        self.shape: tuple[int, ...] = tuple(self.data[0].shape) if self.count else ()
+        self.is_image = domain.kind == "image" and len(self.shape) == 3 and self.shape[0] in _IMAGE_CHANNELS
+        self.is_embedded = False
+        self._samples = self.data
+
+    def __len__(self) -> int:
+        return self.count
+
+    def replace(self, embeddings: Tensor) -> None:
+        """Let embeddings (n, m) stand for the samples."""
+        self.data, self.shape, self.is_image = embeddings, tuple(embeddings.shape[1:]), False
+        self.is_embedded = True
+
+    def flat(self) -> Tensor:
+        """All samples as vectors (n, d), in memory."""
+        data = self._samples
+        return (data if isinstance(data, Tensor) else torch.stack([data[i] for i in range(len(self))])).flatten(1)
+
+    def prepare(self, x: Tensor, *, augment_seed: int | None = None) -> Tensor:
+        """Normalise a batch of images, augmented if there is a seed; leave everything else alone."""
+        if not self.is_image:
+            return x
+        return normalise(x) if augment_seed is None else augment(x, seed=augment_seed)
+
+
+class Draw(NamedTuple):
+    """One batch and where its samples are in the domain, as a tensor (b,)."""
+
+    rows: Tensor
+    batch: Batch
+
+
+class _Drawn:
+    """Batches of a sampler, and those of them that a loader asked for but has not delivered.
+
+    A loader gets only the rows of this process.
+    """
+
+    def __init__(self, sampler: MinibatchSampler | BackgroundSampler, processes: Processes) -> None:
+        self.sampler = sampler
+        self.processes = processes
+        self.pending: deque[IndexBatch] = deque()
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        for batch in list(self.pending):  # of an earlier process, whose loader was ahead
+            yield self._share(batch)
+        for batch in self.sampler:
+            self.pending.append(batch)
+            yield self._share(batch)
+
+    def _share(self, batch: IndexBatch) -> IndexBatch:
+        share: IndexBatch = batch if self.processes.count == 1 else batch[self.processes.part(len(batch))]
+        return share
+
+
+class Stream:
+    """An endless stream of batches of one domain, drawn by a sampler.
+
+    A loader with workers asks its sampler for batches ahead of time. Those under way are part of the state, so
+    that a restored stream goes on with the very next batch.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        Samples.
+    labels : Tensor of shape (n,) or None
+        None for a target.
+    sampler : MinibatchSampler or BackgroundSampler
+        Endless.
+    workers : int
+        Processes that load samples which are not in memory.
+    processes : Processes, optional
+        Those that share each batch.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        labels: Tensor | None,
+        sampler: MinibatchSampler | BackgroundSampler,
+        *,
+        workers: int = 0,
+        processes: Processes | None = None,
+    ) -> None:
+        self.inputs = inputs
+        self.labels = None if labels is None else labels.to(inputs.device)
+        self.sampler = sampler
+        self.workers = workers
+        self.processes = processes or Processes()
+        self._drawn = _Drawn(sampler, self.processes)
+        self._batches: Iterator[Any] | None = None
+
+    def draw(self, *, augment_seed: int | None = None) -> Draw:
+        """The next batch, on the device: the samples of this process, labels and weights of all."""
+        inputs = self.inputs
+        if self._batches is None:
+            self._batches = iter(self._drawn if isinstance(inputs.data, Tensor) else self._loader(inputs.data))
+        item: Any = next(self._batches)
+        indices = self._drawn.pending.popleft()
+        rows = torch.tensor(list(indices), device=inputs.device)  # a plain list is read many times faster
+        if not isinstance(inputs.data, Tensor):
+            x = item.to(inputs.device)
+        elif self.processes.count == 1:
+            x = inputs.data.index_select(0, rows)
+        else:
+            x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
+        weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
+        y = None if self.labels is None else self.labels.index_select(0, rows)
+        return Draw(rows, Batch(inputs.prepare(x, augment_seed=augment_seed), y, weights, len(rows)))
+
+    def close(self) -> None:
+        """End the workers; batches under way stay pending, and the next draw goes on with them."""
+        self.load_state_dict(self.state_dict())
+        if isinstance(self.sampler, BackgroundSampler):
+            self.sampler.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state and the batches under way."""
+        pending = [{"indices": list(batch), "weights": batch.weights} for batch in self._drawn.pending]
+        return {"sampler": self.sampler.state_dict(), "pending": pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        self.sampler.load_state_dict(state["sampler"])
+        self._batches = None
+        self._drawn.pending.clear()
+        for saved in state["pending"]:
+            batch = IndexBatch(saved["indices"])
+            batch.weights = saved["weights"]
+            self._drawn.pending.append(batch)
+
+    def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:
+        return DataLoader(
+            dataset,
+            batch_sampler=self._drawn,
+            num_workers=self.workers,
+            pin_memory=self.inputs.device.type == "cuda",
+            worker_init_fn=_ignore_interrupt,
+            generator=torch.Generator(),  # otherwise its seed would come from the global generator
+        )
+
+
+def _ignore_interrupt(worker: int) -> None:
+    # Ctrl-C reaches all processes of a terminal; the main one finishes its step first and needs the workers for it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None) -> Iterator[dict[str, Tensor]]:
+    """Collect the features z that a step computes anyway: ``{"source": (b_s, d), "target": (b_t, d)}``.
+
+    Of several passes the last counts. What the step does not compute is absent.
+    """
+    found: dict[str, Tensor] = {}
+    which = "source"
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        nonlocal which
+        x = args[0]
+        # without a target all is source, also where the algorithm adds columns to the inputs
+        which = "source"
+        if target is not None and x is not source.x:
+            which = "target" if x is target.x else "both"
+
+    def leave(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> None:
+        if which == "both":
+            found["source"], found["target"] = z.detach()[: len(source.x)], z.detach()[len(source.x) :]
+        else:
+            found[which] = z.detach()
+
+    network = algorithm.network
+    hooks = [network.featuriser.register_forward_pre_hook(enter), network.dropout.register_forward_hook(leave)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# --- the streams of a run ---
+
+
+def training_streams(
+    config: RunConfig, splits: TaskSplits, source: Inputs, algorithm: Algorithm, processes: Processes
+) -> dict[str, Stream]:
+    """Endless batches by domain, ``"source"`` and ``"target"``.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Its sampler, batch sizes and seed.
+    splits : TaskSplits
+        Samples to train on.
+    source : Inputs
+        Those of ``splits.source_train``, on the device of the run.
+    algorithm : Algorithm
+        Gives the samplers their kernel.
+    processes : Processes
+        Those that share each batch.
+    """
+
+    def stream(name: str, inputs: Inputs, labels: Tensor | None, batch_size: int) -> Stream:
+        options = dict(config.sampler_options)
+        if config.groups == "classes" and labels is not None:
+            options["groups"] = labels
+        processes.part(batch_size)  # says so if it cannot be shared
+        sampler = make_sampler(
+            config.sampler,
+            len(inputs),
+            batch_size,
+            kernel=algorithm_kernel(algorithm),
+            seed=derived_seed("sampler", name, config.seed),
+            **options,
+        )
+        if config.background and sampler.needs_features:
+            return Stream(inputs, labels, _in_background(sampler, config, processes), workers=config.workers)
+        return Stream(inputs, labels, sampler, workers=config.workers, processes=processes)
+
+    found = {"source": stream("source", source, splits.source_train.known_labels(), config.batch_size)}
+    if algorithm.uses_target:
+        target = Inputs(splits.target_unlabelled, source.device)
+        size = config.batch_size if config.target_batch_size is None else config.target_batch_size
+        found["target"] = stream("target", target, None, size)
+    return found
+
+
+def _in_background(sampler: MinibatchSampler, config: RunConfig, processes: Processes) -> BackgroundSampler:
+    if processes.count > 1:
+        raise InputError(
+            f"background=True is for one process, got {processes.count}; use devices=1 or background=False"
+        )
+    return BackgroundSampler(sampler, ahead=min(_MOST_AHEAD, max(1, config.refresh_every // 4)))
+
+
+_MOST_AHEAD = 32  # batches asked for at a time

@@ -1,0 +1,202 @@
+"""When and from what a run refreshes its strata: policies by name, and the features of both domains."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vardass.adapt.algorithms import Algorithm
+from vardass.adapt.batches import Draw, Inputs, Stream
+from vardass.adapt.distributed import Processes
+from vardass.errors import InputError
+from vardass.refresh import (
+    DriftRefresh,
+    FeatureBank,
+    GrowingRefresh,
+    NeverRefresh,
+    Refresher,
+    RefreshEvery,
+    RefreshPolicy,
+    TimeAccount,
+    VarianceRefresh,
+)
+from vardass.refresh.extract import extract_features
+from vardass.validate import choose, unknown
+
+if TYPE_CHECKING:
+    from vardass.adapt.config import RunConfig
+
+__all__ = [
+    "POLICY_NAMES",
+    "Renewal",
+    "make_policy",
+]
+
+
+# --- when a run refreshes its strata ---
+
+_KINDS: dict[str, Callable[..., RefreshPolicy]] = {
+    "every": RefreshEvery,
+    "growing": GrowingRefresh,
+    "drift": DriftRefresh,
+    "variance": VarianceRefresh,
+}
+
+POLICY_NAMES = tuple(_KINDS)
+
+
+def make_policy(config: RunConfig) -> RefreshPolicy:
+    """Policy of a run; strata of inputs are made once, and with T = 0 nothing is refreshed.
+
+    Raises
+    ------
+    InputError
+        If an option is unknown, or a policy that observes batches has no bank to compare them with.
+    """
+    name = config.refresh_policy
+    kind = _KINDS[choose(name, "refresh_policy", POLICY_NAMES)]
+    options = dict(config.refresh_options)
+    known = [option for option in inspect.signature(kind).parameters if option != "period"]
+    for option in options:
+        if option == "period":
+            raise InputError("the period is set with refresh_every; leave it out of refresh_options")
+        if option not in known:
+            raise unknown(f"option of refresh_policy {name!r}:", option, known)
+    if name == "every":
+        made: RefreshPolicy = RefreshEvery(max(1, config.refresh_every), **options)
+    else:
+        made = kind(**options)
+    if made.observes is not None and config.feature_source != "bank":
+        raise InputError(
+            f"refresh_policy {name!r} compares batches with a bank, got feature_source={config.feature_source!r}; use "
+            "feature_source='bank', or refresh_policy 'every' or 'growing'"
+        )
+    if made.observes is not None and config.background:
+        raise InputError(
+            f"refresh_policy {name!r} measures strata right after a refresh, but background={config.background} brings "
+            "them later; use background=False, or refresh_policy 'every' or 'growing'"
+        )
+    return made if config.refresh_every > 0 and config.sampler != "kmeans-inputs" else NeverRefresh()
+
+
+# --- strata kept up to date while a run trains ---
+
+
+class Renewal:
+    """Refresh the samplers of ``streams`` from the features of ``algorithm``.
+
+    With several processes the leading one makes the strata and sends them to the others: those of another one might
+    differ by rounding, and then no batch would fit together.
+
+    Attributes
+    ----------
+    banks : dict of str to FeatureBank
+        Of the domains whose sampler needs features, unless each refresh makes a full pass.
+    refresher : Refresher
+        Policy, samplers and sources.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        streams: Mapping[str, Stream],
+        *,
+        device: torch.device,
+        processes: Processes,
+        account: TimeAccount,
+    ) -> None:
+        self.config, self.algorithm, self.streams = config, algorithm, streams
+        self.device, self.processes, self.account = device, processes, account
+        policy = make_policy(config)
+        from_bank = config.feature_source == "bank" and not isinstance(policy, NeverRefresh)
+        self.banks = {
+            name: FeatureBank(len(stream.inputs), device=device)
+            for name, stream in streams.items()
+            if from_bank and stream.sampler.needs_features
+        }
+        self.refresher = Refresher(
+            policy,
+            {name: stream.sampler for name, stream in streams.items()},
+            {name: self.banks.get(name, partial(self.all_features, name)) for name in streams},
+            account=account,
+        )
+
+    def begin(self) -> None:
+        """Fill the banks, and make the strata that come from inputs."""
+        if self.processes.leads:
+            with self.account("features"):
+                for name, bank in self.banks.items():
+                    inputs = self.streams[name].inputs
+                    bank.fill(self.algorithm, inputs.data, step=0, **self._pass_options(inputs))
+            if self.config.sampler == "kmeans-inputs":
+                for stream in self.streams.values():
+                    with self.account("solver"):
+                        stream.sampler.refresh(stream.inputs.flat())
+        if self.config.sampler == "kmeans-inputs":
+            self._send_strata()
+
+    def before_step(self, step: int, *, stop: bool = False) -> tuple[bool, dict[str, Any] | None]:
+        """Refresh if it is time, and agree with the other processes on whether to ``stop``.
+
+        Returns
+        -------
+        stop : bool
+            What the leading process wants.
+        log : dict or None
+            Of a refresh, see ``Refresher.step``.
+        """
+        log = None if stop or not self.processes.leads else self._refresh(step)
+        if self.processes.count > 1:
+            stop, log = self.processes.same((stop, log))
+            if log is not None:
+                self._send_strata()
+        return stop, log
+
+    def _refresh(self, step: int) -> dict[str, Any] | None:
+        policy = self.refresher.policy
+        if isinstance(policy, VarianceRefresh) and self.banks and step and step % policy.shortest == 0:
+            with self.account("solver"):
+                self.refresher.measure()
+        return self.refresher.step(step)
+
+    def _send_strata(self) -> None:
+        if self.processes.count == 1:
+            return
+        states = {name: stream.sampler.state_dict() for name, stream in self.streams.items()}
+        for name, state in self.processes.same(states).items():
+            if not self.processes.leads:
+                self.streams[name].sampler.load_state_dict(state)
+
+    def after_step(self, step: int, draws: Mapping[str, Draw], features: Mapping[str, Tensor]) -> None:
+        """Store the features that a step computed."""
+        for name in self.banks:
+            if name in features:
+                draw = draws[name]
+                whole = self.processes.whole(features[name])
+                if self.processes.leads:
+                    self.refresher.observe(name, draw.rows, whole, step=step, weights=draw.batch.weights)
+            elif name == "source":
+                raise InputError(
+                    f"a network of type {type(self.algorithm.network).__name__} does not show the features of its "
+                    "steps to the feature bank; use feature_source='full'"
+                )
+
+    def all_features(self, name: str) -> Tensor:
+        """Features (n, d) of a domain by a pass over all its samples."""
+        inputs = self.streams[name].inputs
+        return extract_features(self.algorithm, inputs.data, out_device=self.device, **self._pass_options(inputs))
+
+    def _pass_options(self, inputs: Inputs) -> Any:
+        return {
+            "forward": lambda model, x: model.features(inputs.prepare(x)),
+            "batch_size": self.config.eval_batch_size,
+            "device": self.device,
+            "num_workers": self.config.workers,
+            "autocast_dtype": self.config.autocast_dtype,
+        }

@@ -1,0 +1,403 @@
+"""Reading embeddings from the files people keep them in: .npy, .npz, .csv and .parquet."""
+
+from __future__ import annotations
+
+import csv
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vardass.errors import InputError
+
+__all__ = [
+    "read_csv",
+    "read_embeddings",
+    "read_npy",
+    "read_npz",
+    "read_parquet",
+    "select_columns",
+    "shorten",
+]
+
+
+# --- choosing columns of a table by name, pattern, number or range ---
+
+
+def select_columns(
+    columns: str | Sequence[str | int], names: Sequence[str] | None, count: int, path: Path
+) -> list[int]:
+    """Positions of the wanted columns, in the order asked for.
+
+    Parameters
+    ----------
+    columns : str or sequence of str or int
+        Each a name, a pattern (``"f*"``), a number from 0, or a range (``"2:"``, ``"2:10"``), tried in this
+        order; a string is split at commas.
+    names : sequence of str or None
+        Names of the columns, if they have any.
+    count : int
+        Number of columns.
+    path : Path
+        Named in errors.
+    """
+    chosen: list[int] = []
+    for item in columns.split(",") if isinstance(columns, str) else columns:
+        text = str(item).strip()
+        found = [i for i, name in enumerate(names or []) if name == text]
+        found = found or [i for i, name in enumerate(names or []) if fnmatchcase(name, text)]
+        found = found or _numbered(text, count)
+        if not found:
+            known = f"{count} columns, numbered from 0" if names is None else f"the columns {shorten(names)}"
+            raise InputError(f"no column {text!r} in {path}; it has {known}; change --columns")
+        chosen += found
+    return chosen
+
+
+def _numbered(text: str, count: int) -> list[int]:
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.isascii() and (part.isdigit() or not part) for part in parts):
+        return []
+    if len(parts) == 1:
+        return [int(text)] if text and int(text) < count else []
+    start, stop = (int(part) if part else None for part in parts)
+    return list(range(count))[start:stop]
+
+
+def shorten(names: Sequence[str]) -> str:
+    """Names for a message, at most six of them."""
+    return ", ".join(map(repr, names[:6])) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
+
+
+# --- reading .npy and .npz files, without pickle ---
+
+Header: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any]]"
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """Map an ``.npy`` file into memory, read-only."""
+    try:
+        with path.open("rb") as file:
+            shape, dtype = _header(file)
+        if dtype.hasobject:
+            raise InputError(f"{path} holds Python objects; save it with x.astype(np.float32)")
+        if 0 in shape:  # nothing to map
+            return np.empty(shape, dtype)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array
+    except InputError:
+        raise
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path} is damaged ({_one_line(error)}); write it again with np.save") from None
+
+
+def read_npz(path: Path, key: str | None) -> NDArray[Any]:
+    """Read one array of an ``.npz`` file; only its header is read of any other."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            headers = {}
+            for name in archive.namelist():
+                if name.endswith(".npy"):
+                    with archive.open(name) as member:
+                        headers[name.removesuffix(".npy")] = _header(member)
+        key = _choose_key(path, key, headers)
+        with np.load(path, allow_pickle=False) as arrays:
+            return np.asarray(arrays[key])
+    except InputError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged ({_one_line(error)}); write it again with np.savez") from None
+
+
+def _header(file: IO[bytes]) -> Header:
+    version = np.lib.format.read_magic(file)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = reader(file)
+    return shape, dtype
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _choose_key(path: Path, key: str | None, headers: dict[str, Header]) -> str:
+    listing = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in headers.items()) or "no arrays"
+    if key is not None:
+        if key not in headers:
+            raise InputError(f"{path} has no array {key!r}; it holds {listing}; change --key")
+        if headers[key][1].hasobject:
+            raise InputError(f"array {key!r} of {path} holds objects; save it with x.astype(np.float32)")
+        return key
+    tables = [name for name, (shape, dtype) in headers.items() if len(shape) == 2 and dtype.kind in "fiu"]
+    if not tables:
+        raise InputError(f"{path} has no table of numbers, only {listing}; save one of shape (n, d)")
+    if len(tables) > 1:
+        raise InputError(f"{path} holds {len(tables)} tables: {listing}; choose one with --key {tables[0]}")
+    return tables[0]
+
+
+# --- reading .csv files ---
+
+_DELIMITERS = ",;\t"
+_ENCODING = "utf-8-sig"  # spreadsheets begin a file with a byte-order mark
+
+
+@dataclass(frozen=True)
+class _Layout:
+    delimiter: str
+    width: int
+    names: list[str] | None
+    header_lines: int
+
+
+def read_csv(path: Path, columns: str | Sequence[str | int] | None) -> NDArray[np.float32]:
+    """Read numbers separated by comma, semicolon or tab, with or without a header, as float32 (n, d)."""
+    try:
+        layout = _layout(path)
+        chosen = None if columns is None else select_columns(columns, layout.names, layout.width, path)
+        with path.open(encoding=_ENCODING) as file:
+            for _ in range(layout.header_lines):
+                next(file)
+            try:
+                array: NDArray[np.float32] = np.loadtxt(
+                    file,
+                    dtype=np.float32,
+                    delimiter=layout.delimiter,
+                    usecols=chosen,
+                    ndmin=2,
+                    comments=None,
+                    quotechar='"',
+                )
+            except UnicodeDecodeError:
+                raise
+            except ValueError as error:
+                raise _explain(path, layout, chosen or range(layout.width), error) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}); write it again as .csv") from None
+    unnamed = layout.names is not None and layout.names[0] == "" and columns is None
+    if unnamed and len(array) > 1 and np.array_equal(array[:, 0], np.arange(len(array))):
+        raise InputError(f"the unnamed first column of {path} counts the rows; leave it out: --columns 1:")
+    return array
+
+
+def _layout(path: Path) -> _Layout:
+    with path.open(encoding=_ENCODING, newline="") as file:
+        line = next((line for line in file if line.strip()), "")
+        delimiter = max(_DELIMITERS, key=line.count)
+        file.seek(0)
+        reader = csv.reader(file, delimiter=delimiter)
+        rows = ((row, reader.line_num) for row in reader if row)
+        first, lines = next(rows, ([], 0))
+        second, _ = next(rows, ([], 0))
+    if not first:
+        raise InputError(f"{path} has only blank lines; write the embeddings again")
+    if not _is_header(first, second):
+        return _Layout(delimiter, len(first), None, 0)
+    if not second:
+        raise InputError(f"{path} has a header but no rows; write the embeddings again")
+    return _Layout(delimiter, len(first), [cell.strip() for cell in first], lines)
+
+
+def _is_header(first: list[str], second: list[str]) -> bool:
+    if len(first) > 1 and first == [str(i) for i in range(len(first))]:
+        return True  # what pandas writes for a table without column names
+    text = [i for i, cell in enumerate(first) if not _is_number(cell)]
+    if len(text) in (0, len(first)):
+        return bool(text)
+    # numbers and text: a header, unless the same columns hold text below as well
+    return any(i < len(second) and _is_number(second[i]) for i in text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _explain(path: Path, layout: _Layout, wanted: Sequence[int], cause: ValueError) -> InputError:
+    """Find the first line or cell that stopped the fast reader."""
+    with path.open(encoding=_ENCODING, newline="") as file:
+        reader = csv.reader(file, delimiter=layout.delimiter)
+        for row in reader:
+            if not row or reader.line_num <= layout.header_lines:
+                continue
+            where = f"line {reader.line_num} of {path}"
+            if len(row) != layout.width:
+                return InputError(f"{where} has {len(row)} columns, not {layout.width}; mend the line")
+            for i in wanted:
+                if not _is_number(row[i]):
+                    name = f"column {layout.names[i]!r}" if layout.names else f"column {i}"
+                    what = f"{row[i]!r} is not a number" if row[i].strip() else "a value is missing"
+                    return InputError(
+                        f"{what} in {name}, {where}; mend the value, or choose numeric columns with --columns"
+                    )
+    return InputError(f"cannot read {path} ({str(cause).splitlines()[0]}); write it again as plain numbers")
+
+
+# --- reading .parquet files with pyarrow, which is imported only here and only when needed ---
+
+_BLOCK_ROWS = 65536
+
+
+def read_parquet(path: Path, columns: str | Sequence[str | int] | None) -> NDArray[Any]:
+    """Read numeric columns, or the one column that holds lists of numbers, as (n, d)."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        raise InputError(f"{path} needs pyarrow to be read: pip install 'vardass[parquet]'") from None
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            # pandas stores an index other than 0, 1, 2, ... as such a column
+            names = [name for name in schema.names if not name.startswith("__index_level_")]
+            if columns is not None:
+                names = [names[i] for i in select_columns(columns, names, len(names), path)]
+            names = _usable(path, schema, names, asked=columns is not None)
+            blocks = [
+                _block(path, batch, names)
+                for batch in file.iter_batches(_BLOCK_ROWS, columns=sorted(set(names)))
+                if len(batch)
+            ]
+    except (pa.ArrowException, OSError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} is damaged ({reason}); write it again") from None
+    if not blocks:
+        raise InputError(f"{path} has no rows; write the embeddings again")
+    if len({block.shape[1] for block in blocks}) > 1:
+        raise _unequal(path, names[0])
+    return np.concatenate(blocks)
+
+
+def _usable(path: Path, schema: Any, names: list[str], *, asked: bool) -> list[str]:
+    kinds = {name: schema.field(name).type for name in names}
+    lists = [name for name in names if _is_list(kinds[name]) and _is_numeric(kinds[name].value_type)]
+    other = [name for name in names if name not in lists and not _is_numeric(kinds[name])]
+    if len(lists) == 1 and (not asked or len(names) == 1):
+        return lists  # beside a column of embeddings, the others are identifiers and labels
+    if lists:
+        raise InputError(f"the columns {shorten(lists)} of {path} hold lists; choose one with --columns {lists[0]}")
+    if other or not names:
+        shown = ", ".join(f"{name!r} {kinds[name]}" for name in other[:6]) or "no columns"
+        raise InputError(f"{path} has columns that are not numbers ({shown}); choose others with --columns")
+    return names
+
+
+def _is_numeric(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _block(path: Path, batch: Any, names: list[str]) -> NDArray[Any]:
+    parts = []
+    for name in names:
+        column = batch.column(name)
+        values = column.flatten() if _is_list(column.type) else column
+        if column.null_count or values.null_count:
+            raise InputError(f"column {name!r} of {path} has missing values; fill them or drop the rows")
+        part = values.to_numpy(zero_copy_only=False)
+        if _is_list(column.type):
+            lengths = np.asarray(column.value_lengths())
+            if lengths.min() != lengths.max() or lengths[0] == 0:
+                raise _unequal(path, name)
+            part = part.reshape(len(batch), -1)
+        parts.append(part)
+    return np.column_stack(parts)
+
+
+def _unequal(path: Path, name: str) -> InputError:
+    return InputError(f"lists in column {name!r} of {path} are empty or differ in length; make them equal")
+
+
+# --- reading embeddings from the files people keep them in ---
+
+_MAGIC = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1"}
+
+
+def read_embeddings(
+    path: str | os.PathLike[str], *, key: str | None = None, columns: str | Sequence[str | int] | None = None
+) -> NDArray[Any]:
+    """Read an (n, d) array of numbers; ``.npy`` files are mapped into memory, not read. No pickle is read.
+
+    Parameters
+    ----------
+    path : path
+        ``.npy``; ``.npz``; ``.csv`` with or without a header, separated by comma, semicolon or tab; or
+        ``.parquet`` with numeric columns or one column of lists.
+    key : str, optional
+        Array of an ``.npz`` file; needed if several are tables of numbers.
+    columns : str or sequence of str or int, optional
+        Columns to keep: names, patterns such as ``"f*"``, numbers from 0, or ranges such as ``"2:"``;
+        a string is split at commas.
+
+    Returns
+    -------
+    ndarray of shape (n, d)
+        float32 from ``.csv``; the file's own number type otherwise.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, empty, not what its ending says, or not a table of numbers.
+    """
+    path = Path(path)
+    ending = path.suffix.lower()
+    if ending not in (".csv", *_MAGIC):
+        raise InputError(f"{path} ends in {ending!r}; give a .npy, .npz, .csv or .parquet file")
+    _check_content(path, ending)
+    if key is not None and ending != ".npz":
+        raise InputError(f"{path} is {ending}, and key {key!r} is for .npz files; leave the key out")
+    if ending == ".csv":
+        array = read_csv(path, columns)
+    elif ending == ".parquet":
+        array = read_parquet(path, columns)
+    else:
+        array = read_npy(path) if ending == ".npy" else read_npz(path, key)
+        _check_table(array, str(path) if key is None else f"array {key!r} of {path}")
+        if columns is not None:
+            array = array[:, select_columns(columns, None, array.shape[1], path)]
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _check_content(path: Path, ending: str) -> None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(6)
+    except FileNotFoundError:
+        raise InputError(f"no file at {path}; check the name") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give a readable file") from None
+    if not start:
+        raise InputError(f"{path} is empty (0 bytes); write the embeddings again")
+    actual = next((name for name, magic in _MAGIC.items() if start.startswith(magic)), None)
+    if actual != (ending if ending in _MAGIC else None):
+        remedy = "write the file again" if actual is None else f"it is a {actual} file, rename it"
+        raise InputError(f"{path} is not a {ending} file; {remedy}")
+
+
+def _check_table(array: NDArray[Any], name: str) -> None:
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{name} holds {array.dtype}, not real numbers; save it with x.astype(np.float32)")
+    if array.ndim != 2:
+        remedy = "x[:, None]" if array.ndim == 1 else "x.reshape(len(x), -1)"
+        raise InputError(f"{name} has shape {array.shape}, not (n, d); save it with {remedy}")
+    if array.size == 0:
+        raise InputError(f"{name} has shape {array.shape}, so no numbers; write the embeddings again")

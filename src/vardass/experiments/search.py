@@ -1,0 +1,192 @@
+"""Search spaces: distributions of settings, draws from them, and the spaces of DomainBed and of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vardass.adapt.algorithms import algorithm_options
+from vardass.data.splits import derived_seed
+from vardass.errors import InputError
+from vardass.validate import choose, unknown
+
+__all__ = ["SPACE_NAMES", "Distribution", "draw", "named_space", "parse_distribution"]
+
+_POWERS = {"uniform": None, "log10_uniform": 10.0, "log2_uniform": 2.0}
+_KINDS = (*_POWERS, "choice")
+_EXAMPLE = "{log10_uniform: [-5, -3.5]}"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Values that a search tries.
+
+    Attributes
+    ----------
+    kind : {"uniform", "log10_uniform", "log2_uniform", "choice"}
+        Even between two numbers; 10 or 2 to the power of such a number; or one of some values.
+    values : tuple
+        The two ends, as exponents for the logarithmic kinds, or the values to choose from.
+    integer : bool
+        Round down to a whole number, as DomainBed does.
+    default : object
+        What the first trial takes under ``first: defaults``. None: what the settings have.
+    """
+
+    kind: str
+    values: tuple[Any, ...]
+    integer: bool = False
+    default: Any = None
+
+    def at(self, u: float) -> Any:
+        """Value at the quantile ``u`` in [0, 1).
+
+        Numbers have six digits, so that they, and names made from them, are the same on all machines.
+
+        Examples
+        --------
+        >>> Distribution("log2_uniform", (3, 7), integer=True).at(0.5)
+        32
+        """
+        if self.kind == "choice":
+            return self.values[int(u * len(self.values))]
+        low, high = self.values
+        value = low + u * (high - low)
+        base = _POWERS[self.kind]
+        if base is not None:
+            value = base**value
+        return math.floor(value) if self.integer else float(f"{value:.6g}")
+
+    def extremes(self) -> tuple[Any, ...]:
+        """Values that stand for all when they are checked: both ends, or each choice, and the default."""
+        found = self.values if self.kind == "choice" else (self.at(0.0), self.at(1.0 - 2.0**-40))
+        return found if self.default is None else (*found, self.default)
+
+
+def draw(space: Mapping[str, Distribution], *, seed: int, repeat: int, search: int) -> dict[str, Any]:
+    """Draw a value of each key.
+
+    Each depends on (seed, repeat, search, key) and nothing else, so all samplers and algorithms try the same values,
+    and a key that is added, or a longer search, leaves the other draws as they were.
+
+    Examples
+    --------
+    >>> space = named_space("paper", "mmd")
+    >>> draw(space, seed=0, repeat=0, search=1)["batch_size"] in range(8, 128)
+    True
+    """
+    quantiles = {key: (derived_seed("draw", seed, repeat, search, key) >> 9) / 2**53 for key in space}  # below 1
+    return {key: each.at(quantiles[key]) for key, each in space.items()}
+
+
+def parse_distribution(found: Any, where: str) -> Distribution:
+    """Read a distribution such as ``{"log2_uniform": [3, 7], "integer": True}`` at the place ``where`` of a file."""
+    if not isinstance(found, Mapping):
+        raise InputError(
+            f"{where} must be a distribution such as {_EXAMPLE}, got {found!r}; a value that is not searched belongs "
+            "under settings"
+        )
+    for key in found:
+        if key not in (*_KINDS, "integer", "default"):
+            raise InputError(f"{where}: {unknown('key', key, (*_KINDS, 'integer', 'default'))}")
+    kinds = [key for key in found if key in _KINDS]
+    if len(kinds) != 1:
+        raise InputError(f"{where} needs one of {', '.join(_KINDS)}, got {kinds or 'none'}; for example {_EXAMPLE}")
+    kind, values = kinds[0], found[kinds[0]]
+    integer = found.get("integer", False)
+    if not isinstance(integer, bool):
+        raise InputError(f"{where}.integer must be true or false, got {integer!r}")
+    if not isinstance(values, list) or not values:
+        raise InputError(f"{where}.{kind} must be a list of values, got {values!r}; for example {_EXAMPLE}")
+    if kind == "choice":
+        if integer:
+            raise InputError(f"{where} has choice and integer: true; write whole numbers in choice instead")
+        if any(isinstance(value, list | Mapping) and not value for value in values):
+            raise InputError(f"{where}.choice has an empty value: {values!r}; remove it")
+        return Distribution(kind, tuple(values), default=found.get("default"))
+    if len(values) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in values):
+        raise InputError(f"{where}.{kind} must be two numbers, lowest and highest, got {values!r}")
+    low, high = (float(end) for end in values)
+    if not low < high:
+        raise InputError(f"{where}.{kind} must be lowest and highest, got {values!r}; change their order")
+    if _POWERS[kind] is not None and max(abs(low), abs(high)) > 64:
+        raise InputError(f"{where}.{kind} has exponents beyond 64, got {values!r}; give exponents, not values")
+    return Distribution(kind, (low, high), integer, found.get("default"))
+
+
+def _log10(low: float, high: float, default: Any = None) -> Distribution:
+    return Distribution("log10_uniform", (low, high), default=default)
+
+
+def _log2(low: float, high: float, default: Any = None) -> Distribution:
+    return Distribution("log2_uniform", (low, high), True, default)
+
+
+_RESNET = {
+    "lr": _log10(-5.0, -3.5, 5e-5),
+    "weight_decay": _log10(-6.0, -2.0, 0.0),
+    "network_options.dropout": Distribution("choice", (0.0, 0.1, 0.5), default=0.0),
+}
+# of images of 28 pixels in DomainBed; weight decay is 0 there
+_SMALL = {"lr": _log10(-4.5, -2.5, 1e-3)}
+_PENALTY = {"algorithm_options.penalty": _log10(-1.0, 1.0, 1.0)}
+_SPACES: dict[str, dict[str, Distribution]] = {
+    "paper": {**_RESNET, "batch_size": _log2(3.0, 7.0, 32), **_PENALTY},
+    "paper-small": {**_SMALL, "batch_size": _log2(3.0, 7.0, 64), **_PENALTY},
+    "domainbed": {**_RESNET, "batch_size": _log2(3.0, 5.5, 32), **_PENALTY},
+    "domainbed-small": {**_SMALL, "batch_size": _log2(3.0, 9.0, 64), **_PENALTY},
+}
+_ADVERSARIAL = {
+    "algorithm_options.penalty": _log10(-2.0, 2.0, 1.0),
+    "algorithm_options.discriminator_width": _log2(6.0, 10.0),
+}
+# DomainBed's form of DANN alone has these
+_ALTERNATING = {
+    "algorithm_options.discriminator_depth": Distribution("choice", (3, 4, 5)),
+    "algorithm_options.discriminator_dropout": Distribution("choice", (0.0, 0.1, 0.5)),
+    "algorithm_options.d_steps_per_g_step": _log2(0.0, 3.0),
+    "algorithm_options.grad_penalty": _log10(-2.0, 1.0),
+    "adam_betas": Distribution("choice", ([0.0, 0.9], [0.5, 0.9]), default=[0.5, 0.9]),
+}
+
+SPACE_NAMES = tuple(_SPACES)
+
+
+def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | None = None) -> dict[str, Distribution]:
+    """Space of DomainBed or of the paper for an algorithm.
+
+    Parameters
+    ----------
+    name : str
+        One of `SPACE_NAMES`. ``"domainbed"`` has DomainBed's ranges for images of 224 pixels and ResNets;
+        ``"paper"`` has the paper's batch size 2^U(3, 7) and λ 10^U(-1, 1) instead, which for MMD and CORAL is
+        DomainBed's λ too. ``"-small"`` has DomainBed's ranges for small images and small networks.
+    algorithm : str
+        Only its own options are in the space. ARM's batch has 8 samples. The λ of DANN and CDAN is DomainBed's
+        10^U(-2, 2), with the discriminator options that the algorithm has; generator and discriminator share
+        learning rate and weight decay, which DomainBed draws for each. For MCC, which DomainBed lacks, λ is
+        10^U(-1, 1).
+    options : mapping, optional
+        Options of the algorithm: DANN with ``adversary: alternating`` has more to search.
+
+    Returns
+    -------
+    dict of str to Distribution
+        By setting, with a dot for options, such as ``"algorithm_options.penalty"``.
+    """
+    space = dict(_SPACES[choose(name, "space", SPACE_NAMES)])
+    known = algorithm_options(algorithm)
+    base = algorithm.split("+")[0]
+    if base == "arm":
+        space["batch_size"] = Distribution("choice", (8,), default=8)
+    if base in ("dann", "cdan"):
+        space.update(_ADVERSARIAL)
+    if {**known, **(options or {})}.get("adversary") == "alternating":
+        space.update(_ALTERNATING)
+    return {
+        key: each
+        for key, each in space.items()
+        if not key.startswith("algorithm_options.") or key.partition(".")[2] in known
+    }

@@ -1,0 +1,240 @@
+"""The relaxed assignment problem of equation 16 by an interior-point method, for small problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.solvers.problem import Problem
+from vardass.solvers.seeding import start_labels
+from vardass.solvers.sizes import SizeLimits, repair_sizes
+from vardass.solvers.solution import Solution
+from vardass.validate import as_generator, check_count
+
+__all__ = ["MAX_STRATA", "MAX_VARIABLES", "interior_point", "interior_point_assignment", "relaxed_solution"]
+
+MAX_VARIABLES = 1_000_000
+"""Largest n k that the interior-point solver takes."""
+
+MAX_STRATA = 256
+"""Largest k that it takes."""
+
+_TO_BOUNDARY = 0.995  # share of the way to the nearest bound that a step may go
+_LAST_BARRIER = 1e-8
+
+
+def relaxed_solution(distances: Tensor, *, max_iter: int = 300) -> Tensor:
+    """Local minimum of the relaxed program of equation 16, with D fixed: U of shape (n, k), float64.
+
+        min_U Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)   subject to   0 <= U_ij <= 1,  Σ_j U_ij = 1.
+
+    The minimum need not be integral, contrary to what the paper infers from total unimodularity: that makes
+    the *vertices* of the feasible set integral, but the objective has the convex term D_ij U_ij² in each
+    entry, so its minimum need not be a vertex. For one point, two strata and D = (1, 1) the relaxed value is
+    0.5 at U = (1/2, 1/2), while either integral U costs 1.
+
+    The method is primal-dual with a logarithmic barrier and starts from U = 1/k. The Hessian of column j is
+    1 d_jᵀ + d_j 1ᵀ, so a Newton step costs O(n k² + k³) rather than O(n³ k³). Where the Hessian is not
+    positive definite on the feasible directions, a multiple of the identity is added until it is.
+
+    Parameters
+    ----------
+    distances : Tensor of shape (n, k)
+        D, finite and not negative.
+    max_iter : int
+        Newton steps at most.
+    """
+    return _Barrier(_checked(distances)).solve(check_count(max_iter, "max_iter"))
+
+
+def interior_point_assignment(distances: Tensor, *, max_iter: int = 300) -> Tensor:
+    """Round the relaxed solution of equation 16: each point to its largest U_ij, (n,) int64."""
+    return relaxed_solution(distances, max_iter=max_iter).argmax(1)
+
+
+def interior_point(
+    problem: Problem,
+    k: int,
+    *,
+    limits: SizeLimits,
+    labels: Tensor | None = None,
+    generator: int | torch.Generator | None = None,
+    max_iter: int = 20,
+    progress: Callable[[float, str], None] | None = None,
+) -> Solution:
+    """Algorithm 1 with the rounded interior-point solution of equation 16 in place of Algorithm 2.
+
+    The assignment is a function of D alone, so the loop ends at the first iteration that does not lower J;
+    the best strata seen are returned.
+
+    Parameters
+    ----------
+    problem : Problem
+        The n points; at most ``MAX_VARIABLES`` / k of them.
+    k : int
+        Number of strata, at most ``MAX_STRATA``.
+    limits : SizeLimits
+        Sizes that strata may have; rounded solutions are repaired.
+    labels : Tensor of shape (n,), optional
+        Strata to start from; without them kernel k-means++.
+    generator : int or torch.Generator, optional
+        Source of randomness, used only for the seeds.
+    max_iter : int
+        Iteration limit.
+    progress : callable, optional
+        Called after each iteration with the fraction of ``max_iter`` done and a message.
+
+    Returns
+    -------
+    Solution
+        Never worse than the start.
+    """
+    max_iter = check_count(max_iter, "max_iter", low=0)
+    _check_size(problem.n, k)
+    best = start_labels(problem, k, limits, labels, as_generator(generator, problem.diag.device))
+    distances = problem.centroid_distances(best, k)
+    objective = problem.objective(best, k)
+    n_iter = 0
+    converged = objective == 0.0
+    while n_iter < max_iter and not converged:
+        current = repair_sizes(interior_point_assignment(distances), distances, limits)
+        distances = problem.centroid_distances(current, k)
+        n_iter += 1
+        found = problem.objective(current, k)
+        converged = found >= objective
+        if not converged:
+            best, objective = current, found
+        if progress is not None:
+            progress(n_iter / max_iter, f"iteration {n_iter}, objective {objective:.6g}")
+    return Solution(best, n_iter, objective, converged)
+
+
+def _check_size(n: int, k: int) -> None:
+    if n * k > MAX_VARIABLES or k > MAX_STRATA:
+        raise InputError(
+            f"the interior-point solver takes n * k up to {MAX_VARIABLES} and k up to {MAX_STRATA}, got "
+            f"n={n}, k={k} (n * k = {n * k}); use solver='dynamic-kmeans' or 'min-sum'"
+        )
+
+
+def _checked(distances: Tensor) -> Tensor:
+    if distances.ndim != 2 or 0 in distances.shape:
+        raise InputError(f"distances must have shape (n, k), got {tuple(distances.shape)}")
+    _check_size(*distances.shape)
+    if not bool((distances >= 0).all()) or not bool(torch.isfinite(distances).all()):
+        raise InputError("distances must be finite and not negative; repair empty strata and clamp at 0 first")
+    return distances.double()
+
+
+class _Barrier:
+    """Primal-dual barrier method for one scaled D (n, k)."""
+
+    def __init__(self, distances: Tensor) -> None:
+        n, k = distances.shape
+        mean = float(distances.mean())
+        # so that the gradient is of order 1
+        self.d = distances * (k / (n * mean)) if mean > 0.0 else distances
+        self.k = k
+        eye = torch.eye(k, dtype=torch.float64, device=distances.device)
+        zero = torch.zeros_like(eye)
+        # column j of the Hessian is V_j C V_jᵀ with V_j = (1, d_j); C is its own inverse
+        self.swap = torch.cat([torch.cat([zero, eye], 1), torch.cat([eye, zero], 1)], 0)
+
+    def value(self, u: Tensor) -> Tensor:
+        """Scaled objective Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)."""
+        return u.sum(0) @ (self.d * u).sum(0)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """∂/∂U_ij = Σ_l D_lj U_lj + D_ij Σ_l U_lj."""
+        return (self.d * u).sum(0) + self.d * u.sum(0)
+
+    def solve(self, max_iter: int) -> Tensor:
+        """Follow the barrier from 1/k down to ``_LAST_BARRIER``."""
+        u = torch.full_like(self.d, 1.0 / self.k)
+        if self.k == 1 or not bool(self.d.any()):
+            return u
+        barrier = 1.0 / self.k
+        z = barrier / u
+        shift = 0.0
+        for _ in range(max_iter):
+            while self._error(u, z, barrier) <= 10.0 * barrier:
+                if barrier <= _LAST_BARRIER:
+                    return u
+                barrier = max(_LAST_BARRIER, min(0.2 * barrier, barrier**1.5))
+            step, shift = self._newton(self.gradient(u) - barrier / u, z / u, shift)
+            dual_step = barrier / u - z - z / u * step
+            size = self._line_search(u, step, barrier)
+            if size == 0.0:
+                return u
+            u = u + size * step
+            u = u / u.sum(1, keepdim=True)
+            z = z + _largest_step(z, dual_step) * dual_step
+            # keep the dual within reach of the primal central path
+            z = torch.minimum(torch.maximum(z, 1e-10 * barrier / u), 1e10 * barrier / u)
+        return u
+
+    def _error(self, u: Tensor, z: Tensor, barrier: float) -> float:
+        """Largest violation of the optimality conditions of the barrier problem."""
+        reduced = self.gradient(u) - z
+        multiplier = (u * reduced).sum(1, keepdim=True)
+        return float(torch.maximum((reduced - multiplier).abs().max(), (u * z - barrier).abs().max()))
+
+    def _newton(self, gradient: Tensor, curvature: Tensor, shift: float) -> tuple[Tensor, float]:
+        """Step along which the barrier function falls, and the shift of the Hessian that it took.
+
+        Minimises <gradient, x> + ½ <x, (curvature + shift + Hessian) x> over x with zero row sums, by the
+        Woodbury identity. The reduced matrix is positive definite exactly if the 2k x 2k Schur complement
+        has k negative eigenvalues, as ``swap`` has.
+        """
+        trial = shift / 3.0 if shift > 1e-8 else 0.0
+        while True:  # a large shift leaves only ``swap``, so this ends
+            inverse = 1.0 / (curvature + trial)
+            spread = inverse.sum(1, keepdim=True)
+            scaled = torch.cat([inverse, inverse * self.d], 1)
+            schur = self.swap - scaled.T @ (scaled / spread)
+            ones, mixed = inverse.sum(0), scaled[:, self.k :].sum(0)
+            both = (scaled[:, self.k :] * self.d).sum(0)
+            schur += torch.cat(
+                [
+                    torch.cat([ones.diag(), mixed.diag()], 1),
+                    torch.cat([mixed.diag(), both.diag()], 1),
+                ],
+                0,
+            )
+            values, vectors = torch.linalg.eigh(schur)
+            noise = 1e-14 * values.abs().max()
+            if int((values < -noise).sum()) == self.k == int((values > noise).sum()):
+                break
+            trial = max(1e-4, 4.0 * trial)
+
+        def project(x: Tensor) -> Tensor:
+            x = x * inverse
+            return x - inverse * (x.sum(1, keepdim=True) / spread)
+
+        first = project(gradient)
+        moments = torch.cat([first.sum(0), (first * self.d).sum(0)])
+        weights = vectors @ ((vectors.T @ moments) / values)
+        correction = project(weights[: self.k] + self.d * weights[self.k :])
+        return correction - first, trial
+
+    def _line_search(self, u: Tensor, step: Tensor, barrier: float) -> float:
+        """Largest of the halved steps that lowers the barrier function enough; 0 if none does."""
+        slope = self.gradient(u)
+        linear, quadratic = (slope * step).sum(), self.value(step)
+        descent = float(linear - barrier * (step / u).sum())
+        size = _largest_step(u, step)
+        ratio = step / u
+        for _ in range(40):
+            change = float(size * linear + size**2 * quadratic - barrier * torch.log1p(size * ratio).sum())
+            if change <= 1e-4 * size * descent:
+                return size
+            size *= 0.5
+        return 0.0
+
+
+def _largest_step(x: Tensor, step: Tensor) -> float:
+    """Largest step size up to 1 that keeps x positive, with a margin."""
+    return min(1.0, _TO_BOUNDARY / max(1e-300, float((-step / x).max())))

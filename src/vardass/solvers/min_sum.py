@@ -1,0 +1,358 @@
+"""Exact descent on the min-sum objective by blocks of single-point moves.
+
+With W_ih = Σ_{j in S_h} d_ij, moving point i from stratum a to b changes J by exactly W_ib - W_ia. Several
+moves at once interact: with E_i = e_b(i) - e_a(i),
+
+    ΔJ = -Σ_i gain_i + Σ_{i<j} d_ij <E_i, E_j>.
+
+A block proposes its best moves by one matrix product; the interactions among them are then computed exactly
+and the subset that is applied is chosen with them, so J never rises and no move is taken on faith.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
+from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.solution import Solution
+from vardass.validate import check_count, row_blocks
+
+__all__ = ["min_sum"]
+
+_CANDIDATES = 512  # points of a block that are moved one after the other
+
+
+class _State(ABC):
+    """Labels with the statistics that give W for any rows, updated in place by `move`."""
+
+    def __init__(self, problem: Problem, labels: Tensor, k: int) -> None:
+        self.diag = problem.diag
+        self.labels = labels.clone()
+        self.k = k
+        self.sizes = torch.bincount(labels, minlength=k).to(self.diag)
+        self.diag_sums = torch.zeros_like(self.sizes).index_add_(0, labels, self.diag)
+
+    @abstractmethod
+    def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """W transposed (k, b) and each row's value in its own stratum (b,)."""
+
+    @abstractmethod
+    def own_scores(self) -> Tensor:
+        """W of every point in its own stratum: (n,)."""
+
+    def objective(self) -> float:
+        """J = ½ Σ_i W_i,a(i), from the statistics alone."""
+        return 0.5 * float(self.own_scores().double().clamp_min(0.0).sum())
+
+    def block_rows(self, swaps: bool) -> int:
+        """How many points to look at together."""
+        return 2 * _CANDIDATES
+
+    def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
+        """Σ_{i<j} d_ij <E_i, E_j> of moves made together; infinite where that is not cheap to know."""
+        return float("inf")
+
+    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
+        """Move ``rows`` from ``source`` to ``target`` strata."""
+        one = torch.ones_like(rows, dtype=self.sizes.dtype)
+        self.sizes.index_add_(0, source, one, alpha=-1).index_add_(0, target, one)
+        diag = self.diag[rows]
+        self.diag_sums.index_add_(0, source, diag, alpha=-1).index_add_(0, target, diag)
+        self.labels[rows] = target
+
+
+class _ExactState(_State):
+    """Keeps Σ_{j in S_h} K_ij for all i, as (k, n) so that a move adds one contiguous row."""
+
+    def __init__(self, problem: ExactProblem, labels: Tensor, k: int) -> None:
+        super().__init__(problem, labels, k)
+        self.matrix = problem.matrix
+        self.cross = problem.stratum_sums(labels, k).T
+
+    def own_scores(self) -> Tensor:
+        cross = self.cross.gather(0, self.labels[None])[0]
+        return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
+
+    def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
+        scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
+        scores.sub_(self.cross[:, rows], alpha=2.0)
+        return scores, scores.gather(0, self.labels[None, rows])[0]
+
+    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
+        super().move(rows, source, target)
+        columns = self.matrix[rows]
+        self.cross.index_add_(0, source, columns, alpha=-1).index_add_(0, target, columns)
+
+
+class _LowRankState(_State):
+    """Keeps Σ_{j in S_h} φ_j (k, r): W is one product of features with stratum statistics."""
+
+    def __init__(self, problem: LowRankProblem, labels: Tensor, k: int) -> None:
+        super().__init__(problem, labels, k)
+        self.features = problem.features
+        self.residual = problem.residual
+        self.sums = self.features.new_zeros(k, self.features.shape[1]).index_add_(0, labels, self.features)
+
+    def own_scores(self) -> Tensor:
+        cross = torch.empty_like(self.diag)
+        for rows in row_blocks(len(cross), 65536):
+            cross[rows] = (self.features[rows] * self.sums[self.labels[rows]]).sum(1)
+        cross += self.residual
+        return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
+
+    def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
+        scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
+        scores.addmm_(self.sums, self.features[rows].T, alpha=-2.0)
+        own = scores.gather(0, self.labels[None, rows])[0]
+        return scores, own - 2.0 * self.residual[rows]
+
+    def block_rows(self, swaps: bool) -> int:
+        # products pay in larger blocks, of which the best candidates are then taken; swaps need all partners
+        n = len(self.diag)
+        return 2 * _CANDIDATES if swaps or n <= 2 * _CANDIDATES else 8 * _CANDIDATES
+
+    def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
+        # through the change of each stratum's statistics: O(moves), not O(moves²)
+        one = torch.ones_like(rows, dtype=self.diag.dtype)
+        parts = torch.cat([one[:, None], self.diag[rows, None], self.features[rows]], 1)
+        change = _change(parts, source, target, self.k).double()
+        crossed = change[:, 0] @ change[:, 1] - change[:, 2:].square().sum()
+        return float(crossed - 2.0 * self.residual[rows].double().sum())
+
+    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
+        super().move(rows, source, target)
+        features = self.features[rows]
+        self.sums.index_add_(0, source, features, alpha=-1).index_add_(0, target, features)
+
+
+def _change(parts: Tensor, source: Tensor, target: Tensor, k: int) -> Tensor:
+    """What each stratum gains when rows of ``parts`` (q, r) leave ``source`` for ``target``: (k, r)."""
+    change = parts.new_zeros(k, parts.shape[1])
+    return change.index_add_(0, target, parts).index_add_(0, source, parts, alpha=-1)
+
+
+def _start(problem: Problem, labels: Tensor, k: int) -> _State:
+    if isinstance(problem, ExactProblem):
+        return _ExactState(problem, labels, k)
+    assert isinstance(problem, LowRankProblem)
+    return _LowRankState(problem, labels, k)
+
+
+def min_sum(
+    problem: Problem,
+    k: int,
+    *,
+    limits: SizeLimits,
+    labels: Tensor,
+    generator: torch.Generator | None = None,
+    max_passes: int = 100,
+    tol: float = 1e-4,
+    progress: Callable[[float, str], None] | None = None,
+) -> Solution:
+    """Descend from ``labels`` until a pass over all points gains less than ``tol`` of the objective.
+
+    Parameters
+    ----------
+    problem : Problem
+        Exact or low rank.
+    k : int
+        Number of strata.
+    limits : SizeLimits
+        Honoured by every move; ``labels`` must hold them.
+    labels : Tensor of shape (n,)
+        Start.
+    max_passes : int
+        Passes over all n points.
+    tol : float
+        Relative gain of a pass below which the descent ends.
+    progress : callable, optional
+        Called with the fraction done and a message.
+    """
+    max_passes = check_count(max_passes, "max_passes", low=0)
+    if not tol >= 0.0:
+        raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no move gains")
+    n = problem.n
+    state = _start(problem, labels, k)
+    objective = state.objective()
+    swaps = limits.low > 1 or limits.high < n
+    rows = state.block_rows(swaps)
+    passes, converged = 0, False
+    while passes < max_passes and not converged:
+        gained = 0.0
+        for block in row_blocks(n, rows):
+            gained += _improve_block(problem, state, block, limits, swaps, 0.1 * tol * objective)
+        passes += 1
+        converged = gained <= tol * objective
+        objective -= gained
+        if progress is not None:
+            progress(passes / max_passes, f"pass {passes}, objective {objective:.6g}")
+    return Solution(state.labels, passes, state.objective(), converged)
+
+
+def _improve_block(
+    problem: Problem, state: _State, block: slice, limits: SizeLimits, swaps: bool, worthwhile: float
+) -> float:
+    """Move some rows of ``block`` to better strata; return how much J fell."""
+    scores, own = state.scores(block)
+    labels = state.labels[block]
+    gain = own - scores.amin(0)
+    # rounding noise of W is no gain
+    noise = float(4.0 * torch.finfo(own.dtype).eps * own.abs().amax())
+    if not swaps and not bool((gain > noise).any()):  # an exchange can pay where neither move does
+        return 0.0
+    if len(gain) > 2 * _CANDIDATES:
+        decrease = _move_many(state, block, scores, gain, noise)
+        if decrease > 0.0:
+            return decrease
+        local = gain.topk(_CANDIDATES).indices
+        rows, source, own, scores = local + block.start, labels[local], own[local], scores[:, local]
+        kernel = problem.block(rows)
+    else:
+        rows, source = torch.arange(block.start, block.stop, device=gain.device), labels
+        kernel = problem.block(block)
+    scores.scatter_(0, source[None], own[None])
+    # each move depends on the one before: they are made on the host, one transfer for each block
+    part = _Part(
+        scores.cpu().numpy(),
+        kernel.cpu().numpy(),
+        state.diag[rows].cpu().numpy(),
+        source.cpu().numpy(),
+        state.sizes.cpu().numpy(),
+    )
+    decrease = part.move_points(limits, noise, worthwhile)
+    if swaps:
+        decrease += part.swap_points(noise)
+    target = torch.from_numpy(part.labels).to(rows.device)
+    changed = target != source
+    state.move(rows[changed], source[changed], target[changed])
+    return decrease
+
+
+def _move_many(state: _State, block: slice, scores: Tensor, gain: Tensor, noise: float) -> float:
+    """Make the best moves at once, as many as keep half of what they would gain one by one.
+
+    Far from an optimum, or in large strata, moves hardly interact, so this replaces many small steps.
+    Returns the decrease of J, or 0 if nothing was moved.
+    """
+    local = (gain > noise).nonzero().flatten()
+    if len(local) <= _CANDIDATES:
+        return 0.0
+    local = local[gain[local].argsort(descending=True)]
+    target = scores[:, local].argmin(0)
+    while len(local) > _CANDIDATES // 4:
+        rows = local + block.start
+        source = state.labels[rows]
+        alone = float(gain[local].double().sum())
+        decrease = alone - state.interaction(rows, source, target)
+        stay = state.sizes - torch.bincount(source, minlength=state.k)
+        if decrease >= 0.5 * alone and bool((stay >= 1).all()):
+            state.move(rows, source, target)
+            return decrease
+        local, target = local[: len(local) // 2], target[: len(target) // 2]
+    return 0.0
+
+
+class _Part:
+    """q points whose strata are improved while all other points stay where they are.
+
+    Parameters
+    ----------
+    scores : array of shape (k, q)
+        W transposed.
+    kernel : array of shape (q, q)
+        K_ij among them.
+    diag : array of shape (q,)
+        K_ii.
+    labels : array of shape (q,)
+        Strata of the q points.
+    sizes : array of shape (k,)
+        Sizes of all strata.
+    """
+
+    def __init__(
+        self,
+        scores: NDArray[np.floating],
+        kernel: NDArray[np.floating],
+        diag: NDArray[np.floating],
+        labels: NDArray[np.int64],
+        sizes: NDArray[np.floating],
+    ) -> None:
+        self.scores, self.kernel, self.diag = scores, kernel, diag
+        self.labels, self.sizes = labels.copy(), sizes.copy()
+        self.points = np.arange(len(labels))
+        self._buffer = np.empty_like(diag)
+
+    def move_points(self, limits: SizeLimits, noise: float, worthwhile: float) -> float:
+        """Descent by moves of one point, best first; returns the decrease of J.
+
+        One look at all gains proposes many moves. Each is checked again, exactly, against the moves made
+        since, before it is made.
+        """
+        decrease = 0.0
+        for _ in range(8 * len(self.labels)):
+            full = self.sizes >= limits.high
+            scores = np.where(full[:, None], np.inf, self.scores) if full.any() else self.scores
+            gain = self.scores[self.labels, self.points] - scores.min(0)
+            gain[self.sizes[self.labels] <= limits.low] = 0.0
+            proposed = (gain > noise).nonzero()[0]
+            if len(proposed) == 0:
+                break
+            proposed = proposed[gain[proposed].argsort()[::-1]]
+            targets = scores[:, proposed].argmin(0)
+            before = decrease
+            # plain lists and numbers: this loop is the whole cost of a small problem
+            labels, sizes = self.labels.tolist(), self.sizes.tolist()
+            for i, target in zip(proposed.tolist(), targets.tolist(), strict=True):
+                source = labels[i]
+                if sizes[source] <= limits.low or sizes[target] >= limits.high:
+                    continue
+                current = float(self.scores[source, i] - self.scores[target, i])
+                if current > noise:
+                    decrease += current
+                    sizes[source] -= 1
+                    sizes[target] += 1
+                    self._relabel(i, target)
+            self.sizes[:] = sizes
+            if decrease - before < worthwhile:
+                break
+        return decrease
+
+    def swap_points(self, noise: float) -> float:
+        """One sweep of exchanges, which leave sizes alone; returns the decrease of J."""
+        decrease = 0.0
+        for i in self.points.tolist():
+            a = self.labels[i]
+            own = self.scores[self.labels, self.points]
+            gain = own[i] - self.scores[self.labels, i] + own - self.scores[a] + 2.0 * self._distances(i)
+            gain[self.labels == a] = 0.0
+            j = int(gain.argmax())
+            if gain[j] > noise:
+                decrease += float(gain[j])
+                b = int(self.labels[j])
+                self._relabel(j, int(a))
+                self._relabel(i, b)
+        return decrease
+
+    def _distances(self, i: int) -> NDArray[np.floating]:
+        """d_ij from point i to all q points, in a buffer that the next call overwrites."""
+        np.multiply(self.kernel[i], -2.0, out=self._buffer)
+        self._buffer += self.diag
+        self._buffer += self.diag[i]
+        self._buffer[i] = 0.0
+        return self._buffer
+
+    def _relabel(self, i: int, target: int) -> None:
+        distances = self._distances(i)
+        row = self.scores[self.labels[i]]
+        row -= distances
+        row = self.scores[target]
+        row += distances
+        self.labels[i] = target
