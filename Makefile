@@ -5,8 +5,12 @@ STAMP := .venv/.installed
 # threads that spin while they wait slow each other down on a shared machine
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup test test-slow lint demo bench clean
-setup: $(STAMP)
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-slow lint demo bench clean
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## make .venv with all that is needed
 
 # torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build.
 $(STAMP): pyproject.toml constraints.txt
@@ -21,24 +25,24 @@ $(BROWSER): $(STAMP)
 	sh scripts/install_browser.sh
 	touch $(BROWSER)
 
-lint: $(STAMP)
+lint: $(STAMP) ## style, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # one torch thread per worker: two workers on two cores would otherwise fight over them
-test: lint $(BROWSER)
+test: lint $(BROWSER) ## all tests but the slow ones; what CI runs
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-test-slow: $(STAMP)
+test-slow: $(STAMP) ## tests that take minutes: processes killed again and again
 	$(BIN)/python -m pytest -m slow
 
-demo: $(STAMP)
+demo: $(STAMP) ## what the package does, on embedded data, in minutes
 	$(BIN)/vardass demo --out demo
 
-bench: $(STAMP)
+bench: $(STAMP) ## the numbers in benchmarks/results, made again
 	$(BIN)/python benchmarks/run.py
 
-clean:
+clean: ## remove .venv and the demo's files
 	rm -rf .venv demo
