@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -24,6 +25,7 @@ __all__ = [
     "as_weights",
     "check_count",
     "choose",
+    "import_by_name",
     "row_blocks",
     "unknown",
 ]
@@ -174,3 +176,54 @@ def choose(value: Value, kind: str, choices: Iterable[str]) -> Value:
     if value not in known:
         raise unknown(kind, value, known)
     return value
+
+
+def import_by_name(name: str, kind: str) -> Any:
+    """Return the object that ``"package.module:Name"`` names.
+
+    The module must be importable: the current folder is not put on the path. ``Name`` may have dots, for an
+    attribute of a class.
+
+    Parameters
+    ----------
+    name : str
+        Module, colon, name in the module.
+    kind : str
+        What the object is for, such as ``"algorithm"``; for the messages.
+
+    Raises
+    ------
+    InputError
+        If there is no colon, no such module, or no such name in it. An error inside the module is raised as it is.
+
+    Examples
+    --------
+    >>> import_by_name("collections:OrderedDict", "data set").__name__
+    'OrderedDict'
+    """
+    module_name, colon, attribute = str(name).partition(":")
+    parts = [*module_name.split("."), *attribute.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise InputError(f"{kind} {name!r} is no name of the form package.module:Name; give one, such as mine.parts:My")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, but it imports one that is not
+        raise InputError(
+            f"{kind} {name!r}: there is no module {error.name!r} on the import path; install it, or put its folder on "
+            "the path, for example with PYTHONPATH=. before the command"
+        ) from None
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
+            near = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "check the spelling"
+            raise InputError(f"{kind} {name!r}: {module_name} ({_origin(module)}) has no {attribute!r}; {hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _origin(module: Any) -> str:
+    return getattr(module, "__file__", None) or "built in"

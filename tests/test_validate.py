@@ -1,0 +1,71 @@
+"""Checks of user input that no other file tests: objects found by their names."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vardass.errors import InputError
+from vardass.validate import import_by_name
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package of a user that is on the import path."""
+    folder = tmp_path / "users_own"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "parts.py").write_text("class Sampler:\n    class Inner:\n        pass\n")
+    (folder / "broken.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "users_own"
+    for name in [name for name in sys.modules if name.split(".")[0] == "users_own"]:
+        del sys.modules[name]
+
+
+def test_an_object_is_found_by_module_and_name(package: str) -> None:
+    assert import_by_name("pathlib:Path", "data set") is Path
+    sampler = import_by_name(f"{package}.parts:Sampler", "sampler")
+    assert sampler.__module__ == "users_own.parts"
+    assert import_by_name(f"{package}.parts:Sampler.Inner", "sampler") is sampler.Inner
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pathlib.Path", "pathlib:", ":Path", "pathlib:Path:Path", ".pathlib:Path", "path lib:Path", "./mine.py:Path", ""],
+)
+def test_a_name_of_another_form_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"algorithm .* is no name of the form package\.module:Name"):
+        import_by_name(name, "algorithm")
+
+
+def test_a_missing_module_says_how_to_make_it_importable(package: str) -> None:
+    with pytest.raises(InputError, match=r"kernel 'nowhere\.at\.all:K': .*no module 'nowhere'.*PYTHONPATH=\."):
+        import_by_name("nowhere.at.all:K", "kernel")
+    with pytest.raises(InputError, match=r"no module 'users_own\.other'"):
+        import_by_name(f"{package}.other:K", "kernel")
+
+
+def test_the_current_folder_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_in_this_folder.py").write_text("Thing = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    before = list(sys.path)
+    with pytest.raises(InputError, match="PYTHONPATH"):
+        import_by_name("module_in_this_folder:Thing", "data set")
+    assert sys.path == before
+
+
+def test_a_missing_name_is_reported_with_the_nearest(package: str) -> None:
+    with pytest.raises(InputError, match=r"parts.*has no 'Sampler_'; did you mean 'Sampler'\?"):
+        import_by_name(f"{package}.parts:Sampler_", "sampler")
+    with pytest.raises(InputError, match=r"has no 'Sampler\.Outer'"):
+        import_by_name(f"{package}.parts:Sampler.Outer", "sampler")
+    with pytest.raises(InputError, match="built in"):
+        import_by_name("time:nothing_near", "sampler")
+
+
+def test_an_error_inside_the_module_is_shown_as_it_is(package: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        import_by_name(f"{package}.broken:Thing", "network")
