@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
-from vardass.experiments.record import FORMAT, Record, RunSpec
+from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec
+from vardass.experiments.spec import load_sweep
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 CONFIG = RunConfig(algorithm="coral", steps=10).to_dict()
 SPEC = RunSpec("watch", "left-A->right-B", "watch", CONFIG, {"algorithm": "coral", "sampler": "vardass"})
@@ -52,6 +56,26 @@ def test_the_surroundings_do_not_name_a_run(other: RunSpec) -> None:
 )
 def test_whatever_changes_the_result_changes_the_name(other: RunSpec) -> None:
     assert other.run_id != SPEC.run_id
+
+
+@pytest.mark.parametrize("sweep", ["algorithms", "refresh", "samplers"])
+def test_committed_records_keep_their_names(sweep: str) -> None:
+    lines = [json.loads(line) for line in (RESULTS / sweep / "records.jsonl").read_text().splitlines()]
+    assert [RunSpec.from_dict(line["spec"]).run_id for line in lines] == [line["id"] for line in lines]
+
+
+@pytest.mark.parametrize("sweep", ["algorithms", "refresh", "samplers"])
+def test_committed_specifications_find_their_records_again(sweep: str) -> None:
+    lines = [json.loads(line) for line in (RESULTS / sweep / "records.jsonl").read_text().splitlines()]
+    committed = {line["id"] for line in lines if line["spec"]["data_name"] == "watch"}
+    asked = {run.run_id for run in load_sweep(RESULTS / f"{sweep}.yaml", data=["watch"]).runs()}
+    assert asked
+    assert asked <= committed
+
+
+def test_a_setting_that_is_added_renames_no_run() -> None:
+    # one that is new belongs in the table, with the value that means what runs did before it
+    assert set(RunConfig.model_fields) == {*_UNNAMED, *_SURROUNDINGS}
 
 
 def test_a_record_comes_back_as_it_was() -> None:

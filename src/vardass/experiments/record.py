@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
-from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
 
 __all__ = ["FORMAT", "Record", "RunSpec"]
@@ -17,6 +16,41 @@ __all__ = ["FORMAT", "Record", "RunSpec"]
 FORMAT = 1  # of a record; raised when the meaning of a field changes
 # where and how fast, but not what: the same run on another machine has the same name
 _SURROUNDINGS = ("device", "accelerator", "workers", "checkpoint_every", "eval_batch_size", "tensorboard")
+# Left out of a run's name where they have these values, which were the defaults when format 1 was made. The table is
+# frozen: a default that changes later, or a setting that is added, renames no run. What is added later belongs here
+# too, with the value that means what runs did before it.
+_UNNAMED: dict[str, Any] = {
+    "algorithm": "mmd",
+    "algorithm_options": {},
+    "sampler": "vardass",
+    "sampler_options": {},
+    "network": "mlp",
+    "network_options": {},
+    "steps": 3000,
+    "batch_size": 32,
+    "target_batch_size": None,
+    "groups": None,
+    "lr": 1e-3,
+    "lr_schedule": "none",
+    "lr_multipliers": {},
+    "weight_decay": 0.0,
+    "momentum": 0.9,
+    "optimiser": "adam",
+    "adam_betas": None,
+    "refresh_every": 100,
+    "refresh_policy": "every",
+    "refresh_options": {},
+    "feature_source": "bank",
+    "background": False,
+    "eval_every": 100,
+    "selection": "source-accuracy",
+    "augment": False,
+    "cache_embeddings": False,
+    "precision": "32-true",
+    "devices": 1,
+    "strategy": "auto",
+    "seed": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -59,12 +93,10 @@ class RunSpec:
     def run_id(self) -> str:
         """Name made from all that determines the result; the data's place and the machine's do not."""
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "root"}
-        # defaults are left out, so that a setting that later versions add does not rename what was run before it
-        usual = _defaults()
         content["config"] = {
             name: value
             for name, value in self.config.items()
-            if name not in _SURROUNDINGS and (name not in usual or usual[name] != value)
+            if name not in _SURROUNDINGS and (name not in _UNNAMED or _UNNAMED[name] != value)
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -155,11 +187,6 @@ class Record:
         given = {name: value for name, value in found.items() if name not in ("format", "id")}
         values = _known(cls, given, "a record")
         return cls(**{**values, "spec": RunSpec.from_dict(values["spec"])})
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return RunConfig().to_dict()
 
 
 def _known(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:
