@@ -21,6 +21,7 @@ from vardass.kernels import (
     PolynomialKernel,
     RBFMixture,
     as_kernel,
+    fitted_kernel,
     squared_distances,
 )
 
@@ -155,6 +156,17 @@ def test_fit_returns_a_copy_and_needs_no_gradient(kernel, x):
     assert fitted.is_fitted
     assert (repr(kernel), kernel.is_fitted) == before
     assert not fitted.matrix(x).requires_grad
+
+
+def test_state_is_what_fit_took(kernel, x):
+    """A checkpoint of the state gives the fitted kernel back, whatever the kernel takes from data."""
+    fitted = kernel.fit(x)
+    again = kernel.with_state(fitted.state())
+    assert again.is_fitted
+    assert torch.equal(again.matrix(x), fitted.matrix(x))
+    assert kernel.is_fitted or kernel.state() == {}
+    assert bool(fitted.state()) == (not kernel.is_fitted)
+    assert kernel.with_state({}) is kernel or kernel.with_state({}) == kernel or not kernel.with_state({}).is_fitted
 
 
 @settings(max_examples=10, deadline=None)
@@ -385,6 +397,19 @@ def test_unfitted(kernel):
     for evaluate in (kernel.matrix, kernel.diag):
         with pytest.raises(InputError, match=r"takes a parameter from the data; call kernel.fit\(features\)"):
             evaluate(normal(3, 2))
+
+
+def test_state_of_another_kernel():
+    with pytest.raises(InputError, match="takes nothing from data, but the state holds mean; use the kernel"):
+        LinearKernel().with_state(CoralKernel().fit(normal(3, 2)).state())
+
+
+def test_a_fitted_kernel_is_used_as_it_is_and_another_one_fitted(x):
+    fitted = RBFMixture(scale="median").fit(10 * x)
+    assert fitted_kernel(fitted, x) is fitted
+    assert fitted_kernel(RBFMixture(scale="median"), x) == RBFMixture(scale="median").fit(x)
+    torch.testing.assert_close(fitted_kernel("coral", x).state()["mean"], x.mean(0))
+    assert fitted_kernel("linear", x) == LinearKernel()
 
 
 @pytest.mark.parametrize(

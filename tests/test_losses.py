@@ -613,9 +613,9 @@ def test_mmd_options(make, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "deep"}, "unknown preset 'deep'; choose one of paper, domainbed, deep-coral"),
+        ({"preset": "deep"}, "unknown preset 'deep'; did you mean 'deep-coral'. known: paper, domainbed, deep-coral"),
         ({"correction": "n"}, "unknown correction 'n'; choose one of none, batch, population"),
-        ({"normalization": "d"}, "unknown normalization 'd'; choose one of none, d2, 4d2"),
+        ({"normalization": "d"}, "unknown normalization 'd'; did you mean 'd2'. known: none, d2, 4d2"),
         ({"correction": "population"}, "needs population_x and population_y.*population_x=None"),
         ({"population_x": 9}, "needs population_x and population_y.*population_x=9, population_y=None"),
         ({"preset": "domainbed", "population_x": 9, "population_y": 9}, "others take neither.*'batch'"),
@@ -626,3 +626,12 @@ def test_mmd_options(make, options, message):
 def test_coral_options(make, options, message):
     with pytest.raises(InputError, match=message):
         make(**options)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("preset", CORAL_PRESETS)
+def test_coral_is_the_distance_between_the_moments(batches, preset, weighted):
+    x, y, w_x, w_y = batches
+    weights = (w_x, w_y) if weighted else (None, None)
+    loss = CORALLoss(preset=preset)
+    torch.testing.assert_close(loss.between(*loss.moments(x, y, *weights)), loss(x, y, *weights))

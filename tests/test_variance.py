@@ -15,11 +15,12 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LinearKernel, RBFMixture
-from vardass.montecarlo import MonteCarlo, monte_carlo_variance
 from vardass.variance import (
+    MonteCarlo,
     debias,
     effective_sample_size,
     mean_embedding_covariance,
+    monte_carlo_variance,
     stratified_variance,
     uniform_variance,
     v_statistic_bias,

@@ -10,22 +10,19 @@ takes a few hundred points.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import FunctionKernel, Kernel, as_kernel
+from vardass.kernels import FunctionKernel, Kernel, KernelLike, fitted_kernel
 from vardass.strata import LowerBound
 from vardass.validate import ArrayLike, as_features, as_generator, check_count, row_blocks
 
 __all__ = ["nearest_neighbour_bound", "semidefinite_bound"]
-
-KernelLike: TypeAlias = Kernel | str | Callable[[Tensor, Tensor], Tensor]
 
 _EXACT_N = 2000  # up to here all rows are summed unless fewer are asked for
 _SAMPLED_ROWS = 300
@@ -145,7 +142,7 @@ class _Neighbours:
 
     @classmethod
     def of(cls, x: Tensor, kernel: KernelLike, kept: int) -> _Neighbours:
-        fitted = _fitted(kernel, x)
+        fitted = fitted_kernel(kernel, x)
         dtype = _kernel_dtype(fitted, x)
         blocks = row_blocks(len(x), _BLOCK_BYTES // (32 * x.shape[1]))
         diag = torch.cat([fitted.diag(x[b].to(dtype)).double() for b in blocks])
@@ -165,11 +162,6 @@ class _Neighbours:
             distances.clamp_min_(0.0)
             distances.scatter_(1, picked[:, None], torch.inf)
             yield distances.topk(self.kept, largest=False, sorted=True).values
-
-
-def _fitted(kernel: KernelLike, x: Tensor) -> Kernel:
-    kernel = as_kernel(kernel)
-    return kernel if kernel.is_fitted else kernel.fit(x)
 
 
 def _kernel_dtype(kernel: Kernel, x: Tensor) -> torch.dtype:
@@ -284,7 +276,7 @@ def semidefinite_bound(
         )
     if not tol > 0:
         raise InputError(f"tol must be positive, got {tol}; the default is 1e-4")
-    fitted = _fitted(kernel, x)
+    fitted = fitted_kernel(kernel, x)
     matrix = fitted.matrix(x.to(_kernel_dtype(fitted, x))).double()
     diag = matrix.diagonal()
     cost = ((diag[:, None] + diag - matrix - matrix.T).clamp_min(0.0) / 2.0).fill_diagonal_(0.0)

@@ -3,31 +3,36 @@
 A kernel is a small immutable object. ``fit`` returns a copy with whatever it takes from the data (CORAL's
 mean, a data-driven scale); ``matrix`` and ``diag`` evaluate it. ``matrix`` is differentiable, follows the
 device and dtype of its input, and never runs under autocast.
+
+Everything in the package that takes a kernel and features resolves them by `fitted_kernel`: a kernel that is
+fitted is used as it is, another one is fitted to those features.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.validate import row_blocks
+from vardass.validate import choose, row_blocks
 
 __all__ = [
     "PAPER_GAMMAS",
     "CoralKernel",
     "FunctionKernel",
     "Kernel",
+    "KernelLike",
     "LaplacianKernel",
     "LinearKernel",
     "PolynomialKernel",
     "RBFMixture",
     "as_kernel",
+    "fitted_kernel",
 ]
 
 PAPER_GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0)
@@ -46,7 +51,25 @@ class Kernel(ABC):
         return True
 
     def fit(self, x: Tensor) -> Kernel:
-        """Return a kernel with its data-driven parts taken from ``x`` of shape (n, d)."""
+        """Return a kernel with its data-driven parts taken from ``x`` of shape (n, d), anew if it has some."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """What ``fit`` took from the data, as numbers and tensors, for a checkpoint.
+
+        Empty for a kernel that takes nothing. A kernel with a ``fit`` of its own overrides this and
+        `with_state`, so that whoever saves a fitted kernel writes ``kernel.state()`` and reads
+        ``kernel.with_state(saved)``, and need not know what is in it.
+        """
+        return {}
+
+    def with_state(self, state: Mapping[str, Any]) -> Kernel:
+        """Return this kernel, fitted as the one was whose `state` is given; an empty one changes nothing."""
+        if state:
+            raise InputError(
+                f"{self!r} takes nothing from data, but the state holds {', '.join(state)}; "
+                "use the kernel that the state was saved from"
+            )
         return self
 
     def matrix(self, x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -72,6 +95,14 @@ class Kernel(ABC):
         rows = max_bytes // (4 * columns * max(4, x.element_size()))
         for block in row_blocks(len(x), rows):
             yield block, self.matrix(x[block], x if y is None else y)
+
+    def square_matrix(self, x: Tensor) -> Tensor:
+        """Assemble ``matrix(x)`` (n, n) from blocks, with ``diag(x)`` on its diagonal; no gradient."""
+        matrix = x.new_empty(len(x), len(x))
+        for rows, block in self.blocks(x):
+            matrix[rows] = block
+        matrix.diagonal().copy_(self.diag(x))
+        return matrix
 
     def paired(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate κ(x_i, y_i) for each pair of rows of ``x`` and ``y``, both (n, d): (n,)."""
@@ -196,14 +227,23 @@ class RBFMixture(Kernel):
         value = float(pairs.median() if self.scale == "median" else pairs.mean()) if len(pairs) else 0.0
         return replace(self, fitted_scale=value if value > 0 else 1.0)
 
+    def state(self) -> dict[str, Any]:
+        """The scale that was taken from data, if any."""
+        return {} if self.fitted_scale is None else {"fitted_scale": self.fitted_scale}
+
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """Take the scale from ``state``."""
+        return replace(self, fitted_scale=state.get("fitted_scale", self.fitted_scale))
+
     @property
-    def _rates(self) -> list[float]:
+    def rates(self) -> list[float]:
+        """The factors γ / scale of the squared distances."""
         scale = self.fitted_scale if isinstance(self.scale, str) else self.scale
         assert scale is not None
         return [g / scale for g in self.gammas]
 
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
-        rates = self._rates
+        rates = self.rates
         # beyond γ d² = 20 a term is below 2e-9 and its error with it
         d2 = squared_distances(x, y, reach=20.0 / max(rates))
         if d2.requires_grad:
@@ -221,7 +261,7 @@ class RBFMixture(Kernel):
     def paired(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate row by row, without a matrix."""
         d2 = (_full_precision(x) - _full_precision(y)).square().sum(1)
-        return torch.exp(d2[:, None] * -torch.tensor(self._rates, dtype=d2.dtype, device=d2.device)).sum(1)
+        return torch.exp(d2[:, None] * -torch.tensor(self.rates, dtype=d2.dtype, device=d2.device)).sum(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,6 +282,14 @@ class CoralKernel(Kernel):
     def fit(self, x: Tensor) -> Self:
         """Take μ from ``x``."""
         return replace(self, mean=_full_precision(x.detach()).mean(0))
+
+    def state(self) -> dict[str, Any]:
+        """μ, if it is known."""
+        return {} if self.mean is None else {"mean": self.mean}
+
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """Take μ from ``state``."""
+        return replace(self, mean=state.get("mean", self.mean))
 
     def _centred(self, x: Tensor) -> Tensor:
         assert self.mean is not None
@@ -371,6 +419,9 @@ _NAMED: dict[str, Callable[[], Kernel]] = {
 
 KERNEL_NAMES = tuple(_NAMED)
 
+KernelLike: TypeAlias = Kernel | str | Callable[[Tensor, Tensor], Tensor]
+"""What `as_kernel` takes."""
+
 
 def as_kernel(kernel: Any) -> Kernel:
     """Return a Kernel for a kernel, one of the names in ``KERNEL_NAMES``, or a callable.
@@ -381,11 +432,15 @@ def as_kernel(kernel: Any) -> Kernel:
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, str):
-        if kernel in _NAMED:
-            return _NAMED[kernel]()
-        raise InputError(f"unknown kernel {kernel!r}; choose one of {', '.join(_NAMED)}")
+        return _NAMED[choose(kernel, "kernel", _NAMED)]()
     if isinstance(kernel, type):
         raise InputError(f"kernel must be an object, got the class {kernel.__name__}; write {kernel.__name__}()")
     if callable(kernel):
         return FunctionKernel(kernel)
     raise InputError(f"kernel must be a Kernel, a name or a callable, got {type(kernel).__name__}")
+
+
+def fitted_kernel(kernel: KernelLike, x: Tensor) -> Kernel:
+    """Return what `as_kernel` makes of ``kernel``, fitted to the rows of ``x`` (n, d) unless it is fitted already."""
+    known = as_kernel(kernel)
+    return known if known.is_fitted else known.fit(x)

@@ -7,23 +7,20 @@ are computed in float32 or float64 with autocast off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError
-from vardass.forms import MixtureForm, covariance_gap
-from vardass.kernels import PAPER_GAMMAS, Kernel, RBFMixture, as_kernel
-from vardass.validate import ArrayLike, as_weights, check_count
+from vardass.kernels import PAPER_GAMMAS, Kernel, KernelLike, RBFMixture, as_kernel, fitted_kernel, squared_distances
+from vardass.validate import ArrayLike, as_weights, check_count, choose
 
-__all__ = ["DOMAINBED_GAMMAS", "CORALLoss", "MMDLoss", "coral", "mmd2"]
+__all__ = ["DOMAINBED_GAMMAS", "CORALLoss", "MMDLoss", "Moments", "coral", "mmd2"]
 
 DOMAINBED_GAMMAS = (*PAPER_GAMMAS, 100.0, 1000.0)
 """Bandwidths of DomainBed's mixture."""
-
-KernelLike: TypeAlias = "Kernel | str | Callable[[Tensor, Tensor], Tensor]"
 
 
 def mmd2(
@@ -79,17 +76,16 @@ def mmd2(
     tensor(0.2500)
     """
     chosen = _mmd_kernel(kernel, preset)
-    pairs_for = "estimator='u'" if _choice(estimator, "estimator", _ESTIMATORS) == "u" else None
+    pairs_for = "estimator='u'" if choose(estimator, "estimator", _ESTIMATORS) == "u" else None
     x, y = _as_batches(x, y)
     with torch.autocast(x.device.type, enabled=False):
         w_x = _unit_weights(weights_x, x, "weights_x", pairs_for)
         w_y = _unit_weights(weights_y, y, "weights_y", pairs_for)
         pairs = _pair_weights(w_x, w_y, estimator)
         joint = torch.cat([x, y])
-        if not chosen.is_fitted:
-            chosen = chosen.fit(joint.detach())
+        chosen = fitted_kernel(chosen, joint.detach())
         if type(chosen) is RBFMixture and torch.is_grad_enabled() and joint.requires_grad:
-            value: Tensor = MixtureForm.apply(joint, pairs, chosen._rates)[0]  # type: ignore[no-untyped-call]
+            value: Tensor = _MixtureForm.apply(joint, pairs, chosen.rates)[0]  # type: ignore[no-untyped-call]
             return value
         return (pairs * chosen.matrix(joint).to(joint.dtype)).sum()
 
@@ -164,21 +160,45 @@ def _coral(
 ) -> Tensor:
     x, y = _as_batches(x, y)
     with torch.autocast(x.device.type, enabled=False):
-        pairs_for = "correction='batch'" if options.correction == "batch" else None
-        w_x = _unit_weights(weights_x, x, "weights_x", pairs_for)
-        w_y = _unit_weights(weights_y, y, "weights_y", pairs_for)
+        w_x, w_y = _coral_weights(x, y, weights_x, weights_y, options)
         # a common shift changes nothing, but without it the means' difference cancels far from the origin
         shift = torch.cat([x.detach(), y.detach()]).mean(0)
         x, y = x - shift, y - shift
         mean_x, mean_y = w_x @ x, w_y @ y
         signed_x = _corrected(w_x, options.correction, options.population_x)
         signed_y = -_corrected(w_y, options.correction, options.population_y)
-        loss = covariance_gap(torch.cat([x - mean_x, y - mean_y]), torch.cat([signed_x, signed_y]))
-        multiple, power = _NORMALIZATIONS[options.normalization]
-        loss = loss / float(multiple * x.shape[1] ** power)
-        if options.include_mean:
-            loss = loss + (mean_x - mean_y).square().sum() / float(x.shape[1] ** (power // 2))
-        return loss
+        gap = _covariance_gap(torch.cat([x - mean_x, y - mean_y]), torch.cat([signed_x, signed_y]))
+        return _normalized(gap, mean_x - mean_y, options)
+
+
+def _normalized(covariance_gap: Tensor, mean_difference: Tensor, options: _CoralOptions) -> Tensor:
+    """Scale the squared distance of covariances, and add that of the means (d,) if it is asked for."""
+    d = len(mean_difference)
+    multiple, power = _NORMALIZATIONS[options.normalization]
+    loss = covariance_gap / float(multiple * d**power)
+    if options.include_mean:
+        loss = loss + mean_difference.square().sum() / float(d ** (power // 2))
+    return loss
+
+
+def _coral_weights(
+    x: Tensor, y: Tensor, weights_x: ArrayLike | None, weights_y: ArrayLike | None, options: _CoralOptions
+) -> tuple[Tensor, Tensor]:
+    pairs_for = "correction='batch'" if options.correction == "batch" else None
+    return _unit_weights(weights_x, x, "weights_x", pairs_for), _unit_weights(weights_y, y, "weights_y", pairs_for)
+
+
+class Moments(NamedTuple):
+    """Weighted mean (d,) and covariance (d, d) of a batch."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+def _moments(z: Tensor, w: Tensor, correction: str, population: int | None) -> Moments:
+    mean = w @ z
+    centred = z - mean
+    return Moments(mean, (centred * _corrected(w, correction, population)[:, None]).T @ centred)
 
 
 def _corrected(w: Tensor, correction: str, population: int | None) -> Tensor:
@@ -200,7 +220,7 @@ class MMDLoss(nn.Module):
     def __init__(self, *, kernel: KernelLike | None = None, estimator: str = "v", preset: str | None = None) -> None:
         super().__init__()
         self.kernel = _mmd_kernel(kernel, preset)
-        self.estimator = _choice(estimator, "estimator", _ESTIMATORS)
+        self.estimator = choose(estimator, "estimator", _ESTIMATORS)
 
     def forward(
         self, x: Tensor, y: Tensor, weights_x: ArrayLike | None = None, weights_y: ArrayLike | None = None
@@ -242,6 +262,28 @@ class CORALLoss(nn.Module):
         """Return ``coral`` of ``x`` (n_x, d) and ``y`` (n_y, d)."""
         return _coral(x, y, weights_x, weights_y, self.options)
 
+    def moments(
+        self, x: Tensor, y: Tensor, weights_x: ArrayLike | None = None, weights_y: ArrayLike | None = None
+    ) -> tuple[Moments, Moments]:
+        """Return the weighted mean and covariance of either batch, with this loss's correction.
+
+        ``loss.between(*loss.moments(x, y))`` is ``loss(x, y)`` but for rounding; moments can be averaged over
+        batches in between.
+        """
+        x, y = _as_batches(x, y)
+        with torch.autocast(x.device.type, enabled=False):
+            w_x, w_y = _coral_weights(x, y, weights_x, weights_y, self.options)
+            return (
+                _moments(x, w_x, self.options.correction, self.options.population_x),
+                _moments(y, w_y, self.options.correction, self.options.population_y),
+            )
+
+    def between(self, x: Moments, y: Moments) -> Tensor:
+        """Return the loss of two domains with these moments."""
+        with torch.autocast(x.mean.device.type, enabled=False):
+            gap = (x.covariance - y.covariance).square().sum()
+            return _normalized(gap, x.mean - y.mean, self.options)
+
     def extra_repr(self) -> str:
         """Name the options."""
         given = {name: value for name, value in self.options._asdict().items() if value is not None}
@@ -269,18 +311,12 @@ _CORAL_PRESETS = {
 }
 
 
-def _choice(value: str, name: str, choices: Iterable[str]) -> str:
-    if value not in choices:
-        raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
-    return value
-
-
 def _mmd_kernel(kernel: KernelLike | None, preset: str | None) -> Kernel:
     if preset is None:
         return RBFMixture() if kernel is None else as_kernel(kernel)
     if kernel is not None:
         raise InputError(f"preset={preset!r} chooses the kernel, but kernel={kernel!r} is given; leave out one")
-    return RBFMixture(_MIXTURES[_choice(preset, "preset", _MIXTURES)])
+    return RBFMixture(_MIXTURES[choose(preset, "preset", _MIXTURES)])
 
 
 def _coral_options(
@@ -290,11 +326,11 @@ def _coral_options(
     normalization: str | None,
     populations: tuple[int | None, int | None],
 ) -> _CoralOptions:
-    default = _CORAL_PRESETS[_choice(preset, "preset", _CORAL_PRESETS)]
+    default = _CORAL_PRESETS[choose(preset, "preset", _CORAL_PRESETS)]
     given = [size is not None for size in populations]
     if correction is None:
         correction = "population" if preset == "paper" and any(given) else default.correction
-    _choice(correction, "correction", _CORRECTIONS)
+    choose(correction, "correction", _CORRECTIONS)
     if any(given) != (correction == "population") or any(given) != all(given):
         raise InputError(
             "correction='population' needs population_x and population_y, others take neither; got "
@@ -306,7 +342,7 @@ def _coral_options(
     return _CoralOptions(
         default.include_mean if include_mean is None else include_mean,
         correction,
-        _choice(normalization or default.normalization, "normalization", _NORMALIZATIONS),
+        choose(normalization or default.normalization, "normalization", _NORMALIZATIONS),
         *populations,
     )
 
@@ -361,3 +397,55 @@ def _pair_weights(w_x: Tensor, w_y: Tensor, estimator: str) -> Tensor:
         pairs[n_x:, n_x:] /= _pair_share(w_y)
         pairs.fill_diagonal_(0.0)
     return pairs
+
+
+class _MixtureForm(torch.autograd.Function):
+    """Σ_ij P_ij Σ_γ exp(-γ |z_i - z_j|²) for a symmetric P.
+
+    The exponentials of the value are also those of its slope in |z_i - z_j|², and with P symmetric the
+    gradient takes one matrix product instead of two: the joint matrix then costs less than its three blocks
+    under plain autograd.
+    """
+
+    @staticmethod
+    def forward(z: Tensor, pairs: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return the form, and its slope in each squared distance for the gradient."""
+        d2 = squared_distances(z)
+        kernel, slope, term = torch.zeros_like(d2), torch.zeros_like(d2), torch.empty_like(d2)
+        for rate in rates:
+            # exp(-80) is nothing next to the diagonal, and results that underflow take a CPU ten times longer
+            torch.exp(torch.mul(d2, -rate, out=term).clamp_min_(-80.0), out=term)
+            kernel += term
+            slope.sub_(term, alpha=rate)
+        return (pairs * kernel).sum(), slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the gradient needs."""
+        z, pairs, ctx.rates = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(z, pairs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient in z."""
+        z, pairs, slope = ctx.saved_tensors
+        with torch.autocast(z.device.type, enabled=False):
+            if torch.is_grad_enabled():  # a second derivative is wanted: the slope must know of z
+                d2 = squared_distances(z)
+                slope = torch.stack([-rate * torch.exp(d2 * -rate) for rate in ctx.rates]).sum(0)
+            z = z - z.detach().mean(0)  # the two terms below would cancel far from the origin
+            # a row does not pull itself, but its slope is the steepest: rounding would leave some
+            pull = (pairs * slope).fill_diagonal_(0.0)
+            return 4.0 * grads[0] * (pull.sum(1, keepdim=True) * z - pull @ z), None, None
+
+
+def _covariance_gap(z: Tensor, signed: Tensor) -> Tensor:
+    """|Σ_i c_i z_i z_iᵀ|_F² for centred rows ``z`` (m, d) and signed weights c (m,)."""
+    m, d = z.shape
+    if d >= 2 * m and z.device.type == "cpu":
+        # Σ_ij c_i c_j <z_i, z_j>² needs only (m, m), but its terms cancel when the covariances are close:
+        # double precision makes up for that, and on a CPU it is cheap enough
+        z, c = z.double(), signed.double()
+        return (c @ ((z @ z.T).square() @ c)).clamp_min(0.0).to(signed.dtype)
+    return ((z * signed[:, None]).T @ z).square().sum()

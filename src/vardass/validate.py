@@ -1,11 +1,14 @@
-"""Checks of user input. Every public function calls these first; private code assumes they passed."""
+"""Checks of user input, and the types that signatures share.
+
+Every public function calls these first; private code assumes they passed.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayLike",
+    "Progress",
     "as_features",
     "as_generator",
     "as_labels",
@@ -31,6 +35,9 @@ __all__ = [
 ]
 
 ArrayLike: TypeAlias = "Tensor | NDArray[Any]"
+
+Progress: TypeAlias = Callable[[float, str], object]
+"""Called with the fraction done and a message."""
 
 _HALF = (torch.float16, torch.bfloat16)
 

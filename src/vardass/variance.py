@@ -1,28 +1,31 @@
-"""Exact variance of the minibatch mean embedding.
+"""Variance of the minibatch mean embedding, exactly, and of any other statistic by simulation.
 
 A batch estimates the mean embedding μ = (1/n) Σ φ(z_i) of its domain by μ̂, a weighted sum of φ over the
 drawn rows. Its variance E|μ̂ - μ|² in the RKHS (section 2.2) is known exactly for independent draws: each
-function here costs kernel evaluations and no simulation. Sums are accumulated in double precision; the
-kernel itself is evaluated in the precision of the features.
+function here but the last costs kernel evaluations and no simulation. Sums are accumulated in double precision; the
+kernel itself is evaluated in the precision of the features. `monte_carlo_variance` simulates what has no formula.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import DEFAULT_BLOCK_BYTES, Kernel, as_kernel
-from vardass.validate import ArrayLike, as_features, as_labels, as_weights, check_count, row_blocks
+from vardass.kernels import DEFAULT_BLOCK_BYTES, Kernel, KernelLike, fitted_kernel
+from vardass.validate import ArrayLike, as_features, as_generator, as_labels, as_weights, check_count, row_blocks
 
 __all__ = [
+    "MonteCarlo",
     "debias",
     "effective_sample_size",
     "mean_embedding_covariance",
+    "monte_carlo_variance",
     "stratified_variance",
     "uniform_variance",
     "v_statistic_bias",
@@ -35,7 +38,7 @@ _PACK_ROWS = 256
 Number = TypeVar("Number", float, Tensor)
 
 
-def uniform_variance(features: ArrayLike, k: int, *, kernel: Any, replacement: bool = True) -> float:
+def uniform_variance(features: ArrayLike, k: int, *, kernel: KernelLike, replacement: bool = True) -> float:
     """Variance of μ̂ for a batch of ``k`` rows drawn uniformly: (mean κ(z, z) - mean κ(z, z')) / k.
 
     Parameters
@@ -45,7 +48,7 @@ def uniform_variance(features: ArrayLike, k: int, *, kernel: Any, replacement: b
     k : int
         Batch size.
     kernel : Kernel, str or callable
-        Fitted to the features if it still has to take something from data.
+        Fitted to the features unless it is fitted.
     replacement : bool
         Without replacement the variance is (n - k)/(n - 1) times as large.
 
@@ -54,15 +57,15 @@ def uniform_variance(features: ArrayLike, k: int, *, kernel: Any, replacement: b
     >>> uniform_variance(torch.tensor([0.0, 1.0]), 1, kernel="linear")
     0.25
     """
-    x, kernel = _prepare(features, kernel)
-    return _variance(x, kernel, _design(x, None, k, replacement))
+    x, fitted = _prepare(features, kernel)
+    return _variance(x, fitted, _design(x, None, k, replacement))
 
 
 def stratified_variance(
     features: ArrayLike,
     labels: ArrayLike,
     *,
-    kernel: Any,
+    kernel: KernelLike,
     draws_per_stratum: int = 1,
     replacement: bool = True,
 ) -> float:
@@ -79,7 +82,7 @@ def stratified_variance(
     labels : integer array of shape (n,)
         The stratum of each row; equal numbers mean the same stratum.
     kernel : Kernel, str or callable
-        Fitted to the features if it still has to take something from data.
+        Fitted to the features unless it is fitted.
     draws_per_stratum : int
         Rows drawn from each stratum, independently between strata.
     replacement : bool
@@ -90,11 +93,11 @@ def stratified_variance(
     >>> stratified_variance(torch.tensor([0.0, 1.0, 5.0]), torch.tensor([0, 0, 1]), kernel="linear")
     0.1111111111111111
     """
-    x, kernel = _prepare(features, kernel)
-    return _variance(x, kernel, _design(x, labels, draws_per_stratum, replacement))
+    x, fitted = _prepare(features, kernel)
+    return _variance(x, fitted, _design(x, labels, draws_per_stratum, replacement))
 
 
-def weighted_variance(features: ArrayLike, weights: ArrayLike, *, kernel: Any, k: int) -> float:
+def weighted_variance(features: ArrayLike, weights: ArrayLike, *, kernel: KernelLike, k: int) -> float:
     """Variance of the importance estimator μ̂ = Σ φ(z_i) / (n k p_i) over ``k`` draws with replacement.
 
     Row i is drawn with probability p_i, so μ̂ is unbiased and its variance is
@@ -107,11 +110,11 @@ def weighted_variance(features: ArrayLike, weights: ArrayLike, *, kernel: Any, k
     weights : array of shape (n,)
         The probabilities p_i, all positive; rounding in their sum is divided out.
     kernel : Kernel, str or callable
-        Fitted to the features if it still has to take something from data.
+        Fitted to the features unless it is fitted.
     k : int
         Batch size.
     """
-    x, kernel = _prepare(features, kernel)
+    x, fitted = _prepare(features, kernel)
     n, whole = len(x), _design(x, None, k, True)
     p = as_weights(weights, n, torch.empty(0, dtype=torch.float64, device=x.device))
     if p is None or not bool((p > 0).all()):
@@ -123,7 +126,7 @@ def weighted_variance(features: ArrayLike, weights: ArrayLike, *, kernel: Any, k
     p = p / p.sum()
     with torch.no_grad():
         # Σ κ_ij = n (Σ κ_ii - scatter): written so that nothing cancels for nearly uniform weights
-        excess = (kernel.diag(x).double() * (1.0 / p - n)).sum() + n * _scatter(x, kernel, whole).sum()
+        excess = (fitted.diag(x).double() * (1.0 / p - n)).sum() + n * _scatter(x, fitted, whole).sum()
     return max(0.0, float(excess) / (n * n * k))
 
 
@@ -215,6 +218,90 @@ def mean_embedding_covariance(
     return covariance.to(x.dtype)
 
 
+@dataclass(frozen=True)
+class MonteCarlo:
+    """What repeated draws say of a statistic.
+
+    Attributes
+    ----------
+    mean : Tensor
+        Mean of the statistic, of its own shape, in double precision.
+    variance : float
+        Unbiased estimate of E|statistic - its mean|²: for a vector the trace of its covariance.
+    stderr_of_variance : float
+        Standard error of ``variance``.
+    repeats : int
+        Number of draws.
+    """
+
+    mean: Tensor
+    variance: float
+    stderr_of_variance: float
+    repeats: int
+
+    @property
+    def stderr_of_mean(self) -> float:
+        """Root mean square distance of ``mean`` from the true expectation."""
+        return math.sqrt(self.variance / self.repeats)
+
+    def bias(self, truth: Tensor) -> float:
+        """Distance of ``mean`` from ``truth``; to be compared with ``stderr_of_mean``."""
+        return float((self.mean - truth.to(self.mean)).norm())
+
+
+def monte_carlo_variance(
+    draw: Callable[[torch.Generator], tuple[Tensor, Tensor | None]],
+    statistic: Callable[[Tensor, Tensor | None], Tensor],
+    *,
+    repeats: int,
+    seed: int | torch.Generator | None = 0,
+) -> MonteCarlo:
+    """Simulate the variance of any statistic of a batch from any sampler.
+
+    Parameters
+    ----------
+    draw : callable
+        ``draw(generator) -> (indices, weights or None)``, one batch; all its randomness must come from the
+        generator.
+    statistic : callable
+        ``statistic(indices, weights) -> Tensor`` of any shape, the same each time. All ``repeats`` values
+        are held in memory.
+    repeats : int
+        Number of batches, at least 2.
+    seed : int or torch.Generator
+        The same seed gives the same result.
+    """
+    repeats = check_count(repeats, "repeats", low=2, remedy="a variance needs two values")
+    generator = seed if isinstance(seed, torch.Generator) else as_generator(seed)
+    values: list[Tensor] = []
+    with torch.no_grad():
+        for _ in range(repeats):
+            batch = draw(generator)
+            if not isinstance(batch, tuple) or len(batch) != 2:
+                raise InputError(
+                    f"draw must return (indices, weights or None), got {type(batch).__name__}; return a pair"
+                )
+            value = statistic(*batch)
+            if not isinstance(value, Tensor) or (values and value.shape != values[0].shape):
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                first = f" of shape {tuple(values[0].shape)}, as at first" if values else ""
+                raise InputError(f"statistic must return a tensor{first}, got {got}")
+            values.append(value.detach().double())
+    stacked = torch.stack(values).reshape(repeats, -1)
+    if not bool(torch.isfinite(stacked).all()):
+        bad = int((~torch.isfinite(stacked)).any(1).sum())
+        raise InputError(f"statistic was NaN or infinite for {bad} of {repeats} batches; mend it first")
+    mean = stacked.mean(0)
+    squared = (stacked - mean).square().sum(1)
+    # the trace of the sample covariance is, but for O(1/repeats), the mean of these squared distances
+    return MonteCarlo(
+        mean=mean.reshape(values[0].shape),
+        variance=float(squared.sum()) / (repeats - 1),
+        stderr_of_variance=float(squared.std()) / math.sqrt(repeats),
+        repeats=repeats,
+    )
+
+
 class _Design(NamedTuple):
     """How a batch is drawn: strata 0..k-1, none empty, and what each one's scatter counts for."""
 
@@ -223,10 +310,9 @@ class _Design(NamedTuple):
     scale: Tensor  # (k,) c_h with Var(μ̂) = Σ_h c_h Σ_{i in h} |φ_i - μ_h|²
 
 
-def _prepare(features: ArrayLike, kernel: Any) -> tuple[Tensor, Kernel]:
+def _prepare(features: ArrayLike, kernel: KernelLike) -> tuple[Tensor, Kernel]:
     x = as_features(features)
-    kernel = as_kernel(kernel)
-    return x, kernel if kernel.is_fitted else kernel.fit(x)
+    return x, fitted_kernel(kernel, x)
 
 
 def _design(x: Tensor, labels: ArrayLike | None, draws: Any, replacement: bool) -> _Design:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, Outcome, count_cpus, get_engine
@@ -14,11 +13,9 @@ from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.status import status
 from vardass.experiments.store import RUNS_FOLDER
 from vardass.experiments.sweep_store import SweepStore
-from vardass.validate import check_count
+from vardass.validate import Progress, check_count
 
 __all__ = ["Progress", "Summary", "run_sweep", "status"]
-
-Progress: TypeAlias = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.plots import require_matplotlib, save_figure
+from vardass.validate import Progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +40,6 @@ __all__ = [
     "write_figure",
 ]
 
-Progress: TypeAlias = Callable[[float, str], None]
 Cell: TypeAlias = str | int | float
 
 GREY, INK = "#555555", "#222222"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from vardass.errors import InputError
-from vardass.validate import check_count, row_blocks
+from vardass.validate import Progress, check_count, row_blocks
 
 __all__ = ["PassOptions", "Progress", "evaluation_mode", "extract_features", "feature_batches"]
-
-Progress: TypeAlias = Callable[[float, str], object]
-"""Called with the share done, 0 to 1, and a short message."""
 
 
 class PassOptions(TypedDict, total=False):

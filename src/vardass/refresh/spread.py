@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import Kernel, as_kernel
+from vardass.kernels import Kernel, as_kernel, fitted_kernel
 from vardass.validate import ArrayLike, as_features, as_generator, as_labels, row_blocks
 
 __all__ = ["StrataSpread", "strata_spread"]
@@ -63,9 +63,8 @@ def strata_spread(
     if kernel is None:
         squared = _distances_to_means(x, label, sizes)
     else:
-        kernel = as_kernel(kernel)
-        kernel = kernel if kernel.is_fitted else kernel.fit(x)
-        squared = _half_distances_to_partners(x, label, sizes, kernel, as_generator(seed, x.device))
+        fitted = fitted_kernel(kernel, x)
+        squared = _half_distances_to_partners(x, label, sizes, fitted, as_generator(seed, x.device))
     return StrataSpread(within=float(squared.sum()) / n, variance=float((squared * sizes[label]).sum()) / n**2)
 
 

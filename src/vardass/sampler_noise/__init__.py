@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError
-from vardass.kernels import FunctionKernel, Kernel, as_kernel
+from vardass.kernels import FunctionKernel, KernelLike, as_kernel
 from vardass.sampler_noise.discrepancy import Producer, as_loss, gradient_noise, loss_noise, whole_domains
 from vardass.sampler_noise.draws import Drawn, check_samplers, draw
 from vardass.sampler_noise.embedding import Embedding, embedding_errors, exact_variance
@@ -31,7 +31,7 @@ def variance_report(
     source: ArrayLike,
     target: ArrayLike | None = None,
     *,
-    kernel: Kernel | str | Callable[[Tensor, Tensor], Tensor] = "mmd",
+    kernel: KernelLike = "mmd",
     loss: str | Callable[..., Tensor] | None = None,
     batches: int = 500,
     gradient_batches: int = 100,

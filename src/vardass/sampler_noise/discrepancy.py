@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError
-from vardass.kernels import CoralKernel, Kernel, as_kernel
+from vardass.kernels import CoralKernel, Kernel, fitted_kernel
 from vardass.losses import CORALLoss, MMDLoss
 from vardass.sampler_noise.draws import Batches
 from vardass.sampler_noise.embedding import sample_rows
@@ -50,7 +50,7 @@ def as_loss(loss: Any, kernel: Kernel, x: Tensor, y: Tensor) -> Loss:
     if not isinstance(loss, MMDLoss):
         return Loss(name, loss, None)
     # fitted once: batches of all samplers are then measured by one and the same kernel
-    fitted = loss.kernel if loss.kernel.is_fitted else as_kernel(loss.kernel).fit(torch.cat([x, y]))
+    fitted = fitted_kernel(loss.kernel, torch.cat([x, y]))
     return Loss(name, MMDLoss(kernel=fitted, estimator=loss.estimator), fitted)
 
 

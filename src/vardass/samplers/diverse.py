@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import FunctionKernel, Kernel, as_kernel
+from vardass.kernels import FunctionKernel, Kernel, KernelLike, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler
 from vardass.solvers import EXACT_LIMIT
 from vardass.validate import check_count
@@ -43,7 +42,7 @@ class DiverseBatchSampler(MinibatchSampler):
         n: int,
         batch_size: int,
         *,
-        kernel: Kernel | str | Callable[[Tensor, Tensor], Tensor] = "mmd",
+        kernel: KernelLike = "mmd",
         kernel_rank: int | None = None,
         seed: int = 0,
         batches: int | None = None,
@@ -104,11 +103,7 @@ def kernel_matrix(kernel: Kernel, x: Tensor) -> Tensor:
     """Full matrix (n, n) of a fitted kernel, in double precision where the kernel allows it."""
     # a user's function may hold tensors of the features' type
     x = x if isinstance(kernel, FunctionKernel) else x.double()
-    matrix = x.new_empty(len(x), len(x))
-    for rows, block in kernel.blocks(x):
-        matrix[rows] = block
-    matrix.diagonal().copy_(kernel.diag(x))
-    return check_values(matrix, kernel, x)
+    return check_values(kernel.square_matrix(x), kernel, x)
 
 
 def check_values(values: Tensor, kernel: Kernel, x: Tensor) -> Tensor:

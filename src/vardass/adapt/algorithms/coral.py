@@ -11,7 +11,7 @@ from vardass.adapt.algorithms.base import CommonOptions
 from vardass.adapt.algorithms.mmd import Discrepancy
 from vardass.adapt.algorithms.moving import MovingAverage
 from vardass.adapt.networks import Network
-from vardass.losses import _NORMALIZATIONS, CORALLoss, _corrected, _unit_weights
+from vardass.losses import CORALLoss, Moments
 
 __all__ = ["CORAL"]
 
@@ -68,22 +68,9 @@ class CORAL(Discrepancy):
         if not self.ema:
             value: Tensor = self.loss(z_s, z_t, w_s, w_t)
             return value
-        options = self.loss.options
-        multiple, power = _NORMALIZATIONS[options.normalization]
-        d = z_s.shape[1]
+        source, target = self.loss.moments(z_s, z_t, w_s, w_t)
         with torch.autocast(z_s.device.type, enabled=False):
-            mean_s, r_s = self._moments(z_s, w_s, "weights_x", options.population_x)
-            mean_t, r_t = self._moments(z_t, w_t, "weights_y", options.population_y)
-            gap: Tensor = (self.covariance_s(r_s) - self.covariance_t(r_t)).square().sum() / (multiple * d**power)
-            if options.include_mean:
-                means: Tensor = self.mean_s(mean_s) - self.mean_t(mean_t)
-                gap = gap + means.square().sum() / d ** (power // 2)
-            return gap
-
-    def _moments(self, z: Tensor, weights: Tensor | None, name: str, population: int | None) -> tuple[Tensor, Tensor]:
-        z = z if z.dtype == torch.float64 else z.float()
-        correction = self.loss.options.correction
-        w = _unit_weights(weights, z, name, "correction='batch'" if correction == "batch" else None)
-        mean = w @ z
-        centred = z - mean
-        return mean, (centred * _corrected(w, correction, population)[:, None]).T @ centred
+            return self.loss.between(
+                Moments(self.mean_s(source.mean), self.covariance_s(source.covariance)),
+                Moments(self.mean_t(target.mean), self.covariance_t(target.covariance)),
+            )

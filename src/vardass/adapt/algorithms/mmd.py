@@ -11,7 +11,8 @@ from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losse
 from vardass.adapt.algorithms.moving import MovingAverage, explicit_map
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
-from vardass.losses import KernelLike, MMDLoss
+from vardass.kernels import KernelLike
+from vardass.losses import MMDLoss
 from vardass.validate import as_generator, as_weights, check_count
 
 __all__ = ["MMD", "Discrepancy"]

@@ -72,7 +72,7 @@ class FourierFeatures(nn.Module):
     def __init__(self, kernel: RBFMixture, d: int, frequencies: int, generator: torch.Generator) -> None:
         super().__init__()
         normal = torch.randn(d, frequencies, len(kernel.gammas), generator=generator, dtype=torch.float64)
-        roots = torch.tensor(kernel._rates, dtype=torch.float64).mul(2.0).sqrt()
+        roots = torch.tensor(kernel.rates, dtype=torch.float64).mul(2.0).sqrt()
         self.register_buffer("frequencies", (normal * roots).flatten(1).float())
         self.width = 2 * frequencies * len(kernel.gammas)
         self._factor = 1.0 / math.sqrt(frequencies)
