@@ -34,7 +34,7 @@ from vardass.refresh import (
     extract_features,
     strata_spread,
 )
-from vardass.refresh.rows import last_occurrence
+from vardass.refresh.feature_bank import _last_occurrence
 from vardass.samplers.batches import with_weights
 from vardass.solvers import stratify
 from vardass.strata import Strata
@@ -495,7 +495,7 @@ def test_bank_follows_a_plain_loop() -> None:
 @settings(max_examples=60, deadline=None)
 def test_last_occurrence(numbers: list[int]) -> None:
     expected = [max(i for i, other in enumerate(numbers) if other == number) for number in numbers]
-    assert last_occurrence(torch.tensor(numbers, dtype=torch.long)).tolist() == expected
+    assert _last_occurrence(torch.tensor(numbers, dtype=torch.long)).tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -573,7 +573,7 @@ def test_repeated_partial_fills_go_round() -> None:
 
 def test_fill_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
-    monkeypatch.setattr("vardass.refresh.bank.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("vardass.refresh.feature_bank.time.perf_counter", lambda: next(clock))
     bank, model = FeatureBank(12), Counting()
     bank.update([0, 1, 2], normal(3, 2))
     assert bank.fill(model, NUMBERED, seconds=2.0, batch_size=4) == 8  # one second a batch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vardass.errors import InputError
 from vardass.files import atomic_write
-from vardass.sampler_noise.result import MEASURES, Estimate, VarianceReport
+from vardass.sampler_noise.report import MEASURES, Estimate, VarianceReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

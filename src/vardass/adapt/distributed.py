@@ -22,7 +22,7 @@ from vardass.adapt.reproducibility import deferred_interrupt
 from vardass.adapt.run_folder import RunFolder
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError, VardassError
-from vardass.refresh.extract import Progress
+from vardass.validate import Progress
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig

@@ -20,7 +20,8 @@ from vardass.adapt.run_folder import flatten_state, load_checkpoint, save_checkp
 from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
-from vardass.refresh.extract import Progress, extract_features
+from vardass.refresh import extract_features
+from vardass.validate import Progress
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig

@@ -25,7 +25,7 @@ from vardass.refresh import (
     TimeAccount,
     VarianceRefresh,
 )
-from vardass.refresh.extract import extract_features
+from vardass.refresh.feature_extraction import extract_features
 from vardass.validate import choose, unknown
 
 if TYPE_CHECKING:

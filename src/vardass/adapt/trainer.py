@@ -24,7 +24,7 @@ from vardass.adapt.run_folder import Board, History, RunFolder
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.refresh import FeatureBank, TimeAccount
-from vardass.refresh.extract import Progress
+from vardass.validate import Progress
 
 __all__ = ["Trainer"]
 

@@ -17,7 +17,7 @@ from vardass.figures.base import Progress
 from vardass.figures.small_network import small_trainer, source_features
 from vardass.kernels import Kernel, as_kernel
 from vardass.refresh import RefreshPolicy, strata_spread
-from vardass.refresh.spread import feature_distances
+from vardass.refresh.strata_spread import feature_distances
 from vardass.samplers import OrderedBatchSampler
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify

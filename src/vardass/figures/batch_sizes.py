@@ -12,8 +12,7 @@ from torch import Tensor
 from vardass.bounds import nearest_neighbour_bound
 from vardass.figures.base import BLUE, GREEN, ORANGE, PURPLE, VERMILION, Progress
 from vardass.kernels import RBFMixture
-from vardass.sampler_noise.draws import Batches
-from vardass.sampler_noise.embedding import embedding_errors
+from vardass.sampler_noise.noise import Batches, embedding_errors
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.solvers import stratify
 from vardass.variance import uniform_variance

@@ -7,7 +7,7 @@ from torch import Tensor
 from vardass.adapt.config import RunConfig
 from vardass.adapt.trainer import Trainer
 from vardass.data import load_task, split_task
-from vardass.refresh.extract import extract_features
+from vardass.refresh import extract_features
 
 __all__ = ["small_trainer", "source_features"]
 

@@ -12,13 +12,20 @@ tensor([[1., 0., 0., 0.],
         [0., 0., 0., 1.]])
 """
 
-from vardass.refresh.accounting import TimeAccount
-from vardass.refresh.bank import FeatureBank
-from vardass.refresh.extract import extract_features
-from vardass.refresh.observing import DriftRefresh, VarianceRefresh
-from vardass.refresh.policy import EpochRefresh, GrowingRefresh, NeverRefresh, RefreshEvery, RefreshPolicy
+from vardass.refresh.feature_bank import FeatureBank
+from vardass.refresh.feature_extraction import extract_features
+from vardass.refresh.policies import (
+    DriftRefresh,
+    EpochRefresh,
+    GrowingRefresh,
+    NeverRefresh,
+    RefreshEvery,
+    RefreshPolicy,
+    VarianceRefresh,
+)
 from vardass.refresh.refresher import Refresher
-from vardass.refresh.spread import StrataSpread, strata_spread
+from vardass.refresh.strata_spread import StrataSpread, strata_spread
+from vardass.refresh.time_account import TimeAccount
 
 __all__ = [
     "DriftRefresh",

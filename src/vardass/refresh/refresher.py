@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel, as_kernel
-from vardass.refresh.accounting import TimeAccount
-from vardass.refresh.bank import FeatureBank
-from vardass.refresh.policy import RefreshPolicy
-from vardass.refresh.spread import strata_spread
+from vardass.refresh.feature_bank import FeatureBank
+from vardass.refresh.policies import RefreshPolicy
+from vardass.refresh.strata_spread import strata_spread
+from vardass.refresh.time_account import TimeAccount
 from vardass.validate import ArrayLike, as_features
 
 __all__ = ["FeatureSource", "Refresher"]

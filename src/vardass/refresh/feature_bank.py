@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.refresh.extract import PassOptions, Progress, evaluation_mode, feature_batches
-from vardass.refresh.rows import as_rows, last_occurrence
-from vardass.refresh.spread import feature_distances, known_kernel
-from vardass.validate import ArrayLike, as_features, as_generator, as_weights, check_count
+from vardass.refresh.feature_extraction import PassOptions, evaluation_mode, feature_batches
+from vardass.refresh.strata_spread import feature_distances, known_kernel
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, as_weights, check_count
 
 __all__ = ["FeatureBank"]
 
@@ -95,7 +94,7 @@ class FeatureBank:
         """
         z = as_features(features, check_finite=False)
         step = self.last_step + 1 if step is None else check_count(step, "step", low=0)
-        self._write(as_rows(indices, len(z), self.n), z, step)
+        self._write(_as_rows(indices, len(z), self.n), z, step)
 
     def fill(
         self,
@@ -134,7 +133,7 @@ class FeatureBank:
             raise InputError(f"seconds must be positive, got {seconds}; budget=0 computes nothing")
         self._check_dataset(dataset)
         if rows is not None:
-            wanted = as_rows(rows, len(rows), self.n)
+            wanted = _as_rows(rows, len(rows), self.n)
         elif budget is None and seconds is None:
             wanted = torch.arange(self.n)
         else:
@@ -165,7 +164,7 @@ class FeatureBank:
         rows = self._here(rows)
         z = z.to(self.dtype) if z.element_size() > self.dtype.itemsize else z  # the smaller one travels
         # index_copy_ lets any of several equal indices win: hand it the last row for all of them
-        z = self._here(z).to(self.dtype).index_select(0, last_occurrence(rows))
+        z = self._here(z).to(self.dtype).index_select(0, _last_occurrence(rows))
         self._rows.index_copy_(0, rows, z)
         self.updated_at.index_fill_(0, rows, step)
         self._turns.index_fill_(0, rows, self._turn)
@@ -261,7 +260,7 @@ class FeatureBank:
             A scalar on the bank's device.
         """
         z = as_features(features, check_finite=False)
-        rows = as_rows(indices, len(z), self.n)
+        rows = _as_rows(indices, len(z), self.n)
         fitted = known_kernel(kernel)
         precision = torch.promote_types(self.dtype, torch.float32)
         if self._rows is None:
@@ -334,3 +333,34 @@ class FeatureBank:
             raise InputError(
                 f"the data set has {len(dataset)} samples, the bank n={self.n}; pass the one the bank was made for"
             )
+
+
+def _as_rows(indices: ArrayLike | list[int], count: int, n: int) -> Tensor:
+    """Return ``indices`` as an int64 tensor (count,), checked to be within ``range(n)`` on the CPU only."""
+    rows = torch.as_tensor(indices)
+    if rows.numel() == 0:
+        rows = rows.long()
+    if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise InputError(
+            f"indices must be whole numbers of shape (b,), got {rows.dtype} of shape {tuple(rows.shape)}; "
+            "pass the indices of the batch"
+        )
+    if len(rows) != count:
+        raise InputError(f"got {len(rows)} indices for {count} rows of features; pass the indices of the same batch")
+    if rows.device.type == "cpu" and count:
+        low, high = int(rows.min()), int(rows.max())
+        if low < 0 or high >= n:
+            wrong = low if low < 0 else high
+            raise InputError(f"index {wrong} is outside 0..{n - 1}; the bank was made for n={n} samples")
+    return rows.long()
+
+
+def _last_occurrence(rows: Tensor) -> Tensor:
+    """For each place the last place that holds the same number: [5, 7, 5] gives [2, 1, 2]."""
+    count = len(rows)
+    ordered, order = rows.sort(stable=True)
+    ends = torch.ones(count, dtype=torch.bool, device=rows.device)
+    ends[:-1] = ordered[1:] != ordered[:-1]
+    place = torch.arange(count, device=rows.device)
+    end = torch.where(ends, place, count).flip(0).cummin(0).values.flip(0)
+    return torch.empty_like(order).scatter_(0, order, order.gather(0, end))

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from vardass.errors import InputError
 from vardass.validate import Progress, check_count, row_blocks
 
-__all__ = ["PassOptions", "Progress", "evaluation_mode", "extract_features", "feature_batches"]
+__all__ = ["PassOptions", "evaluation_mode", "extract_features", "feature_batches"]
 
 
 class PassOptions(TypedDict, total=False):
