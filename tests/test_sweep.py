@@ -22,15 +22,11 @@ from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.cli import sweep as sweep_commands
 from vardass.errors import InputError, VardassError
 from vardass.experiments import run as execute_module
-from vardass.experiments.engines import Attempt, Outcome, get_engine
-from vardass.experiments.engines.common import Crashes, attempt_run, drive
-from vardass.experiments.locks import is_locked, locked
+from vardass.experiments.engines import Attempt, Crashes, Outcome, attempt_run, drive, get_engine
 from vardass.experiments.record import Record
 from vardass.experiments.run import Stopped, execute
-from vardass.experiments.status import status
-from vardass.experiments.store import read_records, scan
-from vardass.experiments.sweep import run_sweep
-from vardass.experiments.sweep_store import SweepStore
+from vardass.experiments.store import SweepStore, is_locked, locked, read_records
+from vardass.experiments.sweep import run_sweep, status
 
 COUNT, STEPS = 4, 300
 
@@ -417,14 +413,14 @@ def test_half_a_line_is_cut_off_and_its_record_taken_from_the_run(tmp_path):
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(third.to_json())
     assert read_records(tmp_path) == [first, third]
-    found = scan(tmp_path)
-    assert (found.half_lines, found.loose) == ([tmp_path / "records.jsonl"], [third.run_id])
+    (tmp_path / "plan.json").write_text('{"runs": []}')
+    assert status(tmp_path).half_line
     with SweepStore.open(tmp_path) as store:
         assert (tmp_path / "records.jsonl").read_text() == whole + third.to_json() + "\n"
         assert not folder.exists()
         assert set(store.done) == {first.run_id, third.run_id}
         store.add(second)
-    assert scan(tmp_path).half_lines == []
+    assert not status(tmp_path).half_line
     assert read_records(tmp_path) == [first, third, second]
 
 

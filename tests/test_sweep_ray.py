@@ -10,9 +10,8 @@ from sweeping import kill, make_runs, numbers, wait_for
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, get_engine
-from vardass.experiments.locks import holder, is_locked
 from vardass.experiments.record import Record
-from vardass.experiments.store import read_records
+from vardass.experiments.store import holder, is_locked, read_records
 from vardass.experiments.sweep import run_sweep
 
 COUNT, STEPS = 2, 600

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from vardass.experiments.status import Status
-    from vardass.experiments.sweep import Summary
+    from vardass.experiments.sweep import Status, Summary
 
 __all__ = ["status", "sweep"]
 
@@ -81,7 +80,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Say how far a sweep is; it may be running."""
-    from vardass.experiments.status import status as look
+    from vardass.experiments.sweep import status as look
 
     found = look(folder)
     print(json.dumps(found.to_dict(), allow_nan=False) if as_json else _report(found))

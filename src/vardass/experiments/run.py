@@ -30,10 +30,18 @@ from vardass.data.domains import Domain, Task
 from vardass.data.registry import load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.experiments.locks import LOCK_FILE, locked
 from vardass.experiments.record import Record, RunSpec
-from vardass.experiments.store import LOG_FILE, PROGRESS_FILE, RECORD_FILE, read_json, run_label
-from vardass.experiments.sweep_store import empty
+from vardass.experiments.store import (
+    HOLDER_FILE,
+    LOCK_FILE,
+    LOG_FILE,
+    PROGRESS_FILE,
+    RECORD_FILE,
+    empty,
+    locked,
+    read_json,
+    run_label,
+)
 from vardass.files import write_text
 from vardass.losses import coral, mmd2
 
@@ -64,8 +72,8 @@ def execute(
 
     A run that was killed goes on from its checkpoint, bit for bit; if the checkpoint is damaged, or was written with
     other settings, it starts from the beginning, and its log says so; if it cannot be read just now, it is left alone
-    and the error raised. Data are kept for the next runs of this
-    process on the same task. What the run prints goes to ``log.txt``.
+    and the error raised. Data are kept for the next runs of this process on the same task. What the run prints goes
+    to ``log.txt``.
 
     Parameters
     ----------
@@ -164,7 +172,7 @@ def _trainer(config: RunConfig, splits: TaskSplits, folder: Path) -> Trainer:
             if isinstance(error.__cause__, OSError | ModuleNotFoundError):
                 raise
             print(f"starting from the beginning, as the checkpoint cannot be used: {error}")
-            empty(folder, keep=(LOG_FILE, LOCK_FILE, PROGRESS_FILE))
+            empty(folder, keep=(LOG_FILE, LOCK_FILE, HOLDER_FILE, PROGRESS_FILE))
     return Trainer(config, splits, folder)
 
 

@@ -7,22 +7,29 @@
     DIR/records.jsonl     one record on each line, written by the sweep's one parent process
     DIR/runs/<run_id>/    a run under way: checkpoint, log.txt, progress.json, record.json; removed once its record is
                           in records.jsonl, except for the log of a failed run
-    DIR/lock              held by the parent while it lives
+    DIR/lock              held by the parent while it lives; holder.json beside it says who that is
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, SoftFileLock, Timeout
+
 from vardass.errors import InputError
 from vardass.experiments.record import Record, RunSpec
+from vardass.files import write_text
 
 __all__ = [
+    "HOLDER_FILE",
+    "LOCK_FILE",
     "LOG_FILE",
     "PLAN_FILE",
     "PROGRESS_FILE",
@@ -30,14 +37,15 @@ __all__ = [
     "RECORD_FILE",
     "RUNS_FOLDER",
     "SWEEP_FILE",
-    "Scan",
-    "keep",
-    "loose_records",
-    "parse",
+    "SweepStore",
+    "empty",
+    "holder",
+    "holder_name",
+    "is_locked",
+    "locked",
     "read_json",
     "read_records",
     "run_label",
-    "scan",
     "whole_lines",
 ]
 
@@ -48,25 +56,12 @@ RUNS_FOLDER = "runs"
 RECORD_FILE = "record.json"
 LOG_FILE = "log.txt"
 PROGRESS_FILE = "progress.json"
+LOCK_FILE = "lock"
+HOLDER_FILE = "holder.json"
+_LOCK_SECONDS = 1.0  # a look at the status holds the lock for a moment
 
 
-@dataclass(frozen=True)
-class Scan:
-    """What a folder holds.
-
-    Attributes
-    ----------
-    records : list of Record
-        One for each run: finished rather than failed, and else the latest.
-    half_lines : list of Path
-        Files whose last line a crash cut off; the sweep repairs its own when it is started again.
-    loose : list of str
-        Names of runs whose record is in their own folder only.
-    """
-
-    records: list[Record]
-    half_lines: list[Path] = field(default_factory=list)
-    loose: list[str] = field(default_factory=list)
+# --- reading ---
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
@@ -80,18 +75,14 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     Returns
     -------
     list of Record
-        One for each run, in the order of writing. A line that a crash cut off is left out, see `scan`.
+        One for each run, in the order of writing: finished rather than failed, and else the latest. A line that a
+        crash cut off is left out; the sweep repairs it when it is started again.
 
     Raises
     ------
     InputError
         If there are no records, or some are damaged or of another format.
     """
-    return scan(path).records
-
-
-def scan(path: str | os.PathLike[str]) -> Scan:
-    """Like `read_records`, with what was found besides whole records."""
     place = Path(path)
     if not place.exists():
         raise InputError(f"there is no {place}; name the folder of a sweep, or its {RECORDS_FILE}")
@@ -100,28 +91,12 @@ def scan(path: str | os.PathLike[str]) -> Scan:
     if not files and not runs.is_dir():
         raise InputError(f"{place} holds no {RECORDS_FILE}; name the folder of a sweep")
     found: dict[str, Record] = {}
-    half_lines = []
     for file in files:
-        lines, is_cut = whole_lines(file)
-        if is_cut:
-            half_lines.append(file)
-        for record in parse(file, lines):
-            keep(found, record)
-    loose = []
-    for record in loose_records(runs):
-        known = found.get(record.run_id)
-        if known is None or known.status != "finished":
-            loose.append(record.run_id)
-            keep(found, record)
-    return Scan(list(found.values()), half_lines, loose)
-
-
-def keep(found: dict[str, Record], record: Record) -> None:
-    """Add a record to those found so far, unless it failed and its run has finished."""
-    name = record.run_id  # made anew at each call
-    known = found.get(name)
-    if known is None or known.status != "finished" or record.status == "finished":
-        found[name] = record
+        for record in _parse(file, whole_lines(file)[0]):
+            _keep(found, record)
+    for record in _loose_records(runs):
+        _keep(found, record)
+    return list(found.values())
 
 
 def whole_lines(file: Path) -> tuple[list[str], bool]:
@@ -143,24 +118,13 @@ def whole_lines(file: Path) -> tuple[list[str], bool]:
         raise InputError(f"{file} is not text; name a file that a sweep wrote, or restore it from a copy") from None
 
 
-def parse(file: Path, lines: Sequence[str]) -> Iterator[Record]:
-    """Records from the lines of a file; errors say which line."""
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield Record.from_json(line)
-            except InputError as error:
-                raise InputError(f"{file}, line {number}: {error}; nothing was changed") from None
-
-
-def loose_records(runs: Path) -> Iterator[Record]:
-    """Records that finished runs left in their own folders."""
-    for file in sorted(runs.glob(f"*/{RECORD_FILE}")):
-        try:
-            text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            continue  # the sweep has just taken it over
-        yield from parse(file, text.splitlines())
+def read_json(path: Path) -> dict[str, Any]:
+    """A small file that may be absent or just being replaced: empty then."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def run_label(spec: RunSpec) -> str:
@@ -169,10 +133,236 @@ def run_label(spec: RunSpec) -> str:
     return f"{spec.data_name} {spec.task} {cell} repeat {spec.repeat} search {spec.search}"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A small file that may be absent or just being replaced: empty then."""
+def _parse(file: Path, lines: Sequence[str]) -> Iterator[Record]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield Record.from_json(line)
+            except InputError as error:
+                raise InputError(f"{file}, line {number}: {error}; nothing was changed") from None
+
+
+def _loose_records(runs: Path) -> Iterator[Record]:
+    """Records that finished runs left in their own folders."""
+    for file in sorted(runs.glob(f"*/{RECORD_FILE}")):
+        try:
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue  # the sweep has just taken it over
+        yield from _parse(file, text.splitlines())
+
+
+def _keep(found: dict[str, Record], record: Record) -> None:
+    """Add a record to those found so far, unless it failed and its run has finished."""
+    known = found.get(record.run_id)
+    if known is None or known.status != "finished" or record.status == "finished":
+        found[record.run_id] = record
+
+
+# --- locks ---
+
+
+@contextmanager
+def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterator[None]:
+    """Hold the lock of ``folder``, which the operating system frees when its holder dies, however it dies.
+
+    Parameters
+    ----------
+    folder : Path
+        Existing folder.
+    wait : float
+        Seconds to wait for another holder to go away.
+    work : str
+        What the lock is for; the message to a second one says it.
+
+    Raises
+    ------
+    InputError
+        If another process has it (the message names it) or the folder cannot be written to.
+    """
+    lock = FileLock(folder / LOCK_FILE)
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        lock.acquire(timeout=wait)
+    except Timeout:
+        raise InputError(
+            f"another {work} is at work in {folder}: {holder_name(folder)}; wait for it, or choose another folder"
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot lock {folder}: {why}; choose another folder, or free it") from None
+    try:
+        if isinstance(lock, SoftFileLock):  # what filelock falls back to; a killed holder would keep it
+            raise InputError(f"{folder} is on a file system without locks; choose a folder on another one")
+        with suppress(OSError):  # only for messages, so a full disk is no reason to stop
+            who = {"pid": os.getpid(), "host": platform.node()}
+            (folder / HOLDER_FILE).write_text(json.dumps(who), encoding="utf-8")
+        yield
+    finally:
+        (folder / HOLDER_FILE).unlink(missing_ok=True)
+        lock.release()
+
+
+def holder(folder: Path) -> dict[str, Any]:
+    """``"pid"`` and ``"host"`` of the process that took the lock last; empty if that is not known."""
+    return read_json(folder / HOLDER_FILE)
+
+
+def holder_name(folder: Path) -> str:
+    """The holder of a lock in words."""
+    found = holder(folder)
+    return f"process {found.get('pid', 'unknown')} on {found.get('host', 'unknown')}"
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock just now; where one may not try, whether one says that it does."""
+    if not (folder / LOCK_FILE).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK_FILE, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return (folder / HOLDER_FILE).exists()
+
+
+# --- writing ---
+
+
+class SweepStore:
+    """A sweep's folder, for the one process that writes its records; make it with `open`.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    done : dict of str to Record
+        Records by the names of their runs, finished or failed, without their curves.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[str, Record] = {}
+        self._handle = -1  # of the records' file, once it is open
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: str | os.PathLike[str]) -> Iterator[SweepStore]:
+        """Lock the folder, made if need be, repair what a crash left, and take over records of finished runs.
+
+        Raises
+        ------
+        InputError
+            If another sweep is at work there, the folder cannot be written to, or it holds records of another
+            format; nothing is changed then.
+        """
+        place = Path(path)
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file; name a folder for the sweep")
+        with _writing(place):
+            place.mkdir(parents=True, exist_ok=True)
+        with locked(place, wait=_LOCK_SECONDS, work="sweep"):
+            file = place / RECORDS_FILE
+            store = cls(place)
+            for record in _parse(file, whole_lines(file)[0]) if file.exists() else ():
+                store._remember(record)
+            loose = list(_loose_records(place / RUNS_FOLDER))  # before any change, as it may be of another format
+            with _writing(place):
+                (place / RUNS_FOLDER).mkdir(exist_ok=True)
+                _repair(file)
+                store._handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                _sync_folder(place)
+            try:
+                for record in loose:
+                    if not store.is_finished(record.run_id):
+                        store.add(record)
+                for folder in (place / RUNS_FOLDER).iterdir():
+                    if store.is_finished(folder.name):
+                        shutil.rmtree(folder, ignore_errors=True)
+                yield store
+            finally:
+                os.close(store._handle)
+
+    def is_finished(self, run_id: str) -> bool:
+        """Whether a run needs not be done again."""
+        record = self.done.get(run_id)
+        return record is not None and record.status == "finished"
+
+    def add(self, record: Record) -> None:
+        """Write a record to the disk, and only then remove the run's folder; a failed run keeps its log.
+
+        Raises
+        ------
+        InputError
+            If it cannot be written; records before it are safe.
+        """
+        folder = self.path / RUNS_FOLDER / record.run_id
+        line = record.to_json().encode() + b"\n"
+        before = os.fstat(self._handle).st_size
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._handle, line[written:])
+            os.fsync(self._handle)
+        except OSError as error:
+            # half a line would be repaired at the next start anyway
+            with suppress(OSError):
+                os.ftruncate(self._handle, before)
+            raise InputError(
+                f"cannot write {self.path / RECORDS_FILE}: {error.strerror}; all {len(self.done)} records before are "
+                f"safe, and the run {record.run_id} keeps its own in {folder}; make room and start the sweep again to "
+                "go on"
+            ) from None
+        self._remember(record)
+        if record.status == "failed":
+            empty(folder, keep=(LOG_FILE,))
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _remember(self, record: Record) -> None:
+        # thousands of curves would only take memory here
+        _keep(self.done, Record(**{**vars(record), "curve": []}))
+
+    def write_plan(self, runs: Sequence[str], *, jobs: int, text: str | None = None) -> None:
+        """Note which runs the sweep has, for `status`, and its specification."""
+        with _writing(self.path):
+            write_text(self.path / PLAN_FILE, json.dumps({"jobs": jobs, "runs": list(runs)}) + "\n")
+            if text is not None:
+                write_text(self.path / SWEEP_FILE, text)
+
+
+def empty(folder: Path, *, keep: Sequence[str]) -> None:
+    """Remove all in a folder but some files."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name in keep:
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _repair(file: Path) -> None:
+    """Cut off half a last line, or end a whole one, by replacing the file."""
+    if not file.exists():
+        return
+    lines, is_cut = whole_lines(file)
+    if is_cut or lines[-1]:  # a line feed ends the last line, hence nothing follows it
+        write_text(file, "".join(f"{line}\n" for line in lines if line))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write to {path}: {error.strerror}; choose another folder, or make room") from None
+
+
+def _sync_folder(path: Path) -> None:
+    """Make sure that a new file's name is on the disk too."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,21 +1,37 @@
-"""A sweep: all its runs, each once, whatever happens in between."""
+"""A sweep: all its runs, each once, whatever happens in between; and how far it is."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+import vardass
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, Outcome, count_cpus, get_engine
 from vardass.experiments.record import Record, RunSpec
-from vardass.experiments.status import status
-from vardass.experiments.store import RUNS_FOLDER
-from vardass.experiments.sweep_store import SweepStore
+from vardass.experiments.store import (
+    LOG_FILE,
+    PLAN_FILE,
+    PROGRESS_FILE,
+    RECORDS_FILE,
+    RUNS_FOLDER,
+    SweepStore,
+    holder_name,
+    is_locked,
+    read_json,
+    read_records,
+    run_label,
+    whole_lines,
+)
 from vardass.validate import Progress, check_count
 
-__all__ = ["Progress", "Summary", "run_sweep", "status"]
+__all__ = ["Failed", "Progress", "Status", "Summary", "UnderWay", "run_sweep", "status"]
+
+_LOG_END = 4096  # bytes of a log that its last line is looked for in
 
 
 @dataclass(frozen=True)
@@ -99,28 +115,27 @@ def run_sweep(
         store.write_plan(list(specs), jobs=jobs or count_cpus(), text=text)
         todo = [_attempt(spec, store.done.get(name)) for name, spec in specs.items() if not store.is_finished(name)]
         before = len(specs) - len(todo)
-        sweep = _Sweep(store, {attempt.spec.run_id: attempt.number + retry for attempt in todo})
+        outcomes = _Outcomes(store, {attempt.spec.run_id: attempt.number + retry for attempt in todo})
 
         def tick() -> None:
             if progress is not None:
-                done = before + sweep.ended
-                failed = f", {sweep.failed} failed" if sweep.failed else ""
+                done = before + outcomes.ended
+                failed = f", {outcomes.failed} failed" if outcomes.failed else ""
                 progress(done / len(specs), f"{done} of {len(specs)} runs{failed}")
 
         tick()
         try:
             if todo:
-                run_all(todo, store.path / RUNS_FOLDER, jobs=jobs, on_done=sweep.on_done, tick=tick)
+                run_all(todo, store.path / RUNS_FOLDER, jobs=jobs, on_done=outcomes.add, tick=tick)
         except KeyboardInterrupt:
             interrupted = True
-        finished = sum(store.is_finished(name) for name in specs)
-        others = sum(store.is_finished(name) for name in store.done if name not in specs)
+        finished = {name for name in store.done if store.is_finished(name)}
     return Summary(
         total=len(specs),
-        finished=finished,
-        failed=sweep.failed,
+        finished=len(finished & set(specs)),
+        failed=outcomes.failed,
         before=before,
-        others=others,
+        others=len(finished - set(specs)),
         interrupted=interrupted,
         seconds=time.monotonic() - clock,
     )
@@ -130,8 +145,8 @@ def _attempt(spec: RunSpec, failed: Record | None) -> Attempt:
     return Attempt(spec) if failed is None else Attempt(spec, failed.attempts + 1, failed.wall)
 
 
-class _Sweep:
-    """What becomes of each outcome.
+class _Outcomes:
+    """Writes the record of each run that ended.
 
     Parameters
     ----------
@@ -147,8 +162,8 @@ class _Sweep:
         self.ended = 0
         self.failed = 0
 
-    def on_done(self, attempt: Attempt, outcome: Outcome) -> Attempt | None:
-        """Write the record, or say that the run is to be tried again."""
+    def add(self, attempt: Attempt, outcome: Outcome) -> Attempt | None:
+        """Write the record, or return the next attempt."""
         if outcome.kind == "disk-full":
             raise InputError(
                 f"the disk is full: {outcome.text}; all {len(self.store.done)} records in {self.store.path} are safe; "
@@ -166,7 +181,7 @@ class _Sweep:
                     wall=outcome.wall,
                     attempts=attempt.number,
                     error=outcome.text,
-                    version=_version(),
+                    version=vardass.__version__,
                 )
             )
             self.failed += 1
@@ -174,7 +189,144 @@ class _Sweep:
         return None
 
 
-def _version() -> str:
-    import vardass
+# --- how far it is ---
 
-    return vardass.__version__
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A run that was begun; nobody works on it now unless ``active``."""
+
+    run_id: str
+    label: str
+    step: int
+    steps: int
+    wall: float
+    active: bool
+
+    @property
+    def share(self) -> float:
+        """Of its steps that are done."""
+        return self.step / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that failed for good, and the last line of its log."""
+
+    run_id: str
+    label: str
+    error: str
+    log: str
+    last_line: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a sweep is.
+
+    Attributes
+    ----------
+    total, finished, to_do : int
+        Runs of the sweep, those that have finished, and those that nobody has begun.
+    under_way : list of UnderWay
+        Begun and not finished.
+    failed : list of Failed
+        Failed for good; starting the sweep again tries them anew.
+    others : int
+        Finished runs that are no longer part of the sweep.
+    worker : str or None
+        Process and machine that are at work on the sweep; None if nobody is.
+    jobs : int
+        Runs at a time.
+    seconds_left : float or None
+        Estimate from the mean time of finished runs; None as long as there is none.
+    half_line : bool
+        Whether a crash cut off the last record; starting the sweep again repairs it.
+    """
+
+    total: int
+    finished: int
+    to_do: int
+    under_way: list[UnderWay]
+    failed: list[Failed]
+    others: int
+    worker: str | None
+    jobs: int
+    seconds_left: float | None
+    half_line: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {**asdict(self), "under_way": [{**asdict(run), "share": run.share} for run in self.under_way]}
+
+
+def status(folder: str | os.PathLike[str]) -> Status:
+    """Look at a sweep, which may be running, without changing it.
+
+    Raises
+    ------
+    InputError
+        If there is no sweep in the folder.
+    """
+    place = Path(folder)
+    plan = read_json(place / PLAN_FILE)
+    if "runs" not in plan:
+        raise InputError(f"{place} is not the folder of a sweep; name the one given to vardass sweep --out")
+    names = set(plan["runs"])
+    records = {record.run_id: record for record in read_records(place)}
+    finished = {name for name, record in records.items() if record.status == "finished"}
+    under_way = [run for run in _under_way(place / RUNS_FOLDER) if run.run_id in names - finished]
+    begun = {run.run_id for run in under_way}
+    failed = [
+        Failed(name, run_label(record.spec), record.error or "", *_log(place / RUNS_FOLDER / name / LOG_FILE))
+        for name, record in records.items()
+        if name in names - finished - begun
+    ]
+    to_do = len(names - finished) - len(begun) - len(failed)
+    jobs = int(plan.get("jobs", 1))
+    left = None
+    if finished:
+        mean = sum(records[name].wall for name in finished) / len(finished)
+        left = mean * (to_do + sum(1 - run.share for run in under_way)) / jobs
+    file = place / RECORDS_FILE
+    return Status(
+        total=len(names),
+        finished=len(names & finished),
+        to_do=to_do,
+        under_way=under_way,
+        failed=failed,
+        others=len(finished - names),
+        worker=holder_name(place) if is_locked(place) else None,
+        jobs=jobs,
+        seconds_left=left,
+        half_line=file.exists() and whole_lines(file)[1],
+    )
+
+
+def _under_way(runs: Path) -> list[UnderWay]:
+    result = []
+    for file in sorted(runs.glob(f"*/{PROGRESS_FILE}")):
+        noted = read_json(file)
+        if "steps" in noted:
+            result.append(
+                UnderWay(
+                    run_id=file.parent.name,
+                    label=str(noted["label"]),
+                    step=int(noted["step"]),
+                    steps=int(noted["steps"]),
+                    wall=float(noted["wall"]),
+                    active=is_locked(file.parent),
+                )
+            )
+    return result
+
+
+def _log(file: Path) -> tuple[str, str]:
+    """The log's path and its last line."""
+    try:
+        with open(file, "rb") as opened:
+            opened.seek(max(0, file.stat().st_size - _LOG_END))
+            lines = opened.read().decode(errors="replace").split("\n")
+    except OSError:
+        return str(file), ""
+    return str(file), next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from vardass.experiments.engines.common import Attempt, OnDone, Outcome, Tick, attempt_run, count_cpus, drive
+from vardass.experiments.engines import Attempt, OnDone, Outcome, Tick, attempt_run, count_cpus, drive
 
 __all__ = ["run_all"]
 

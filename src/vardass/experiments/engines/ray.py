@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vardass.errors import InputError
-from vardass.experiments.engines.common import Attempt, OnDone, Outcome, Tick, attempt_run, count_cpus, drive
+from vardass.experiments.engines import Attempt, OnDone, Outcome, Tick, attempt_run, count_cpus, drive
 
 __all__ = ["run_all"]
 
