@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 import vardass.adapt
-from vardass.cli import main, runs
+from vardass.cli import adapt as adapt_module
+from vardass.cli import main
 from vardass.cli.own_data import find_kind, own_task
 from vardass.errors import InputError
 
@@ -199,7 +200,7 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
     done(capsys, *adapt(files / "clinic.npz", files / "home.npz", whole))
     command = adapt(files / "clinic.npz", files / "home.npz", halves)
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "progress_bar", stopping_bar)
+        patch.setattr(adapt_module, "progress_bar", stopping_bar)
         code, _, err = run(capsys, *command)
     assert code == 130
     assert "after step 15 of 30; repeat the command with --resume" in err

@@ -351,7 +351,7 @@ def test_interrupts_and_lack_of_memory(embeddings, tmp_path, capsys, monkeypatch
     def fail(*_, **__):
         raise trouble()
 
-    monkeypatch.setattr("vardass.cli.job.stratify", fail)
+    monkeypatch.setattr("vardass.cli.stratify.make_strata", fail)
     before = snapshot(tmp_path)
     assert run(capsys, "stratify", embeddings, "-k", 4)[0] == code
     assert snapshot(tmp_path) == before
@@ -364,7 +364,7 @@ def test_warnings_of_the_package_take_one_line(embeddings, capsys, monkeypatch):
         warnings.warn("careful", VardassWarning, stacklevel=2)
         return stratify(*arguments, **options)
 
-    monkeypatch.setattr("vardass.cli.job.stratify", warn)
+    monkeypatch.setattr("vardass.cli.stratify.make_strata", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, _, err = run(capsys, "stratify", embeddings, "-k", 4)

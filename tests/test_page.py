@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from page_records import EVIL, record, sweep, write
-from vardass.cli.report_page import report
+from vardass.cli.report import report
 from vardass.errors import InputError
 from vardass.experiments.page import make_page, strata_view, write_page
 from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from vardass.cli import tables as command
+from vardass.cli import report as command
 from vardass.errors import InputError
 from vardass.experiments import paper
 from vardass.experiments.collect import Cell, collect, mean_and_error

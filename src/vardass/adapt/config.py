@@ -9,10 +9,11 @@ import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import core_schema
 
-from vardass.adapt.algorithms import algorithm_options
+from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.algorithms.base import check_number
 from vardass.adapt.batches import SAMPLER_NAMES
 from vardass.adapt.evaluation import SELECTION_NAMES
+from vardass.adapt.networks import NETWORK_NAMES
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
 from vardass.errors import InputError
@@ -121,17 +122,26 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, arbitrary_types_allowed=True)
 
-    algorithm: Annotated[str, AfterValidator(_known_algorithm)] = Field("mmd", description="See ``make_algorithm``.")
-    algorithm_options: Options = Field(default_factory=dict, description="Of the algorithm, such as its penalty.")
-    sampler: Annotated[str, _OneOf(*SAMPLER_NAMES)] = Field(
-        "vardass", description="Of both domains, see ``make_sampler``. ``vardass`` is the paper's."
+    algorithm: Annotated[str, AfterValidator(_known_algorithm)] = Field(
+        "mmd", description=f"{', '.join(ALGORITHM_NAMES)}, or other sums, see ``make_algorithm``."
     )
-    sampler_options: Options = Field(default_factory=dict, description="Of the sampler.")
-    network: str = Field("mlp", description="See ``make_network``.")
-    network_options: Options = Field(default_factory=dict, description="Of the network.")
+    algorithm_options: Options = Field(
+        default_factory=dict, description="Options of the algorithm, such as its penalty."
+    )
+    sampler: Annotated[str, _OneOf(*SAMPLER_NAMES)] = Field(
+        "vardass",
+        description="How batches of both domains are drawn, see ``make_sampler``; ``vardass`` is the paper's.",
+    )
+    sampler_options: Options = Field(default_factory=dict, description="Options of the sampler, such as its solver.")
+    network: str = Field(
+        "mlp",
+        description=f"{', '.join(NETWORK_NAMES)}, a transformers backbone (folder or owner/name), or "
+        "package.module:Class, see ``make_network``.",
+    )
+    network_options: Options = Field(default_factory=dict, description="Options of the network, such as its widths.")
     steps: Count = Field(3000, description="Batches trained on; 3,000 in the paper.")
     batch_size: Count = Field(32, description="Samples of the source in a batch, over all devices together.")
-    target_batch_size: Count | None = Field(None, description="Samples of the target; None takes as many.")
+    target_batch_size: Count | None = Field(None, description="Samples of the target, if not as many.")
     groups: Annotated[str, _OneOf("classes")] | None = Field(
         None,
         description="``classes``: strata of the source are made within its classes; samplers without strata or plan "
@@ -146,11 +156,14 @@ class RunConfig(BaseModel):
         default_factory=dict,
         description="Further factors of the rates of featuriser, bottleneck, head, discriminator or context.",
     )
-    weight_decay: NotNegative = Field(0.0, description="Of all optimisers.")
-    momentum: Annotated[float, _number(below=1.0)] = Field(0.9, description="Of SGD.")
-    optimiser: Annotated[str, _OneOf("adam", "sgd")] = Field("adam", description="SGD has Nesterov momentum.")
+    weight_decay: NotNegative = Field(0.0, description="Weight decay of all optimisers.")
+    momentum: Annotated[float, _number(below=1.0)] = Field(0.9, description="Momentum of SGD.")
+    optimiser: Annotated[str, _OneOf("adam", "sgd")] = Field(
+        "adam", description="Optimiser; SGD has Nesterov momentum."
+    )
     adam_betas: Annotated[list[float] | None, BeforeValidator(_betas)] = Field(
-        None, description="None: (0.9, 0.999), and DomainBed's (0.5, 0.9) for adversaries in alternating steps."
+        None,
+        description="Of Adam; by default (0.9, 0.999), or DomainBed's (0.5, 0.9) for adversaries in alternating steps.",
     )
     refresh_every: CountFromZero = Field(
         100, description="T, steps between refreshes of strata; 0 never refreshes. 100 in the paper."
@@ -162,7 +175,7 @@ class RunConfig(BaseModel):
     )
     refresh_options: Options = Field(
         default_factory=dict,
-        description="Of ``RefreshEvery``, ``GrowingRefresh``, ``DriftRefresh`` or ``VarianceRefresh``.",
+        description="Options of ``RefreshEvery``, ``GrowingRefresh``, ``DriftRefresh`` or ``VarianceRefresh``.",
     )
     feature_source: Annotated[str, _OneOf("bank", "full")] = Field(
         "bank",
@@ -188,9 +201,9 @@ class RunConfig(BaseModel):
     )
     tensorboard: Flag = Field(False, description="Write the metrics for TensorBoard too.")
     precision: Annotated[str, _OneOf(*PRECISIONS)] = Field(
-        "32-true", description="Of the forward pass, by Lightning's names. ``16-mixed`` scales the loss."
+        "32-true", description="Precision of the forward pass, by Lightning's names. ``16-mixed`` scales the loss."
     )
-    device: str = Field("auto", description="Such as ``cuda:1``; ``auto`` is a GPU if there is one.")
+    device: str = Field("auto", description="auto, cpu, cuda or ``cuda:1``; ``auto`` is a GPU if there is one.")
     devices: Annotated[int | Literal["auto"], BeforeValidator(_devices)] = Field(
         1,
         description="Processes that train together, each on a device of its own, see ``vardass.adapt.distributed``. "

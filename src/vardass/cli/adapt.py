@@ -1,132 +1,104 @@
-"""``vardass adapt``: from labelled source data and unlabelled target data to a model and target predictions."""
+"""``vardass adapt``, ``vardass train`` and ``vardass tasks``: one run, on a user's data or on a known data set."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vardass.cli import run_options as o
+from vardass.adapt.config import RunConfig
+from vardass.adapt.model import MODEL_FILE, RunResult, final_report
+from vardass.adapt.run_folder import BOARD_FOLDER, CONFIG_FILE, METRICS_FILE, RunFolder
+from vardass.adapt.trainer import Trainer
+from vardass.cli.own_data import find_kind, own_task
+from vardass.cli.predict import (
+    DATA_FILE,
+    PREDICTIONS_FILE,
+    check_device,
+    clean_message,
+    predict_domain,
+    read_data_file,
+)
+from vardass.cli.progress import progress_bar
+from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
+from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
+from vardass.data.domains import Kind, Task
+from vardass.data.embedding_domains import standardise_task
+from vardass.data.registry import DATASETS, load_task, task_names
+from vardass.data.splits import TaskSplits, split_task
+from vardass.errors import InputError
+from vardass.files import write_text
 
-__all__ = ["adapt"]
+__all__ = ["adapt", "tasks", "train"]
+
+_NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
+_SMALL, _USUAL = 64, 224  # pixels: of the small network, and of pretrained ones
+_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, BOARD_FOLDER)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
-_LABELS = "Array or column of labels in embeddings [labels]; for .npy a file beside it [{name}.labels.npy]."
+_LABELS = r"Array or column of labels in embeddings \[labels]; for .npy a file beside it \[{name}.labels.npy]."
+_DATASET = f"One of {', '.join(DATASETS)}."
 
 
+def _data(*names: str, text: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=DATA_PANEL)
+
+
+Out = Annotated[Path, _data(text="Folder of the run.")]
+Holdout = Annotated[float, _data(text="Share of each domain kept out of training.")]
+Resume = Annotated[bool, _data("--resume", text="Go on with the run in --out.")]
+Json = Annotated[bool, _data("--json", text="Print the summary as JSON.")]
+Standardise = Annotated[
+    bool,
+    _data(
+        "--standardise", "--standardize", text="Scale the columns of embeddings by mean and deviation of the sources."
+    ),
+]
+
+
+@with_run_options
 def adapt(
-    source: Annotated[list[Path], typer.Option(help=_DOMAIN.format(" in class folders") + " Repeatable.")],
-    target: Annotated[Path, typer.Option(help=_DOMAIN.format(", with or without class folders"))],
-    out: o.Out,
-    kind: Annotated[str | None, typer.Option(help="images, audio or embeddings; guessed.")] = None,
-    algorithm: o.Algorithm = "mmd",
-    sampler: o.Sampler = "ordered",
-    network: o.Network = None,
-    steps: o.Steps = 3000,
-    batch_size: o.BatchSize = 32,
-    target_batch_size: o.TargetBatchSize = None,
-    lr: o.LearningRate = 1e-3,
-    weight_decay: o.WeightDecay = 0.0,
-    optimiser: o.Optimiser = "adam",
-    penalty: o.Penalty = None,
-    option: o.Options = None,
-    sampler_option: o.SamplerOptions = None,
-    network_option: o.NetworkOptions = None,
-    seed: o.Seed = 0,
-    selection: o.Selection = "source-accuracy",
-    refresh_every: o.RefreshEvery = 100,
-    feature_source: o.FeatureSource = "bank",
-    eval_every: o.EvalEvery = 100,
-    checkpoint_every: o.CheckpointEvery = 500,
-    holdout: o.Holdout = 0.2,
-    augment: o.Augment = False,
-    workers: o.Workers = 0,
-    device: o.Device = "auto",
-    devices: o.Devices = "1",
-    precision: o.Precision = "32-true",
-    tensorboard: o.TensorBoard = False,
-    settings: o.Settings = None,
-    standardise: o.Standardise = False,
-    as_json: o.Json = False,
-    key: Annotated[str | None, typer.Option(help="Array of features in .npz files.")] = None,
-    labels: Annotated[str | None, typer.Option(help=_LABELS)] = None,
-    columns: Annotated[str | None, typer.Option(help="Columns of features in .csv or .parquet files.")] = None,
-    size: Annotated[int | None, typer.Option(help="Height and width of images [64 for conv, else 224].")] = None,
-    channels: Annotated[int, typer.Option(help="3 for colour, 1 for grey images.")] = 3,
-    cache: Annotated[bool, typer.Option("--cache", help="Keep decoded files in memory.")] = False,
-    resume: o.Resume = False,
+    source: Annotated[list[Path], _data(text=_DOMAIN.format(" in class folders") + " Repeatable.")],
+    target: Annotated[Path, _data(text=_DOMAIN.format(", with or without class folders"))],
+    out: Out,
+    kind: Annotated[str | None, _data(text="images, audio or embeddings; guessed.")] = None,
+    key: Annotated[str | None, _data(text="Array of features in .npz files.")] = None,
+    labels: Annotated[str | None, _data(text=_LABELS)] = None,
+    columns: Annotated[str | None, _data(text="Columns of features in .csv or .parquet files.")] = None,
+    size: Annotated[int | None, _data(text=r"Height and width of images \[64 for conv, else 224].")] = None,
+    channels: Annotated[int, _data(text="3 for colour, 1 for grey images.")] = 3,
+    cache: Annotated[bool, _data("--cache", text="Keep decoded files in memory.")] = False,
+    standardise: Standardise = False,
+    holdout: Holdout = 0.2,
+    resume: Resume = False,
+    as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Train on labelled source data and adapt to target data without labels.
 
     Writes the model, a class with confidence for each target sample, metrics, and a report with plots. If the
     target has labels (class folders, or a column), they are used for one number only, after the model is chosen.
     """
-    # torch is imported only now, so that --help and --version answer at once
-    from vardass.adapt.config import RunConfig
-    from vardass.cli.own_data import find_kind, own_task
-    from vardass.cli.run_report import Summary, print_json, print_summary, write_report
-    from vardass.cli.runs import (
-        DEFAULT_NETWORKS,
-        PREDICTIONS_FILE,
-        default_size,
-        go_on,
-        open_run,
-        predict_domain,
-        run_trainer,
-        write_predictions,
-    )
-    from vardass.data.embedding_domains import standardise_task
-    from vardass.data.splits import split_task
-    from vardass.errors import InputError
-
-    given = {
-        "algorithm": algorithm,
-        "sampler": sampler,
-        "network": network,
-        "steps": steps,
-        "batch_size": batch_size,
-        "target_batch_size": target_batch_size,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "optimiser": optimiser,
-        "penalty": penalty,
-        "option": option,
-        "sampler_option": sampler_option,
-        "network_option": network_option,
-        "seed": seed,
-        "selection": selection,
-        "refresh_every": refresh_every,
-        "feature_source": feature_source,
-        "eval_every": eval_every,
-        "checkpoint_every": checkpoint_every,
-        "augment": augment,
-        "workers": workers,
-        "device": device,
-        "devices": devices,
-        "precision": precision,
-        "tensorboard": tensorboard,
-        "settings": settings,
-    }
-    chosen = o.settings_of(given)
-    if chosen["selection"] == "oracle":
+    chosen = settings_of(given)
+    if chosen.get("selection") == "oracle":
         raise InputError("--selection oracle reads target labels, which adapt never does; use vardass train for it")
     RunConfig.from_dict(chosen)  # before any data is read
     sources, target = [path.expanduser() for path in source], target.expanduser()
     found = find_kind([*sources, target], kind)
-    config = RunConfig.from_dict({"network": DEFAULT_NETWORKS[found], **chosen})
-    pixels = default_size(config.network) if size is None else size
+    config = RunConfig.from_dict({"network": _NETWORKS[found], **chosen})
+    pixels = size if size is not None else _SMALL if config.network == "conv" else _USUAL
     task = own_task(
         sources, target, found, key=key, labels=labels, columns=columns, size=pixels, channels=channels, cache=cache
     )
-    data: dict[str, Any] = {
+    data = {
         "kind": found,
         "sources": [str(path.resolve()) for path in sources],
         "target": str(target.resolve()),
-        "source_samples": [len(domain) for domain in task.sources],
-        "target_samples": len(task.target),
-        "classes": list(task.class_names),
+        **_counts(task),
         "key": key,
         "labels": labels,
         "columns": columns,
@@ -137,18 +109,161 @@ def adapt(
     if standardise:
         task, data["scale"] = standardise_task(task)
     # all of the target is there to be adapted to and predicted: no part of it is a test set
-    splits = split_task(task, seed=seed, holdout=holdout, unlabelled_fraction=1.0)
-    open_run(out, data, resume=resume, domains=[*sources, target])
-    result = run_trainer(config, splits, out, data, resume=resume)
-    if result.interrupted:
-        print(go_on(result, out), file=sys.stderr)
-        raise typer.Exit(130)
+    splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
+    result = _run(config, splits, out, data, resume=resume, domains=[*sources, target])
     predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
-    write_predictions(predictions, out / PREDICTIONS_FILE)
     accuracy = None
     if task.target.has_labels:
         accuracy = float((predictions.classes == task.target.known_labels()).double().mean())
-    summary = Summary(task.name, result, predictions, accuracy, f"all {len(task.target):,} samples")
+    _show(Summary(task.name, result, predictions, accuracy, f"all {len(task.target):,} samples"), out, data, as_json)
+
+
+@with_run_options
+def train(
+    dataset: Annotated[str, _data(text=_DATASET)],
+    task: Annotated[str, _data(text="Task, as listed by vardass tasks.")],
+    out: Out,
+    root: Annotated[Path | None, _data(text="Folder of the data set.")] = None,
+    data_option: Annotated[list[str] | None, _data(text="key=value of the loader; repeatable.")] = None,
+    standardise: Standardise = False,
+    holdout: Holdout = 0.2,
+    unlabelled_fraction: Annotated[
+        float, _data(text="Share of the rest of the target that is adapted to; the other part is the test.")
+    ] = 0.5,
+    resume: Resume = False,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Train on a benchmark task and measure the chosen model on target samples that were not trained on."""
+    chosen = settings_of(given)
+    RunConfig.from_dict(chosen)  # before any data is read
+    loader_options = parse_pairs("--data-option", data_option)
+    try:
+        loaded = load_task(dataset, task, root, **loader_options)
+    except InputError as error:
+        raise InputError(str(error).replace("root is None", "--root is not given")) from error
+    config = RunConfig.from_dict({"network": _NETWORKS[loaded.target.kind], **chosen})
+    data = {
+        "kind": loaded.target.kind,
+        "dataset": dataset,
+        "task": task,
+        "root": None if root is None else str(root.expanduser().resolve()),
+        "options": {name: str(value) for name, value in loader_options.items()},
+        **_counts(loaded),
+        "holdout": holdout,
+        "scale": None,
+        "unlabelled_fraction": unlabelled_fraction,
+    }
+    if standardise:
+        loaded, data["scale"] = standardise_task(loaded)
+    splits = split_task(loaded, seed=config.seed, holdout=holdout, unlabelled_fraction=unlabelled_fraction)
+    if config.selection == "oracle":
+        splits.target_val.reveal()
+    result = _run(config, splits, out, data, resume=resume)
+    measured = splits.target_test if len(splits.target_test) else splits.target_unlabelled
+    predictions = predict_domain(result.algorithm, measured, config, root=root)
+    final = final_report(result, splits)
+    tested = f"{final['target_samples']:,} samples that were not trained on"
+    _show(Summary(f"{dataset} {task}", result, predictions, final["target_accuracy"], tested), out, data, as_json)
+
+
+def tasks(
+    dataset: Annotated[str | None, typer.Option(help=_DATASET)] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of your own data.")] = None,
+) -> None:
+    """List the data sets, or the tasks of one."""
+    if dataset is None:
+        if root is not None:
+            raise InputError(f"--root {root} needs --dataset images, audio or embeddings; name one")
+        for entry in DATASETS.values():
+            print(f"{entry.name:12} {entry.summary}; {entry.origin}")
+        return
+    names = task_names(dataset, root)
+    if not names:
+        raise InputError(f"the tasks of {dataset!r} depend on your files; say where they are with --root DIR")
+    print("\n".join(names))
+
+
+def _counts(task: Task) -> dict[str, Any]:
+    return {
+        "source_samples": [len(domain) for domain in task.sources],
+        "target_samples": len(task.target),
+        "classes": list(task.class_names),
+    }
+
+
+def _run(
+    config: RunConfig,
+    splits: TaskSplits,
+    out: Path,
+    data: Mapping[str, Any],
+    *,
+    resume: bool,
+    domains: Sequence[Path] = (),
+) -> RunResult:
+    """Train, with a progress bar where somebody is looking; exit with code 130 if it was interrupted."""
+    _check_folder(out, data, resume=resume, domains=domains)
+    check_device(config.device)
+    try:
+        trainer = _trainer(config, splits, out)
+        _make_folder(out)
+        write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
+        with progress_bar() as progress:
+            result = trainer.run(resume=resume, progress=progress)
+    except InputError as error:
+        raise InputError(clean_message(str(error)).replace("resume=True", "--resume")) from error
+    if result.interrupted:
+        done = f"interrupted after step {result.step} of {config.steps}"
+        print(f"{done}; repeat the command with --resume to go on in {out}", file=sys.stderr)
+        raise typer.Exit(130)
+    return result
+
+
+def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
+    """Refuse a folder inside the data, with a run that nobody asked to resume, one on other data, or other things."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; name a folder")
+    for domain in domains:
+        # its figure would be a sample the next time
+        if out.resolve().is_relative_to(domain.resolve()):
+            raise InputError(f"--out {out} is inside the data {domain}; choose a folder outside of it")
+    is_run = RunFolder(out).has_checkpoint
+    if is_run and not resume:
+        raise InputError(f"{out} already holds a run; go on with --resume, or choose another folder with --out")
+    if not is_run and out.is_dir():
+        # what a run leaves that stopped before its first checkpoint may be replaced, nothing else
+        other = sorted(entry.name for entry in out.iterdir() if entry.name not in _LEFT_BY_A_RUN)
+        if other:
+            raise InputError(f"{out} holds {other[0]!r} and no run; choose an empty or new folder with --out")
+    before = read_data_file(out) if is_run else {}
+    for name, value in data.items():
+        if name in before and before[name] != value:
+            raise InputError(
+                f"the run in {out} has {name} {before[name]!r}, this one {value!r}; resume with the same data, or "
+                "choose another folder with --out"
+            )
+
+
+def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
+    options = {**config.algorithm_options, **config.sampler_options, **config.network_options}
+    try:
+        return Trainer(config, splits, out)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError) or not options:
+            raise
+        # the value of an option goes straight to whoever uses it
+        raise InputError(f"one of the options {options} has a value of the wrong type: {error}; change it") from error
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {out}: {error.strerror}; choose another one with --out") from None
+
+
+def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -> None:
+    write_text(out / PREDICTIONS_FILE, summary.predictions.to_csv())
     written = write_report(summary, out, data)
     show = print_json if as_json else print_summary
-    show(summary, [out / "model.safetensors", out / PREDICTIONS_FILE, out / "metrics.jsonl", *written])
+    show(summary, [out / MODEL_FILE, out / PREDICTIONS_FILE, out / METRICS_FILE, *written])

@@ -7,15 +7,13 @@ from typing import Annotated
 
 import typer
 
-from vardass.cli.adapt import adapt
+from vardass.cli.adapt import adapt, tasks, train
 from vardass.cli.demo import demo
 from vardass.cli.figure import figure
 from vardass.cli.predict import predict
-from vardass.cli.report_page import report
+from vardass.cli.report import report, tables
 from vardass.cli.stratify import stratify
 from vardass.cli.sweep import status, sweep
-from vardass.cli.tables import tables
-from vardass.cli.train import tasks, train
 
 __all__ = ["app"]
 
@@ -43,14 +41,5 @@ def _shared(
     """Variance-reduced minibatches for training with a domain-discrepancy loss."""
 
 
-app.command()(stratify)
-app.command()(adapt)
-app.command()(predict)
-app.command()(train)
-app.command()(tasks)
-app.command()(sweep)
-app.command()(status)
-app.command()(tables)
-app.command()(figure)
-app.command()(report)
-app.command()(demo)
+for command in (stratify, adapt, predict, train, tasks, sweep, status, tables, figure, report, demo):
+    app.command()(command)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from vardass.cli.progress import progress_bar
+from vardass.errors import InputError
+from vardass.figures import NUMBERS, make_figure, write_figure
+from vardass.plots import require_matplotlib
 
 __all__ = ["figure"]
 
@@ -20,15 +27,6 @@ def figure(
 
     Writes figureN.png, .svg, .csv (the numbers), .md (the words) and .json (settings and versions).
     """
-    # torch is imported only now, so that --help and --version answer at once
-    import shlex
-    import time
-
-    from vardass.cli.job import progress_bar
-    from vardass.errors import InputError
-    from vardass.figures import NUMBERS, make_figure, write_figure
-    from vardass.plots import require_matplotlib
-
     known = {str(n): (n,) for n in NUMBERS} | {"all": NUMBERS}
     if number not in known:
         raise InputError(f"there is no figure {number!r}; choose one of {', '.join(known)}")

@@ -12,11 +12,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from vardass.cli.job import progress_bar, stratify_file
-from vardass.cli.report import print_report
+from vardass.cli.progress import progress_bar
+from vardass.cli.stratify import stratify
 from vardass.data import load_watch, standardise
 from vardass.errors import InputError
-from vardass.figures.batch_sizes import KERNEL, METHODS, Point, measure, of_method
+from vardass.figures.batch_sizes import METHODS, Point, measure, of_method
 from vardass.figures.threads import one_thread
 from vardass.files import atomic_write
 from vardass.plots import Curve, require_matplotlib, save_figure, variance_figure
@@ -48,7 +48,7 @@ def run_demo(folder: Path, sizes: str, seeds: int) -> None:
 
     console.rule("vardass stratify, on smart-watch data (right wrist, 10 people, 7 exercises)")
     with one_thread():
-        print_report(stratify_file(source, _SHOWN_K, kernel=KERNEL), console=console)
+        stratify(source, _SHOWN_K, gammas="1", scale="median")
         console.rule("variance against batch size")
         with progress_bar() as progress:
             points, bounds = measure(features, ks, seeds=range(seeds), progress=progress)

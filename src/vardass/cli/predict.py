@@ -1,13 +1,44 @@
-"""``vardass predict RUN DIR``: classes of new samples by the model of a run."""
+"""``vardass predict RUN DIR``: classes of new samples by the model of a run; and predictions as a table."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
+import torch
 import typer
+from torch import Tensor
 
-__all__ = ["predict"]
+from vardass.adapt.algorithms import Algorithm
+from vardass.adapt.batches import Inputs
+from vardass.adapt.config import RunConfig
+from vardass.adapt.distributed import pick_device
+from vardass.adapt.evaluation import outputs
+from vardass.adapt.model import MODEL_FILE, load_model
+from vardass.cli.own_data import own_domain
+from vardass.data.domains import Domain, Rows
+from vardass.errors import InputError
+from vardass.files import write_text
+
+__all__ = [
+    "DATA_FILE",
+    "PREDICTIONS_FILE",
+    "Predictions",
+    "check_device",
+    "clean_message",
+    "predict",
+    "predict_domain",
+    "read_data_file",
+]
+
+DATA_FILE = "data.json"
+PREDICTIONS_FILE = "predictions.csv"
+_HEADER = ("sample", "class", "confidence")
 
 
 def predict(
@@ -19,13 +50,6 @@ def predict(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Predict a class with confidence for each sample, as CSV: sample, class, confidence."""
-    # torch is imported only now, so that --help and --version answer at once
-
-    from vardass.adapt.model import MODEL_FILE, load_model
-    from vardass.cli.own_data import own_domain
-    from vardass.cli.runs import check_device, predict_domain, predictions_text, read_data_file, write_predictions
-    from vardass.errors import InputError
-
     run, data = run.expanduser(), data.expanduser()
     file = run / MODEL_FILE if run.is_dir() else run
     if not file.is_file():
@@ -36,7 +60,105 @@ def predict(
     domain = own_domain(data, about, read_data_file(file.parent), key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
-        print(predictions_text(predictions), end="")
+        print(predictions.to_csv(), end="")
     else:
-        write_predictions(predictions, out)
+        write_text(out, predictions.to_csv())
         print(f"{len(predictions.samples):,} predictions written to {out}")
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Classes of some samples.
+
+    Attributes
+    ----------
+    samples : sequence of str
+        Files, or rows from 0.
+    classes : Tensor of shape (n,)
+        Positions in ``class_names``.
+    confidences : Tensor of shape (n,)
+        Largest probability of each sample.
+    class_names : sequence of str
+        Names of the classes.
+    """
+
+    samples: Sequence[str]
+    classes: Tensor
+    confidences: Tensor
+    class_names: Sequence[str]
+
+    def counts(self) -> dict[str, int]:
+        """How often each class was predicted."""
+        found = torch.bincount(self.classes, minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, found, strict=True))
+
+    def to_csv(self) -> str:
+        """A table with the columns sample, class and confidence."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_HEADER)
+        for sample, position, confidence in zip(
+            self.samples, self.classes.tolist(), self.confidences.tolist(), strict=True
+        ):
+            writer.writerow((sample, self.class_names[position], f"{confidence:.6f}"))
+        return text.getvalue()
+
+
+def predict_domain(algorithm: Algorithm, domain: Domain, config: RunConfig, *, root: Path | None) -> Predictions:
+    """Classes and confidences of all samples of a domain, in its order."""
+    inputs = Inputs(domain, next(algorithm.parameters()).device)
+    try:
+        _, logits = outputs(
+            algorithm,
+            inputs,
+            batch_size=config.eval_batch_size,
+            workers=config.workers,
+            dtype=config.autocast_dtype,
+        )
+    except InputError as error:
+        raise InputError(clean_message(str(error))) from error
+    confidences, classes = logits.double().softmax(1).max(1)
+    return Predictions(_sample_names(domain, root), classes, confidences, domain.class_names)
+
+
+def _sample_names(domain: Domain, root: Path | None) -> list[str]:
+    """Files below ``root``, or numbers of rows, of the samples of a domain."""
+    dataset: Any = domain.dataset
+    rows: Sequence[int] = range(len(domain))
+    if isinstance(dataset, Rows):
+        rows, dataset = dataset.rows.tolist(), dataset.dataset
+    paths = cast("Sequence[str] | None", getattr(dataset, "paths", None))
+    if paths is None:
+        return [str(row) for row in rows]
+    base = None if root is None else root.expanduser()
+    files = [Path(paths[row]) for row in rows]
+    return [(file.relative_to(base) if base and file.is_relative_to(base) else file).as_posix() for file in files]
+
+
+def check_device(name: str) -> torch.device:
+    """Device by name, if it is there."""
+    device = pick_device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device {name} is not there, torch sees {torch.cuda.device_count()} GPUs; use cpu or auto")
+    return device
+
+
+def read_data_file(run: Path) -> dict[str, Any]:
+    """How the data of a run were read; empty if it does not say."""
+    file = run / DATA_FILE
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} is damaged; remove it and go on with --resume")
+    return found
+
+
+def clean_message(message: str) -> str:
+    """The message of an error in a loading process, which comes wrapped in that process's traceback."""
+    if not message.startswith("Caught "):
+        return message
+    return message.rpartition("InputError: ")[2].strip()

@@ -1,114 +1,184 @@
-"""Options that ``vardass adapt`` and ``vardass train`` share."""
+"""The options of ``vardass adapt`` and ``vardass train``: one for each setting of ``RunConfig``, made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-__all__ = [
-    "Algorithm",
-    "Augment",
-    "BatchSize",
-    "CheckpointEvery",
-    "Device",
-    "Devices",
-    "EvalEvery",
-    "FeatureSource",
-    "Holdout",
-    "Json",
-    "LearningRate",
-    "Network",
-    "NetworkOptions",
-    "Optimiser",
-    "Options",
-    "Out",
-    "Penalty",
-    "Precision",
-    "RefreshEvery",
-    "Resume",
-    "Sampler",
-    "SamplerOptions",
-    "Seed",
-    "Selection",
-    "Settings",
-    "Standardise",
-    "Steps",
-    "TargetBatchSize",
-    "TensorBoard",
-    "WeightDecay",
-    "Workers",
-    "parse_pairs",
-    "settings_of",
-]
+from vardass.adapt.config import RunConfig
+from vardass.adapt.run_folder import CONFIG_FILE
+from vardass.errors import InputError
 
-_SAMPLER = "uniform, stratified, vardass (the paper's), ordered, balanced, kmeans++, dpp or kmeans-features."
-_SELECTION = "source-accuracy, entropy, information-maximisation, snd, mmd or last; train knows oracle too."
-_NETWORK = (
-    "mlp, conv, audio, resnet18, efficientnet-lite0, a transformers backbone (folder or owner/name), or "
-    "package.module:Class; by default the small one for the data."
-)
+__all__ = ["DATA_PANEL", "parse_pairs", "settings_of", "with_run_options"]
 
-Algorithm = Annotated[str, typer.Option(help="erm, mmd, coral, dann, cdan, cdan+sdat, cdan+els, arm or mcc.")]
-Sampler = Annotated[str, typer.Option(help=_SAMPLER)]
-Network = Annotated[str | None, typer.Option(help=_NETWORK)]
-Steps = Annotated[int, typer.Option(help="Batches to train on.")]
-BatchSize = Annotated[int, typer.Option(help="Samples of each domain in a batch.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
-WeightDecay = Annotated[float, typer.Option(help="Weight decay.")]
-Optimiser = Annotated[str, typer.Option(help="adam or sgd.")]
-Penalty = Annotated[float | None, typer.Option(help="Weight of the discrepancy, same as --option penalty=...")]
-Options = Annotated[list[str] | None, typer.Option("--option", help="key=value of the algorithm; repeatable.")]
-SamplerOptions = Annotated[list[str] | None, typer.Option("--sampler-option", help="key=value; repeatable.")]
-NetworkOptions = Annotated[list[str] | None, typer.Option("--network-option", help="key=value; repeatable.")]
-Seed = Annotated[int, typer.Option(help="Determines splits, weights and batches.")]
-Selection = Annotated[str, typer.Option(help="How the model is chosen: " + _SELECTION)]
-RefreshEvery = Annotated[int, typer.Option(help="Steps between new strata; 0 never.")]
-FeatureSource = Annotated[str, typer.Option(help="Strata from the bank of recent features, or a full pass.")]
-EvalEvery = Annotated[int, typer.Option(help="Steps between evaluations.")]
-CheckpointEvery = Annotated[int, typer.Option(help="Steps between checkpoints.")]
-Holdout = Annotated[float, typer.Option(help="Share of each domain kept out of training.")]
-Augment = Annotated[bool, typer.Option("--augment", help="Augment training images as DomainBed does.")]
-Workers = Annotated[int, typer.Option(help="Processes that decode files.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-Devices = Annotated[str, typer.Option(help="Devices to train on together: a number, or auto for all GPUs.")]
-Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed or 16-mixed.")]
-TargetBatchSize = Annotated[int | None, typer.Option(help="Target samples in a batch, if not as many.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write metrics to OUT/tensorboard too.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
-Standardise = Annotated[
-    bool, typer.Option("--standardise", help="Scale the columns of embeddings by mean and deviation of the sources.")
-]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="key=value of RunConfig, such as lr_schedule=cosine; repeatable.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
-Out = Annotated[Path, typer.Option(help="Folder of the run.")]
+DATA_PANEL = "Data and files"
+_METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
+_PANELS = {
+    _METHOD: (
+        "algorithm algorithm_options sampler sampler_options network network_options groups refresh_every "
+        "refresh_policy refresh_options feature_source"
+    ),
+    _MACHINE: (
+        "background cache_embeddings tensorboard precision device devices accelerator strategy workers eval_batch_size"
+    ),
+}  # all others are about training
+_MORE_NAMES = {"algorithm_options": ("--option",), "optimiser": ("--optimizer",)}
+_SCHEMA: dict[str, Any] = RunConfig.model_json_schema()["properties"]
+_TYPES: dict[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str, "object": list[str]}
+_OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "network": "network_options"}
+# where a command knows better than ``RunConfig``, whose network is not made for the data
+_DEFAULTS: dict[str, Any] = {"sampler": "ordered", "cache_embeddings": "auto"}
+_SHOWN = {"network": "the small one for the data"}
 
-_PAIRS = {"option": "algorithm_options", "sampler_option": "sampler_options", "network_option": "network_options"}
+_SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
+_CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier run; other options come first."
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace ``**given`` of a command by options for all settings of a run, in panels; None is not given."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    penalty = "Weight of the discrepancy, same as --option penalty=..."
+    made = [
+        _parameter("penalty", float, typer.Option(help=penalty, rich_help_panel=_METHOD)),
+        *(_option(name, schema) for name, schema in _SCHEMA.items()),
+        _parameter("settings", list[str], typer.Option("--set", help=_SETTINGS, rich_help_panel=DATA_PANEL)),
+        _parameter("config", Path, typer.Option(help=_CONFIG, rich_help_panel=DATA_PANEL)),
+    ]
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        command(**given)
+
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own] + made
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def _option(name: str, schema: Mapping[str, Any]) -> inspect.Parameter:
+    panel = next((panel for panel, names in _PANELS.items() if name in names.split()), _TRAINING)
+    kind = _value_type(schema)
+    flags = [_flag(name), *_MORE_NAMES.get(name, ())]
+    if kind is bool:
+        flags = [f"{flag}/--no-{flag[2:]}" for flag in flags]
+    text = schema.get("description", "").replace("``", "")
+    choices: list[str] = next((part["enum"] for part in _alternatives(schema) if "enum" in part), [])
+    if choices:
+        text += f" One of {', '.join(choices)}."
+    if kind == list[str]:
+        text += " key=value; repeatable."
+    default = _SHOWN.get(name) or _DEFAULTS.get(name, schema.get("default"))
+    if default is not None and default is not False:
+        text += f" [default: {default}]"
+    return _parameter(name, kind, typer.Option(*flags, help=escape(text), rich_help_panel=panel))
+
+
+def _flag(name: str) -> str:
+    """``--sampler-option`` of ``sampler_options``: one pair at a time; else the name with dashes."""
+    return "--" + (name.removesuffix("s") if name.endswith(("_options", "_multipliers")) else name).replace("_", "-")
+
+
+def _alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
+
+
+def _value_type(schema: Mapping[str, Any]) -> Any:
+    """What typer should read; str for all that only `_value` can."""
+    parts = _alternatives(schema)
+    return _TYPES.get(parts[0].get("type", ""), str) if len(parts) == 1 else str
+
+
+def _value(name: str, text: str) -> Any:
+    """The text itself for a setting that is one, such as the schedule ``none``; else what it looks like."""
+    is_text = [part.get("type") for part in _alternatives(_SCHEMA.get(name, {}))] == ["string"]
+    return text if is_text else _literal(text)
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a ``RunConfig`` from a command's values; ``network`` is left out where none was named."""
-    from vardass.errors import InputError
+    """Settings of a ``RunConfig`` from a command's values; ``network`` is left out where none was named.
 
-    settings = dict(given)
-    penalty = settings.pop("penalty")
-    for name, place in _PAIRS.items():
-        settings[place] = parse_pairs("--" + name.replace("_", "-"), settings.pop(name))
-    if penalty is not None:
-        if settings["algorithm_options"].get("penalty", penalty) != penalty:
-            other = settings["algorithm_options"]["penalty"]
-            raise InputError(f"--penalty {penalty} and --option penalty={other} differ; give one of them")
-        settings["algorithm_options"]["penalty"] = penalty
-    if settings["network"] is None:
-        del settings["network"]
-    if str(settings["devices"]).isdecimal():
-        settings["devices"] = int(settings["devices"])
-    more = parse_pairs("--set", settings.pop("settings"))
-    return {"cache_embeddings": "auto", **settings, **more}
+    An option comes before ``--set``, both before ``--config``. Two that say different things are refused. Options of
+    an algorithm, sampler or network in ``--config`` are left out if another one is asked for.
+
+    Parameters
+    ----------
+    given : mapping
+        What `with_run_options` passed on.
+    """
+    flags = {name: value for name, value in given.items() if value is not None}
+    file, pairs, penalty = flags.pop("config", None), flags.pop("settings", None), flags.pop("penalty", None)
+    chosen: dict[str, Any] = {}
+    for name, value in flags.items():
+        if isinstance(value, list):
+            value = parse_pairs(_flag(name), value)
+        chosen[name] = _value(name, value) if isinstance(value, str) else value
+    said = {name: f"{_flag(name)} {value}" for name, value in chosen.items()}
+    more = [] if penalty is None else [("penalty", penalty, f"--penalty {penalty}")]
+    more += [(name, value, f"--set {name}={value}") for name, value in parse_pairs("--set", pairs).items()]
+    for name, value, words in more:
+        _add(chosen, said, name, value, words)
+    settings = {**_DEFAULTS, **({} if file is None else _read_config(file.expanduser()))}
+    for owner, options in _OWNED.items():
+        if chosen.get(owner, settings.get(owner)) != settings.get(owner):
+            settings.pop(options, None)
+    for name, value in chosen.items():
+        together = isinstance(value, dict) and isinstance(settings.get(name), dict)
+        settings[name] = {**settings[name], **value} if together else value
+    return settings
+
+
+def _add(chosen: dict[str, Any], said: dict[str, str], name: str, value: Any, words: str) -> None:
+    """Add one setting, unless another option says something else."""
+    name = "algorithm_options.penalty" if name == "penalty" else name
+    group, dot, option = name.partition(".")
+    inner = {option: value} if dot else value
+    before = chosen.get(group)
+    if isinstance(before, dict) and isinstance(inner, dict):
+        differing = [key for key in inner if key in before and before[key] != inner[key]]
+        if not differing:
+            chosen[group] = {**before, **inner}
+            return
+        earlier = f"{_MORE_NAMES.get(group, (_flag(group),))[0]} {differing[0]}={before[differing[0]]}"
+    elif group not in chosen or before == inner:
+        chosen[group] = inner
+        return
+    else:
+        earlier = said.get(group, f"--set {group}={before}")
+    raise InputError(f"{words} and {earlier} differ; give one of them")
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """Settings in a file, or in the folder of a run."""
+    from vardass.experiments.yaml_file import parse_yaml
+
+    file = file / CONFIG_FILE if file.is_dir() else file
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        found = json.loads(text) if file.suffix == ".json" else parse_yaml(text)
+        if not isinstance(found, dict):
+            raise InputError('it must hold settings by name, such as {"steps": 100}')
+        RunConfig.from_dict(found)
+    except OSError as error:
+        raise InputError(f"--config {file} cannot be read: {error.strerror}; give a file of settings") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"--config {file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"--config {file} is not JSON in line {error.lineno}: {error.msg}; mend it") from None
+    except InputError as error:
+        raise InputError(f"--config {file}: {error}") from None
+    return found
 
 
 _EXAMPLES = {"--set": "refresh_every=50", "--sampler-option": "min_size=2", "--network-option": "hidden=[64]"}
@@ -116,10 +186,6 @@ _EXAMPLES = {"--set": "refresh_every=50", "--sampler-option": "min_size=2", "--n
 
 def parse_pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
     """Values by name from texts such as ``penalty=0.5``; what is no Python literal is a word."""
-    import ast
-
-    from vardass.errors import InputError
-
     found: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
@@ -127,10 +193,14 @@ def parse_pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
             raise InputError(
                 f"{option} takes key=value, got {text!r}; for example {_EXAMPLES.get(option, 'penalty=0.5')}"
             )
-        words = {"true": True, "false": False, "none": None}
-        try:
-            parsed = words[value.lower()] if value.lower() in words else ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            parsed = value  # a word
-        found[name.strip().replace("-", "_")] = parsed
+        name = name.strip().replace("-", "_")
+        found[name] = _value(name, value) if option == "--set" else _literal(value)
     return found
+
+
+def _literal(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    try:
+        return words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text  # a word

@@ -1,18 +1,37 @@
-"""``vardass stratify FILE``: strata for a file of embeddings."""
+"""``vardass stratify FILE``: strata for a file of embeddings, with a report on what they save."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import time
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vardass.cli.progress import progress_bar
+from vardass.data.embedding_files import read_embeddings
+from vardass.errors import InputError
+from vardass.files import atomic_write
+from vardass.kernels import Kernel, RBFMixture, as_kernel
+from vardass.solvers import stratify as make_strata
+from vardass.strata import Strata
 
 __all__ = ["stratify"]
 
 _KERNEL = "mmd (the paper's RBF mixture), rbf, coral, linear, polynomial or laplacian."
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans or interior-point."
 _COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
+_CSV_HEADER = "row,stratum,weight\n"
+_BAR = 28  # characters
 
 
 def stratify(
@@ -42,29 +61,245 @@ def stratify(
 
     Writes the strata, and reports their variance next to uniform draws and to what is possible.
     """
-    # torch is imported only now, so that --help and --version answer at once
-    from vardass.cli.job import make_kernel, stratify_file
-    from vardass.cli.report import as_record, print_report
-
-    outcome = stratify_file(
-        file,
-        k,
-        kernel=make_kernel(kernel, gammas, scale),
-        solver=solver,
-        min_size=min_size,
-        max_size=max_size,
-        equal=equal,
-        rank=rank,
-        seed=seed,
-        warm_start=warm_start,
-        bound=bound,
-        certify=certify,
-        key=key,
-        columns=columns,
-        out=out,
-        labels_csv=labels_csv,
-    )
+    out = file.with_name(file.stem + ".strata.npz") if out is None else out
+    chosen = _kernel(kernel, gammas, scale)
+    clock = time.perf_counter()
+    features = read_embeddings(file, key=key, columns=columns)
+    start = None if warm_start is None else _load_strata(warm_start)
+    _check_outputs(file, out, labels_csv)  # before the work, not after it
+    seconds = {"read": time.perf_counter() - clock}
+    with progress_bar() as progress:
+        strata = make_strata(
+            features,
+            k,
+            kernel=chosen,
+            solver=solver,
+            warm_start=start,
+            min_size=min_size,
+            max_size=max_size,
+            equal=equal,
+            rank=rank,
+            seed=seed,
+            bound=bound,
+            certify=certify,
+            progress=progress,
+        )
+    parts = {name: value for name, value in strata.info.items() if name.startswith("seconds_")}
+    seconds |= {name.removeprefix("seconds_"): float(value) for name, value in parts.items()}
+    _save(strata, out, labels_csv)
+    outcome = _Outcome(strata, file, features.shape[1], out, labels_csv, seconds)
     if as_json:
-        print(json.dumps(as_record(outcome), allow_nan=False))
+        print(json.dumps(_record(outcome), allow_nan=False))
     else:
-        print_report(outcome)
+        _print_report(outcome, Console(highlight=False))
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Strata of a file, where they came from and where they went."""
+
+    strata: Strata
+    source: Path
+    d: int
+    out: Path
+    labels_csv: Path | None
+    seconds: dict[str, float]
+
+
+def _kernel(name: str, gammas: str | None, scale: str | None) -> Kernel:
+    kernel = as_kernel(name)
+    if gammas is None and scale is None:
+        return kernel
+    if not isinstance(kernel, RBFMixture):
+        raise InputError(f"--gammas and --scale are for --kernel mmd or rbf, got {name}; leave them out")
+    values = kernel.gammas
+    if gammas is not None:
+        try:
+            values = tuple(float(part) for part in gammas.split(","))
+        except ValueError:
+            raise InputError(f"--gammas must be numbers such as 0.1,1,10, got {gammas!r}") from None
+    if scale is None or scale in ("median", "mean"):
+        return RBFMixture(values, scale or 1.0)
+    try:
+        return RBFMixture(values, float(scale))
+    except ValueError:
+        raise InputError(f"--scale must be a positive number, median or mean, got {scale!r}") from None
+
+
+def _load_strata(path: Path) -> Strata:
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is not a strata file; give one that vardass stratify wrote")
+    return Strata.load(path)
+
+
+def _check_outputs(source: Path, out: Path, labels_csv: Path | None) -> None:
+    if out.suffix != ".npz":
+        raise InputError(f"strata are written as .npz, got --out {out}; for text use --labels-csv")
+    if labels_csv is not None and labels_csv.absolute() == out.absolute():
+        raise InputError(f"--out and --labels-csv are the same file {out}; choose two names")
+    targets = {"--out": out} if labels_csv is None else {"--out": out, "--labels-csv": labels_csv}
+    for option, target in targets.items():
+        if target.exists() and os.path.samefile(target, source):
+            raise InputError(f"{option} {target} is the input file; choose another name")
+        if target.is_dir():
+            raise InputError(f"{option} {target} is a folder; give a file name in it")
+        if not target.parent.is_dir():
+            raise InputError(f"there is no folder {target.parent} for {option} {target}; make it first")
+        if not os.access(target.parent, os.W_OK):
+            raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
+    # an older result is replaced, anything else is not ours to replace
+    if out.exists():
+        try:
+            _load_strata(out)
+        except InputError:
+            raise InputError(f"--out {out} exists and is not a strata file; choose another name") from None
+    if labels_csv is not None and labels_csv.exists():
+        with labels_csv.open("rb") as file:
+            if file.read(len(_CSV_HEADER)) != _CSV_HEADER.encode():
+                raise InputError(f"--labels-csv {labels_csv} holds something else; choose another name")
+
+
+def _save(strata: Strata, out: Path, labels_csv: Path | None) -> None:
+    if labels_csv is None:
+        strata.save(out)
+        return
+    weights = [f"{weight:.9g}" for weight in strata.weights.tolist()]
+    with atomic_write(labels_csv) as file:
+        file.write(_CSV_HEADER.encode())
+        rows = enumerate(strata.labels.tolist())
+        file.writelines(f"{row},{label},{weights[label]}\n".encode() for row, label in rows)
+        strata.save(out)  # in here, so that both files appear or neither
+
+
+def _record(outcome: _Outcome) -> dict[str, Any]:
+    """One flat record of plain numbers and text; what is not a finite number is None."""
+    strata, bound = outcome.strata, outcome.strata.bound
+    record = {
+        "file": str(outcome.source),
+        "n": strata.n,
+        "d": outcome.d,
+        "k": strata.k,
+        "kernel": strata.kernel,
+        "solver": strata.solver,
+        "variance": strata.variance,
+        "variance_stderr": strata.variance_stderr,
+        "uniform_variance": strata.uniform_variance,
+        "relative_variance": _relative(outcome, strata.variance),
+        "without_replacement": _without_replacement(outcome),
+        "reduction": strata.reduction,
+        "bound": None if bound is None else bound.variance,
+        "bound_stderr": None if bound is None else bound.stderr,
+        "bound_method": None if bound is None else bound.method,
+        "gap": strata.gap,
+        "min_size": int(strata.sizes.min()),
+        "median_size": float(strata.sizes.double().quantile(0.5)),
+        "max_size": int(strata.sizes.max()),
+        "singletons": strata.singletons,
+        "size_histogram": strata.size_histogram(),
+        "seconds": outcome.seconds,
+        "info": {name: value for name, value in strata.info.items() if not name.startswith("seconds_")},
+        "out": str(outcome.out),
+        "labels_csv": None if outcome.labels_csv is None else str(outcome.labels_csv),
+    }
+    plain = _finite(record)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _relative(outcome: _Outcome, variance: float) -> float:
+    uniform = outcome.strata.uniform_variance
+    return variance / uniform if uniform > 0 else 0.0
+
+
+def _without_replacement(outcome: _Outcome) -> float:
+    n, k = outcome.strata.n, outcome.strata.k
+    return (n - k) / (n - 1) if n > 1 else 0.0
+
+
+def _print_report(outcome: _Outcome, console: Console) -> None:
+    """Print variances, bound, sizes, seconds and where the strata are; 80 columns unless a path is long."""
+    strata = outcome.strata
+
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+    line(f"{outcome.source.name}: {strata.n:,} samples, {outcome.d:,} features, {strata.k:,} strata", "bold")
+    line(f"solver {strata.solver}, kernel {strata.kernel}")
+    console.print()
+    line("variance of the minibatch mean embedding", "bold")
+    console.print(_variances(outcome, console))
+    for sentence in _verdict(outcome):
+        line(sentence)
+    console.print()
+    sizes = strata.sizes
+    middle = f"{float(sizes.double().quantile(0.5)):g}"
+    line(f"samples in a stratum: {int(sizes.min())} to {int(sizes.max())}, median {middle}", "bold")
+    console.print(_histogram(outcome, console))
+    if strata.singletons:
+        line(f"{strata.singletons} strata of one sample, which is in every batch; --min-size 2 avoids them")
+    console.print()
+    line("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in outcome.seconds.items()))
+    written = [outcome.out] if outcome.labels_csv is None else [outcome.out, outcome.labels_csv]
+    line(f"written: {', '.join(map(str, written))}")
+
+
+def _variances(outcome: _Outcome, console: Console) -> Table:
+    strata, bound = outcome.strata, outcome.strata.bound
+    rows = [
+        ("uniform draws", strata.uniform_variance, 0.0, "dim"),
+        ("uniform, no repeats", strata.uniform_variance * _without_replacement(outcome), 0.0, "dim"),
+        ("one from each stratum", strata.variance, strata.variance_stderr, "bold green"),
+    ]
+    if bound is not None:
+        rows.append(("lower bound", bound.variance, bound.stderr, ""))
+    table = _plain_table("left", "right", "right", "left")
+    plus_minus = "+-" if console.options.ascii_only else "±"
+    for name, variance, error, style in rows:
+        share = _relative(outcome, variance)
+        spread = f" {plus_minus} {error:.1g}" if error > 0 else ""
+        percent = f"{100 * share:.1f} %"
+        table.add_row(name, f"{variance:.4g}{spread}", percent, _bar(share, console), style=style)
+    return table
+
+
+def _verdict(outcome: _Outcome) -> list[str]:
+    strata = outcome.strata
+    lines = [f"{strata.reduction:.3g} times less variance than uniform draws"]
+    if strata.gap is not None and strata.bound is not None:
+        lines[0] += f"; at most {100 * max(strata.gap, 0.0):.2g} % above the best possible partition"
+        sampled = ", estimated from sampled rows" if strata.bound.stderr > 0 else ""
+        lines.append(f"lower bound: {strata.bound.method}{sampled}")
+    if "captured" in strata.info:
+        captured, rank = 100 * float(strata.info["captured"]), strata.info.get("rank", "?")
+        lines.append(f"rank {rank} captures {captured:.3g} % of the variance, {100 - captured:.3g} % is irreducible")
+    if strata.variance > 0.8 * strata.uniform_variance and "scale=1.0" in strata.kernel:
+        lines.append("the kernel is close to the identity on these features, where no strata help; try --scale median")
+    return lines
+
+
+def _histogram(outcome: _Outcome, console: Console) -> Table:
+    table = _plain_table("right", "right", "left")
+    histogram = outcome.strata.size_histogram()
+    for label, count in histogram.items():
+        table.add_row(label, f"{count} strata", _bar(count / max(histogram.values()), console))
+    return table
+
+
+def _plain_table(*justify: Literal["left", "right"]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for side in justify:
+        table.add_column(justify=side, no_wrap=True)
+    return table
+
+
+def _bar(share: float, console: Console) -> Text:
+    mark = "#" if console.options.ascii_only else "█"
+    return Text(mark * min(_BAR, max(int(share > 0), round(_BAR * share))))

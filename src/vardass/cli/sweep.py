@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vardass.cli.progress import progress_bar
+from vardass.cli.run_options import parse_pairs
+from vardass.errors import InputError
+
 if TYPE_CHECKING:
     from vardass.experiments.sweep import Status, Summary
 
@@ -40,10 +44,6 @@ def sweep(
     It may be killed at any moment: the same command goes on. Finished runs are not done again, those under way go on
     from their checkpoints, failed ones are tried anew.
     """
-    # torch is imported only now, so that --help and --version answer at once
-    from vardass.cli.job import progress_bar
-    from vardass.cli.run_options import parse_pairs
-    from vardass.errors import InputError
     from vardass.experiments.spec import load_sweep
     from vardass.experiments.sweep import run_sweep
 
@@ -87,8 +87,6 @@ def status(
 
 
 def _roots(given: list[str] | None) -> dict[str, str]:
-    from vardass.errors import InputError
-
     roots = {}
     for pair in given or []:
         name, equals, place = pair.partition("=")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vardass.cli.job import progress_bar
+from vardass.cli.progress import progress_bar
 from vardass.cli.training_demo import PAIRS, WAYS, Job, run_jobs
 from vardass.cli.training_figure import training_figure
 from vardass.cli.training_report import as_csv, findings, headline, pair_table, setting, summarise, summary_table
