@@ -12,7 +12,7 @@ from vardass.errors import VardassError, VardassWarning
 
 __all__ = ["main"]
 
-_NEEDED = ("typer", "rich", "click")
+_NEEDED = ("typer", "rich", "click", "pydantic")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,104 @@
+"""One list of options: flags, --set, --config and RunConfig agree, and say so where they do not."""
+
+import json
+
+import pytest
+from typer.main import get_command
+
+from vardass.adapt.config import RunConfig
+from vardass.cli.app import app
+from vardass.cli.run_options import settings_of
+from vardass.errors import InputError
+
+
+def flags(command):
+    return {flag for parameter in get_command(app).commands[command].params for flag in parameter.opts}
+
+
+@pytest.mark.parametrize("command", ["adapt", "train"])
+def test_every_setting_of_a_run_has_a_flag(command):
+    known = flags(command)
+    for name in RunConfig.model_fields:
+        flag = "--" + name.replace("_", "-")
+        assert flag in known or flag.removesuffix("s") in known
+    old = "--option --penalty --sampler-option --network-option --optimizer --set --config --resume --json --holdout"
+    assert set(old.split()) <= known
+
+
+def test_values_have_the_types_of_their_settings():
+    found = settings_of(
+        {
+            "steps": 5,
+            "devices": "2",
+            "cache_embeddings": "false",
+            "adam_betas": "(0.5, 0.9)",
+            "lr_schedule": "none",
+            "algorithm_options": ["penalty=0.5"],
+            "lr_multipliers": ["head=10"],
+            "augment": None,
+        }
+    )
+    config = RunConfig.from_dict(found)
+    assert (config.steps, config.devices, config.cache_embeddings) == (5, 2, False)
+    assert config.adam_betas == [0.5, 0.9]
+    assert (config.algorithm_options, config.lr_multipliers) == ({"penalty": 0.5}, {"head": 10.0})
+    assert "augment" not in found
+    assert settings_of({"settings": ["lr_schedule=none", "devices=auto"]})["lr_schedule"] == "none"
+
+
+def test_flag_before_set_before_config_before_default(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("steps: 1\nlr: 1e-2\nbatch_size: 4\nalgorithm_options: {penalty: 2, ema: 0.5}\n")
+    found = settings_of({"config": file, "settings": ["lr=0.5", "penalty=3"], "steps": 7})
+    assert (found["steps"], found["lr"], found["batch_size"]) == (7, 0.5, 4)
+    assert found["algorithm_options"] == {"penalty": 3, "ema": 0.5}
+    assert "eval_every" not in found
+
+
+def test_config_reads_what_a_run_wrote(tmp_path):
+    config = RunConfig(algorithm="coral", algorithm_options={"penalty": 0.3}, steps=12, lr=1e-5, devices=1)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    for place in (tmp_path, tmp_path / "config.json"):
+        assert RunConfig.from_dict(settings_of({"config": place})) == config
+    # options of another algorithm would be a surprise, or unknown to it
+    other = settings_of({"config": tmp_path, "algorithm": "dann"})
+    assert RunConfig.from_dict(other).algorithm_options == {}
+    assert settings_of({"config": tmp_path, "algorithm": "coral"})["algorithm_options"] == {"penalty": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"steps": 1, "settings": ["steps=2"]}, "--set steps=2 and --steps 1 differ"),
+        ({"penalty": 1.0, "algorithm_options": ["penalty=2"]}, "--penalty 1.0 and --option penalty=2 differ"),
+        ({"penalty": 1.0, "settings": ["penalty=2"]}, "--set penalty=2 and --option penalty=1.0 differ"),
+        ({"sampler_options": ["k=1"], "settings": ["sampler_options.k=2"]}, "--sampler-option k=1 differ"),
+        ({"settings": ["steps"]}, "--set takes key=value, got 'steps'"),
+        ({"refresh_options": ["=1"]}, "--refresh-option takes key=value"),
+    ],
+)
+def test_two_that_say_different_things_are_refused(given, words):
+    with pytest.raises(InputError, match=words):
+        settings_of(given)
+    assert settings_of({"steps": 1, "settings": ["steps=1"]})["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.yaml", "step: 10\n", "unknown setting 'step'; did you mean 'steps'"),
+        ("a.yaml", "steps: ten\n", "steps"),
+        ("a.yaml", "- steps\n", "a mapping"),
+        ("a.yaml", "steps: 1\nsteps: 2\n", "lines 1 and 2"),
+        ("a.json", '{"steps": 1', "not JSON in line 1"),
+        ("a.json", "[1]", "by name"),
+        ("a.json", None, "cannot be read"),
+        ("a.yaml", b"\xff\xfe\x00", "UTF-8"),
+    ],
+)
+def test_bad_files_of_settings(tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=words) as found:
+        settings_of({"config": tmp_path / name})
+    assert str(tmp_path / name) in str(found.value)
