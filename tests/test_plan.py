@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,17 @@ from vardass.strata import Strata
 from vardass.variance import stratified_variance
 
 SMOOTH = RBFMixture(gammas=(0.1,))
+
+
+@pytest.fixture(scope="module", params=["torch", "compiled"], autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every law of a plan holds for both backends."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(plan, "hot_loops", lambda tensor: None)
+        yield request.param
 
 
 def gen(seed: int = 0) -> torch.Generator:
@@ -242,7 +254,9 @@ def test_single_precision_does_as_well() -> None:
     assert double < 0.2 * energy(table, features, weights)
 
 
-def test_the_search_ends_when_it_gains_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_ends_when_it_gains_little(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    if backend == "compiled":
+        pytest.skip("the loop of this backend is looked into in test_compiled.py")
     rounds: list[int] = []
     pair_rows = plan._pair_rows
 

@@ -1,0 +1,32 @@
+"""Which of two backends runs a hot loop: the compiled one on a CPU where numba is installed, else plain torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+__all__ = ["hot_loops"]
+
+
+def hot_loops(tensor: Tensor) -> ModuleType | None:
+    """The module ``vardass.compiled``, if it can work on data like ``tensor``; otherwise None.
+
+    It can on a CPU, in single or double precision, with numba (``pip install 'vardass[fast]'``). Both backends run
+    the same algorithm to the same quality; where the order of steps is not fixed they take it in another order.
+    """
+    if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64):
+        return None
+    return _compiled()
+
+
+@cache
+def _compiled() -> ModuleType | None:
+    if find_spec("numba") is None:
+        return None
+    from vardass import compiled
+
+    return compiled

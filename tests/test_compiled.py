@@ -1,0 +1,83 @@
+"""Compiled loops against their plain twins: the same result where the order is fixed, else the same quality."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vardass import backend
+from vardass.kernels import as_kernel
+from vardass.samplers import plan
+from vardass.solvers import stratify
+
+pytest.importorskip("numba")
+
+
+def gen(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def clouds(n: int, d: int = 16, seed: int = 0) -> Tensor:
+    generator = gen(seed)
+    centres = torch.randn(7, d, generator=generator)
+    return centres[torch.randint(7, (n,), generator=generator)] + 0.5 * torch.randn(n, d, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "kernel"), [(600, 16, 64, "mmd"), (600, 16, 64, "coral"), (900, 48, 40, "mmd")]
+)
+def test_coupled_plans_are_as_good(n: int, k: int, rows: int, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = clouds(n)
+    strata = stratify(features, k, kernel=kernel)
+    weights = strata.weights.float()
+    phi = plan.plan_features(features, as_kernel(kernel).fit(features), 64, generator=gen()).features
+
+    def residual() -> float:
+        found = []
+        for seed in range(3):
+            table = plan.cycle_table(strata, rows, gen(seed))
+            coupled = plan.couple_rows(table, phi, weights, rounds=48, generator=gen(seed))
+            assert torch.equal(coupled.sort(0).values, table.sort(0).values)  # each column keeps its members
+            found.append(float(plan.row_errors(coupled, phi, weights).square().sum()))
+        return float(np.mean(found))
+
+    compiled = residual()
+    monkeypatch.setattr(plan, "hot_loops", lambda tensor: None)
+    assert compiled < 1.03 * residual()
+
+
+def test_the_search_ends_when_eight_pairings_gain_little() -> None:
+    phi = clouds(60) - clouds(60).mean(0)
+    start = torch.stack([torch.randperm(60, generator=gen(seed))[:12] for seed in range(10)])
+    weights = torch.full((12,), 1 / 12)
+    orders = torch.stack([torch.randperm(10, generator=gen(seed)) for seed in range(40)])
+    directions = torch.randn(40, phi.shape[1], generator=gen())
+
+    def coupled(pairings: int, tol: float) -> tuple[Tensor, float]:
+        table, errors = start.clone(), plan.row_errors(start, phi, weights)
+        arrays = (table, phi, weights, errors, orders[:pairings], directions)
+        total = backend.hot_loops(phi).couple_rows(*(array.numpy() for array in arrays), tol)
+        torch.testing.assert_close(errors, plan.row_errors(table, phi, weights), atol=1e-5, rtol=0)
+        assert total == pytest.approx(float(errors.square().sum()), rel=1e-3)
+        return table, total
+
+    after_eight, all_of_them = coupled(8, 0.0), coupled(40, 0.0)
+    assert torch.equal(coupled(40, 1.0)[0], after_eight[0])
+    assert all_of_them[1] < after_eight[1]
+
+
+def test_only_plain_floats_on_a_cpu_are_compiled() -> None:
+    assert backend.hot_loops(torch.zeros(1)) is not None
+    assert backend.hot_loops(torch.zeros(1, dtype=torch.float64)) is not None
+    assert backend.hot_loops(torch.zeros(1, dtype=torch.bfloat16)) is None
+    assert backend.hot_loops(torch.zeros(1, device="meta")) is None
+
+
+def test_importing_the_package_does_not_import_numba() -> None:
+    code = "import sys, vardass; assert 'numba' not in sys.modules and 'vardass.compiled' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
