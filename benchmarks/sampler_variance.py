@@ -28,7 +28,7 @@ from common import HERE, RESULTS, markdown
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from vardass.data.watch import standardise, watch_domains
+from vardass.data import standardise, watch_domains
 from vardass.files import atomic_write
 from vardass.kernels import as_kernel
 from vardass.losses import coral, mmd2

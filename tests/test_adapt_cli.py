@@ -15,7 +15,7 @@ from PIL import Image
 import vardass.adapt
 from vardass.cli import adapt as adapt_module
 from vardass.cli import main
-from vardass.cli.own_data import find_kind, own_task
+from vardass.data.own_data import find_kind, own_task
 from vardass.errors import InputError
 
 CLASSES = np.array(["cat", "dog", "emu"])

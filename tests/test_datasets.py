@@ -18,7 +18,7 @@ from vardass.data import (
     split_task,
     task_names,
 )
-from vardass.data.embedding_domains import read_labelled
+from vardass.data.embedding_files import read_labelled
 from vardass.data.spawrious import environments
 from vardass.errors import InputError
 
@@ -450,11 +450,11 @@ def test_bad_embeddings(tmp_path):
     np.savez(tmp_path / "t.npz", z=x, labels=[0, 1, 0, 5])
     np.savez(tmp_path / "wide.npz", z=np.zeros((4, 3)), labels=[0, 1, 0, 1])
     source = tmp_path / "s.npz"
-    with pytest.raises(InputError, match=r"'t' has the classes 5, which no source has \(they have 0, 1\)"):
+    with pytest.raises(InputError, match=r"'t' has the classes '5', which no source has \(they have '0', '1'\)"):
         embedding_task(source, tmp_path / "t.npz", target_labels="labels")
     with pytest.raises(InputError, match=r"different width, {'s': 2, 'wide': 3}"):
         embedding_task(source, tmp_path / "wide.npz")
-    with pytest.raises(InputError, match="no array 'y' for labels; it holds z, labels"):
+    with pytest.raises(InputError, match=r"no array 'y' for labels in .*; it has 'z', 'labels'"):
         read_labelled(source, labels="y")
     with pytest.raises(InputError, match=r"'short' .* of shape \(2,\) for 4 rows"):
         read_labelled(source, labels="short")

@@ -9,8 +9,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from vardass.data import AudioDataset, FrontEnd, ImageDataset, augment, normalise
-from vardass.data import audio_features as af
-from vardass.data.cache import SharedCache
+from vardass.data import audio as af
+from vardass.data.file_dataset import SharedCache
 from vardass.errors import InputError
 
 

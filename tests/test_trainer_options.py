@@ -26,7 +26,8 @@ from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
 from vardass.adapt.trainer import Trainer
 from vardass.cli import main
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
-from vardass.data.embedding_domains import embedding_task, standardise_task
+from vardass.data.embedding_tasks import embedding_task
+from vardass.data.scaling import standardise_task
 from vardass.errors import InputError
 
 CPU = torch.device("cpu")

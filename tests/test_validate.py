@@ -1,4 +1,4 @@
-"""Checks of user input that no other file tests: objects found by their names."""
+"""Checks of user input that no other file tests: names, and objects found by their names."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vardass.errors import InputError
-from vardass.validate import import_by_name
+from vardass.validate import choose, import_by_name, shorten
 
 
 @pytest.fixture
@@ -69,3 +69,18 @@ def test_a_missing_name_is_reported_with_the_nearest(package: str) -> None:
 def test_an_error_inside_the_module_is_shown_as_it_is(package: str) -> None:
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
         import_by_name(f"{package}.broken:Thing", "network")
+
+
+def test_a_name_is_chosen_as_it_is_spelt_or_whatever_the_case() -> None:
+    assert choose("A-C", "task", ("A-C", "C-A")) == "A-C"
+    assert choose("c-a", "task", ("A-C", "C-A"), any_case=True) == "C-A"
+    with pytest.raises(InputError, match=r"unknown task 'a-c'; did you mean 'A-C'\? known: A-C, C-A"):
+        choose("a-c", "task", ("A-C", "C-A"))
+    with pytest.raises(InputError, match="unknown task 'xyz'; choose one of A-C, C-A"):
+        choose("xyz", "task", ("A-C", "C-A"), any_case=True)
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    assert shorten([]) == "none"
+    assert shorten(["a", "b"]) == "'a', 'b'"
+    assert shorten([str(i) for i in range(9)]) == "'0', '1', '2', '3', '4', '5', ... (9 in all)"

@@ -7,15 +7,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeAlias, cast
 
 from vardass.errors import InputError
 
-__all__ = ["atomic_write", "write_text"]
+__all__ = ["PathLike", "atomic_write", "write_text"]
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_write(path: PathLike) -> Iterator[BinaryIO]:
     """Open a temporary file beside ``path``; on success flush it to disk and rename it to ``path``.
 
     On any error the temporary file is removed and an existing ``path`` stays as it was.

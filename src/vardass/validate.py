@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "choose",
     "import_by_name",
     "row_blocks",
+    "shorten",
     "unknown",
 ]
 
@@ -172,17 +173,28 @@ Value = TypeVar("Value", bound=str)
 def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     """Return an error for a name that is not among ``known``, with the nearest one as the remedy."""
     names = list(known)
-    near = difflib.get_close_matches(str(given).lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? known: " if near else "choose one of "
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(str(given).lower(), by_lower, n=1, cutoff=0.5)
+    hint = f"did you mean {by_lower[near[0]]!r}? known: " if near else "choose one of "
     return InputError(f"unknown {kind} {given!r}; {hint}{', '.join(names) or 'none'}")
 
 
-def choose(value: Value, kind: str, choices: Iterable[str]) -> Value:
-    """Return ``value`` if it is one of ``choices``, else raise the error of ``unknown``."""
+def choose(value: Value, kind: str, choices: Iterable[str], *, any_case: bool = False) -> Value:
+    """Return ``value`` if it is one of ``choices``, else raise the error of ``unknown``.
+
+    With ``any_case`` capitals do not matter, and the result is spelt as in ``choices``.
+    """
     known = list(choices)
+    if any_case and isinstance(value, str):
+        value = cast(Value, {name.lower(): name for name in known}.get(value.lower(), value))
     if value not in known:
         raise unknown(kind, value, known)
     return value
+
+
+def shorten(names: Sequence[str]) -> str:
+    """Names for a message, at most six of them."""
+    return ", ".join(map(repr, names[:6])) + (f", ... ({len(names)} in all)" if len(names) > 6 else "") or "none"
 
 
 def import_by_name(name: str, kind: str) -> Any:

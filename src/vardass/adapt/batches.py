@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from vardass.adapt.algorithms import CORAL, MMD, Algorithm, Batch
 from vardass.adapt.distributed import Processes
-from vardass.data.domains import Domain, Rows, TensorInputs, United
+from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import augment, normalise
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
@@ -141,10 +141,10 @@ def in_memory(dataset: Dataset[Tensor]) -> Tensor | None:
     """All inputs (n, *shape) if they are tensors already, however often they were cut and united; else None."""
     if isinstance(dataset, TensorInputs):
         return dataset.tensor
-    if isinstance(dataset, Rows):
+    if isinstance(dataset, Subset):
         whole = in_memory(dataset.dataset)
-        return None if whole is None else whole.index_select(0, dataset.rows.to(whole.device))
-    if isinstance(dataset, United):
+        return None if whole is None else whole[torch.tensor(dataset.indices, dtype=torch.int64, device=whole.device)]
+    if isinstance(dataset, ConcatDataset):
         parts = [in_memory(part) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         return torch.cat(known) if len(known) == len(parts) else None

@@ -14,7 +14,6 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
 from vardass.adapt.run_folder import BOARD_FOLDER, CONFIG_FILE, METRICS_FILE, RunFolder
 from vardass.adapt.trainer import Trainer
-from vardass.cli.own_data import find_kind, own_task
 from vardass.cli.predict import (
     DATA_FILE,
     PREDICTIONS_FILE,
@@ -27,8 +26,9 @@ from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
 from vardass.data.domains import Kind, Task
-from vardass.data.embedding_domains import standardise_task
+from vardass.data.own_data import find_kind, own_task
 from vardass.data.registry import DATASETS, load_task, task_names
+from vardass.data.scaling import standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import write_text

@@ -13,6 +13,7 @@ from typing import Annotated, Any, cast
 import torch
 import typer
 from torch import Tensor
+from torch.utils.data import Subset
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
@@ -20,8 +21,8 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.distributed import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
-from vardass.cli.own_data import own_domain
-from vardass.data.domains import Domain, Rows
+from vardass.data.domains import Domain
+from vardass.data.own_data import own_domain
 from vardass.errors import InputError
 from vardass.files import write_text
 
@@ -125,8 +126,8 @@ def _sample_names(domain: Domain, root: Path | None) -> list[str]:
     """Files below ``root``, or numbers of rows, of the samples of a domain."""
     dataset: Any = domain.dataset
     rows: Sequence[int] = range(len(domain))
-    if isinstance(dataset, Rows):
-        rows, dataset = dataset.rows.tolist(), dataset.dataset
+    if isinstance(dataset, Subset):
+        rows, dataset = dataset.indices, dataset.dataset
     paths = cast("Sequence[str] | None", getattr(dataset, "paths", None))
     if paths is None:
         return [str(row) for row in rows]

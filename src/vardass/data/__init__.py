@@ -6,16 +6,18 @@ they are needed.
 
 from vardass.data.audio import AudioDataset, FrontEnd
 from vardass.data.domains import Domain, LabelsHidden, Task, TensorInputs, unite
-from vardass.data.embedding_domains import embedding_task
+from vardass.data.embedding_tasks import embedding_task
 from vardass.data.folders import folder_domain, folder_task
 from vardass.data.images import ImageDataset, augment, normalise
-from vardass.data.registry import DATASETS, load_task, task_names
+from vardass.data.registry import DATASETS, DatasetInfo, load_task, task_names
+from vardass.data.scaling import standardise
 from vardass.data.splits import TaskSplits, derived_seed, split_task
-from vardass.data.watch import WatchData, load_watch, standardise, watch_domains
+from vardass.data.watch import WatchData, load_watch, watch_domains
 
 __all__ = [
     "DATASETS",
     "AudioDataset",
+    "DatasetInfo",
     "Domain",
     "FrontEnd",
     "ImageDataset",

@@ -1,26 +1,39 @@
-"""Sound files as PCEN mel spectrograms of one length, read in the workers with soundfile."""
+"""Sound: files read with soundfile in the workers, resampled, and turned into mel bands under PCEN, in plain torch."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from vardass.data.audio_features import mel_filters, mel_spectrogram, pcen, resample
-from vardass.data.cache import SharedCache
+from vardass.data.file_dataset import FileDataset, SharedCache
 from vardass.errors import InputError
+from vardass.files import PathLike
+from vardass.validate import check_count
 
-__all__ = ["AUDIO_ENDINGS", "AudioDataset", "FrontEnd"]
+__all__ = [
+    "AUDIO_ENDINGS",
+    "AudioDataset",
+    "FrontEnd",
+    "hertz_to_mel",
+    "mel_filters",
+    "mel_spectrogram",
+    "mel_to_hertz",
+    "pcen",
+    "resample",
+    "smooth",
+]
 
 AUDIO_ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".au", ".caf")
+_KERNEL_LIMIT = 1 << 24  # entries of a polyphase filter bank: 64 MB
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ class FrontEnd:
         return pcen(energy, s=self.s, alpha=self.alpha, delta=self.delta, r=self.r, eps=self.eps)
 
 
-class AudioDataset(Dataset[Tensor]):
+class AudioDataset(FileDataset):
     """Sound files as float32 tensors of shape (1, bands, frames).
 
     Channels are averaged, the middle is cut out or silence is put around, the rate is changed, and PCEN is taken
@@ -102,17 +115,9 @@ class AudioDataset(Dataset[Tensor]):
         If there are no paths, if soundfile is missing; and, when an item is read, if its file is not sound.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str | os.PathLike[str]],
-        *,
-        front_end: FrontEnd | None = None,
-        cache: bool = False,
-    ) -> None:
-        if not len(paths):
-            raise InputError("0 sound files were given; give at least one")
+    def __init__(self, paths: Sequence[PathLike], *, front_end: FrontEnd | None = None, cache: bool = False) -> None:
+        super().__init__(paths, "sound")
         _soundfile()
-        self.paths = [str(path) for path in paths]
         self.front_end = front_end or FrontEnd()
         if self.front_end.samples < 1:
             raise InputError(
@@ -121,17 +126,9 @@ class AudioDataset(Dataset[Tensor]):
         self.filters = self.front_end.filters().float()
         self.cache = SharedCache(len(paths), self.front_end.shape, torch.float32) if cache else None
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Tensor:
-        index = range(len(self))[int(index)]
-        result = None if self.cache is None else self.cache.get(index)
-        if result is None:
-            result = self.front_end(self.wave(index), self.filters)[None]
-            if self.cache is not None:
-                self.cache.put(index, result)
-        return result
+    def decode(self, index: int) -> Tensor:
+        """Spectrogram of one file."""
+        return self.front_end(self.wave(index), self.filters)[None]
 
     def wave(self, index: int) -> Tensor:
         """Samples of one file at the rate and of the length of the front end, shape (samples,)."""
@@ -171,3 +168,151 @@ def _soundfile() -> Any:
         return import_module("soundfile")
     except (ModuleNotFoundError, OSError):  # OSError: the library libsndfile is not there
         raise InputError("reading sound needs soundfile, which is not usable: pip install 'vardass[audio]'") from None
+
+
+# --- from sound to mel bands ---
+
+
+def resample(
+    wave: Tensor, rate: int, new_rate: int, *, method: Literal["polyphase", "linear"] = "polyphase", zeros: int = 16
+) -> Tensor:
+    """Change the sampling rate of ``wave``, shape (..., n), to a result of length ceil(n new_rate / rate).
+
+    Parameters
+    ----------
+    wave : Tensor of shape (..., n)
+        Samples at ``rate`` per second.
+    rate, new_rate : int
+        Per second.
+    method : {"polyphase", "linear"}
+        Band-limited: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of ``zeros`` zero
+        crossings on each side. Or straight lines between samples, which folds high frequencies into low ones.
+    zeros : int
+        Longer filters cut more sharply.
+    """
+    rate = check_count(rate, "rate")
+    new_rate = check_count(new_rate, "new_rate")
+    if rate == new_rate:
+        return wave
+    divisor = math.gcd(rate, new_rate)
+    old, new = rate // divisor, new_rate // divisor
+    length = math.ceil(wave.shape[-1] * new / old)
+    flat = wave.reshape(-1, wave.shape[-1])
+    if method == "linear":
+        at = (torch.arange(length, device=wave.device, dtype=torch.float64) * old / new).clamp(max=flat.shape[-1] - 1)
+        left = at.long()
+        right = (left + 1).clamp(max=flat.shape[-1] - 1)
+        result = torch.lerp(flat[:, left], flat[:, right], (at - left).to(wave.dtype))
+    elif method == "polyphase":
+        bank = _polyphase(old, new, zeros).to(wave)
+        width = (bank.shape[-1] - old) // 2
+        padded = torch.nn.functional.pad(flat[:, None], (width, width + old))
+        phases = torch.nn.functional.conv1d(padded, bank[:, None], stride=old)  # (rows, new, steps)
+        result = phases.transpose(1, 2).flatten(1)[:, :length]
+    else:
+        raise InputError(f"method must be 'polyphase' or 'linear', got {method!r}")
+    return result.reshape(*wave.shape[:-1], length)
+
+
+@lru_cache(maxsize=16)
+def _polyphase(old: int, new: int, zeros: int) -> Tensor:
+    """One filter for each of the ``new`` positions that an output sample can have between ``old`` input samples."""
+    cutoff = 0.945 * min(old, new)  # zero crossings per unit of time, which is ``old`` input samples
+    width = math.ceil(zeros * old / cutoff)
+    if new * (2 * width + old) > _KERNEL_LIMIT:
+        raise InputError(
+            f"rates in the ratio {old}:{new} need a filter of {new * (2 * width + old)} entries, more than "
+            f"{_KERNEL_LIMIT}; use method 'linear', or a rate that shares a large divisor with the other"
+        )
+    inputs = torch.arange(-width, width + old, dtype=torch.float64) / old
+    outputs = torch.arange(new, dtype=torch.float64) / new
+    t = ((inputs - outputs[:, None]) * cutoff).clamp(-zeros, zeros)
+    return torch.sinc(t) * torch.cos(math.pi * t / (2 * zeros)) ** 2 * (cutoff / old)
+
+
+def hertz_to_mel(hertz: Tensor) -> Tensor:
+    """Mel scale 2595 log10(1 + f / 700)."""
+    return 2595.0 * torch.log10(1.0 + hertz / 700.0)
+
+
+def mel_to_hertz(mel: Tensor) -> Tensor:
+    """Inverse of `hertz_to_mel`."""
+    return 700.0 * (10.0 ** (mel / 2595.0) - 1.0)
+
+
+def mel_filters(bands: int, fft_size: int, rate: int, *, low: float = 0.0, high: float | None = None) -> Tensor:
+    """Triangles of height 1, evenly spaced on the mel scale: float64 of shape (bands, fft_size // 2 + 1).
+
+    Band b rises from corner b to corner b + 1 and falls to corner b + 2, of ``bands + 2`` corners from ``low`` to
+    ``high`` hertz (by default half the rate).
+    """
+    high = rate / 2 if high is None else high
+    if not 0 <= low < high <= rate / 2:
+        raise InputError(
+            f"mel bands from {low} to {high} Hz do not fit between 0 and {rate / 2} Hz, half the sampling rate; change "
+            "low, high or the rate"
+        )
+    ends = hertz_to_mel(torch.tensor([low, high], dtype=torch.float64))
+    corners = mel_to_hertz(torch.linspace(float(ends[0]), float(ends[1]), bands + 2, dtype=torch.float64))
+    bins = torch.arange(fft_size // 2 + 1, dtype=torch.float64) * (rate / fft_size)
+    rise = (bins - corners[:-2, None]) / (corners[1:-1] - corners[:-2])[:, None]
+    fall = (corners[2:, None] - bins) / (corners[2:] - corners[1:-1])[:, None]
+    filters = torch.minimum(rise, fall).clamp(min=0.0)
+    empty = int((filters.sum(1) == 0).sum())
+    if empty:
+        raise InputError(
+            f"{empty} of {bands} mel bands lie between two of the {len(bins)} frequencies of fft_size {fft_size}; use "
+            "fewer bands or a larger fft_size"
+        )
+    return filters
+
+
+def mel_spectrogram(wave: Tensor, filters: Tensor, *, fft_size: int, hop: int) -> Tensor:
+    """Energy in mel bands: (..., n) to (..., bands, 1 + n // hop), squared magnitudes under Hann windows.
+
+    Frame t is centred on sample t hop; zeros are put before the beginning and after the end.
+    """
+    window = torch.hann_window(fft_size, dtype=wave.dtype, device=wave.device)
+    flat = wave.reshape(-1, wave.shape[-1])
+    spectrum = torch.stft(flat, fft_size, hop, window=window, center=True, pad_mode="constant", return_complex=True)
+    energy = filters.to(wave) @ spectrum.abs().square()
+    return energy.reshape(*wave.shape[:-1], *energy.shape[-2:])
+
+
+def smooth(energy: Tensor, s: float) -> Tensor:
+    """Running mean over the last axis: M_0 = E_0, M_t = (1 - s) M_{t-1} + s E_t.
+
+    Blocks of frames are products with a triangular matrix, since M_t = (1-s)^{t+1} M_{-1} + s sum_j (1-s)^{t-j} E_j.
+    """
+    frames = energy.shape[-1]
+    step = torch.arange(min(_BLOCK, frames), device=energy.device, dtype=energy.dtype)
+    lag = step[:, None] - step
+    matrix = torch.where(lag >= 0, s * (1.0 - s) ** lag.clamp(min=0), 0.0)
+    decay = (1.0 - s) ** (step + 1)
+    state = energy[..., :1]
+    parts = []
+    for start in range(0, frames, _BLOCK):
+        block = energy[..., start : start + _BLOCK]
+        count = block.shape[-1]
+        parts.append(block @ matrix[:count, :count].T + state * decay[:count])
+        state = parts[-1][..., -1:]
+    return torch.cat(parts, -1)
+
+
+def pcen(
+    energy: Tensor,
+    *,
+    s: float = 0.025,
+    alpha: float = 0.98,
+    delta: float = 2.0,
+    r: float = 0.5,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Per-channel energy normalisation: (E / (eps + M)^alpha + delta)^r - delta^r, M the running mean of E.
+
+    Divides each band by its recent mean, so steady noise and the recorder's gain go and calls stay (Wang et al.,
+    ICASSP 2017, whose constants are the defaults). ``energy`` has shape (..., bands, frames).
+    """
+    ratio = energy / (eps + smooth(energy, s)) ** alpha
+    result: Tensor = (ratio + delta) ** r - delta**r
+    return result

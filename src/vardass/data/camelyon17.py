@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from vardass.data.domains import Domain, Task
+from vardass.data.folders import locate
 from vardass.data.images import ImageDataset
-from vardass.data.layout import PathLike, choose, locate
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
-from vardass.validate import check_count
+from vardass.files import PathLike
+from vardass.validate import check_count, choose
 
 __all__ = ["HOSPITALS", "LAYOUT", "ORIGIN", "camelyon17_names", "load_camelyon17"]
 
@@ -72,7 +73,7 @@ def load_camelyon17(
     size, cache :
         See `ImageDataset`. Patches have 96 pixels; 224 is DomainBed's.
     """
-    task = choose(task, camelyon17_names(), "task of camelyon17")
+    task = choose(task, "task of camelyon17", camelyon17_names(), any_case=True)
     folder = locate(root, ["metadata.csv"], inside=["camelyon17_v1.0"], info=f"{LAYOUT}\nfrom {ORIGIN}")
     patches = _read(folder)
     target = _TEST_HOSPITAL if task == "wilds" else int(task[-1])

@@ -7,9 +7,9 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from vardass.data.domains import Domain, Task, TensorInputs
-from vardass.data.layout import PathLike, pair_names, parse_pair
+from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair
 from vardass.errors import InputError
+from vardass.files import PathLike
 from vardass.validate import check_count
 
 __all__ = ["digit_names", "load_digits_task"]

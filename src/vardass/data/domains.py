@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from itertools import permutations
+from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from vardass.errors import InputError, VardassError
-from vardass.validate import ArrayLike, as_labels
+from vardass.validate import ArrayLike, as_labels, choose, shorten, unknown
 
-__all__ = ["Domain", "Kind", "LabelsHidden", "Rows", "Task", "TensorInputs", "United", "unite"]
+__all__ = ["Domain", "Kind", "LabelsHidden", "Task", "TensorInputs", "pair_names", "parse_pair", "unite"]
 
 Kind: TypeAlias = Literal["features", "image", "audio"]
 
@@ -36,37 +36,23 @@ class TensorInputs(Dataset[Tensor]):
         return self.tensor[int(index)]
 
 
-class Rows(Dataset[Tensor]):
-    """Some rows of a data set, in the order given."""
+class _FirstOfPair(Dataset[Tensor]):
+    """Inputs of a data set whose items are (input, label)."""
 
-    def __init__(self, dataset: Dataset[Tensor], rows: Tensor) -> None:
+    def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
-        self.rows = rows
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return _length(self.dataset)
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.dataset[int(self.rows[int(index)])]
-
-
-class United(Dataset[Tensor]):
-    """Data sets one after the other."""
-
-    def __init__(self, datasets: Sequence[Dataset[Tensor]]) -> None:
-        self.datasets = tuple(datasets)
-        self.ends = np.cumsum([_length(dataset) for dataset in self.datasets])
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, index: int) -> Tensor:
-        index = int(index)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is outside {len(self)} items")
-        index %= len(self)
-        part = int(np.searchsorted(self.ends, index, side="right"))
-        return self.datasets[part][index - (int(self.ends[part - 1]) if part else 0)]
+        x = self.dataset[index][0]
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"item {index} of {type(self.dataset).__name__} begins with a {type(x).__name__}, not a tensor; let "
+                "the data set make tensors, for example with torchvision's ToTensor as its transform"
+            )
+        return x
 
 
 class Domain:
@@ -124,6 +110,45 @@ class Domain:
                     "names; give labels as positions in class_names"
                 )
 
+    @classmethod
+    def from_dataset(
+        cls, name: str, dataset: Dataset[Any], class_names: Sequence[str] | None = None, *, kind: Kind = "features"
+    ) -> Domain:
+        """Make a domain of a data set whose items are pairs (input, label), as most of torch and torchvision are.
+
+        A ``TensorDataset`` stays in memory. Of others the labels are their ``targets``, as torchvision has it, or
+        are read once, item by item.
+
+        Parameters
+        ----------
+        name : str
+            As in `Domain`.
+        dataset : map-style Dataset
+            ``dataset[i]`` is (input tensor, label); images have values from 0 to 1.
+        class_names : sequence of str, optional
+            By default ``dataset.classes``, as torchvision has it.
+        kind : {"features", "image", "audio"}
+            As in `Domain`.
+
+        Examples
+        --------
+        >>> from torch.utils.data import TensorDataset
+        >>> pairs = TensorDataset(torch.zeros(3, 5), torch.tensor([0, 1, 0]))
+        >>> Domain.from_dataset("left", pairs, ("cat", "dog"))
+        Domain('left', 3 samples, 2 classes, labelled)
+        """
+        names = getattr(dataset, "classes", None) if class_names is None else class_names
+        if names is None:
+            raise InputError(
+                f"{type(dataset).__name__} of domain {name!r} has no attribute classes; give their names as class_names"
+            )
+        if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+            return cls(name, TensorInputs(dataset.tensors[0]), dataset.tensors[1], names, kind=kind)
+        labels = getattr(dataset, "targets", None)
+        if labels is None:
+            labels = [_label_of(dataset, index) for index in range(_length(dataset))]
+        return cls(name, _FirstOfPair(dataset), torch.as_tensor(labels), names, kind=kind)
+
     def __len__(self) -> int:
         return _length(self.dataset)
 
@@ -173,10 +198,14 @@ class Domain:
     def subset(self, rows: Tensor, *, name: str | None = None) -> Domain:
         """Some samples of the domain, in the order given; hidden labels stay hidden."""
         labels = None if self._labels is None else self._labels[rows]
-        dataset: Dataset[Tensor] = Rows(self.dataset, rows)
-        if isinstance(self.dataset, Rows):  # one step from sample to data, however often it is cut
-            dataset = Rows(self.dataset.dataset, self.dataset.rows[rows])
-        return self._derive(name or self.name, dataset, labels, self.domain_ids[rows], hidden=self._hidden)
+        cut = Subset(self.dataset, rows.tolist())
+        if isinstance(self.dataset, Subset):  # one step from sample to data, however often it is cut
+            cut = Subset(self.dataset.dataset, [self.dataset.indices[row] for row in cut.indices])
+        return self._derive(name or self.name, cut, labels, self.domain_ids[rows], hidden=self._hidden)
+
+    def with_inputs(self, dataset: Dataset[Tensor]) -> Domain:
+        """The same samples with other inputs, such as scaled ones; hidden labels stay hidden."""
+        return self._derive(self.name, dataset, self._labels, self.domain_ids, hidden=self._hidden)
 
     def _derive(
         self, name: str, dataset: Dataset[Tensor], labels: Tensor | None, domain_ids: Tensor, *, hidden: bool
@@ -198,14 +227,14 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
         if other.class_names != first.class_names or other.kind != first.kind:
             raise InputError(
                 f"domains {first.name!r} and {other.name!r} differ in kind ({first.kind}, {other.kind}) or class names "
-                f"({_some(first.class_names)}; {_some(other.class_names)}); load them with the same options"
+                f"({shorten(first.class_names)}; {shorten(other.class_names)}); load them with the same options"
             )
     ids = torch.cat([torch.full((len(domain),), i) for i, domain in enumerate(domains)])
     labels = [domain._labels for domain in domains]
     known = [column for column in labels if column is not None]
     united = Domain(
         name or "+".join(domain.name for domain in domains),
-        United([domain.dataset for domain in domains]),
+        ConcatDataset([domain.dataset for domain in domains]),
         torch.cat(known) if len(known) == len(domains) else None,
         first.class_names,
         kind=first.kind,
@@ -250,19 +279,19 @@ class Task:
         absent = [name for name in self.target.class_names if name not in classes]
         if absent:
             raise InputError(
-                f"target {self.target.name!r} has classes {_some(absent)} that the source {self.sources[0].name!r} "
-                f"lacks (it has {_some(classes)}); add them to the source or remove them from the target"
+                f"target {self.target.name!r} has classes {shorten(absent)} that the source {self.sources[0].name!r} "
+                f"lacks (it has {shorten(classes)}); add them to the source or remove them from the target"
             )
         if self.target.class_names != classes:
             raise InputError(
-                f"target class names {_some(self.target.class_names)} are not those of the source {_some(classes)}, in "
-                "the same order; load the target with the class names of the source"
+                f"target class names {shorten(self.target.class_names)} are not those of the source "
+                f"{shorten(classes)}, in the same order; load the target with the class names of the source"
             )
         counts = torch.bincount(unite(self.sources).known_labels(), minlength=len(classes))
         absent = [classes[i] for i in (counts == 0).nonzero().flatten().tolist()]
         if absent:
             raise InputError(
-                f"classes {_some(absent)} of {len(classes)} have no sample in the sources of task {self.name!r}; add "
+                f"classes {shorten(absent)} of {len(classes)} have no sample in the sources of task {self.name!r}; add "
                 "samples, or leave these classes out of class_names"
             )
 
@@ -272,14 +301,39 @@ class Task:
         return self.target.class_names
 
 
-def _length(dataset: Dataset[Tensor]) -> int:
+def pair_names(domains: Sequence[str], arrow: str = "->") -> tuple[str, ...]:
+    """Names of the tasks between all ordered pairs of domains, such as ``"a->b"``."""
+    return tuple(f"{source}{arrow}{target}" for source, target in permutations(domains, 2))
+
+
+def parse_pair(task: str, domains: Sequence[str], dataset: str) -> tuple[list[str], str]:
+    """Split the name of a task, ``"a->b"``, or ``"a+b->c"`` for two sources, into names of domains."""
+    left, arrow, right = task.partition("->")
+    if not arrow:
+        raise unknown(f"task of {dataset}", task, pair_names(domains))
+    sources = [choose(name.strip(), f"domain of {dataset}", domains, any_case=True) for name in left.split("+")]
+    target = choose(right.strip(), f"domain of {dataset}", domains, any_case=True)
+    if target in sources or len(set(sources)) < len(sources):
+        raise InputError(f"task {task!r} of {dataset} names a domain twice; give different sources and target")
+    return sources, target
+
+
+def _label_of(dataset: Dataset[Any], index: int) -> int:
+    item = dataset[index]
+    try:
+        _, label = item
+        return int(label)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"item {index} of {type(dataset).__name__} is {type(item).__name__}, not a pair (input, whole number); "
+            "make such pairs, or make a Domain of inputs and labels apart"
+        ) from None
+
+
+def _length(dataset: Dataset[Any]) -> int:
     try:
         return len(dataset)  # type: ignore[arg-type]
     except TypeError:
         raise InputError(
             f"{type(dataset).__name__} has no length; give a map-style data set, with __len__ and __getitem__"
         ) from None
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:6])) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")

@@ -1,12 +1,12 @@
-"""Reading embeddings from the files people keep them in: .npy, .npz, .csv and .parquet."""
+"""Reading embeddings and their labels from the files people keep them in: .npy, .npz, .csv and .parquet."""
 
 from __future__ import annotations
 
 import csv
-import os
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,26 +14,194 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vardass.errors import InputError
+from vardass.files import PathLike
+from vardass.validate import as_features, shorten
 
-__all__ = [
-    "read_csv",
-    "read_embeddings",
-    "read_npy",
-    "read_npz",
-    "read_parquet",
-    "select_columns",
-    "shorten",
-]
+__all__ = ["EMBEDDING_ENDINGS", "Columns", "has_labels", "read_embeddings", "read_labelled"]
+
+Columns: TypeAlias = "str | Sequence[str | int]"
+
+_MAGIC = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1"}
+EMBEDDING_ENDINGS = (".npz", ".npy", ".parquet", ".csv")
+
+
+# --- embeddings and labels of one file ---
+
+
+def read_embeddings(
+    path: PathLike, *, key: str | None = None, columns: Columns | None = None, leave_out: Collection[str] = ()
+) -> NDArray[Any]:
+    """Read an (n, d) array of numbers; ``.npy`` files are mapped into memory, not read. No pickle is read.
+
+    Parameters
+    ----------
+    path : path
+        ``.npy``; ``.npz``; ``.csv`` with or without a header, separated by comma, semicolon or tab; or
+        ``.parquet`` with numeric columns or one column of lists.
+    key : str, optional
+        Array of an ``.npz`` file; needed if several are tables of numbers.
+    columns : str or sequence of str or int, optional
+        Columns to keep: names, patterns such as ``"f*"``, numbers from 0, or ranges such as ``"2:"``;
+        a string is split at commas.
+    leave_out : collection of str
+        Names of columns that are never kept, such as labels.
+
+    Returns
+    -------
+    ndarray of shape (n, d)
+        float32 from ``.csv``; the file's own number type otherwise.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, empty, not what its ending says, or not a table of numbers.
+    """
+    path = Path(path)
+    ending = _check_content(path)
+    if key is not None and ending != ".npz":
+        raise InputError(f"{path} is {ending}, and key {key!r} is for .npz files; leave the key out")
+    if ending == ".csv":
+        array = _read_csv(path, columns, leave_out)
+    elif ending == ".parquet":
+        array = _read_parquet(path, columns, leave_out)
+    else:
+        array = _read_npy(path) if ending == ".npy" else _read_npz(path, key)
+        _check_table(array, str(path) if key is None else f"array {key!r} of {path}")
+        if columns is not None:
+            array = array[:, _select_columns(columns, None, array.shape[1], path)]
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def read_labelled(
+    path: PathLike,
+    *,
+    key: str | None = None,
+    labels: str | None = None,
+    columns: Columns | None = None,
+    leave_out: Collection[str] = (),
+) -> tuple[Tensor, NDArray[Any] | None]:
+    """Read features and labels from one file.
+
+    Parameters
+    ----------
+    path, key, columns
+        See `read_embeddings`. The labels are never among the features.
+    labels : str, optional
+        Array of an ``.npz`` file or column of a ``.csv`` or ``.parquet`` file; for an ``.npy`` file, the path of
+        another ``.npy`` file, from the same folder. Whole numbers or names. Without it there are no labels.
+    leave_out : collection of str
+        Further columns that are not features if they are there, such as labels that must not be used.
+
+    Returns
+    -------
+    Tensor of shape (n, d), float, and an array of shape (n,) or None
+    """
+    path = Path(path).expanduser()
+    ending = _check_content(path)
+    if labels is not None and ending != ".npy":
+        known = _names(path)
+        if labels not in known:
+            what = "array" if ending == ".npz" else "column"
+            raise InputError(f"no {what} {labels!r} for labels in {path}; it has {shorten(known)}; name another one")
+    others = [name for name in (labels, *leave_out) if name is not None]
+    features = as_features(read_embeddings(path, key=key, columns=columns, leave_out=others), f"features of {path}")
+    if labels is None:
+        return features, None
+    values = _read_labels(path, labels)
+    if values.shape != (len(features),) or values.dtype.kind not in "iuUSfb":
+        raise InputError(
+            f"labels {labels!r} of {path} are {values.dtype} of shape {values.shape} for {len(features)} rows; "
+            "give one whole number or name for each row"
+        )
+    if values.dtype.kind == "f":
+        whole = np.where(np.isfinite(values), values, 0.5)
+        if (whole != np.round(whole)).any():
+            raise InputError(f"labels {labels!r} of {path} hold {values[whole != np.round(whole)][0]}, no whole number")
+        values = values.astype(np.int64)
+    return features, values
+
+
+def has_labels(path: Path, labels: str) -> bool:
+    """Whether a file of embeddings has labels of this name, see `read_labelled`; their values are not looked at."""
+    if path.suffix.lower() == ".npy":
+        return (path.parent / labels).is_file()
+    try:
+        return labels in _names(path)
+    except InputError:
+        return False  # reading the features says what is wrong
+
+
+def _names(path: Path) -> list[str]:
+    """Arrays of an .npz file, columns of a .csv or .parquet file."""
+    ending = _check_content(path)
+    if ending == ".npz":
+        return list(_npz_headers(path))
+    if ending == ".csv":
+        return _csv_layout(path).names or []
+    with _parquet_file(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def _read_labels(path: Path, labels: str) -> NDArray[Any]:
+    ending = path.suffix.lower()
+    if ending == ".csv":
+        return _read_csv_column(path, labels)
+    if ending == ".parquet":
+        with _parquet_file(path) as file:
+            return np.asarray(file.read(columns=[labels]).column(labels).to_pylist())
+    source = path if ending == ".npz" else path.parent / labels
+    if not source.is_file():
+        raise InputError(f"no file at {source} for the labels of {path}; give the name of an .npy file beside it")
+    try:
+        loaded = np.load(source, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return np.asarray(loaded[labels])
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"the labels in {source} are not usable ({error}); save whole numbers or text") from None
+
+
+def _check_content(path: Path) -> str:
+    """The ending of a file that is what its ending says."""
+    ending = path.suffix.lower()
+    if ending not in EMBEDDING_ENDINGS:
+        raise InputError(f"{path} ends in {ending!r}; give a .npy, .npz, .csv or .parquet file")
+    try:
+        with path.open("rb") as file:
+            start = file.read(6)
+    except FileNotFoundError:
+        raise InputError(f"no file at {path}; check the name") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give a readable file") from None
+    if not start:
+        raise InputError(f"{path} is empty (0 bytes); write the embeddings again")
+    actual = next((name for name, magic in _MAGIC.items() if start.startswith(magic)), None)
+    if actual != (ending if ending in _MAGIC else None):
+        remedy = "write the file again" if actual is None else f"it is a {actual} file, rename it"
+        raise InputError(f"{path} is not a {ending} file; {remedy}")
+    return ending
+
+
+def _check_table(array: NDArray[Any], name: str) -> None:
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{name} holds {array.dtype}, not real numbers; save it with x.astype(np.float32)")
+    if array.ndim != 2:
+        remedy = "x[:, None]" if array.ndim == 1 else "x.reshape(len(x), -1)"
+        raise InputError(f"{name} has shape {array.shape}, not (n, d); save it with {remedy}")
+    if array.size == 0:
+        raise InputError(f"{name} has shape {array.shape}, so no numbers; write the embeddings again")
 
 
 # --- choosing columns of a table by name, pattern, number or range ---
 
 
-def select_columns(
-    columns: str | Sequence[str | int], names: Sequence[str] | None, count: int, path: Path
-) -> list[int]:
+def _select_columns(columns: Columns, names: Sequence[str] | None, count: int, path: Path) -> list[int]:
     """Positions of the wanted columns, in the order asked for.
 
     Parameters
@@ -71,9 +239,12 @@ def _numbered(text: str, count: int) -> list[int]:
     return list(range(count))[start:stop]
 
 
-def shorten(names: Sequence[str]) -> str:
-    """Names for a message, at most six of them."""
-    return ", ".join(map(repr, names[:6])) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
+def _kept(
+    columns: Columns | None, names: Sequence[str] | None, count: int, leave_out: Collection[str], path: Path
+) -> list[int]:
+    """Positions of the wanted columns without those that are left out."""
+    chosen = list(range(count)) if columns is None else _select_columns(columns, names, count, path)
+    return chosen if names is None else [i for i in chosen if names[i] not in leave_out]
 
 
 # --- reading .npy and .npz files, without pickle ---
@@ -81,7 +252,7 @@ def shorten(names: Sequence[str]) -> str:
 Header: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any]]"
 
 
-def read_npy(path: Path) -> NDArray[Any]:
+def _read_npy(path: Path) -> NDArray[Any]:
     """Map an ``.npy`` file into memory, read-only."""
     try:
         with path.open("rb") as file:
@@ -98,20 +269,27 @@ def read_npy(path: Path) -> NDArray[Any]:
         raise InputError(f"{path} is damaged ({_one_line(error)}); write it again with np.save") from None
 
 
-def read_npz(path: Path, key: str | None) -> NDArray[Any]:
+def _read_npz(path: Path, key: str | None) -> NDArray[Any]:
     """Read one array of an ``.npz`` file; only its header is read of any other."""
+    key = _choose_key(path, key, _npz_headers(path))
+    with _whole_npz(path), np.load(path, allow_pickle=False) as arrays:
+        return np.asarray(arrays[key])
+
+
+def _npz_headers(path: Path) -> dict[str, Header]:
+    headers = {}
+    with _whole_npz(path), zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".npy"):
+                with archive.open(name) as member:
+                    headers[name.removesuffix(".npy")] = _header(member)
+    return headers
+
+
+@contextmanager
+def _whole_npz(path: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            headers = {}
-            for name in archive.namelist():
-                if name.endswith(".npy"):
-                    with archive.open(name) as member:
-                        headers[name.removesuffix(".npy")] = _header(member)
-        key = _choose_key(path, key, headers)
-        with np.load(path, allow_pickle=False) as arrays:
-            return np.asarray(arrays[key])
-    except InputError:
-        raise
+        yield
     except (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError) as error:
         raise InputError(f"{path} is damaged ({_one_line(error)}); write it again with np.savez") from None
 
@@ -150,45 +328,64 @@ _ENCODING = "utf-8-sig"  # spreadsheets begin a file with a byte-order mark
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _CsvLayout:
     delimiter: str
     width: int
     names: list[str] | None
     header_lines: int
 
 
-def read_csv(path: Path, columns: str | Sequence[str | int] | None) -> NDArray[np.float32]:
+def _read_csv(path: Path, columns: Columns | None, leave_out: Collection[str]) -> NDArray[np.float32]:
     """Read numbers separated by comma, semicolon or tab, with or without a header, as float32 (n, d)."""
-    try:
-        layout = _layout(path)
-        chosen = None if columns is None else select_columns(columns, layout.names, layout.width, path)
-        with path.open(encoding=_ENCODING) as file:
-            for _ in range(layout.header_lines):
-                next(file)
-            try:
-                array: NDArray[np.float32] = np.loadtxt(
-                    file,
-                    dtype=np.float32,
-                    delimiter=layout.delimiter,
-                    usecols=chosen,
-                    ndmin=2,
-                    comments=None,
-                    quotechar='"',
-                )
-            except UnicodeDecodeError:
-                raise
-            except ValueError as error:
-                raise _explain(path, layout, chosen or range(layout.width), error) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is not UTF-8 text ({error}); write it again as .csv") from None
+    layout = _csv_layout(path)
+    chosen = _kept(columns, layout.names, layout.width, leave_out, path)
+    with _csv_text(path) as file:
+        for _ in range(layout.header_lines):
+            next(file)
+        try:
+            array: NDArray[np.float32] = np.loadtxt(
+                file,
+                dtype=np.float32,
+                delimiter=layout.delimiter,
+                usecols=None if len(chosen) == layout.width and columns is None else chosen,
+                ndmin=2,
+                comments=None,
+                quotechar='"',
+            )
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise _explain(path, layout, chosen, error) from None
     unnamed = layout.names is not None and layout.names[0] == "" and columns is None
     if unnamed and len(array) > 1 and np.array_equal(array[:, 0], np.arange(len(array))):
         raise InputError(f"the unnamed first column of {path} counts the rows; leave it out: --columns 1:")
     return array
 
 
-def _layout(path: Path) -> _Layout:
-    with path.open(encoding=_ENCODING, newline="") as file:
+def _read_csv_column(path: Path, name: str) -> NDArray[Any]:
+    """Cells of a named column: whole numbers if all are, else text."""
+    layout = _csv_layout(path)
+    position = (layout.names or []).index(name)
+    with _csv_text(path) as file:
+        reader = csv.reader(file, delimiter=layout.delimiter, skipinitialspace=True)
+        cells = [row[position].strip() for row in reader if row and reader.line_num > layout.header_lines]
+    try:
+        return np.array([int(cell) for cell in cells], dtype=np.int64)
+    except ValueError:
+        return np.array(cells)
+
+
+@contextmanager
+def _csv_text(path: Path) -> Iterator[IO[str]]:
+    try:
+        with path.open(encoding=_ENCODING, newline="") as file:
+            yield file
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}); write it again as .csv") from None
+
+
+def _csv_layout(path: Path) -> _CsvLayout:
+    with _csv_text(path) as file:
         line = next((line for line in file if line.strip()), "")
         delimiter = max(_DELIMITERS, key=line.count)
         file.seek(0)
@@ -199,10 +396,10 @@ def _layout(path: Path) -> _Layout:
     if not first:
         raise InputError(f"{path} has only blank lines; write the embeddings again")
     if not _is_header(first, second):
-        return _Layout(delimiter, len(first), None, 0)
+        return _CsvLayout(delimiter, len(first), None, 0)
     if not second:
         raise InputError(f"{path} has a header but no rows; write the embeddings again")
-    return _Layout(delimiter, len(first), [cell.strip() for cell in first], lines)
+    return _CsvLayout(delimiter, len(first), [cell.strip() for cell in first], lines)
 
 
 def _is_header(first: list[str], second: list[str]) -> bool:
@@ -223,9 +420,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _explain(path: Path, layout: _Layout, wanted: Sequence[int], cause: ValueError) -> InputError:
+def _explain(path: Path, layout: _CsvLayout, wanted: Sequence[int], cause: ValueError) -> InputError:
     """Find the first line or cell that stopped the fast reader."""
-    with path.open(encoding=_ENCODING, newline="") as file:
+    with _csv_text(path) as file:
         reader = csv.reader(file, delimiter=layout.delimiter)
         for row in reader:
             if not row or reader.line_num <= layout.header_lines:
@@ -248,8 +445,28 @@ def _explain(path: Path, layout: _Layout, wanted: Sequence[int], cause: ValueErr
 _BLOCK_ROWS = 65536
 
 
-def read_parquet(path: Path, columns: str | Sequence[str | int] | None) -> NDArray[Any]:
+def _read_parquet(path: Path, columns: Columns | None, leave_out: Collection[str]) -> NDArray[Any]:
     """Read numeric columns, or the one column that holds lists of numbers, as (n, d)."""
+    with _parquet_file(path) as file:
+        schema = file.schema_arrow
+        # pandas stores an index other than 0, 1, 2, ... as such a column
+        names = [name for name in schema.names if not name.startswith("__index_level_")]
+        names = [names[i] for i in _kept(columns, names, len(names), leave_out, path)]
+        names = _usable(path, schema, names, asked=columns is not None)
+        blocks = [
+            _block(path, batch, names)
+            for batch in file.iter_batches(_BLOCK_ROWS, columns=sorted(set(names)))
+            if len(batch)
+        ]
+    if not blocks:
+        raise InputError(f"{path} has no rows; write the embeddings again")
+    if len({block.shape[1] for block in blocks}) > 1:
+        raise _unequal(path, names[0])
+    return np.concatenate(blocks)
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -257,25 +474,9 @@ def read_parquet(path: Path, columns: str | Sequence[str | int] | None) -> NDArr
         raise InputError(f"{path} needs pyarrow to be read: pip install 'vardass[parquet]'") from None
     try:
         with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            # pandas stores an index other than 0, 1, 2, ... as such a column
-            names = [name for name in schema.names if not name.startswith("__index_level_")]
-            if columns is not None:
-                names = [names[i] for i in select_columns(columns, names, len(names), path)]
-            names = _usable(path, schema, names, asked=columns is not None)
-            blocks = [
-                _block(path, batch, names)
-                for batch in file.iter_batches(_BLOCK_ROWS, columns=sorted(set(names)))
-                if len(batch)
-            ]
+            yield file
     except (pa.ArrowException, OSError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} is damaged ({reason}); write it again") from None
-    if not blocks:
-        raise InputError(f"{path} has no rows; write the embeddings again")
-    if len({block.shape[1] for block in blocks}) > 1:
-        raise _unequal(path, names[0])
-    return np.concatenate(blocks)
+        raise InputError(f"{path} is damaged ({_one_line(error)}); write it again") from None
 
 
 def _usable(path: Path, schema: Any, names: list[str], *, asked: bool) -> list[str]:
@@ -323,81 +524,3 @@ def _block(path: Path, batch: Any, names: list[str]) -> NDArray[Any]:
 
 def _unequal(path: Path, name: str) -> InputError:
     return InputError(f"lists in column {name!r} of {path} are empty or differ in length; make them equal")
-
-
-# --- reading embeddings from the files people keep them in ---
-
-_MAGIC = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1"}
-
-
-def read_embeddings(
-    path: str | os.PathLike[str], *, key: str | None = None, columns: str | Sequence[str | int] | None = None
-) -> NDArray[Any]:
-    """Read an (n, d) array of numbers; ``.npy`` files are mapped into memory, not read. No pickle is read.
-
-    Parameters
-    ----------
-    path : path
-        ``.npy``; ``.npz``; ``.csv`` with or without a header, separated by comma, semicolon or tab; or
-        ``.parquet`` with numeric columns or one column of lists.
-    key : str, optional
-        Array of an ``.npz`` file; needed if several are tables of numbers.
-    columns : str or sequence of str or int, optional
-        Columns to keep: names, patterns such as ``"f*"``, numbers from 0, or ranges such as ``"2:"``;
-        a string is split at commas.
-
-    Returns
-    -------
-    ndarray of shape (n, d)
-        float32 from ``.csv``; the file's own number type otherwise.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, empty, not what its ending says, or not a table of numbers.
-    """
-    path = Path(path)
-    ending = path.suffix.lower()
-    if ending not in (".csv", *_MAGIC):
-        raise InputError(f"{path} ends in {ending!r}; give a .npy, .npz, .csv or .parquet file")
-    _check_content(path, ending)
-    if key is not None and ending != ".npz":
-        raise InputError(f"{path} is {ending}, and key {key!r} is for .npz files; leave the key out")
-    if ending == ".csv":
-        array = read_csv(path, columns)
-    elif ending == ".parquet":
-        array = read_parquet(path, columns)
-    else:
-        array = read_npy(path) if ending == ".npy" else read_npz(path, key)
-        _check_table(array, str(path) if key is None else f"array {key!r} of {path}")
-        if columns is not None:
-            array = array[:, select_columns(columns, None, array.shape[1], path)]
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        return array.astype(np.float64)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _check_content(path: Path, ending: str) -> None:
-    try:
-        with path.open("rb") as file:
-            start = file.read(6)
-    except FileNotFoundError:
-        raise InputError(f"no file at {path}; check the name") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a readable file") from None
-    if not start:
-        raise InputError(f"{path} is empty (0 bytes); write the embeddings again")
-    actual = next((name for name, magic in _MAGIC.items() if start.startswith(magic)), None)
-    if actual != (ending if ending in _MAGIC else None):
-        remedy = "write the file again" if actual is None else f"it is a {actual} file, rename it"
-        raise InputError(f"{path} is not a {ending} file; {remedy}")
-
-
-def _check_table(array: NDArray[Any], name: str) -> None:
-    if array.dtype.kind not in "fiu":
-        raise InputError(f"{name} holds {array.dtype}, not real numbers; save it with x.astype(np.float32)")
-    if array.ndim != 2:
-        remedy = "x[:, None]" if array.ndim == 1 else "x.reshape(len(x), -1)"
-        raise InputError(f"{name} has shape {array.shape}, not (n, d); save it with {remedy}")
-    if array.size == 0:
-        raise InputError(f"{name} has shape {array.shape}, so no numbers; write the embeddings again")

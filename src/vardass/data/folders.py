@@ -1,4 +1,4 @@
-"""A user's own folders: images or sounds sorted into class folders, and targets without classes."""
+"""Folders of images or sounds: where a data set is, class folders, and targets without classes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,53 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
-from vardass.data.domains import Domain, Task
+from vardass.data.domains import Domain, Task, pair_names, parse_pair
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
-from vardass.data.layout import PathLike, pair_names, parse_pair, subfolders, tidy
 from vardass.errors import InputError
+from vardass.files import PathLike
+from vardass.validate import shorten
 
-__all__ = ["files_in", "folder_domain", "folder_names", "folder_task", "load_folders", "open_files", "scan_classes"]
+__all__ = [
+    "FileKind",
+    "files_in",
+    "folder_domain",
+    "folder_names",
+    "folder_task",
+    "load_folders",
+    "locate",
+    "subfolders",
+]
 
 FileKind = Literal["image", "audio"]
 _ENDINGS: dict[FileKind, tuple[str, ...]] = {"image": IMAGE_ENDINGS, "audio": AUDIO_ENDINGS}
+
+
+def locate(root: PathLike | None, marks: Sequence[str], *, inside: Sequence[str], info: str) -> Path:
+    """The folder, ``root`` or one of ``inside`` it, that holds all ``marks``; else an InputError with ``info``."""
+    if root is None:
+        raise InputError(f"root is None, but this data set is read from files; give its folder\n{info}")
+    base = Path(root).expanduser()
+    folders = [base, *(base / name for name in inside)]
+    for folder in folders:
+        if folder.is_dir() and all((folder / mark).exists() for mark in marks):
+            return folder
+    if not base.is_dir():
+        raise InputError(f"no folder at {base}; give the folder of the data set\n{info}")
+    found = sorted(entry.name for entry in base.iterdir())[:8]
+    raise InputError(
+        f"{base} holds {', '.join(found) or 'nothing'}, but {', '.join(marks)} should be there; unpack the data set "
+        f"into it\n{info}"
+    )
+
+
+def subfolders(root: Path) -> list[Path]:
+    """Folders in ``root`` by name, without hidden ones."""
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and _tidy(entry.name))
+
+
+def _tidy(name: str) -> bool:
+    """Whether a file is the user's and not left by a file manager."""
+    return not name.startswith((".", "__MACOSX"))
 
 
 def files_in(folder: Path, kind: FileKind) -> list[Path]:
@@ -29,11 +67,11 @@ def files_in(folder: Path, kind: FileKind) -> list[Path]:
         for path in folder.rglob("*")
         if path.suffix.lower() in _ENDINGS[kind]
         and path.is_file()
-        and all(tidy(part) for part in path.relative_to(folder).parts)
+        and all(_tidy(part) for part in path.relative_to(folder).parts)
     )
 
 
-def scan_classes(
+def _scan_classes(
     root: Path, kind: FileKind, class_names: Sequence[str] | None = None
 ) -> tuple[list[Path], Tensor, tuple[str, ...]]:
     """Files, labels and class names of a folder of class folders.
@@ -54,8 +92,8 @@ def scan_classes(
     extra = [name for name in found if name not in names]
     if extra:
         raise InputError(
-            f"{root} has the classes {_some(extra)}, which the source lacks (it has {_some(names)}); add them to the "
-            "source, remove them, or give the target without class folders"
+            f"{root} has the classes {shorten(extra)}, which the source lacks (it has {shorten(names)}); add them to "
+            "the source, remove them, or give the target without class folders"
         )
     paths: list[Path] = []
     labels: list[int] = []
@@ -69,21 +107,6 @@ def scan_classes(
         paths += files
         labels += [names.index(folder.name)] * len(files)
     return paths, torch.tensor(labels, dtype=torch.int64), names
-
-
-def open_files(
-    paths: Sequence[Path],
-    kind: FileKind,
-    *,
-    size: int | tuple[int, int] = 224,
-    channels: int | None = 3,
-    front_end: FrontEnd | None = None,
-    cache: bool = False,
-) -> Dataset[Tensor]:
-    """An `ImageDataset` or an `AudioDataset`."""
-    if kind == "audio":
-        return AudioDataset(paths, front_end=front_end, cache=cache)
-    return ImageDataset(paths, size, channels, cache)
 
 
 def folder_domain(
@@ -142,14 +165,18 @@ def folder_domain(
             "them into class folders, or give a target without classes as unlabelled"
         )
     if labelled:
-        paths, labels, names = scan_classes(base, kind, class_names)
+        paths, labels, names = _scan_classes(base, kind, class_names)
     else:
         paths, labels, names = files_in(base, kind), None, tuple(class_names or ())
     if not paths:
         raise InputError(
             f"no {kind} files ({' '.join(_ENDINGS[kind])}) in {base}, 0 of {_count(base)} entries; give another folder"
         )
-    dataset = open_files(paths, kind, size=size, channels=channels, front_end=front_end, cache=cache)
+    dataset: Dataset[Tensor]
+    if kind == "audio":
+        dataset = AudioDataset(paths, front_end=front_end, cache=cache)
+    else:
+        dataset = ImageDataset(paths, size, channels, cache)
     return Domain(name or base.name, dataset, labels, names, kind=kind)
 
 
@@ -243,7 +270,3 @@ def _domains(root: PathLike) -> list[Path]:
 
 def _count(folder: Path) -> int:
     return sum(1 for _ in folder.iterdir())
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:6])) + (f", ... ({len(names)} in all)" if len(names) > 6 else "") or "none"

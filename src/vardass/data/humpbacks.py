@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from vardass.data.audio import FrontEnd
 from vardass.data.domains import Task
-from vardass.data.folders import folder_task
-from vardass.data.layout import PathLike, choose, locate, subfolders
+from vardass.data.folders import folder_task, locate, subfolders
 from vardass.errors import InputError
+from vardass.files import PathLike
+from vardass.validate import choose
 
 __all__ = ["LAYOUT", "ORIGIN", "humpback_names", "load_humpbacks"]
 
@@ -65,7 +66,7 @@ def load_humpbacks(
     positions = [str(i + 1) for i in range(programs)]
     if task not in names and task in positions:
         task = names[positions.index(task)]
-    task = choose(task, names, "task of humpbacks")
+    task = choose(task, "task of humpbacks", names, any_case=True)
     sources = [entry for entry in folders if entry.name != task]
     return folder_task(
         sources, folder / task, kind="audio", name=task, target_labelled=True, front_end=front_end, cache=cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from vardass.data.cache import SharedCache
+from vardass.data.file_dataset import FileDataset, SharedCache
 from vardass.errors import InputError
+from vardass.files import PathLike
 from vardass.validate import check_count
 
 __all__ = ["IMAGE_ENDINGS", "ImageDataset", "augment", "normalise"]
@@ -26,7 +25,7 @@ _MEAN = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
 _DEVIATION = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
 
 
-class ImageDataset(Dataset[Tensor]):
+class ImageDataset(FileDataset):
     """Image files as float32 tensors of shape (channels, size, size) with values from 0 to 1.
 
     Images are squeezed to a square (bilinear, smoothed when made smaller), as in DomainBed.
@@ -51,36 +50,24 @@ class ImageDataset(Dataset[Tensor]):
 
     def __init__(
         self,
-        paths: Sequence[str | os.PathLike[str]],
+        paths: Sequence[PathLike],
         size: int | tuple[int, int] = 224,
         channels: int | None = 3,
         cache: bool = False,
     ) -> None:
-        if not len(paths):
-            raise InputError("0 image files were given; give at least one")
+        super().__init__(paths, "image")
         if channels not in (None, 1, 3):
             raise InputError(f"channels must be 3, 1 or None, got {channels!r}; 3 is RGB, 1 is grey")
         _pillow()
         height, width = (size, size) if isinstance(size, int) else size
         self.size = (check_count(height, "size"), check_count(width, "size"))
-        self.paths = [str(path) for path in paths]
         self.mixed = channels is None
         self.channels = _channels(self.paths[0]) if channels is None else channels
         self.cache = SharedCache(len(paths), (self.channels, *self.size), torch.uint8) if cache else None
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Tensor:
-        index = range(len(self))[int(index)]
-        pixels = None if self.cache is None else self.cache.get(index)
-        if pixels is None:
-            pixels = self._decode(self.paths[index])
-            if self.cache is not None:
-                self.cache.put(index, pixels)
-        return pixels.float().div_(255.0)
-
-    def _decode(self, path: str) -> Tensor:
+    def decode(self, index: int) -> Tensor:
+        """Pixels of one file as bytes (channels, height, width)."""
+        path = self.paths[index]
         pillow = _pillow()
         image = _open(path)
         found = _count(image)
@@ -95,6 +82,10 @@ class ImageDataset(Dataset[Tensor]):
         image = image.convert(_MODES[self.channels]).resize((width, height), pillow.Resampling.BILINEAR)
         pixels = np.array(image, dtype=np.uint8).reshape(height, width, self.channels)
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+    def present(self, value: Tensor) -> Tensor:
+        """Bytes as numbers from 0 to 1."""
+        return value.float().div_(255.0)
 
 
 def normalise(batch: Tensor) -> Tensor:

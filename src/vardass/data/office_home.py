@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vardass.data.domains import Task
-from vardass.data.folders import folder_domain
-from vardass.data.layout import PathLike, choose, locate, pair_names, subfolders
+from vardass.data.domains import Task, pair_names
+from vardass.data.folders import folder_domain, locate, subfolders
 from vardass.errors import InputError
+from vardass.files import PathLike
+from vardass.validate import choose
 
 __all__ = ["DOMAINS", "LAYOUT", "ORIGIN", "load_office_home", "office_home_names"]
 
@@ -49,7 +50,7 @@ def load_office_home(
     class_count : int
         Classes that must be there; change it only for a part of the data set.
     """
-    task = choose(task, office_home_names(), "task of office-home")
+    task = choose(task, "task of office-home", office_home_names(), any_case=True)
     info = f"{LAYOUT}\nfrom {ORIGIN}"
     folder = locate(root, ["Art", "Clipart", "Product"], inside=_INSIDE, info=info)
     source, target = (_domain_folder(folder, letter) for letter in task.split("-"))

@@ -1,21 +1,54 @@
-"""All data sets by name."""
+"""All data sets by name, and a user's own by package.module:name."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vardass.data import camelyon17, humpbacks, office_home, spawrious
-from vardass.data.digits import digit_names, load_digits_task
+from vardass.data import camelyon17, digits, embedding_tasks, folders, humpbacks, office_home, spawrious, watch
 from vardass.data.domains import Task
-from vardass.data.embedding_domains import embedding_names, load_embeddings
-from vardass.data.folders import folder_names, load_folders
-from vardass.data.layout import DatasetInfo, PathLike, choose
-from vardass.data.watch_tasks import load_watch_task, watch_names
 from vardass.errors import InputError
+from vardass.files import PathLike
+from vardass.validate import choose, import_by_name
 
-__all__ = ["DATASETS", "load_task", "task_names"]
+__all__ = ["DATASETS", "DatasetInfo", "find_dataset", "load_task", "task_names"]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """One data set of the registry.
+
+    Attributes
+    ----------
+    name, summary : str
+        For lists.
+    layout : str
+        Files that the loader expects, one to a line; empty if nothing has to be there.
+    origin : str
+        Where to get it.
+    load : callable
+        ``load(task, root, **options) -> Task``.
+    tasks : callable
+        ``tasks(root) -> names of tasks``; for user data the names depend on what is in ``root``.
+    """
+
+    name: str
+    summary: str
+    layout: str
+    origin: str
+    load: Callable[..., Task]
+    tasks: Callable[[PathLike | None], tuple[str, ...]]
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Raise an InputError for a name that is no option of the loader."""
+        options = list(inspect.signature(self.load).parameters.values())[2:]  # after task and root
+        if all(option.kind is not option.VAR_KEYWORD for option in options):
+            for name in names:
+                choose(name, f"option of {self.name}:", [option.name for option in options])
+
 
 _ENTRIES = (
     DatasetInfo(
@@ -23,16 +56,16 @@ _ENTRIES = (
         "exercises seen by a watch, 4 domains, 12 pairs",
         "",
         "comes with vardass",
-        load_watch_task,
-        watch_names,
+        watch.load_watch_task,
+        watch.watch_names,
     ),
     DatasetInfo(
         "digits",
         "MNIST part and optdigits, 2 pairs",
         "",
         "pip install 'vardass[digits]'",
-        load_digits_task,
-        digit_names,
+        digits.load_digits_task,
+        digits.digit_names,
     ),
     DatasetInfo(
         "camelyon17",
@@ -71,27 +104,49 @@ _ENTRIES = (
         "your folders of images",
         "root/<domain>/<class>/*.png      tasks <domain>-><domain>; the target may lack class folders",
         "your own files",
-        load_folders,
-        folder_names,
+        folders.load_folders,
+        folders.folder_names,
     ),
     DatasetInfo(
         "audio",
         "your folders of sounds",
         "root/<domain>/<class>/*.wav      tasks <domain>-><domain>; the target may lack class folders",
         "your own files",
-        partial(load_folders, kind="audio"),
-        folder_names,
+        partial(folders.load_folders, kind="audio"),
+        folders.folder_names,
     ),
     DatasetInfo(
         "embeddings",
         "your files of embeddings",
         "root/<domain>.npz      or .npy, .csv, .parquet; labels in the array or column 'labels'",
         "your own files",
-        load_embeddings,
-        embedding_names,
+        embedding_tasks.load_embeddings,
+        embedding_tasks.embedding_names,
     ),
 )
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ENTRIES}
+
+
+def find_dataset(name: str) -> DatasetInfo:
+    """The data set of a name, or the one that ``"package.module:name"`` makes.
+
+    Parameters
+    ----------
+    name : str
+        One of `DATASETS`, capitals and underscores as you like; or module and name of a `DatasetInfo` or of a
+        function ``load(task, root, **options) -> Task``. The tasks of a function cannot be listed.
+    """
+    if ":" not in str(name):
+        return DATASETS[choose(str(name).replace("_", "-"), "data set", DATASETS, any_case=True)]
+    found = import_by_name(name, "data set")
+    if isinstance(found, DatasetInfo):
+        return replace(found, name=name)
+    if not callable(found):
+        raise InputError(
+            f"data set {name!r} is a {type(found).__name__}; name a DatasetInfo, or a function load(task, root) that "
+            "returns a Task"
+        )
+    return DatasetInfo(name, "your own code", "", name, found, lambda root: ())
 
 
 def task_names(dataset: str, root: PathLike | None = None) -> tuple[str, ...]:
@@ -102,7 +157,7 @@ def task_names(dataset: str, root: PathLike | None = None) -> tuple[str, ...]:
     >>> task_names("office-home")[:3]
     ('A-C', 'A-P', 'A-R')
     """
-    return DATASETS[_find(dataset)].tasks(root)
+    return find_dataset(dataset).tasks(root)
 
 
 def load_task(dataset: str, task: str, root: PathLike | None = None, **options: Any) -> Task:
@@ -111,7 +166,7 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
     Parameters
     ----------
     dataset : str
-        One of `DATASETS`.
+        One of `DATASETS`, or ``"package.module:name"``, see `find_dataset`.
     task : str
         One of ``task_names(dataset)``.
     root : path, optional
@@ -131,18 +186,9 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
     >>> task.sources[0].name, len(task.class_names)
     ('left-A', 7)
     """
-    entry = DATASETS[_find(dataset)]
-    known = [
-        name
-        for name, parameter in inspect.signature(entry.load).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-    for name in options:
-        choose(name, known, f"option of {entry.name}")
-        if name not in known:
-            raise InputError(f"option {name!r} of {entry.name} is spelt otherwise; one of {known}")
-    return entry.load(task, root, **options)
-
-
-def _find(dataset: str) -> str:
-    return choose(dataset.replace("_", "-"), list(DATASETS), "data set")
+    entry = find_dataset(dataset)
+    entry.check_options(options)
+    loaded = entry.load(task, root, **options)
+    if not isinstance(loaded, Task):
+        raise InputError(f"data set {dataset!r} gave a {type(loaded).__name__} for task {task!r}; return a Task")
+    return loaded

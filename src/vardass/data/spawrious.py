@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from vardass.data.domains import Domain, Task
-from vardass.data.folders import files_in
+from vardass.data.folders import files_in, locate
 from vardass.data.images import ImageDataset
-from vardass.data.layout import PathLike, choose, locate
 from vardass.errors import InputError
-from vardass.validate import check_count
+from vardass.files import PathLike
+from vardass.validate import check_count, choose
 
 __all__ = ["BACKGROUNDS", "CLASSES", "LAYOUT", "ORIGIN", "environments", "load_spawrious", "spawrious_names"]
 
@@ -62,7 +62,7 @@ def environments(task: str, total: int = 3168) -> dict[str, list[tuple[str, str,
     both groups. Many-to-many (M2M): classes come in pairs that exchange backgrounds between the two training
     environments; the test has both new backgrounds for each class; all from group 0.
     """
-    task = choose(task, spawrious_names(), "task of spawrious")
+    task = choose(task, "task of spawrious", spawrious_names(), any_case=True)
     train, test, filler = BACKGROUNDS[task]
     result: dict[str, list[tuple[str, str, str, int | None]]] = {"train-1": [], "train-2": [], "test": []}
     for i, name in enumerate(_ORDER):
@@ -110,7 +110,7 @@ def load_spawrious(
     size, cache :
         See `ImageDataset`.
     """
-    task = choose(task.replace("_", "-"), spawrious_names(), "task of spawrious")
+    task = choose(task.replace("_", "-"), "task of spawrious", spawrious_names(), any_case=True)
     check_count(per_class, "per_class")
     folder = locate(root, ["0"], inside=["spawrious224"], info=f"{LAYOUT}\nfrom {ORIGIN}")
     domains = []

@@ -13,10 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["WatchData", "load_watch", "standardise", "watch_domains"]
+from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair
+from vardass.data.scaling import standardise
+from vardass.files import PathLike
+
+__all__ = ["WatchData", "load_watch", "load_watch_task", "watch_domains", "watch_names"]
 
 _SIDES = ("left", "right")
 _GROUPS = {"A": (1, 5), "B": (6, 10)}  # first and last person
+_DOMAINS = tuple(f"{side}-{group}" for side in _SIDES for group in _GROUPS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +95,36 @@ def watch_domains() -> dict[str, tuple[Tensor, Tensor]]:
     return domains
 
 
-def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
-    """Scale each column to mean 0 and deviation 1; constant columns become 0.
+def watch_names(root: PathLike | None = None) -> tuple[str, ...]:
+    """Twelve pairs, such as ``"left-A->right-B"``."""
+    return pair_names(_DOMAINS)
+
+
+def load_watch_task(task: str, root: PathLike | None = None, *, standardised: bool = True) -> Task:
+    """Task between wrists and groups of people, such as ``"left-A->right-B"`` or ``"left-A+left-B->right-A"``.
 
     Parameters
     ----------
-    features : Tensor of shape (n, d)
-        What to scale.
-    reference : Tensor of shape (m, d), optional
-        Rows to take mean and deviation from, such as the source domain; by default ``features``.
+    task : str
+        Sources and target.
+    root : None
+        Not used; the data come with the package.
+    standardised : bool
+        Scale the 78 features by mean and deviation of the sources together.
+
+    Examples
+    --------
+    >>> load_watch_task("left-A->right-B").target
+    Domain('right-B', 1222 samples, 7 classes, labelled)
     """
-    rows = features if reference is None else reference
-    spread = rows.std(0, correction=0)
-    return (features - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
+    sources, target = parse_pair(task, _DOMAINS, "watch")
+    tables = watch_domains()
+    names = load_watch().class_names
+    reference = torch.cat([tables[source][0] for source in sources])
+
+    def domain(name: str) -> Domain:
+        features, labels = tables[name]
+        scaled = standardise(features, reference=reference) if standardised else features
+        return Domain(name, TensorInputs(scaled), labels, names)
+
+    return Task(task, tuple(domain(source) for source in sources), domain(target))

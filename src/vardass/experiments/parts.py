@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -11,9 +10,8 @@ from typing import Any
 
 from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.batches import SAMPLER_NAMES
-from vardass.data.layout import choose as choose_any_case
-from vardass.data.layout import parse_pair
-from vardass.data.registry import DATASETS, task_names
+from vardass.data.domains import parse_pair
+from vardass.data.registry import DATASETS, find_dataset, task_names
 from vardass.errors import InputError
 from vardass.experiments.layers import Layer, as_list, as_mapping, as_text, at, check_setting, flatten, read_layer
 from vardass.experiments.yaml_file import put
@@ -32,7 +30,6 @@ __all__ = [
 _DATA_KEYS = ("dataset", "name", "root", "tasks", "options", "settings", "space")
 _ALGORITHM_KEYS = ("name", "label", "samplers", "options", "settings", "space")
 _SAMPLER_KEYS = ("name", "label", "options", "settings")
-_NOT_IN_YAML = ("front_end",)  # an object
 
 
 @dataclass(frozen=True)
@@ -90,22 +87,22 @@ def _data_part(given: Any, where: str, folder: Path) -> DataPart:
         raise InputError(f"{where} has no dataset; name one of {', '.join(DATASETS)}")
     text = as_text(entry["dataset"], put(where, "dataset"))
     with at(put(where, "dataset")):
-        dataset = choose(text.lower().replace("_", "-"), "data set", DATASETS)
+        info = find_dataset(text)
+    dataset = info.name
     name = as_text(entry.get("name", dataset), put(where, "name"))
     root = _root(entry.get("root"), dataset, name, where, folder)
     options = as_mapping(entry.get("options"), put(where, "options"))
-    parameters = inspect.signature(DATASETS[dataset].load).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_IN_YAML]
-    for option in options:
-        if option not in known:
-            raise InputError(f"{put(where, 'options')}: {unknown(f'option of {dataset}:', option, known)}")
+    with at(put(where, "options")):
+        info.check_options(options)
     layer = read_layer(where, settings=entry.get("settings"), space=entry.get("space"))
     return DataPart(dataset, name, root, _tasks(entry.get("tasks", "all"), dataset, root, where), options, layer)
 
 
 def _root(given: Any, dataset: str, name: str, where: str, folder: Path) -> str | None:
-    info = DATASETS[dataset]
-    if not info.layout:
+    info = find_dataset(dataset)
+    if dataset not in DATASETS and given is None:
+        return None  # a user's own code may need no files
+    if dataset in DATASETS and not info.layout:
         if given is not None:
             raise InputError(f"{put(where, 'root')} is {given!r}, but {dataset} is not read from there; remove it")
         return None
@@ -145,6 +142,8 @@ def _tasks(given: Any, dataset: str, root: str | None, where: str) -> tuple[str,
 
 
 def _task(text: str, known: Sequence[str], dataset: str) -> str:
+    if dataset not in DATASETS and not known:  # a user's own function knows its tasks
+        return text
     if not known:  # one file: its arrays are looked at when it is loaded
         if "->" not in text:
             raise InputError(f"task {text!r} has no arrow; write it as 'source->target'")
@@ -155,7 +154,7 @@ def _task(text: str, known: Sequence[str], dataset: str) -> str:
         domains = list(dict.fromkeys(name.partition("->")[0] for name in known))
         sources, target = parse_pair(text, domains, dataset)
         return "+".join(sources) + "->" + target
-    return choose_any_case(text, known, f"task of {dataset}")
+    return choose(text, f"task of {dataset}", known, any_case=True)
 
 
 def read_samplers(

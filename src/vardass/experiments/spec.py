@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vardass.adapt.algorithms.base import check_number
-from vardass.data.layout import PathLike
 from vardass.errors import InputError
 from vardass.experiments.expand import Plan, expand
 from vardass.experiments.layers import as_mapping, as_text, at, flatten, read_layer
@@ -18,6 +17,7 @@ from vardass.experiments.overrides import override
 from vardass.experiments.parts import read_algorithms, read_data, read_grid
 from vardass.experiments.record import RunSpec
 from vardass.experiments.yaml_file import dump_yaml, parse_yaml
+from vardass.files import PathLike
 from vardass.validate import check_count, choose, unknown
 
 __all__ = ["Sweep", "load_sweep", "preset_names"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vardass.data.watch import load_watch, standardise
+from vardass.data import load_watch, standardise
 from vardass.solvers import stratify
 from vardass.solvers.dynamic_kmeans import centroid_objective, greedy_assignment
 from vardass.solvers.interior_point import relaxed_solution

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vardass.data.watch import load_watch, standardise
+from vardass.data import load_watch, standardise
 
 __all__ = [
     "all_partitions",

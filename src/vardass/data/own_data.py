@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vardass.data.audio import AUDIO_ENDINGS
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
-from vardass.data.embedding_domains import embedding_task, read_labelled, scale_columns
-from vardass.data.folders import FileKind, folder_domain, folder_task
+from vardass.data.embedding_files import EMBEDDING_ENDINGS, has_labels, read_labelled
+from vardass.data.embedding_tasks import embedding_task
+from vardass.data.folders import folder_domain, folder_task
 from vardass.data.images import IMAGE_ENDINGS
+from vardass.data.scaling import scale_columns
 from vardass.errors import InputError
 from vardass.validate import choose
 
 __all__ = ["KINDS", "find_kind", "own_domain", "own_task"]
 
 KINDS: dict[str, Kind] = {"images": "image", "audio": "audio", "embeddings": "features"}
-_TABLES = (".npz", ".npy", ".csv", ".parquet")
 _LABELS = "labels"
 _LABELS_BESIDE = "{name}.labels.npy"  # an .npy file has no room for a second array
 
@@ -67,10 +66,10 @@ def own_task(
         Of files.
     """
     if kind != "features":
-        return folder_task(list(sources), target, kind=_file_kind(kind), size=size, channels=channels, cache=cache)
+        return folder_task(list(sources), target, kind=kind, size=size, channels=channels, cache=cache)
     marks: list[str | None] = [_labels_name(path, labels) for path in sources]
     of_target = _labels_name(target, labels)
-    marks.append(of_target if _holds(target, of_target) else None)
+    marks.append(of_target if has_labels(target, of_target) else None)
     return embedding_task(
         list(sources),
         target,
@@ -121,9 +120,11 @@ def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *,
 
 def _guess(path: Path) -> Kind:
     if path.is_file():
-        if path.suffix.lower() in _TABLES:
+        if path.suffix.lower() in EMBEDDING_ENDINGS:
             return "features"
-        raise InputError(f"{path} is no file of embeddings ({' '.join(_TABLES)}); give such a file, or a folder")
+        raise InputError(
+            f"{path} is no file of embeddings ({' '.join(EMBEDDING_ENDINGS)}); give such a file, or a folder"
+        )
     for file in sorted(path.rglob("*")):
         ending = file.suffix.lower()
         if ending in IMAGE_ENDINGS:
@@ -131,10 +132,6 @@ def _guess(path: Path) -> Kind:
         if ending in AUDIO_ENDINGS:
             return "audio"
     raise InputError(f"{path} has no image or sound file in it; give another folder, or a file of embeddings")
-
-
-def _file_kind(kind: Kind) -> FileKind:
-    return "audio" if kind == "audio" else "image"
 
 
 def _plural(kind: Kind) -> str:
@@ -145,26 +142,3 @@ def _labels_name(path: Path, labels: str | None) -> str:
     if labels is None:
         labels = _LABELS_BESIDE if path.suffix.lower() == ".npy" else _LABELS
     return labels.replace("{name}", path.stem)
-
-
-def _holds(path: Path, labels: str) -> bool:
-    """Whether a file of embeddings has labels; their values are not looked at."""
-    ending = path.suffix.lower()
-    if ending == ".npy":
-        return (path.parent / labels).is_file()
-    if ending == ".npz":
-        return zipfile.is_zipfile(path) and f"{labels}.npy" in zipfile.ZipFile(path).namelist()
-    if ending == ".csv":
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            line = file.readline()
-        cells = next(csv.reader([line], delimiter=max(",;\t", key=line.count)), [])
-        return labels in [cell.strip() for cell in cells]
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        return labels in pq.read_schema(path).names
-    except ModuleNotFoundError:
-        return False  # reading the features says what is missing
-    except (pa.ArrowException, OSError):
-        return False
