@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture, as_kernel
-from vardass.samplers.diverse import MassTable
-from vardass.samplers.dpp import DPPBatchSampler, log_elementary_symmetric
-from vardass.samplers.kmeanspp import KMeansPlusPlusBatchSampler
+from vardass.samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
+from vardass.samplers.diverse import _log_elementary_symmetric, _MassTable
 
 BOTH = pytest.mark.parametrize("cls", [KMeansPlusPlusBatchSampler, DPPBatchSampler])
 
@@ -87,7 +86,7 @@ def exact_polynomials(values, k):
 @settings(max_examples=60, deadline=None)
 def test_log_polynomials_equal_integer_arithmetic_for_every_prefix(values):
     k = len(values)
-    table = log_elementary_symmetric(torch.tensor(values, dtype=torch.float64).log(), k)
+    table = _log_elementary_symmetric(torch.tensor(values, dtype=torch.float64).log(), k)
     assert table.shape == (k + 1, k + 1)
     for m in range(k + 1):
         expected = torch.tensor(exact_polynomials(values[:m], k), dtype=torch.float64)
@@ -96,7 +95,7 @@ def test_log_polynomials_equal_integer_arithmetic_for_every_prefix(values):
 
 def test_log_polynomials_neither_overflow_nor_cancel():
     values = torch.logspace(6, -12, 2000, dtype=torch.float64)
-    table = log_elementary_symmetric(values.log(), 128)
+    table = _log_elementary_symmetric(values.log(), 128)
     assert not table.isnan().any()
     last = table[:, -1]
     assert last[128] > 710  # its exponential is beyond double precision
@@ -255,7 +254,7 @@ def test_kmeanspp_is_uniform_among_copies():
 def test_mass_table_draws_in_proportion_over_many_blocks():
     masses = torch.zeros(1000, dtype=torch.float64)
     masses[torch.tensor([0, 127, 128, 500, 999])] = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
-    table = MassTable(6000, 1000, masses)
+    table = _MassTable(6000, 1000, masses)
     table.mass.copy_(masses.expand(6000, -1))
     generator = torch.Generator().manual_seed(0)
     levels = torch.rand(6, 6000, 2, dtype=torch.float64, generator=generator)
@@ -273,7 +272,7 @@ def test_mass_table_never_draws_a_sample_without_mass():
     masses = torch.zeros(400, dtype=torch.float32)
     masses[[130, 140]] = 1e-3
     for level, expected in ((0.0, 130), (1.0 - 2.0**-53, 140)):
-        table = MassTable(2, 400, masses)
+        table = _MassTable(2, 400, masses)
         table.mass.copy_(masses.expand(2, -1))
         levels = torch.full((2, 2), level, dtype=torch.float64)
         assert table.draw(levels).tolist() == [expected] * 2
@@ -382,8 +381,7 @@ def test_state_restored_in_mid_epoch_continues_the_stream(cls, kernel_rank):
 
 _CONTINUE = """
 import sys, torch
-from vardass.samplers.dpp import DPPBatchSampler
-from vardass.samplers.kmeanspp import KMeansPlusPlusBatchSampler
+from vardass.samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
 torch.set_num_threads(1)
 for cls, path in zip((KMeansPlusPlusBatchSampler, DPPBatchSampler), sys.argv[1:]):
     sampler = cls(150, 6, batches=100)

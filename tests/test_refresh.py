@@ -35,7 +35,7 @@ from vardass.refresh import (
     strata_spread,
 )
 from vardass.refresh.feature_bank import _last_occurrence
-from vardass.samplers.batches import with_weights
+from vardass.samplers import with_weights
 from vardass.solvers import stratify
 from vardass.strata import Strata
 from vardass.variance import stratified_variance, uniform_variance

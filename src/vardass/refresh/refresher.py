@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import Kernel, as_kernel
+from vardass.kernels import Kernel, as_kernel, fitted_kernel
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
 from vardass.refresh.strata_spread import strata_spread
@@ -19,8 +18,6 @@ from vardass.refresh.time_account import TimeAccount
 from vardass.validate import ArrayLike, as_features
 
 __all__ = ["FeatureSource", "Refresher"]
-
-_FITTED = ("fitted_scale", "mean")  # fields that kernels take from data
 
 FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 
@@ -126,7 +123,7 @@ class Refresher:
 
     def _take_kernel(self, name: str, features: Tensor) -> None:
         kernel = getattr(self.samplers[name], "kernel", None)
-        self._kernels[name] = None if kernel is None else as_kernel(kernel).fit(features)
+        self._kernels[name] = None if kernel is None else fitted_kernel(kernel, features)
 
     def _labels(self, name: str, features: Tensor) -> Tensor:
         """Strata of a sampler; one for all samples where it has none, as in a plan without strata."""
@@ -194,7 +191,7 @@ class Refresher:
             "policy": self.policy.state_dict(),
             "account": self.account.state_dict(),
             "scales": dict(self._scales),
-            "kernels": {name: _fitted_part(kernel) for name, kernel in self._kernels.items() if kernel is not None},
+            "kernels": {name: kernel.state() for name, kernel in self._kernels.items() if kernel is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,19 +209,12 @@ class Refresher:
             self._restore_kernel(name, part)
 
     def _restore_kernel(self, name: str, part: Mapping[str, Any]) -> None:
-        """Take what a kernel was fitted to; one without such fields is fitted at the next drift."""
-        kernel: Any = as_kernel(self.samplers[name].kernel)
-        if not part or part.keys() != _fitted_part(kernel).keys():
-            return
+        """Take what a kernel was fitted to; one that needs more is fitted at the next drift."""
         device = getattr(self.sources[name], "device", None)  # that of a bank: files are read on the CPU
         part = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in part.items()}
-        self._kernels[name] = replace(kernel, **part)
-
-
-def _fitted_part(kernel: Kernel) -> dict[str, Any]:
-    if not is_dataclass(kernel):
-        return {}
-    return {one.name: getattr(kernel, one.name) for one in fields(kernel) if one.init and one.name in _FITTED}
+        kernel = as_kernel(self.samplers[name].kernel).with_state(part)
+        if kernel.is_fitted:
+            self._kernels[name] = kernel
 
 
 def _named(items: Any) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from vardass.samplers.background import BackgroundSampler
 from vardass.samplers.balanced import BalancedBatchSampler
-from vardass.samplers.base import MinibatchSampler
-from vardass.samplers.batches import IndexBatch, with_weights
-from vardass.samplers.dpp import DPPBatchSampler
-from vardass.samplers.kmeanspp import KMeansPlusPlusBatchSampler
+from vardass.samplers.base import MinibatchSampler, RefreshableSampler
+from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
+from vardass.samplers.weighted_batches import IndexBatch, with_weights
 
 __all__ = [
     "BackgroundSampler",
@@ -18,6 +17,7 @@ __all__ = [
     "KMeansPlusPlusBatchSampler",
     "MinibatchSampler",
     "OrderedBatchSampler",
+    "RefreshableSampler",
     "StratifiedBatchSampler",
     "UniformBatchSampler",
     "with_weights",

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from vardass.errors import InputError, VardassError
-from vardass.samplers.base import MinibatchSampler
-from vardass.samplers.batches import IndexBatch
+from vardass.samplers.base import MinibatchSampler, features_of_all
+from vardass.samplers.weighted_batches import IndexBatch
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_features, check_count
+from vardass.validate import ArrayLike, check_count
 
 __all__ = ["BackgroundSampler"]
 
@@ -141,12 +141,7 @@ class BackgroundSampler(Sampler[IndexBatch]):
         """Hand the current ``features`` (n, d) over; see the class for when they apply."""
         if not self.needs_features:
             return
-        x = as_features(features)
-        if len(x) != self.n:
-            raise InputError(
-                f"features have {len(x)} rows, the sampler was made for n={self.n} samples; "
-                "pass the features of the whole data set, in its order"
-            )
+        x = features_of_all(features, self.n)
         self._connect()
         if self._in_store < self.ahead:
             self._ask(None)

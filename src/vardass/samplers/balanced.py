@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from vardass.kernels import Kernel, as_kernel
-from vardass.samplers.base import derive_seed
+from vardass.kernels import KernelLike, fitted_kernel
+from vardass.samplers.base import StreamOptions, derive_seed
 from vardass.samplers.plan import PLAN_RANK, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers.bisection import bisection_labels
@@ -59,13 +59,14 @@ class BalancedBatchSampler(EpochSampler):
         n: int,
         batch_size: int,
         *,
-        kernel: Kernel | str = "mmd",
+        kernel: KernelLike = "mmd",
         groups: ArrayLike | None = None,
         plan_rank: int = PLAN_RANK,
         swap_rounds: int = 48,
-        **options: Any,
+        drop_last: bool = True,
+        **options: Unpack[StreamOptions],
     ) -> None:
-        super().__init__(n, batch_size, **options)
+        super().__init__(n, batch_size, drop_last=drop_last, **options)
         self.kernel = kernel
         self.groups = None if groups is None else as_labels(groups, n, "groups")
         self.plan_rank = check_count(plan_rank, "plan_rank")
@@ -74,7 +75,7 @@ class BalancedBatchSampler(EpochSampler):
         self._labels: Tensor | None = None
 
     def _fit(self, features: Tensor) -> None:
-        kernel = as_kernel(self.kernel).fit(features)
+        kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         low_rank = plan_features(features, kernel, self.plan_rank, generator=generator)
         planned = low_rank.features

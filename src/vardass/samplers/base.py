@@ -4,19 +4,67 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from vardass.errors import InputError
-from vardass.samplers.batches import IndexBatch
+from vardass.samplers.weighted_batches import IndexBatch
 from vardass.validate import ArrayLike, as_features, check_count
 
-__all__ = ["Chunk", "MinibatchSampler", "derive_seed"]
+__all__ = ["Chunk", "MinibatchSampler", "RefreshableSampler", "StreamOptions", "derive_seed"]
 
 _STATE_VERSION = 1
+
+
+@runtime_checkable
+class RefreshableSampler(Protocol):
+    """What a sampler of your own needs to be used where those of this package are.
+
+    `Refresher` calls `refresh` with the features of all samples when its policy says so. A loop takes the batches
+    as from any ``DataLoader(batch_sampler=...)``; with `with_weights` it gets the weights of each `IndexBatch`, and
+    1 / batch size where these are None. `variance_report` measures it, and a checkpoint holds its `state_dict`. An
+    attribute ``strata``, a `Strata` or None, is logged by `Refresher` if there is one, and ``kernel`` is what drift is
+    measured in. `MinibatchSampler` has all of this but the drawing of batches: a subclass writes ``_make_chunk``,
+    and ``_fit``, ``_extra_state`` and ``_load_extra_state`` if it takes something from features.
+
+    Attributes
+    ----------
+    n : int
+        Number of samples in the data set.
+    batch_size : int
+        Samples in a batch.
+    needs_features : bool
+        Whether `refresh` makes a difference; where it is False no features are computed.
+    """
+
+    n: int
+    batch_size: int
+    needs_features: bool
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        """Yield batches of indices with their weights; endlessly for the trainer."""
+
+    def refresh(self, features: ArrayLike) -> None:
+        """Take what is needed from the current ``features`` (n, d); it applies from the next batch on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the stream depends on: numbers, text, tensors, lists and dictionaries."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the stream that ``state`` was taken from."""
+
+
+class StreamOptions(TypedDict, total=False):
+    """Options of every sampler; `MinibatchSampler` explains them."""
+
+    seed: int
+    batches: int | None
+    endless: bool
+    num_replicas: int
+    rank: int
 
 
 class Chunk(NamedTuple):
@@ -197,17 +245,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """
         if not self.needs_features:
             return
-        if features is None:
-            raise InputError(
-                f"refresh got None where the features of n={self.n} samples belong; extract them first, for example "
-                "with extract_features, and draw uniform batches until then"
-            )
-        x = as_features(features)
-        if len(x) != self.n:
-            raise InputError(
-                f"features have {len(x)} rows, the sampler was made for n={self.n} samples; "
-                "pass the features of the whole data set, in its order"
-            )
+        x = features_of_all(features, self.n)
         self._refreshes += 1
         try:
             self._fit(x)
@@ -294,6 +332,22 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             self._set_chunk(Chunk(*(state["chunk"][name] for name in Chunk._fields)), state["chunk"]["first"])
         # the next iteration continues instead of starting another epoch
         self._started = False
+
+
+def features_of_all(features: ArrayLike, n: int) -> Tensor:
+    """Return the features of all ``n`` samples that a refresh was given, checked: (n, d)."""
+    if features is None:
+        raise InputError(
+            f"refresh got None where the features of n={n} samples belong; extract them first, for example "
+            "with extract_features, and draw uniform batches until then"
+        )
+    x = as_features(features)
+    if len(x) != n:
+        raise InputError(
+            f"features have {len(x)} rows, the sampler was made for n={n} samples; "
+            "pass the features of the whole data set, in its order"
+        )
+    return x
 
 
 def derive_seed(*parts: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.kernels import Kernel, as_kernel
+from vardass.kernels import KernelLike, fitted_kernel
 from vardass.samplers.base import Chunk, derive_seed
 from vardass.samplers.plan import PLAN_RANK, couple_rows, cycle_table, plan_features
 from vardass.samplers.stratified import StratifiedBatchSampler
@@ -44,7 +44,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         n: int,
         batch_size: int,
         *,
-        kernel: Kernel | str = "mmd",
+        kernel: KernelLike = "mmd",
         plan_rows: int = 128,
         plan_rank: int = PLAN_RANK,
         swap_rounds: int = 48,
@@ -57,7 +57,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         self._features: Tensor | None = None
 
     def _fit(self, features: Tensor) -> None:
-        kernel = as_kernel(self.kernel).fit(features)
+        kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         planned = plan_features(features, kernel, self.plan_rank, generator=generator).features
         super()._fit(features)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import Kernel
+from vardass.kernels import KernelLike
 from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed
 from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify
@@ -70,7 +70,7 @@ class StratifiedBatchSampler(MinibatchSampler):
         n: int,
         batch_size: int,
         *,
-        kernel: Kernel | str = "mmd",
+        kernel: KernelLike = "mmd",
         solver: str = "min-sum",
         replacement: bool = True,
         draws_per_stratum: int = 1,
@@ -83,13 +83,7 @@ class StratifiedBatchSampler(MinibatchSampler):
         **strata_options: Any,
     ) -> None:
         super().__init__(
-            n,
-            batch_size,
-            seed=seed,
-            batches=batches,
-            endless=endless,
-            num_replicas=num_replicas,
-            rank=rank,
+            n, batch_size, seed=seed, batches=batches, endless=endless, num_replicas=num_replicas, rank=rank
         )
         self.kernel = kernel
         self.solver = solver

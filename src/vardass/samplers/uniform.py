@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.samplers.base import Chunk, MinibatchSampler
+from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions
 
 __all__ = ["EpochSampler", "UniformBatchSampler"]
 
@@ -25,7 +25,7 @@ class EpochSampler(MinibatchSampler):
 
     _visits_once = True
 
-    def __init__(self, n: int, batch_size: int, *, drop_last: bool = True, **options: Any) -> None:
+    def __init__(self, n: int, batch_size: int, *, drop_last: bool = True, **options: Unpack[StreamOptions]) -> None:
         self.drop_last = bool(drop_last)
         super().__init__(n, batch_size, **options)
         if self._visits_once and self._default_batches() < self.num_replicas:
@@ -109,7 +109,13 @@ class UniformBatchSampler(EpochSampler):
     needs_features: ClassVar[bool] = False
 
     def __init__(
-        self, n: int, batch_size: int, *, replacement: bool = False, drop_last: bool = True, **options: Any
+        self,
+        n: int,
+        batch_size: int,
+        *,
+        replacement: bool = False,
+        drop_last: bool = True,
+        **options: Unpack[StreamOptions],
     ) -> None:
         self.replacement = bool(replacement)
         self._visits_once = not self.replacement

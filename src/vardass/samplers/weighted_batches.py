@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, cast
+from typing import Any, ClassVar, SupportsIndex, cast
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -39,6 +39,8 @@ class IndexBatch(list[int]):
 
 class WeightedDataset(Dataset[Any]):
     """A dataset whose samples end with their weight; made by `with_weights`."""
+
+    weights_attached: ClassVar[bool] = True  # `extract_features` looks inside
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
