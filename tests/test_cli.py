@@ -421,7 +421,7 @@ def test_demo_draws_the_figure_from_the_numbers_it_writes(tmp_path, capsys):
     with (folder / "variance_vs_k.csv").open() as file:
         rows = list(csv.DictReader(file))
     relative = {(int(row["k"]), row["method"]): float(row["relative_to_uniform"]) for row in rows}
-    assert len(relative) == 2 * 6
+    assert len(relative) == 2 * 7
     n = int((load_watch().side == 1).sum())
     assert f"{n:,} samples" in out
     for k in (4, 16):
@@ -448,7 +448,7 @@ def test_demo_into_a_file_is_refused(tmp_path, capsys):
 
 def test_figures_without_matplotlib_name_the_extra(monkeypatch):
     from vardass.errors import InputError
-    from vardass.plots import Curve, variance_figure
+    from vardass.plots import new_figure
 
     real = builtins.__import__
 
@@ -459,4 +459,4 @@ def test_figures_without_matplotlib_name_the_extra(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"vardass\[plot\]"):
-        variance_figure([2, 4], [Curve("a", [1.0, 0.5], "#000000")], uniform=[1.0, 0.5], title="")
+        new_figure(4.0, 3.0)

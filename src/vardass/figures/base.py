@@ -1,51 +1,41 @@
-"""What all figures share: their result, how it is written, and how it looks."""
+"""What all figures share: a result with its claims, how it is written, and one thread while it is computed."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
+
 from vardass.errors import InputError
 from vardass.files import atomic_write
-from vardass.plots import require_matplotlib, save_figure
-from vardass.validate import Progress
+from vardass.plots import new_figure, require_matplotlib, save_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "COLOURS",
-    "GREEN",
-    "GREY",
-    "INK",
-    "ORANGE",
-    "PURPLE",
-    "VERMILION",
-    "Claim",
-    "FigureResult",
-    "Progress",
-    "dress",
-    "log_axes",
-    "render",
-    "write_figure",
-]
+__all__ = ["Cell", "Claim", "FigureResult", "one_thread", "render", "write_figure"]
 
 Cell: TypeAlias = str | int | float
 
-GREY, INK = "#555555", "#222222"
-# Okabe and Ito: they stay apart for the colour-blind
-BLUE, ORANGE, GREEN, PURPLE, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00"
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION)
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread meanwhile: sums in one order on every machine, and seconds to compare."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure: its numbers, what they show in words, and how to draw them.
+    """A figure: its numbers, what came of the paper's claims, and how to draw it.
 
     Attributes
     ----------
@@ -80,16 +70,16 @@ class FigureResult:
         Of the figure in the paper.
     title : str
         What it shows.
+    caption : str
+        Of what data, and what was chosen where the paper is silent.
     columns : tuple of str
         Names of the columns of ``rows``.
     rows : list of tuples
         All numbers that are drawn, in a form that a spreadsheet or a test can take up.
-    sentences : tuple of str
-        What the figure shows, with the numbers, and what was chosen where the paper is silent.
+    claims : tuple of Claim
+        The paper's statements and whether they held.
     draw : callable
         Draws on an empty matplotlib figure.
-    claims : tuple of Claim
-        The paper's statements and whether they held; written below the sentences.
     size : (float, float)
         Width and height in inches.
     settings : dict
@@ -98,11 +88,11 @@ class FigureResult:
 
     number: int
     title: str
+    caption: str
     columns: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
-    sentences: tuple[str, ...]
+    claims: tuple[Claim, ...]
     draw: Callable[[Figure], None]
-    claims: tuple[Claim, ...] = ()
     size: tuple[float, float] = (10.0, 5.6)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -114,11 +104,11 @@ class FigureResult:
         return [row for row in named if all(row[name] == value for name, value in values.items())]
 
     def text(self) -> str:
-        """Sentences, then claims, one to a line."""
-        return "\n".join([*self.sentences, *map(str, self.claims)])
+        """The caption, then the claims, one to a line."""
+        return "\n".join([self.caption, *map(str, self.claims)])
 
     def to_csv(self) -> str:
-        """The numbers, with nine digits; the same seed gives the same bytes."""
+        """The numbers, with nine digits; the same seed gives the same bytes, apart from seconds."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
@@ -126,25 +116,16 @@ class FigureResult:
         return text.getvalue()
 
     def to_markdown(self) -> str:
-        """The title, the sentences and the claims as a page of text."""
-        lines = [f"# Figure {self.number}: {self.title}", "", *_items(self.sentences)]
+        """The title, the caption and the claims as a page of text."""
+        lines = [f"# Figure {self.number}: {self.title}", "", self.caption]
         if self.claims:
-            lines += ["", "What the paper says of it:", "", *_items([str(claim) for claim in self.claims])]
+            lines += ["", "What the paper says of it:", "", *(f"- {claim}" for claim in self.claims)]
         return "\n".join([*lines, "", f"![Figure {self.number}](figure{self.number}.png)", ""])
 
 
-def _items(sentences: Sequence[str]) -> list[str]:
-    return [f"- {sentence}" for sentence in sentences]
-
-
 def render(result: FigureResult) -> Figure:
-    """Draw ``result`` on a new figure, without a window system and without global state."""
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=result.size)
-    FigureCanvasAgg(figure)
+    """Draw ``result`` on a new figure."""
+    figure = new_figure(*result.size)
     result.draw(figure)
     return figure
 
@@ -196,37 +177,7 @@ def _record(result: FigureResult, provenance: Mapping[str, Any]) -> dict[str, An
         "figure": result.number,
         "title": result.title,
         "settings": result.settings,
-        "claims": [{"paper": c.paper, "held": c.held, "evidence": c.evidence} for c in result.claims],
+        "claims": [asdict(claim) for claim in result.claims],
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         **provenance,
     }
-
-
-def dress(axes: Axes, *, grid: str = "both") -> None:
-    """Light grid behind the data and no box around it."""
-    axes.grid(True, axis=grid, color="#E6E6E6", linewidth=0.7)  # type: ignore[arg-type]
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def log_axes(axes: Axes, *, x: bool = True, y: bool = True) -> None:
-    """Logarithmic scales with few plain labels that do not run into each other; call it after the data are drawn."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    for wanted, axis, set_scale, limits in (
-        (x, axes.xaxis, axes.set_xscale, axes.get_xlim),
-        (y, axes.yaxis, axes.set_yscale, axes.get_ylim),
-    ):
-        if not wanted:
-            continue
-        set_scale("log")
-        low, high = limits()
-        decades = math.log10(high / low)
-        axis.set_minor_formatter(NullFormatter())
-        if decades < 1.7:  # two labels at least
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades > 0.7 else (1.0, 2.0, 3.0, 5.0, 7.0)))
-        elif decades > 4.0:
-            axis.set_major_locator(LogLocator(numticks=5))
-        if low > 1e-4 and high < 1e5:
-            axis.set_major_formatter(StrMethodFormatter("{x:g}"))

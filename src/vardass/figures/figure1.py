@@ -8,41 +8,32 @@ variance of the loss instead of Lemma 1's Gaussian one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vardass.figures.base import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    VERMILION,
-    Cell,
-    Claim,
-    FigureResult,
-    Progress,
-    dress,
+from vardass.data import load_watch, standardise
+from vardass.figures.base import Cell, Claim, FigureResult
+from vardass.figures.surrogates import (
+    StratumMoments,
     log_axes,
+    note,
+    rho_text,
+    scale_factors,
+    scatter,
+    wishart,
 )
-from vardass.figures.exact import StratumMoments, mmd_variance
-from vardass.figures.populations import (
-    all_partitions,
-    principal_windows,
-    random_covariances,
-    shaken_labels,
-)
+from vardass.plots import BLUE, GREEN, GREY, ORANGE, VERMILION, dress
 from vardass.solvers import stratify
-from vardass.theory import lemma1_variance, log_worst_case_error, spearman
+from vardass.theory import lemma1_variance, spearman
+from vardass.validate import Progress
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["LIMIT", "figure1", "note", "rho_text", "scatter"]
+__all__ = ["figure1"]
 
 DIMENSIONS = (1, 4, 16, 64)
 COVARIANCES = {"full, scaled": (BLUE, "o"), "full": (VERMILION, "^"), "diagonal": (ORANGE, "s")}
@@ -54,7 +45,7 @@ _TINY_STRATA = 3
 Pairs = dict[tuple[str, int], tuple[Tensor, Tensor, Tensor | None]]
 
 
-def figure1(*, seed: int = 0, quick: bool = False, progress: Progress | None = None) -> FigureResult:
+def figure1(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     """Rank the variance of the MMD loss against that of the mean embedding.
 
     Parameters
@@ -63,7 +54,7 @@ def figure1(*, seed: int = 0, quick: bool = False, progress: Progress | None = N
         Of all random numbers.
     quick : bool
         60 points of each kind in a panel instead of 600.
-    progress : callable, optional
+    progress : callable
         Called as ``progress(fraction, message)``.
 
     Returns
@@ -77,8 +68,7 @@ def figure1(*, seed: int = 0, quick: bool = False, progress: Progress | None = N
     points, shift = principal_windows(n, generator)
     found: Pairs = {}
     for step, d in enumerate(DIMENSIONS):
-        if progress is not None:
-            progress(step / len(DIMENSIONS), f"figure 1, d = {d}")
+        progress(step / len(DIMENSIONS), f"d = {d}")
         for kind in COVARIANCES:
             cov = random_covariances(count, d, kind, generator)
             loss = lemma1_variance(torch.ones(d, dtype=cov.dtype), cov, torch.zeros_like(cov[0]))
@@ -95,14 +85,89 @@ def figure1(*, seed: int = 0, quick: bool = False, progress: Progress | None = N
     return FigureResult(
         number=1,
         title="variance of the MMD loss against variance of the mean embedding",
+        caption=(
+            f"Each panel ranks {count} random covariances (above) or partitions (below) by target and surrogate. The "
+            f"paper gives neither d nor the way covariances were drawn, so d = {', '.join(map(str, DIMENSIONS))} and "
+            f"three ways are shown. Partitions are of {n} smart-watch windows into {_STRATA} strata, from the best "
+            "found to random ones, with the real mean difference of the wrists."
+        ),
         columns=("population", "d", "surrogate", "target", "exact_target"),
         rows=rows,
-        sentences=_sentences(found, count, n, tiny),
         claims=_claims(found),
         draw=lambda figure: _draw(figure, found),
         size=(10.0, 6.4),
         settings={"seed": seed, "quick": quick, "points": count, "n": n, "k": _STRATA, "dimensions": DIMENSIONS},
     )
+
+
+def random_covariances(count: int, d: int, kind: str, generator: torch.Generator) -> Tensor:
+    """Covariances (count, d, d), float64.
+
+    Parameters
+    ----------
+    count, d : int
+        How many, and their dimension.
+    kind : {"diagonal", "full", "full, scaled"}
+        Independent variances, uniform from 0 to 1, on the diagonal; A Aᵀ/d with A standard normal; the same times a
+        factor of its own for each, log-uniform from 0.01 to 1.
+    generator : torch.Generator
+        Source of randomness.
+    """
+    if kind == "diagonal":
+        return torch.diag_embed(torch.rand(count, d, dtype=torch.float64, generator=generator))
+    full = wishart((count, d, d), generator)
+    return full if kind == "full" else full * scale_factors(count, generator)[:, None, None]
+
+
+def principal_windows(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Principal coordinates of n random windows of the right wrist, and their mean less that of the left wrist.
+
+    Returns
+    -------
+    Tensor of shape (n, 78) and Tensor of shape (78,)
+        float64, standardised with the right wrist; columns fall in variance, so that the first d are the best
+        d-dimensional picture of the data.
+    """
+    data = load_watch()
+    right = data.features[data.side == 1].double()
+    left = standardise(data.features[data.side == 0].double(), reference=right)
+    right = standardise(right)
+    axes = torch.linalg.eigh(right.T @ right)[1].flip(1)
+    rows = torch.randperm(len(right), generator=generator)[:n]
+    points = right[rows] @ axes
+    return points, points.mean(0) - (left @ axes).mean(0)
+
+
+def shaken_labels(best: Tensor, k: int, count: int, generator: torch.Generator) -> Tensor:
+    """Relabel at random a share of the points that grows from none to all of them: (count, n).
+
+    A draw that leaves a stratum empty is made again.
+    """
+    rows = []
+    for share in torch.linspace(0.0, 1.0, count).tolist():
+        while True:
+            moved = torch.rand(len(best), generator=generator) < share
+            labels = torch.where(moved, torch.randint(k, best.shape, generator=generator), best)
+            if int(torch.bincount(labels, minlength=k).min()) > 0:
+                break
+        rows.append(labels)
+    return torch.stack(rows)
+
+
+def all_partitions(n: int, k: int) -> Tensor:
+    """Every partition of n points into k non-empty strata, once each: (Stirling(n, k), n) int64.
+
+    Strata are numbered in the order of their first points (restricted growth).
+    """
+    rows = torch.zeros(1, 1, dtype=torch.int64)
+    for _ in range(n - 1):
+        fresh = rows.amax(1) + 1
+        repeated = rows.repeat_interleave(fresh + 1, 0)
+        starts = (fresh + 1).cumsum(0) - fresh - 1
+        last = torch.arange(len(repeated)) - starts.repeat_interleave(fresh + 1)
+        rows = torch.cat([repeated, last[:, None]], 1)
+        rows = rows[rows.amax(1) < k]
+    return rows[rows.amax(1) == k - 1]
 
 
 def of_partitions(x: Tensor, m: Tensor, partitions: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,9 +183,26 @@ def of_partitions(x: Tensor, m: Tensor, partitions: Tensor, k: int) -> tuple[Ten
     return torch.stack(surrogate), torch.stack(target), torch.stack(exact)
 
 
-def rho_text(rho: float) -> str:
-    """Four digits, never rounded up to one."""
-    return "1 exactly" if rho == 1.0 else f"{math.floor(rho * 1e4) / 1e4:.4f}"
+def mmd_variance(moments: StratumMoments, weights: Tensor, shift: Tensor) -> Tensor:
+    """Var |μ̂ - μ_t|² over all batches, for a fixed μ_t: what Lemma 1 approximates with Σ_t = 0.
+
+    With m = E μ̂ - μ_t it is Σ_h Var(2 w_h m·x_h + w_h² |x_h|²) + 2 Σ_{g≠h} w_g² w_h² Tr(Σ_g Σ_h).
+
+    Parameters
+    ----------
+    moments : StratumMoments
+        Of φ(z) in each stratum.
+    weights : Tensor of shape (..., k)
+        w_h = |S_h|/n.
+    shift : Tensor of shape (..., d)
+        m.
+    """
+    m = shift[..., None, :].expand_as(moments.mean)
+    own = weights.pow(4) * (moments.fourth - moments.trace.square())
+    own = own + 4.0 * weights.pow(3) * (m * moments.third).sum(-1) + 4.0 * weights.square() * moments.along(m)
+    total = (weights.square()[..., None, None] * moments.cov).sum(-3)
+    pairs = total.square().sum((-2, -1)) - (weights.pow(4) * moments.square).sum(-1)
+    return own.sum(-1) + 2.0 * pairs
 
 
 def _rhos(found: Pairs, population: str, *, exact: bool = False) -> list[float]:
@@ -129,52 +211,6 @@ def _rhos(found: Pairs, population: str, *, exact: bool = False) -> list[float]:
         surrogate, target, other = found[population, d]
         values.append(spearman(other if exact and other is not None else target, surrogate))
     return values
-
-
-def _listed(rhos: Sequence[float]) -> str:
-    return ", ".join(f"{rho_text(rho)} (d = {d})" for d, rho in zip(DIMENSIONS, rhos, strict=True))
-
-
-def _regret(surrogate: Tensor, target: Tensor) -> float:
-    """By how much the target of the surrogate's minimiser is above the smallest target, as a share of it."""
-    return float(target[surrogate.argmin()] / target.min()) - 1.0
-
-
-def _sentences(found: Pairs, count: int, n: int, tiny: int) -> tuple[str, ...]:
-    regrets = [100.0 * _regret(found["partitions", d][0], _exact(found["partitions", d])) for d in DIMENSIONS]
-    excess = []
-    for d in DIMENSIONS:
-        surrogate, _, exact = found["all partitions", d]
-        assert exact is not None
-        growth = float(exact.sort().values.diff().max())
-        bound = math.exp(log_worst_case_error(tiny, _TINY_STRATA, spearman(exact, surrogate), growth))
-        excess.append(bound / float(exact.max() - exact.min()))
-    all_rhos = _rhos(found, "all partitions", exact=True)
-    p = len(found["all partitions", 1][0])
-    # Lemma 1 at 2Σ is 4 f - 8 g, since a diagonal Σ has f = 2 Tr Σ² + 4 g
-    doubled = [spearman(4.0 * f - 8.0 * g, g) for g, f, _ in (found["diagonal", d] for d in DIMENSIONS[1:])]
-    return (
-        f"Each panel ranks {count} random covariances (above) or partitions (below) by target and surrogate; the "
-        "paper gives neither d nor the way covariances were drawn, so d = 1, 4, 16, 64 and three ways are shown.",
-        f"Full covariances A Aᵀ/d with scales over two decades: ρ = {_listed(_rhos(found, 'full, scaled'))}.",
-        f"Full covariances of one scale: ρ = {_listed(_rhos(found, 'full'))}.",
-        f"Diagonal covariances: ρ = {_listed(_rhos(found, 'diagonal'))}; for m = 1 the term mᵀΣm is then Tr Σ, the "
-        f"surrogate itself. The verdict is close: variances twice as large give {rho_text(min(doubled))} to "
-        f"{rho_text(max(doubled))} for d > 1.",
-        f"Partitions of {n} smart-watch windows into {_STRATA} strata, from the best found to random ones, with the "
-        f"real mean difference of the wrists: by Lemma 1 ρ = {_listed(_rhos(found, 'partitions'))}; with the exact "
-        f"variance over all draws ρ = {_listed(_rhos(found, 'partitions', exact=True))}.",
-        f"The partition of smallest surrogate has an exact target at most {max(regrets):.2g} % above the smallest of "
-        "its panel.",
-        f"Over all {p} partitions of {tiny} windows into {_TINY_STRATA} strata the exact ρ = {_listed(all_rhos)}, and "
-        f"Theorem 2's bound is {min(excess):.0f} to {max(excess):.0f} times the whole range of the target"
-        f"{': it excludes nothing' if min(excess) >= 1.0 else ''}.",
-    )
-
-
-def _exact(entry: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-    assert entry[2] is not None
-    return entry[2]
 
 
 def _claims(found: Pairs) -> tuple[Claim, ...]:
@@ -233,26 +269,3 @@ def _draw(figure: Figure, found: Pairs) -> None:
 
 
 _LABELS = {"full, scaled": "full Σ, two decades of scale", "full": "full Σ, one scale", "diagonal": "diagonal Σ"}
-
-
-def scatter(axes: Axes, x: Tensor, y: Tensor, colour: str, marker: str, label: str) -> None:
-    """Many small half-transparent points."""
-    axes.plot(
-        x.numpy(),
-        y.numpy(),
-        marker,
-        color=colour,
-        markersize=2.6,
-        alpha=0.6,
-        markeredgewidth=0.5,
-        label=label,
-        rasterized=True,
-    )
-
-
-def note(axes: Axes, notes: Sequence[tuple[float, str]]) -> None:
-    """Rank correlations in the colours of their points, in the upper left corner, where rising data leave room."""
-    for line, (rho, colour) in enumerate(notes):
-        text = "ρ = 1" if rho == 1.0 else f"ρ = {rho_text(rho)}"
-        place = (0.05, 0.95 - 0.105 * line)
-        axes.text(*place, text, transform=axes.transAxes, fontsize=9.5, color=colour, va="top", fontweight="bold")

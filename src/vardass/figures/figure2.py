@@ -9,31 +9,29 @@ partition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vardass.figures.base import (
-    BLUE,
-    VERMILION,
-    Cell,
-    Claim,
-    FigureResult,
-    Progress,
-    dress,
+from vardass.figures.base import Cell, Claim, FigureResult
+from vardass.figures.surrogates import (
+    StratumMoments,
     log_axes,
+    note,
+    rho_text,
+    scale_factors,
+    scatter,
+    wishart,
 )
-from vardass.figures.exact import StratumMoments, coral_variances, lognormal_moments, normal_moments
-from vardass.figures.figure1 import note, rho_text, scatter
-from vardass.figures.populations import random_strata
+from vardass.plots import BLUE, VERMILION, dress
 from vardass.theory import spearman
+from vardass.validate import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NEAR_MONOTONIC", "STRATA", "figure2", "strata_moments"]
+__all__ = ["figure2"]
 
 DIMENSIONS = (1, 2, 8, 32)
 DISTRIBUTIONS = ("normal", "lognormal")
@@ -51,7 +49,7 @@ _LOG_SPREAD = 0.5  # the lognormal's exponent is half as wide as the normal: its
 Pairs = dict[tuple[str, int, str], tuple[Tensor, Tensor]]
 
 
-def figure2(*, seed: int = 0, quick: bool = False, progress: Progress | None = None) -> FigureResult:
+def figure2(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     """Rank the variance of the batch covariance against that of its surrogate.
 
     Parameters
@@ -60,7 +58,7 @@ def figure2(*, seed: int = 0, quick: bool = False, progress: Progress | None = N
         Of all random numbers.
     quick : bool
         60 points for each population instead of 400.
-    progress : callable, optional
+    progress : callable
         Called as ``progress(fraction, message)``.
 
     Returns
@@ -74,8 +72,7 @@ def figure2(*, seed: int = 0, quick: bool = False, progress: Progress | None = N
     found: Pairs = {}
     for step, distribution in enumerate(DISTRIBUTIONS):
         for d in DIMENSIONS:
-            if progress is not None:
-                progress(step / len(DISTRIBUTIONS), f"figure 2, {distribution}, d = {d}")
+            progress(step / len(DISTRIBUTIONS), f"{distribution}, d = {d}")
             for population in SCALES:
                 moments = strata_moments(distribution, count, d, generator, scaled=population == "scaled")
                 target, surrogate = coral_variances(moments, sizes)
@@ -88,9 +85,12 @@ def figure2(*, seed: int = 0, quick: bool = False, progress: Progress | None = N
     return FigureResult(
         number=2,
         title="variance of the batch covariance against that of its CORAL surrogate",
+        caption=(
+            f"Each panel ranks {count} random partitions of each kind into k = {STRATA} strata of sizes 1 to {STRATA}; "
+            "both variances are exact, not simulated. The paper gives neither d nor the strata's parameters."
+        ),
         columns=("distribution", "d", "population", "surrogate", "target"),
         rows=rows,
-        sentences=_sentences(found, count),
         claims=_claims(found),
         draw=lambda figure: _draw(figure, found),
         size=(10.0, 6.0),
@@ -108,30 +108,81 @@ def strata_moments(
     return lognormal_moments(_LOG_SPREAD * means, _LOG_SPREAD**2 * covariances)
 
 
+def random_strata(count: int, k: int, d: int, generator: torch.Generator, *, scaled: bool) -> tuple[Tensor, Tensor]:
+    """Means (count, k, d) and covariances (count, k, d, d) of k strata for each of ``count`` partitions.
+
+    Means are standard normal; a stratum's covariance is A Aᵀ/d times a uniform number, so that strata differ in
+    spread. ``scaled`` multiplies the covariances of a partition by one common factor from 0.01 to 1.
+    """
+    means = torch.randn(count, k, d, dtype=torch.float64, generator=generator)
+    spread = torch.rand(count, k, 1, 1, dtype=torch.float64, generator=generator)
+    if scaled:
+        spread = spread * scale_factors(count, generator)[:, None, None, None]
+    return means, spread * wishart((count, k, d, d), generator)
+
+
+def normal_moments(mean: Tensor, cov: Tensor) -> StratumMoments:
+    """Moments of N(mean, cov): E |x|⁴ = (Tr Σ)² + 2 |Σ|²."""
+    trace = cov.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return StratumMoments(mean, cov, torch.zeros_like(mean), trace.square() + 2.0 * cov.square().sum((-2, -1)))
+
+
+def lognormal_moments(log_mean: Tensor, log_cov: Tensor) -> StratumMoments:
+    """Moments of exp(y), y ~ N(log_mean, log_cov) in ``d`` dimensions.
+
+    E z_i^p z_j^q = M_i^p M_j^q exp(½ p (p - 1) S_ii + ½ q (q - 1) S_jj + p q S_ij) with M = E z; central moments
+    follow from the binomial theorem.
+    """
+    own = log_cov.diagonal(dim1=-2, dim2=-1)
+    mean = torch.exp(log_mean + 0.5 * own)
+    a, b = torch.exp(own)[..., :, None], torch.exp(own)[..., None, :]  # E z² / (E z)²
+    c = torch.exp(log_cov)  # E z_i z_j / (E z_i E z_j)
+    x, y = mean[..., :, None], mean[..., None, :]
+    cov = x * y * (c - 1.0)
+    # E x_i² x_j and E x_i² x_j², each divided by powers of the means
+    third = a * c.square() - 2.0 * c - a + 2.0
+    fourth = a * b * c.pow(4) - 2.0 * (a + b) * c.square() + a + b + 4.0 * c - 3.0
+    return StratumMoments(mean, cov, (x.square() * y * third).sum(-2), (x.square() * y.square() * fourth).sum((-2, -1)))
+
+
+def coral_variances(moments: StratumMoments, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Var(R̂) and Var(R̂'): total variance of the entries of the stratified covariance, for any dimension.
+
+    R̂ is centred at the batch mean and divided by n - 1, R̂' at the known mean and divided by n (section 2.3). With
+    a = |S|/n, M = diag(a) - aaᵀ, b_h = E z_h - μ and T_h = α_h x_h x_hᵀ + x_h c_hᵀ + c_h x_hᵀ,
+
+        Var(R̂) = γ² [Σ_h Var(T_h) + 2 Σ_{g<h} M_gh² (Tr Σ_g Tr Σ_h + Tr Σ_g Σ_h)],  α_h = M_hh,  c_h = a_h b_h,
+
+    and Var(R̂') = Σ_h Var(T_h) with α_h = a_h and the same c_h. For scalar Gaussian strata this is Theorem 4.
+
+    Parameters
+    ----------
+    moments : StratumMoments
+        Of z in each stratum.
+    sizes : Tensor of shape (k,)
+        |S_h|.
+    """
+    n = sizes.sum()
+    a = sizes / n
+    overall = (a[:, None] * moments.mean).sum(-2, keepdim=True)
+    c = a[:, None] * (moments.mean - overall)
+    linear = 2.0 * c.square().sum(-1) * moments.trace + 2.0 * moments.along(c)
+    skew = 4.0 * (c * moments.third).sum(-1)
+    spread = moments.fourth - moments.square
+
+    def of(alpha: Tensor) -> Tensor:
+        return (alpha.square() * spread + alpha * skew + linear).sum(-1)
+
+    mixed = (torch.diag(a) - torch.outer(a, a)).fill_diagonal_(0.0).square()
+    flat = moments.cov.flatten(-2)
+    pairs = moments.trace[..., :, None] * moments.trace[..., None, :] + flat @ flat.mT
+    gamma = n / (n - 1.0)
+    return gamma.square() * (of(a - a.square()) + (mixed * pairs).sum((-2, -1))), of(a)
+
+
 def _rhos(found: Pairs, distribution: str, population: str) -> list[float]:
     pairs = (found[distribution, d, population] for d in DIMENSIONS)
     return [spearman(target, surrogate) for surrogate, target in pairs]
-
-
-def _listed(rhos: Sequence[float]) -> str:
-    return ", ".join(f"{rho_text(rho)} (d = {d})" for d, rho in zip(DIMENSIONS, rhos, strict=True))
-
-
-def _sentences(found: Pairs, count: int) -> tuple[str, ...]:
-    ratios = torch.cat([target / surrogate for surrogate, target in found.values()])
-    low, high = torch.quantile(ratios, torch.tensor([0.05, 0.95], dtype=ratios.dtype)).tolist()
-    return (
-        f"Each panel ranks {count} random partitions of each kind into k = {STRATA} strata of sizes 1 to {STRATA}; "
-        "both variances are exact, not simulated. The paper gives neither d nor the strata's parameters.",
-        *(
-            f"{distribution.capitalize()} strata, {_LABELS[population]}: "
-            f"ρ = {_listed(_rhos(found, distribution, population))}."
-            for distribution in DISTRIBUTIONS
-            for population in SCALES
-        ),
-        f"The target is {low:.2f} to {high:.2f} times the surrogate in 90 % of all cases: the surrogate ranks "
-        "partitions, it does not give the size of the variance.",
-    )
 
 
 def _claims(found: Pairs) -> tuple[Claim, ...]:

@@ -1,35 +1,107 @@
 """Figure 4: variance of the estimator against the batch size, for the paper's solver and its three ablations.
 
 The paper takes 1,000 feature embeddings of Humpbacks and an RBF kernel with unit bandwidth. Here they are features of
-a small network trained on the smart-watch data, in the unit of their median distance.
+a small network trained on the smart-watch data, in the unit of their median distance. `batch_size_figure` makes the
+same figure of any features; the demo shows it for inputs.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from vardass.figures.base import GREY, Cell, Claim, FigureResult, Progress, dress
-from vardass.figures.batch_sizes import COUPLED, METHODS, Point, measure, measure_coupled, of_method
-from vardass.figures.small_network import small_trainer, source_features
-from vardass.figures.threads import one_thread
+from vardass.bounds import nearest_neighbour_bound
+from vardass.figures.base import Cell, Claim, FigureResult
+from vardass.figures.network_features import Gram, small_trainer, source_features
+from vardass.kernels import RBFMixture
+from vardass.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, dress
+from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.samplers.base import derive_seed
-from vardass.validate import as_generator
+from vardass.solvers import stratify
+from vardass.validate import Progress, as_generator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["figure4", "trained_features"]
+__all__ = ["KERNEL", "OURS", "PAPER", "PLANNED", "SOLVERS", "Point", "batch_size_figure", "figure4"]
 
-_PAPER = METHODS[2].name
+KERNEL = RBFMixture(gammas=(1.0,), scale="median")
+"""Unit bandwidth, for distances in the unit of their median: raw ones are far above 1, where exp(-d²) is 0."""
+
+PAPER, OURS = "VaRDASS (paper)", "min-sum (ours)"
+SOLVERS = {"k-means": "kmeans", "kernel k-means": "kernel-kmeans", PAPER: "dynamic-kmeans", OURS: "min-sum"}
+"""Solvers of the strata, by the names of their curves."""
+PLANNED = {"ordered (ours)": OrderedBatchSampler, "balanced (ours)": BalancedBatchSampler}
+"""Samplers whose batches are planned together, so that their variance has no closed form."""
+
 _NO_REPEATS, _BOUND = "uniform, no repeats", "lower bound"
+_LOOKS = {
+    "uniform": (BLACK, "", "--"),
+    _NO_REPEATS: (GREY, "", ":"),
+    "k-means": (ORANGE, "s", "-"),
+    "kernel k-means": (GREEN, "D", "-"),
+    PAPER: (PURPLE, "^", "-"),
+    OURS: (BLUE, "o", "-"),
+    "ordered (ours)": (VERMILION, "v", "-"),
+    "balanced (ours)": (SKY, "P", "-"),
+}
 _PAPERS_K, _PAPERS_FOLD = 256, 50.0
 _SAME = 0.05  # variances that differ by less overlap in a plot of decades
+
+
+@dataclass(frozen=True)
+class Point:
+    """Var(μ̂) of one way to draw at one batch size; ``stderr`` is 0 where the variance is exact."""
+
+    k: int
+    method: str
+    variance: float
+    relative_to_uniform: float
+    stderr: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def fold(self) -> float:
+        """How many times less variance than uniform draws."""
+        return 1.0 / max(self.relative_to_uniform, 1e-300)
+
+
+def figure4(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
+    """Measure Var(μ̂) against k for uniform draws, k-means, kernel k-means and Algorithm 1, and for ours.
+
+    Parameters
+    ----------
+    seed : int
+        Of the network, of the samples, and the first of the solvers' seeds.
+    quick : bool
+        160 features and k up to 32 instead of 1,000 and 256.
+    progress : callable
+        Called as ``progress(fraction, message)``.
+    """
+    n, steps, repeats, batches = (160, 30, 1, 64) if quick else (1000, 1000, 3, 1024)
+    ks = (4, 8, 32) if quick else (2, 4, 8, 16, 32, 64, 128, 256)
+    progress(0.0, "features")
+    return batch_size_figure(
+        trained_features(n, seed=seed, steps=steps),
+        ks,
+        seeds=range(seed, seed + repeats),
+        batches=batches,
+        caption=(
+            f"{n:,} features of a small network after {steps:,} steps of MMD on the smart-watch data (source: left "
+            "wrist, all people; the paper's are features of whale calls), Gaussian kernel with unit bandwidth in the "
+            f"unit of the median distance. Strata: exact variance, mean over {repeats} of the solver's seeds; ordered "
+            f"and balanced: measured on {batches:,} batches."
+        ),
+        settings={"seed": seed, "quick": quick},
+        progress=progress,
+    )
 
 
 def trained_features(n: int, *, seed: int, steps: int) -> Tensor:
@@ -40,115 +112,108 @@ def trained_features(n: int, *, seed: int, steps: int) -> Tensor:
     return z[torch.randperm(len(z), generator=as_generator(derive_seed(seed, 4)))[:n]]
 
 
-def figure4(*, seed: int = 0, quick: bool = False, progress: Progress | None = None) -> FigureResult:
-    """Measure Var(μ̂) against k for uniform draws, k-means, kernel k-means and Algorithm 1, and for ours.
+def batch_size_figure(
+    features: Tensor,
+    ks: Sequence[int],
+    *,
+    seeds: Sequence[int],
+    batches: int = 0,
+    caption: str,
+    settings: dict[str, Any],
+    progress: Progress | None = None,
+) -> FigureResult:
+    """Figure 4 of any features.
 
     Parameters
     ----------
-    seed : int
-        Of the network, of the samples, and the first of the solvers' seeds.
-    quick : bool
-        160 features and k up to 32 instead of 1,000 and 256.
+    features : Tensor of shape (n, d)
+        All samples of one domain.
+    ks : sequence of int
+        Batch sizes.
+    seeds : sequence of int
+        The solvers' variances are means over these.
+    batches : int
+        Batches of each of `PLANNED` to measure; 0 leaves these out.
+    caption, settings
+        What the features are.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
 
     Returns
     -------
     FigureResult
-        Columns ``k``, ``method``, ``variance``, ``relative_to_uniform`` and ``stderr``, which is 0 where the
-        variance is exact.
+        Columns ``k``, ``method``, ``variance``, ``relative_to_uniform``, ``stderr``, which is 0 where the variance is
+        exact, and ``seconds`` of one solution.
     """
-    n, steps, repeats, batches = (160, 30, 1, 64) if quick else (1000, 1000, 3, 1024)
-    ks = (4, 8, 32) if quick else (2, 4, 8, 16, 32, 64, 128, 256)
-
-    def report(share: float, message: str) -> None:
-        if progress is not None:
-            progress(share, f"figure 4, {message}")
-
-    with one_thread():
-        report(0.0, "features")
-        features = trained_features(n, seed=seed, steps=steps)
-        seeds = range(seed, seed + repeats)
-        points, bounds = measure(features, ks, seeds=seeds, progress=lambda share, text: report(0.6 * share, text))
-        for place, k in enumerate(ks):
-            report(0.6 + 0.4 * place / len(ks), f"planned batches, k = {k}")
-            points += measure_coupled(features, k, seed=seed, batches=batches)
-    for point in of_method(points, "uniform"):
-        share = (n - point.k) / (n - 1)
-        points.append(Point(point.k, _NO_REPEATS, share * point.variance, share, 0.0))
-    for uniform, bound in zip(of_method(points, "uniform"), bounds, strict=True):
-        points.append(Point(uniform.k, _BOUND, bound, bound / uniform.variance, 0.0))
-    rows: list[tuple[Cell, ...]] = [
-        (point.k, point.method, point.variance, point.relative, point.stderr)
-        for point in sorted(points, key=lambda point: point.k)
-    ]
+    report = progress or (lambda share, message: None)
+    kernel = KERNEL.fit(features)
+    gram = Gram(features, kernel)
+    n = len(features)
+    points = []
+    for place, k in enumerate(ks):
+        uniform = gram.uniform(k)
+        points.append(Point(k, "uniform", uniform, 1.0))
+        points.append(Point(k, _NO_REPEATS, uniform * (n - k) / (n - 1), (n - k) / (n - 1)))
+        for name, solver in SOLVERS.items():
+            report(place / len(ks), f"{name}, k = {k}")
+            clock = time.perf_counter()
+            found = [stratify(features, k, kernel=kernel, solver=solver, seed=seed) for seed in seeds]
+            seconds = (time.perf_counter() - clock) / len(seeds)
+            variance = sum(strata.variance for strata in found) / len(seeds)
+            points.append(Point(k, name, variance, variance / uniform, seconds=seconds))
+        for name, kind in PLANNED.items() if batches else ():
+            report((place + 0.6) / len(ks), f"{name}, k = {k}")
+            clock = time.perf_counter()
+            sampler = kind(n, k, kernel=kernel, seed=seeds[0])
+            sampler.refresh(features)
+            seconds = time.perf_counter() - clock
+            chunk = sampler.sample_batches(batches)
+            weights = torch.full((k,), 1.0 / k) if chunk.weights is None else chunk.weights
+            errors = gram.drawn(chunk.rows, weights)
+            variance, stderr = float(errors.mean()), float(errors.std()) / len(errors) ** 0.5
+            points.append(Point(k, name, variance, variance / uniform, stderr, seconds))
+        bound = nearest_neighbour_bound(features, k, kernel=kernel, rows=n).variance
+        points.append(Point(k, _BOUND, bound, bound / uniform))
+    rows: list[tuple[Cell, ...]] = [astuple(point) for point in points]
     return FigureResult(
         number=4,
         title="variance of the estimator against batch size",
-        columns=("k", "method", "variance", "relative_to_uniform", "stderr"),
+        caption=caption,
+        columns=tuple(Point.__annotations__),
         rows=rows,
-        sentences=_sentences(points, n, steps, repeats, batches),
-        claims=_claims(points),
+        claims=claims(points),
         draw=lambda figure: _draw(figure, points),
         size=(11.5, 5.4),
-        settings={"seed": seed, "quick": quick, "n": n, "sizes": ks, "solver_runs": repeats, "batches": batches},
+        settings={**settings, "n": len(features), "sizes": ks, "solver_runs": len(seeds), "batches": batches},
     )
 
 
-def _folds(points: Sequence[Point], method: str) -> list[float]:
-    """How many times less variance than uniform draws, by k."""
-    return [1.0 / max(point.relative, 1e-300) for point in of_method(points, method)]
+def of_method(points: Sequence[Point], method: str) -> list[Point]:
+    """The points of one method, by batch size."""
+    return [point for point in points if point.method == method]
 
 
-def _fold_text(points: Sequence[Point], method: str) -> str:
-    found = of_method(points, method)
-    return ", ".join(f"{1.0 / max(p.relative, 1e-300):.3g} (k = {p.k})" for p in found)
-
-
-def _sentences(points: Sequence[Point], n: int, steps: int, repeats: int, batches: int) -> tuple[str, ...]:
-    names = [method.name for method in METHODS]
-    ours, paper = of_method(points, names[-1]), of_method(points, _PAPER)
-    ratios = [100.0 * a.variance / b.variance for a, b in zip(ours, paper, strict=True)]
-    last = paper[-1].k
-    bare = of_method(points, _NO_REPEATS)[-1].relative
-    visited = last * (n // last)
-    left_out = 100.0 * (n - visited) / (n - 1) * last / visited
-    return (
-        f"{n:,} features of a small network after {steps:,} steps of MMD on the smart-watch data (source: left wrist, "
-        "all people), Gaussian kernel with unit bandwidth in the unit of the median distance. The paper's embeddings "
-        "are features of a trained network too, of whale calls. Strata: exact variance, mean over "
-        f"{repeats} of the solver's seeds; ordered and balanced: measured on {batches:,} batches.",
-        *(
-            f"{name}: times less variance than uniform draws: {_fold_text(points, name)}."
-            for name in (*names, *COUPLED)
-        ),
-        f"min-sum strata have {min(ratios):.1f} to {max(ratios):.1f} % of the variance of the paper's.",
-        f"Uniform draws without repeats, which cost nothing, have {100.0 * bare:.0f} % of the variance of those with "
-        f"repeats at k = {last}. There a balanced epoch has {n // last} batches and leaves out {n - visited} "
-        f"samples at random, which alone is {left_out:.1f} % of the variance of uniform draws.",
-    )
-
-
-def _claims(points: Sequence[Point]) -> tuple[Claim, ...]:
-    plain, kernelised, paper = (of_method(points, method.name) for method in METHODS[:3])
+def claims(points: Sequence[Point]) -> tuple[Claim, ...]:
+    """What the paper says of the figure, and whether ``points`` bear it out."""
+    plain, kernelised, paper = (of_method(points, name) for name in list(SOLVERS)[:3])
     sizes = [point.k for point in paper]
-    folds = _folds(points, _PAPER)
     gains = [a.variance / b.variance for a, b in zip(plain, kernelised, strict=True)]
     half = len(sizes) // 2
     better = [k for k, gain in zip(sizes[:half], gains, strict=False) if gain > 1.0 + _SAME]
-    shown = ", ".join(f"{gain:.2f} (k = {k})" for gain, k in zip(gains, sizes, strict=True))
     lowest = [
         p.k for p, *rest in zip(paper, plain, kernelised, strict=True) if p.variance <= min(r.variance for r in rest)
     ]
-    claims = [
+    folds = ", ".join(f"{point.fold:.3g} (k = {point.k})" for point in paper)
+    shown = ", ".join(f"{gain:.2f} (k = {k})" for gain, k in zip(gains, sizes, strict=True))
+    found = [
         Claim(
             "the gap between uniform and stratified sampling increases with k",
-            all(a < b for a, b in pairwise(folds)),
-            f"Algorithm 1 has {_fold_text(points, _PAPER)} times less variance",
+            all(a.fold < b.fold for a, b in pairwise(paper)),
+            f"Algorithm 1 has {folds} times less variance",
         ),
         Claim(
             "Algorithm 1 has less variance than its three ablations",
-            len(lowest) == len(sizes) and min(folds) > 1.0,
+            len(lowest) == len(sizes) and all(point.fold > 1.0 for point in paper),
             f"lowest of the four at {len(lowest)} of {len(sizes)} batch sizes",
         ),
         Claim(
@@ -164,31 +229,44 @@ def _claims(points: Sequence[Point]) -> tuple[Claim, ...]:
         ),
     ]
     if _PAPERS_K in sizes:
-        place = sizes.index(_PAPERS_K)
-        near = _PAPERS_FOLD / 2.0, _PAPERS_FOLD * 2.0
-        claims.append(
+        fold, most = (of_method(points, name)[sizes.index(_PAPERS_K)].fold for name in (PAPER, _BOUND))
+        low, high = _PAPERS_FOLD / 2.0, _PAPERS_FOLD * 2.0
+        found.append(
             Claim(
                 "the reduction in variance is around 50-fold for k = 256",
-                near[0] <= folds[place] <= near[1],
-                f"{folds[place]:.3g}-fold ({near[0]:.0f} to {near[1]:.0f} would count as around 50); no partition of "
-                f"these features can reach more than {_folds(points, _BOUND)[place]:.3g}-fold",
+                low <= fold <= high,
+                f"{fold:.3g}-fold ({low:.0f} to {high:.0f} would count as around 50); no partition of these features "
+                f"can reach more than {most:.3g}-fold",
             )
         )
-    return tuple(claims)
+    return tuple(found)
 
 
 def _draw(figure: Figure, points: Sequence[Point]) -> None:
     absolute, relative = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.0, 1.25)})
-    looks = {method.name: (method.colour, method.marker, "-") for method in METHODS}
-    looks |= {name: (*look, "-") for name, look in COUPLED.items()}
-    looks = {"uniform": ("#000000", "", "--"), _NO_REPEATS: (GREY, "", ":"), **looks}
-    for axes, field in ((absolute, "variance"), (relative, "relative")):
-        for name, (colour, marker, dashes) in looks.items():
-            found = of_method(points, name)
-            values = [getattr(point, field) for point in found]
+    _draw_curves(absolute, points, "variance")
+    _draw_curves(relative, points, "relative_to_uniform")
+    absolute.set_ylabel("Var(μ̂), variance of the minibatch mean embedding")
+    relative.set_ylabel("Var(μ̂) relative to uniform draws")
+    relative.yaxis.set_major_formatter("{x:g}")
+    relative.annotate(
+        "out of reach of strata\nwith independent draws",
+        (points[0].k * 1.1, relative.get_ylim()[0] * 1.15),
+        color=GREY,
+        fontsize=9.5,
+        va="bottom",
+    )
+    figure.tight_layout(rect=(0.0, 0.0, 0.83, 1.0), w_pad=2.0)
+    figure.legend(*relative.get_legend_handles_labels(), loc="center right", fontsize=10, frameon=False)
+
+
+def _draw_curves(axes: Axes, points: Sequence[Point], field: str) -> None:
+    """Every method against k, and a shaded region below the bound."""
+    for name, (colour, marker, dashes) in _LOOKS.items():
+        if found := of_method(points, name):
             axes.plot(
                 [point.k for point in found],
-                values,
+                [getattr(point, field) for point in found],
                 color=colour,
                 marker=marker,
                 linestyle=dashes,
@@ -198,32 +276,14 @@ def _draw(figure: Figure, points: Sequence[Point]) -> None:
                 markeredgewidth=0.6,
                 label=name,
             )
-        bound = of_method(points, _BOUND)
-        low = min(getattr(p, field) for name in looks for p in of_method(points, name)) / 1.5
-        high = max(getattr(p, field) for p in points) * 1.15
-        floor = [max(getattr(p, field), low) for p in bound]
-        axes.fill_between([p.k for p in bound], floor, low, color="#DDDDDD", linewidth=0, zorder=0)
-        _scale(axes, [p.k for p in bound])
-        axes.set_ylim(low, high)
-    relative.set_yticks([1.0, 0.1, 0.01], ["1", "0.1", "0.01"])
-    absolute.set_ylabel("Var(μ̂), variance of the minibatch mean embedding")
-    relative.set_ylabel("Var(μ̂) relative to uniform draws")
-    sizes = [p.k for p in of_method(points, _BOUND)]
-    relative.annotate(
-        "out of reach of strata\nwith independent draws",
-        (sizes[0] * 1.1, relative.get_ylim()[0] * 1.15),
-        color=GREY,
-        fontsize=9.5,
-        va="bottom",
-    )
-    figure.tight_layout(rect=(0.0, 0.0, 0.83, 1.0), w_pad=2.0)
-    handles, labels = relative.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center right", fontsize=10, frameon=False)
-
-
-def _scale(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    bound = of_method(points, _BOUND)
+    sizes = [point.k for point in bound]
+    floor = [max(getattr(point, field), low) for point in bound]
+    axes.fill_between(sizes, floor, low, color="#DDDDDD", linewidth=0, zorder=0)
+    axes.set_ylim(low, high)
     axes.set_xticks(sizes, [str(k) for k in sizes])
     axes.minorticks_off()
     axes.set_xlabel("batch size k")
