@@ -21,7 +21,7 @@ from vardass import CoralKernel, Kernel, RBFMixture
 from vardass.lowrank import low_rank_features
 from vardass.solvers.problem import ExactProblem, LowRankProblem
 from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.solve import solve
+from vardass.solvers.stratification import solve
 
 KERNELS: dict[str, Kernel] = {
     "mixture": RBFMixture(),

@@ -20,7 +20,7 @@ from vardass.kernels import (
 )
 from vardass.lowrank import LowRankFeatures, fit_feature_map, low_rank_features
 from vardass.solvers.problem import ExactProblem, LowRankProblem
-from vardass.solvers.seeding import random_balanced_labels
+from vardass.solvers.starts import random_balanced_labels
 
 module = importlib.import_module("vardass.lowrank")
 

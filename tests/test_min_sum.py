@@ -16,9 +16,9 @@ from torch import Tensor
 from vardass.kernels import RBFMixture
 from vardass.solvers.min_sum import _move_many, _Part, _start, min_sum
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
-from vardass.solvers.seeding import random_balanced_labels
 from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.solve import solve
+from vardass.solvers.starts import random_balanced_labels
+from vardass.solvers.stratification import solve
 
 module = importlib.import_module("vardass.solvers.min_sum")
 

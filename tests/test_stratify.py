@@ -17,21 +17,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LaplacianKernel, LinearKernel, RBFMixture, as_kernel
 from vardass.lowrank import low_rank_features
-from vardass.solvers import SOLVERS, stratify
-from vardass.solvers.bisection import bisection_labels
+from vardass.refresh.strata_spread import strata_spread
+from vardass.samplers import StratifiedBatchSampler
+from vardass.solvers import SOLVERS, stratify, stratify_groups
+from vardass.solvers.starts import bisection_labels
 from vardass.strata import Strata
 from vardass.variance import stratified_variance, uniform_variance
 
-front = importlib.import_module("vardass.solvers")
+front = importlib.import_module("vardass.solvers.stratification")
 evaluation = importlib.import_module("vardass.solvers.evaluate")
 
 QUICK: dict[str, dict[str, Any]] = {solver: {} for solver in SOLVERS}
 QUICK["dynamic-kmeans"] = {"trials": 5, "max_iter": 5}
 QUICK["interior-point"] = {"max_iter": 2}
-each_solver = pytest.mark.parametrize("solver", SOLVERS)
+each_solver = pytest.mark.parametrize("solver", QUICK)
 
 
 def gen(seed: int = 0) -> torch.Generator:
@@ -71,6 +74,15 @@ def variance_by_enumeration(x: Tensor, labels: Tensor, kernel: Kernel) -> float:
             weights[i] += len(stratum) / n
         total += float(weights @ matrix @ weights)
     return total / math.prod(len(stratum) for stratum in strata)
+
+
+def variance_by_pairs(x: Tensor, labels: Tensor, kernel: Kernel) -> float:
+    """Σ_h |S_h|/n² Σ_{i in S_h} |φ_i - μ_h|² by a loop over pairs, for a fitted kernel."""
+    matrix, total = kernel.matrix(x), 0.0
+    for i, j in itertools.combinations(range(len(x)), 2):
+        if labels[i] == labels[j]:
+            total += float(matrix[i, i] + matrix[j, j] - 2.0 * matrix[i, j])
+    return total / len(x) ** 2
 
 
 @pytest.mark.parametrize("kernel", ["mmd", "coral", "linear", "rbf", "laplacian", "polynomial"])
@@ -628,6 +640,36 @@ def test_objects_and_names_agree() -> None:
     assert stratify(x, 6, kernel=RBFMixture(scale="median")).kernel != stratify(x, 6).kernel
 
 
+@pytest.mark.parametrize("kernel", [RBFMixture(scale="median"), CoralKernel()], ids=["median", "coral"])
+def test_a_fitted_kernel_is_one_kernel_everywhere(kernel: Kernel) -> None:
+    """Fitted to other data: whatever takes it must use it so, and report the same numbers."""
+    x = cloud(40)
+    fitted = kernel.fit(3.0 * x + 1.0)
+    pairs = stratify(x, 20, kernel=fitted, equal=True)
+    expected = variance_by_pairs(x, pairs.labels, fitted)
+    assert expected != pytest.approx(stratified_variance(x, pairs.labels, kernel=kernel), rel=0.1)
+    drawn = StratifiedBatchSampler(40, 20, kernel=fitted, equal=True)
+    drawn.refresh(x)
+    assert drawn.strata is not None
+    for value in (
+        pairs.variance,
+        stratified_variance(x, pairs.labels, kernel=fitted),
+        strata_spread(x, pairs.labels, kernel=fitted).variance,  # exact for pairs
+        drawn.strata.variance,
+    ):
+        assert value == pytest.approx(expected, rel=1e-9)
+    low_rank = stratify(x, 20, kernel=fitted, rank=30)
+    assert low_rank.variance == pytest.approx(variance_by_pairs(x, low_rank.labels, fitted), rel=1e-9)
+    one = uniform_variance(x, 1, kernel=fitted)
+    for value in (
+        stratify(x, 1, kernel=fitted).variance,
+        stratify_groups(x, 2, torch.arange(40) % 2, kernel=fitted).uniform_variance * 2,
+        nearest_neighbour_bound(x, 1, kernel=fitted).variance,
+        semidefinite_bound(x, 1, kernel=fitted).variance,
+    ):
+        assert value == pytest.approx(one, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
@@ -684,7 +726,7 @@ def test_good_kernels_do_not_warn() -> None:
         ({"min_size": 8, "max_size": 6}, "max_size=6 is below min_size=8"),
         ({"min_size": 0}, "min_size must be at least 1, got 0"),
         ({"equal": True, "max_size": 7}, "leave both out"),
-        ({"solver": "k-means"}, "unknown solver 'k-means'; choose one of min-sum, dynamic-kmeans"),
+        ({"solver": "k-means"}, "unknown solver 'k-means'; did you mean 'kmeans'? known: min-sum, dynamic-kmeans"),
         ({"init": "pca"}, "unknown init 'pca'; choose one of auto, bisection"),
         ({"restarts": 0}, "restarts must be at least 1, got 0"),
         ({"restarts": 1.5}, "restarts must be a whole number, got 1.5"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError
-from vardass.kernels import FunctionKernel, KernelLike, as_kernel
+from vardass.kernels import FunctionKernel, KernelLike, as_kernel, fitted_kernel
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.sampler_noise.noise import (
     Drawn,
@@ -333,7 +333,7 @@ def variance_report(
     embeddings = [
         embedding_errors(
             x,
-            chosen.fit(x),
+            fitted_kernel(chosen, x),
             [draws.batches[domain] for draws in drawn.values()],
             max_columns=max_columns,
             seed=seed,

@@ -12,10 +12,10 @@ from vardass.kernels import KernelLike, fitted_kernel
 from vardass.samplers.base import StreamOptions, derive_seed
 from vardass.samplers.plan import PLAN_RANK, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
-from vardass.solvers.bisection import bisection_labels
 from vardass.solvers.min_sum import min_sum
 from vardass.solvers.problem import LowRankProblem
 from vardass.solvers.sizes import SizeLimits, repair_sizes
+from vardass.solvers.starts import bisection_labels
 from vardass.validate import ArrayLike, as_generator, as_labels, check_count
 
 __all__ = ["BalancedBatchSampler"]

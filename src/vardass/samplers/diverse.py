@@ -13,6 +13,7 @@ from vardass.kernels import FunctionKernel, Kernel, KernelLike, as_kernel, fitte
 from vardass.lowrank import DEFAULT_RANK, fit_feature_map, low_rank_features
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
 from vardass.solvers import EXACT_LIMIT
+from vardass.solvers.starts import draw_by_mass
 from vardass.validate import as_generator, check_count, row_blocks
 
 __all__ = ["DPPBatchSampler", "KMeansPlusPlusBatchSampler"]
@@ -152,22 +153,14 @@ class _MassTable:
         blocked = self._mass.view(*self._free_in_block.shape, _BLOCK)
         sums = blocked.sum(2).double()
         has_mass = sums.sum(1, keepdim=True) > 0.0
-        block = _invert(torch.where(has_mass, sums, self._free_in_block), levels[:, 0])
+        block = draw_by_mass(torch.where(has_mass, sums, self._free_in_block), levels[:, 0])
         inside = blocked[self._batch, block].double()
         free = self._free.view(blocked.shape)[self._batch, block].double()
-        sample = block * _BLOCK + _invert(torch.where(has_mass, inside, free), levels[:, 1])
+        sample = block * _BLOCK + draw_by_mass(torch.where(has_mass, inside, free), levels[:, 1])
         self._mass[self._batch, sample] = 0.0
         self._free[self._batch, sample] = False
         self._free_in_block[self._batch, block] -= 1.0
         return sample
-
-
-def _invert(mass: Tensor, level: Tensor) -> Tensor:
-    """Index in each row of ``mass`` (count, m) at which its running sum passes ``level`` (count,) of the total."""
-    reached = mass.cumsum(1)
-    # level < 1 in double precision leaves the product below the total, so an entry with mass is found
-    found = torch.searchsorted(reached, (level * reached[:, -1])[:, None], right=True)
-    return found[:, 0].clamp_max_(mass.shape[1] - 1)
 
 
 # --- k-means++ ----------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from vardass.errors import InputError
 from vardass.kernels import KernelLike
 from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed
 from vardass.samplers.plan import cycle_table
-from vardass.solvers import stratify
-from vardass.solvers.grouped import stratify_groups
+from vardass.solvers import stratify, stratify_groups
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_labels, check_count
 

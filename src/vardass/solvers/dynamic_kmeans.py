@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool2d
 
 from vardass.errors import InputError
-from vardass.solvers.problem import Problem
-from vardass.solvers.seeding import start_labels
+from vardass.solvers.problem import Problem, Solution
 from vardass.solvers.sizes import SizeLimits, repair_sizes
-from vardass.solvers.solution import Solution
-from vardass.validate import as_generator, check_count, row_blocks
+from vardass.validate import Progress, as_generator, check_count, row_blocks
 
 __all__ = ["centroid_objective", "dynamic_kmeans", "greedy_assignment"]
 
@@ -27,13 +22,13 @@ def dynamic_kmeans(
     k: int,
     *,
     limits: SizeLimits,
-    labels: Tensor | None = None,
+    labels: Tensor,
     generator: int | torch.Generator | None = None,
     trials: int = 100,
     parallel: int = 10,
     max_iter: int = 50,
     patience: int = 3,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Solution:
     """Alternate distance update and greedy weighted assignment (Algorithm 1).
 
@@ -53,8 +48,8 @@ def dynamic_kmeans(
     limits : SizeLimits
         Sizes that strata may have. Algorithm 2 knows no limits and may leave strata empty; its strata are
         repaired before the next distance update.
-    labels : Tensor of shape (n,), optional
-        Strata to start from; without them kernel k-means++ (step 1).
+    labels : Tensor of shape (n,)
+        Strata to start from (step 1), within ``limits``.
     generator : int or torch.Generator, optional
         Source of randomness.
     trials, parallel : int
@@ -74,9 +69,8 @@ def dynamic_kmeans(
     trials = check_count(trials, "trials")
     parallel = check_count(parallel, "parallel")
     generator = as_generator(generator, problem.diag.device)
-    start = start_labels(problem, k, limits, labels, generator)
-    distances = problem.centroid_distances(start, k)
-    best, best_cost = start, centroid_objective(distances, start)
+    distances = problem.centroid_distances(labels, k)
+    best, best_cost = labels, centroid_objective(distances, labels)
     stale = n_iter = 0
     converged = best_cost == 0.0
     while n_iter < max_iter and not converged:
@@ -92,11 +86,11 @@ def dynamic_kmeans(
         if progress is not None:
             progress(n_iter / max_iter, f"iteration {n_iter}, objective {best_cost:.6g}")
     objective = problem.objective(best, k)
-    if best is not start:
+    if best is not labels:
         # the loop compares in the problem's precision; the promise is kept in double
-        objective_at_start = problem.objective(start, k)
+        objective_at_start = problem.objective(labels, k)
         if objective_at_start < objective:
-            best, objective = start, objective_at_start
+            best, objective = labels, objective_at_start
     return Solution(best, n_iter, objective, converged)
 
 
@@ -188,41 +182,20 @@ def _greedy_in_order(distances: Tensor, orders: Tensor, parallel: int) -> tuple[
     """
     n, k = distances.shape
     # the floor lets the size decide between strata at distance 0
-    negated = distances.T.clamp_min(torch.finfo(distances.dtype).tiny).neg_().contiguous()
-    weights = negated.new_ones(k, orders.shape[1])
+    table = distances.clamp_min(torch.finfo(distances.dtype).tiny)
+    weights = table.new_ones(orders.shape[1], k)  # n_j + 1 of each trial
     picked = torch.empty_like(orders)
-    rest = n % parallel
-    _assign_rows(negated, orders[: n - rest], picked[: n - rest], weights, parallel)
-    _assign_rows(negated, orders[n - rest :], picked[n - rest :], weights, rest)
-    own = negated.view(-1).index_select(0, (picked * n + orders).view(-1)).view_as(picked).neg_()
-    sizes = weights.sub_(1.0).gather(0, picked)
+    for rows in row_blocks(n, parallel):
+        scores = table[orders[rows]].mul_(weights)
+        picked[rows] = chosen = _argmin(scores)
+        weights.scatter_add_(1, chosen.T, weights.new_ones(()).expand(chosen.T.shape))
+    own = table[orders, picked]
+    sizes = weights.sub_(1.0).T.gather(0, picked)
     return picked, own.mul_(sizes).sum(0, dtype=torch.float64)
 
 
-def _assign_rows(negated: Tensor, orders: Tensor, picked: Tensor, weights: Tensor, parallel: int) -> None:
-    """Fill ``picked`` (m, trials), ``parallel`` rows at a time.
-
-    ``negated`` (k, n) is -D transposed, ``weights`` (k, trials) are n_j + 1 and go on counting, and
-    ``parallel`` divides m.
-    """
-    m, trials = orders.shape
-    if m == 0:
-        return
-    k = len(negated)
-    scores = negated.new_empty(k, parallel, trials)
-    # Strata are the height and (row, trial) pairs the channels of an image in channels-last layout: of
-    # torch's reductions that return an index only pooling is vectorised on a CPU.
-    image = scores.view(1, k, 1, parallel * trials).permute(0, 3, 1, 2)
-    one = negated.new_ones(()).expand(parallel, trials)
-    weights_of_step = weights[:, None]
-    # D is read column by column: where it is larger than a cache, gather for so many steps at once that a
-    # column in cache is used up
-    steps = max(1, m // (parallel * trials))
-    for block in row_blocks(m, steps * parallel):
-        ahead = negated.index_select(1, orders[block].view(-1)).view(k, -1, parallel, trials)
-        places = picked[block].view(-1, parallel, trials)
-        for gathered, place in zip(ahead.unbind(1), places.unbind(0)):
-            torch.mul(gathered, weights_of_step, out=scores)
-            winners = max_pool2d(image, (k, 1), return_indices=True)[1].view(parallel, trials)
-            place.copy_(winners)
-            weights.scatter_add_(0, winners, one)
+def _argmin(scores: Tensor) -> Tensor:
+    """Index of the smallest along the last dimension, the first of several."""
+    if scores.device.type == "cpu":  # where numpy's is some ten times faster
+        return torch.from_numpy(scores.numpy().argmin(-1))
+    return scores.argmin(-1)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vardass.kernels import Kernel
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
-from vardass.variance import stratified_variance
+from vardass.variance import stratified_variance, uniform_variance
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "evaluate", "uniform_evaluation"]
 
-_EXACT_WORK = 4e9  # kernel pairs times dimensions that may be spent on the exact value
+_EXACT_WORK = 4e9  # kernel pairs times dimensions that may be spent on an exact value
 _PAIRS = 20_000  # pairs that estimate it beyond that
 
 
@@ -38,27 +38,44 @@ def evaluate(
     """
     n = problem.n
     everything = torch.zeros_like(labels)
-    inside, total = problem.objective(labels, k), problem.objective(everything, 1)
     if isinstance(problem, ExactProblem):
+        inside, total = problem.objective(labels, k), problem.objective(everything, 1)
         return Evaluation(inside / n**2, 0.0, total / (k * n**2), 0.0)
     assert isinstance(problem, LowRankProblem)
-    missed, error = _mean_missed(problem, everything, 1, x, kernel, generator)
-    pairs = n * (n - 1) / 2
-    uniform = max(0.0, total + pairs * missed) / (k * n**2)
-    uniform_stderr = pairs * error / (k * n**2)
+    total, total_error = _estimated_objective(problem, everything, 1, x, kernel, generator)
+    uniform, uniform_stderr = total / (k * n**2), total_error / (k * n**2)
     sizes = torch.bincount(labels, minlength=k).double()
     if float(sizes.square().sum()) * x.shape[1] <= _EXACT_WORK:
-        exact = stratified_variance(x, labels, kernel=kernel)
-        return Evaluation(exact, 0.0, uniform, uniform_stderr)
-    missed, error = _mean_missed(problem, labels, k, x, kernel, generator)
+        return Evaluation(stratified_variance(x, labels, kernel=kernel), 0.0, uniform, uniform_stderr)
+    inside, error = _estimated_objective(problem, labels, k, x, kernel, generator)
+    return Evaluation(inside / n**2, error / n**2, uniform, uniform_stderr)
+
+
+def uniform_evaluation(x: Tensor, k: int, *, kernel: Kernel, generator: torch.Generator) -> tuple[float, float]:
+    """Variance of k uniform draws from the rows of ``x`` (n, d), and its standard error."""
+    n, d = x.shape
+    if float(n) * n * d <= _EXACT_WORK:
+        return uniform_variance(x, k, kernel=kernel), 0.0
+    everything = torch.zeros(n, dtype=torch.int64, device=x.device)
+    total, error = _estimated_objective(None, everything, 1, x, kernel, generator)
+    return total / (k * n**2), error / (k * n**2)
+
+
+def _estimated_objective(
+    problem: LowRankProblem | None, labels: Tensor, k: int, x: Tensor, kernel: Kernel, generator: torch.Generator
+) -> tuple[float, float]:
+    """J(S) and its standard error: the low-rank value, if there is one, and what it misses on random pairs."""
+    sizes = torch.bincount(labels, minlength=k).double()
     pairs = float((sizes * (sizes - 1)).sum()) / 2
-    return Evaluation(max(0.0, inside + pairs * missed) / n**2, pairs * error / n**2, uniform, uniform_stderr)
+    missed, error = _mean_missed(problem, labels, k, x, kernel, generator)
+    known = 0.0 if problem is None else problem.objective(labels, k)
+    return max(0.0, known + pairs * missed), pairs * error
 
 
 def _mean_missed(
-    problem: LowRankProblem, labels: Tensor, k: int, x: Tensor, kernel: Kernel, generator: torch.Generator
+    problem: LowRankProblem | None, labels: Tensor, k: int, x: Tensor, kernel: Kernel, generator: torch.Generator
 ) -> tuple[float, float]:
-    """Mean and standard error of d_ij minus its low-rank value over random pairs within strata."""
+    """Mean and standard error of d_ij, minus its low-rank value, over random pairs within strata."""
     sizes = torch.bincount(labels, minlength=k)
     pairs = (sizes * (sizes - 1)).double()
     if float(pairs.sum()) == 0.0:
@@ -75,7 +92,8 @@ def _mean_missed(
     first, second = below(size), below(size - 1)
     second = second + (second >= first)  # any member but the first
     i, j = order[starts[stratum] + first], order[starts[stratum] + second]
-    exact = kernel.diag(x[i]) + kernel.diag(x[j]) - 2.0 * kernel.paired(x[i], x[j])
-    model = (problem.features[i] - problem.features[j]).square().sum(1) + problem.residual[i] + problem.residual[j]
-    missed = (exact - model).double()
-    return float(missed.mean()), float(missed.std()) / _PAIRS**0.5
+    missed = kernel.diag(x[i]) + kernel.diag(x[j]) - 2.0 * kernel.paired(x[i], x[j])
+    if problem is not None:
+        apart = (problem.features[i] - problem.features[j]).square().sum(1)
+        missed = missed - (apart + problem.residual[i] + problem.residual[j])
+    return float(missed.double().mean()), float(missed.double().std()) / _PAIRS**0.5

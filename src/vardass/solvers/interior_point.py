@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.solvers.problem import Problem
-from vardass.solvers.seeding import start_labels
+from vardass.solvers.problem import Problem, Solution
 from vardass.solvers.sizes import SizeLimits, repair_sizes
-from vardass.solvers.solution import Solution
-from vardass.validate import as_generator, check_count
+from vardass.validate import Progress, check_count
 
 __all__ = ["MAX_STRATA", "MAX_VARIABLES", "interior_point", "interior_point_assignment", "relaxed_solution"]
 
@@ -60,10 +56,10 @@ def interior_point(
     k: int,
     *,
     limits: SizeLimits,
-    labels: Tensor | None = None,
+    labels: Tensor,
     generator: int | torch.Generator | None = None,
     max_iter: int = 20,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Solution:
     """Algorithm 1 with the rounded interior-point solution of equation 16 in place of Algorithm 2.
 
@@ -78,10 +74,10 @@ def interior_point(
         Number of strata, at most ``MAX_STRATA``.
     limits : SizeLimits
         Sizes that strata may have; rounded solutions are repaired.
-    labels : Tensor of shape (n,), optional
-        Strata to start from; without them kernel k-means++.
+    labels : Tensor of shape (n,)
+        Strata to start from, within ``limits``.
     generator : int or torch.Generator, optional
-        Source of randomness, used only for the seeds.
+        Not used: all solvers are called alike.
     max_iter : int
         Iteration limit.
     progress : callable, optional
@@ -94,7 +90,7 @@ def interior_point(
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
     _check_size(problem.n, k)
-    best = start_labels(problem, k, limits, labels, as_generator(generator, problem.diag.device))
+    best = labels
     distances = problem.centroid_distances(best, k)
     objective = problem.objective(best, k)
     n_iter = 0

@@ -12,7 +12,6 @@ and the subset that is applied is chosen with them, so J never rises and no move
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
+from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
 from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.solution import Solution
-from vardass.validate import check_count, row_blocks
+from vardass.validate import Progress, check_count, row_blocks
 
 __all__ = ["min_sum"]
 
@@ -152,10 +150,10 @@ def min_sum(
     *,
     limits: SizeLimits,
     labels: Tensor,
-    generator: torch.Generator | None = None,
+    generator: int | torch.Generator | None = None,
     max_passes: int = 100,
     tol: float = 1e-4,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Solution:
     """Descend from ``labels`` until a pass over all points gains less than ``tol`` of the objective.
 
@@ -168,7 +166,9 @@ def min_sum(
     limits : SizeLimits
         Honoured by every move; ``labels`` must hold them.
     labels : Tensor of shape (n,)
-        Start.
+        Strata to start from, within ``limits``.
+    generator : int or torch.Generator, optional
+        Not used: all solvers are called alike.
     max_passes : int
         Passes over all n points.
     tol : float

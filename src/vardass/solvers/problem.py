@@ -1,4 +1,6 @@
-"""One domain's stratification problem, seen through its kernel: exact (n x n) or low rank (n x r).
+"""What a solver is given and what it hands back.
+
+A problem is one domain seen through its kernel: exact (n x n) or low rank (n x r).
 
 The objective is the min-sum clustering cost of equation 8,
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from vardass.validate import row_blocks
 
-__all__ = ["ExactProblem", "LowRankProblem", "Problem"]
+__all__ = ["ExactProblem", "LowRankProblem", "Problem", "Solution"]
 
 
 class Problem(ABC):
@@ -149,3 +151,25 @@ class LowRankProblem(Problem):
         for block in row_blocks(self.n, 65536):
             sums.index_add_(0, labels[block], self.features[block].double())
         return sums.square().sum(1).index_add_(0, labels, self.residual.double())
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Strata found by a solver for one problem.
+
+    Attributes
+    ----------
+    labels : Tensor of shape (n,)
+        Stratum of each point, int64; every stratum is within the size limits, so none is empty.
+    n_iter : int
+        Iterations done.
+    objective : float
+        J(S) of the labels (equation 8), n² times the variance, whatever the solver itself minimised.
+    converged : bool
+        Whether the solver's own stopping rule ended it, rather than the iteration limit.
+    """
+
+    labels: Tensor
+    n_iter: int
+    objective: float
+    converged: bool

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.solvers.problem import Problem
-from vardass.solvers.seeding import start_labels
+from vardass.solvers.problem import Problem, Solution
 from vardass.solvers.sizes import SizeLimits, repair_sizes
-from vardass.solvers.solution import Solution
-from vardass.validate import as_generator, check_count
+from vardass.validate import Progress, check_count
 
 __all__ = ["inertia", "kernel_kmeans"]
 
@@ -27,11 +23,11 @@ def kernel_kmeans(
     k: int,
     *,
     limits: SizeLimits,
-    labels: Tensor | None = None,
+    labels: Tensor,
     generator: int | torch.Generator | None = None,
     max_iter: int = 100,
     tol: float = 1e-6,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Solution:
     """Lloyd's algorithm in the kernel's feature space, without the size weights of equation 8.
 
@@ -50,10 +46,10 @@ def kernel_kmeans(
         Number of strata.
     limits : SizeLimits
         Sizes that strata may have.
-    labels : Tensor of shape (n,), optional
-        Strata to start from; without them kernel k-means++.
+    labels : Tensor of shape (n,)
+        Strata to start from, within ``limits``.
     generator : int or torch.Generator, optional
-        Source of randomness, used only for the seeds.
+        Not used: all solvers are called alike.
     max_iter : int
         Iteration limit.
     tol : float
@@ -70,7 +66,7 @@ def kernel_kmeans(
     max_iter = check_count(max_iter, "max_iter", low=0)
     if not tol >= 0.0:
         raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no label changes")
-    best = start_labels(problem, k, limits, labels, as_generator(generator, problem.diag.device))
+    best = labels
     distances = problem.centroid_distances(best, k)
     cost = inertia(distances, best)
     n_iter = 0

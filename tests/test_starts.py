@@ -1,8 +1,9 @@
-"""Recursive bisection: sizes, the axis it cuts across, and its use as a start."""
+"""Where solvers start: recursive bisection, kernel k-means++, random equal strata, given labels."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 
 import pytest
 import torch
@@ -10,25 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vardass.solvers.bisection import _leading_axis, bisection_labels
+from solver_problems import exact, gen, linear, points, sizes_of
 from vardass.solvers.problem import LowRankProblem
-from vardass.solvers.seeding import random_balanced_labels
+from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.starts import (
+    _leading_axis,
+    bisection_labels,
+    kernel_kmeanspp,
+    nearest_seed_labels,
+    random_balanced_labels,
+    start_labels,
+    within_limits,
+)
 
-module = importlib.import_module("vardass.solvers.bisection")
+module = importlib.import_module("vardass.solvers.starts")
 
-
-def gen(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+# --- bisection --------------------------------------------------------------------------------------------
 
 
 def cloud(n: int, r: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(n, r, generator=gen(seed), dtype=dtype) / torch.arange(1, r + 1, dtype=dtype)
-
-
-def sizes_of(labels: Tensor, k: int) -> Tensor:
-    assert int(labels.min()) >= 0
-    assert int(labels.max()) < k
-    return torch.bincount(labels, minlength=k)
 
 
 def test_sizes_differ_by_at_most_one_for_every_n_and_k() -> None:
@@ -157,3 +159,66 @@ def test_the_leading_axis_is_the_first_eigenvector() -> None:
     expected = torch.linalg.eigh(moments).eigenvectors[..., -1]
     assert float((axis * expected).sum(1).abs().min()) > 0.9999
     assert torch.isfinite(_leading_axis(torch.zeros(2, 3, 3))).all()
+
+
+# --- seeds ------------------------------------------------------------------------------------------------
+
+
+def test_kmeanspp_draws_with_the_right_probabilities() -> None:
+    x = torch.tensor([[0.0], [1.0], [3.0], [3.5]], dtype=torch.float64)
+    d = torch.cdist(x, x).square()
+    expected = {
+        (i, j, h): 0.25 * float(d[i, j] / d[i].sum()) * float(near[h] / near.sum())
+        for i, j, h in itertools.permutations(range(4), 3)
+        for near in [torch.minimum(d[i], d[j])]
+    }
+    assert sum(expected.values()) == pytest.approx(1.0)
+    problem, generator, draws = linear(x), gen(1), 3000
+    counts = dict.fromkeys(expected, 0)
+    for _ in range(draws):
+        counts[tuple(kernel_kmeanspp(problem, 3, generator).tolist())] += 1
+    statistic = sum((counts[c] - draws * p) ** 2 / (draws * p) for c, p in expected.items())
+    assert statistic < 49.7  # 99.9 % point of chi-square with 23 degrees of freedom
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.data())
+def test_seeds_are_distinct_and_own_their_strata_even_among_duplicates(n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    values = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+    x = torch.tensor(values, dtype=torch.float32)[:, None] * 0.1 + 0.7
+    problem = exact(x) if data.draw(st.booleans()) else LowRankProblem(x, torch.zeros(n))
+    seeds = kernel_kmeanspp(problem, k, 7)
+    assert len(set(seeds.tolist())) == k
+    labels = nearest_seed_labels(problem, seeds)
+    assert labels[seeds].tolist() == list(range(k))
+    if k >= len(set(values)):  # every distinct value must have been found
+        assert {values[i] for i in seeds.tolist()} == set(values)
+
+
+def test_seed_labels_are_the_nearest() -> None:
+    x = points(40)
+    seeds = kernel_kmeanspp(linear(x), 6, 0)
+    assert torch.equal(nearest_seed_labels(linear(x), seeds), torch.cdist(x, x[seeds]).argmin(1))
+
+
+def test_random_labels_are_balanced() -> None:
+    labels = random_balanced_labels(23, 5, 0)
+    assert sorted(sizes_of(labels, 5).tolist()) == [4, 4, 5, 5, 5]
+    assert not torch.equal(labels, random_balanced_labels(23, 5, 1))
+
+
+@pytest.mark.parametrize("init", ["bisection", "kmeans++", "random"])
+def test_every_start_is_within_the_limits(init: str) -> None:
+    for problem in (exact(points(40)), linear(points(40))):
+        for limits in (SizeLimits(1, 40), SizeLimits(4, 7), SizeLimits.of(40, 7, equal=True)):
+            assert limits.hold(sizes_of(start_labels(problem, 7, init, limits=limits, generator=gen()), 7))
+
+
+def test_given_labels_are_repaired_only_where_they_must_be() -> None:
+    problem = linear(points(30))
+    good = torch.arange(30) % 4
+    assert within_limits(problem, good, 4, SizeLimits(2, 30)) is good
+    repaired = within_limits(problem, torch.zeros(30, dtype=torch.int64), 4, SizeLimits(2, 30))
+    assert int(sizes_of(repaired, 4).min()) == 2
+    assert problem.objective(repaired, 4) < problem.objective(torch.zeros(30, dtype=torch.int64), 4)

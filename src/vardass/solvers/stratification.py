@@ -1,0 +1,288 @@
+"""`stratify`: strata for one domain, by any solver."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
+from vardass.errors import InputError, VardassWarning
+from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
+from vardass.lowrank import DEFAULT_RANK, low_rank_features
+from vardass.solvers.dynamic_kmeans import dynamic_kmeans
+from vardass.solvers.evaluate import evaluate
+from vardass.solvers.interior_point import interior_point
+from vardass.solvers.kernel_kmeans import kernel_kmeans
+from vardass.solvers.min_sum import min_sum
+from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
+from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.starts import INITS, given_labels, start_labels, within_limits
+from vardass.strata import Strata
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, choose
+
+__all__ = ["BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "solve", "stratify"]
+
+EXACT_LIMIT = 2048
+"""Up to this many samples ``min-sum`` uses the full kernel matrix unless ``rank`` is given."""
+
+BASELINE_EXACT_LIMIT = 20_000
+"""The same for the other solvers, which are defined on the full matrix (1.6 GB in float32)."""
+
+_SOLVERS: dict[str, tuple[Callable[..., Solution], frozenset[str]]] = {
+    "min-sum": (min_sum, frozenset({"max_passes", "tol"})),
+    "dynamic-kmeans": (dynamic_kmeans, frozenset({"trials", "parallel", "max_iter", "patience"})),
+    "kernel-kmeans": (kernel_kmeans, frozenset({"max_iter", "tol"})),
+    "kmeans": (kernel_kmeans, frozenset({"max_iter", "tol"})),
+    "interior-point": (interior_point, frozenset({"max_iter"})),
+}
+
+SOLVERS = tuple(name for name in _SOLVERS if name != "interior-point")
+"""What to choose from; the interior point is there for the paper's Figure 3."""
+
+
+@torch.no_grad()
+def stratify(
+    features: ArrayLike,
+    k: int,
+    *,
+    kernel: KernelLike = "mmd",
+    solver: str = "min-sum",
+    init: str | ArrayLike = "auto",
+    warm_start: Strata | ArrayLike | None = None,
+    min_size: int = 1,
+    max_size: int | None = None,
+    equal: bool = False,
+    rank: int | None = None,
+    seed: int | torch.Generator = 0,
+    restarts: int = 1,
+    bound: bool = False,
+    certify: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Strata:
+    """Partition samples into k strata so that one draw from each estimates the mean embedding best.
+
+    Minimises Σ_h |S_h| Σ_{z in S_h} |φ(z) - μ_h|² (equation 8), which is n² Var(μ̂).
+
+    Parameters
+    ----------
+    features : tensor or array of shape (n, d)
+        Current features of one domain. float16 and bfloat16 are computed in float32.
+    k : int
+        Number of strata: the minibatch size.
+    kernel : Kernel, name or callable
+        The kernel of the loss: ``"mmd"`` (the paper's RBF mixture), ``"coral"``, ``"rbf"``, ``"linear"``,
+        a `Kernel` object or a function ``f(x, y) -> (n, m)``. Fitted to ``features`` unless it is fitted.
+    solver : {"min-sum", "dynamic-kmeans", "kmeans", "kernel-kmeans"}
+        ``min-sum`` is exact descent on the objective; ``dynamic-kmeans`` is the paper's Algorithm 1 with
+        Algorithm 2; the others ignore stratum sizes. ``"interior-point"``, the baseline of the paper's
+        Figure 3, is taken too, for small n.
+    init : {"auto", "bisection", "kmeans++", "random"} or labels of shape (n,)
+        Where the solver starts. ``"auto"`` is bisection for ``min-sum``, with k-means++ tried too where a few
+        outliers make up most of the spread, and k-means++ for the others.
+    warm_start : Strata or labels of shape (n,), optional
+        Earlier strata to start from. The result is never worse than they are on the new features.
+    min_size, max_size : int
+        Limits on stratum sizes. ``min_size=2`` avoids singletons, which would be in every minibatch.
+    equal : bool
+        Sizes that differ by at most one, so that losses without weights can be used.
+    rank : int, optional
+        Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
+        samples (20,000 for solvers other than ``min-sum``) and rank 128 beyond; 0 forces the full matrix.
+    seed : int or torch.Generator
+        The same seed gives the same strata.
+    restarts : int
+        Independent starts; the best result is kept.
+    bound : bool
+        Also compute what no partition can go below (costs about as much as the strata).
+    certify : bool
+        Also try the semidefinite bound, mostly tighter, and keep the higher one; n up to 200.
+    progress : callable, optional
+        Called as ``progress(fraction, message)``.
+    **options
+        For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
+        kernel-kmeans, interior-point), ``max_passes``, ``tol`` (min-sum).
+
+    Returns
+    -------
+    Strata
+
+    Examples
+    --------
+    >>> z = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
+    >>> strata = stratify(z, k=20)
+    >>> strata.n, strata.k, int(strata.sizes.sum()), strata.reduction > 1.0
+    (500, 20, 500, True)
+    """
+    started = time.perf_counter()
+    x = as_features(features)
+    n = len(x)
+    k = check_count(k, "k")
+    choose(solver, "solver", _SOLVERS)
+    min_size = check_count(min_size, "min_size")
+    max_size = None if max_size is None else check_count(max_size, "max_size")
+    limits = SizeLimits.of(n, k, min_size=min_size, max_size=max_size, equal=equal)
+    generator = as_generator(seed, x.device)
+    fitted = fitted_kernel(kernel, x)
+    if isinstance(fitted, FunctionKernel):
+        _check_function_kernel(fitted, x)
+    if warm_start is not None:
+        start = given_labels(warm_start, n, k, "warm_start", x.device)
+    elif isinstance(init, str):
+        start, _ = None, choose(init, "init", INITS)
+    else:
+        start = given_labels(init, n, k, "init", x.device)
+    if isinstance(fitted, LinearKernel):  # distances stay, and far from the origin their rounding errors go
+        x = x - x.mean(0)
+
+    problem, info = _problem(x, fitted, solver, rank, generator)
+    if not bool(torch.isfinite(problem.diag.double().sum())):
+        raise InputError(
+            f"{fitted!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down or "
+            "pass float64"
+        )
+    prepared = time.perf_counter()
+    searched = problem
+    if solver == "kmeans":  # ordinary k-means looks for strata in the features themselves
+        searched = LowRankProblem(x - x.mean(0), x.new_zeros(n))
+    solution = None
+    for attempt in range(check_count(restarts, "restarts")):
+        found = solve(
+            searched,
+            k,
+            solver=solver,
+            # the default start of min-sum has no randomness on low-rank features: further ones are drawn
+            init=init if isinstance(init, str) and (attempt == 0 or init != "auto") else "kmeans++",
+            start=start if attempt == 0 else None,
+            limits=limits,
+            generator=generator,
+            progress=progress,
+            **options,
+        )
+        if solution is None or found.objective < solution.objective:
+            solution = found
+    assert solution is not None
+    labels = solution.labels
+    solved = time.perf_counter()
+    value = evaluate(problem, labels, k, x=x, kernel=fitted, generator=generator)
+    if warm_start is not None and start is not None and limits.hold(torch.bincount(start, minlength=k)):
+        before = evaluate(problem, start, k, x=x, kernel=fitted, generator=generator)
+        if before.variance < value.variance:
+            labels, value = start, before
+    evaluated = time.perf_counter()
+    lower = None
+    if bound or certify:
+        lower = nearest_neighbour_bound(x, k, kernel=fitted, seed=generator, min_size=limits.low, max_size=limits.high)
+    if certify and lower is not None:  # either may be the higher one, and both hold
+        lower = max(lower, semidefinite_bound(x, k, kernel=fitted), key=lambda b: b.variance)
+    return Strata(
+        labels=labels,
+        k=k,
+        variance=value.variance,
+        uniform_variance=value.uniform_variance,
+        variance_stderr=value.variance_stderr,
+        solver=solver,
+        kernel=repr(fitted),
+        bound=lower,
+        info={
+            **info,
+            "n_iter": solution.n_iter,
+            "converged": solution.converged,
+            "uniform_stderr": value.uniform_stderr,
+            "seconds_kernel": prepared - started,
+            "seconds_solve": solved - prepared,
+            "seconds_evaluate": evaluated - solved,
+            "seconds_bound": time.perf_counter() - evaluated,
+        },
+    )
+
+
+def _problem(
+    x: Tensor, kernel: Kernel, solver: str, rank: int | None, generator: torch.Generator
+) -> tuple[Problem, dict[str, Any]]:
+    limit = EXACT_LIMIT if solver == "min-sum" else BASELINE_EXACT_LIMIT
+    if rank is None:
+        rank = 0 if len(x) <= limit else DEFAULT_RANK
+    if check_count(rank, "rank", low=0) == 0:
+        matrix = kernel.square_matrix(x)
+        # centring changes no distance and keeps sums exact where the kernel is nearly constant
+        mean = matrix.mean(0, dtype=torch.float64)
+        shift = (mean - mean.mean() / 2).to(matrix)
+        matrix.sub_(shift[:, None]).sub_(shift)
+        return ExactProblem(matrix), {"path": "exact"}
+    low_rank = low_rank_features(x, kernel, rank, generator=generator)
+    info = {
+        "path": "low-rank",
+        "rank": low_rank.features.shape[1],
+        "captured": low_rank.captured,
+        "irreducible": low_rank.irreducible,
+    }
+    return LowRankProblem(low_rank.features, low_rank.residual), info
+
+
+def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
+    """Reject an asymmetric user kernel, warn of one that is not positive semi-definite."""
+    sample = x[:: max(1, len(x) // 128)][:128]
+    matrix = kernel.matrix(sample).double()
+    if not bool(torch.isfinite(matrix).all()):
+        raise InputError("the kernel function returns NaN or infinite values; mend it or scale the features")
+    scale = float(matrix.abs().max())
+    if float((matrix - matrix.T).abs().max()) > 1e-4 * scale:
+        raise InputError("the kernel function is not symmetric: f(x, y) must equal f(y, x).T; use (f + f.T) / 2")
+    lowest = float(torch.linalg.eigvalsh(matrix)[0])
+    if lowest < -1e-4 * scale:
+        warnings.warn(
+            f"the kernel is not positive semi-definite (an eigenvalue of {lowest:.3g} on {len(sample)} samples), so "
+            "its variance has no meaning and may be negative; use a positive-definite kernel such as RBFMixture()",
+            VardassWarning,
+            stacklevel=4,  # past no_grad, which wraps stratify
+        )
+
+
+def solve(
+    problem: Problem,
+    k: int,
+    *,
+    solver: str = "min-sum",
+    init: str = "auto",
+    start: Tensor | None = None,
+    limits: SizeLimits,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Solution:
+    """Run one solver on ``problem`` from ``start`` labels, or from the start named by ``init``.
+
+    ``"auto"`` is bisection for min-sum, with k-means++ tried too where few points make up most of the spread, and
+    k-means++ for the other solvers.
+    """
+    function, known = _SOLVERS[solver]
+    if extra := sorted(set(options) - known):
+        raise InputError(f"solver {solver!r} takes no option {extra[0]!r}; it takes {', '.join(sorted(known))}")
+    inits = [init]
+    if init == "auto":
+        inits = ["bisection"] if solver == "min-sum" else ["kmeans++"]
+        if solver == "min-sum" and start is None and _has_heavy_tails(problem):
+            inits.append("kmeans++")  # a few far points decide: cuts may miss them, distances do not
+    best: Solution | None = None
+    for name in inits:
+        if start is None:
+            labels = start_labels(problem, k, name, limits=limits, generator=generator)
+        else:
+            labels = within_limits(problem, start, k, limits)
+        found = function(problem, k, limits=limits, labels=labels, generator=generator, progress=progress, **options)
+        if best is None or found.objective < best.objective:
+            best = found
+    assert best is not None
+    return best
+
+
+def _has_heavy_tails(problem: Problem) -> bool:
+    """Whether fewer than a tenth of the points, in effect, make up the total spread."""
+    spread = problem.spread().double()
+    return float(spread.sum()) ** 2 < 0.1 * problem.n * float(spread.square().sum())
