@@ -8,7 +8,7 @@ from vardass.data.audio import AudioDataset, FrontEnd
 from vardass.data.domains import Domain, LabelsHidden, Task, TensorInputs, unite
 from vardass.data.embedding_tasks import embedding_task
 from vardass.data.folders import folder_domain, folder_task
-from vardass.data.images import ImageDataset, augment, normalise
+from vardass.data.images import ImageDataset, ImagePreprocessing, augment, normalise, random_crops
 from vardass.data.registry import DATASETS, DatasetInfo, load_task, task_names
 from vardass.data.scaling import standardise
 from vardass.data.splits import TaskSplits, derived_seed, split_task
@@ -21,6 +21,7 @@ __all__ = [
     "Domain",
     "FrontEnd",
     "ImageDataset",
+    "ImagePreprocessing",
     "LabelsHidden",
     "Task",
     "TaskSplits",
@@ -34,6 +35,7 @@ __all__ = [
     "load_task",
     "load_watch",
     "normalise",
+    "random_crops",
     "split_task",
     "standardise",
     "task_names",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -14,7 +15,18 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from vardass.errors import InputError, VardassError
 from vardass.validate import ArrayLike, as_labels, choose, shorten, unknown
 
-__all__ = ["Domain", "Kind", "LabelsHidden", "Task", "TensorInputs", "pair_names", "parse_pair", "unite"]
+__all__ = [
+    "Domain",
+    "Kind",
+    "LabelsHidden",
+    "Task",
+    "TensorInputs",
+    "find_sample",
+    "pair_names",
+    "parse_pair",
+    "parts_of",
+    "unite",
+]
 
 Kind: TypeAlias = Literal["features", "image", "audio"]
 
@@ -299,6 +311,25 @@ class Task:
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the labels."""
         return self.target.class_names
+
+
+def parts_of(dataset: Dataset[Tensor]) -> list[Dataset[Tensor]]:
+    """The data sets that one is made of, however often they were cut and united."""
+    if isinstance(dataset, Subset):
+        return parts_of(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return [found for part in dataset.datasets for found in parts_of(part)]
+    return [dataset]
+
+
+def find_sample(dataset: Dataset[Tensor], index: int) -> tuple[Dataset[Tensor], int]:
+    """Which of `parts_of` a sample is from, and its index there."""
+    if isinstance(dataset, Subset):
+        return find_sample(dataset.dataset, dataset.indices[index])
+    if isinstance(dataset, ConcatDataset):
+        part = bisect_right(dataset.cumulative_sizes, index)
+        return find_sample(dataset.datasets[part], index - (dataset.cumulative_sizes[part - 1] if part else 0))
+    return dataset, index
 
 
 def pair_names(domains: Sequence[str], arrow: str = "->") -> tuple[str, ...]:

@@ -1,34 +1,168 @@
-"""Images: decoding with Pillow, one file at a time in the workers, and augmentation of batches with kornia."""
+"""Images: decoding and random crops with Pillow, one file at a time in the workers; augmenting batches with kornia.
+
+A network's own `ImagePreprocessing` says to which size, by which interpolation and with which normalisation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from vardass.data.domains import find_sample, parts_of
 from vardass.data.file_dataset import FileDataset, SharedCache
 from vardass.errors import InputError
 from vardass.files import PathLike
-from vardass.validate import check_count
+from vardass.validate import check_count, choose
 
-__all__ = ["IMAGE_ENDINGS", "ImageDataset", "augment", "normalise"]
+__all__ = [
+    "EFFICIENTNET_LITE",
+    "IMAGENET",
+    "IMAGE_ENDINGS",
+    "ImageDataset",
+    "ImagePreprocessing",
+    "RandomCrops",
+    "augment",
+    "crop_box",
+    "normalise",
+    "random_crops",
+]
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _MODES = {1: "L", 3: "RGB"}
-# of ImageNet; for grey images the means of the three
-_MEAN = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
-_DEVIATION = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
+_INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in Pillow's numbering
+_AREA = (0.7, 1.0)  # of a random crop, and width / height, both as in DomainBed
+_RATIO = (3 / 4, 4 / 3)
+
+
+def _height_and_width(size: Any) -> tuple[int, int]:
+    sides = (size, size) if isinstance(size, int) else size
+    if not isinstance(sides, Sequence) or isinstance(sides, str) or len(sides) != 2:
+        raise InputError(f"size must be a whole number, or height and width, got {size!r}")
+    return check_count(sides[0], "size"), check_count(sides[1], "size")
+
+
+@dataclass(frozen=True)
+class ImagePreprocessing:
+    """How images are made ready for a network; by default as DomainBed does for those trained on ImageNet.
+
+    Images are squeezed to ``size`` for evaluation, also where the network's own recipe cuts a square out of the
+    middle.
+
+    Attributes
+    ----------
+    mean, deviation : tuple of float
+        Of each channel, for values from 0 to 1. Grey images take the mean of the three.
+    size : (int, int)
+        Height and width; an int stands for both.
+    interpolation : str
+        One of nearest, lanczos, bilinear, bicubic, box, hamming.
+
+    Examples
+    --------
+    >>> ImagePreprocessing(size=64).to_dict()["size"]
+    [64, 64]
+    """
+
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    deviation: tuple[float, ...] = (0.229, 0.224, 0.225)
+    size: int | tuple[int, int] = (224, 224)
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "deviation"):
+            try:
+                values = tuple(float(value) for value in getattr(self, name))
+            except (TypeError, ValueError):
+                values = ()
+            if len(values) not in _MODES or not all(map(math.isfinite, values)):
+                raise InputError(f"{name} of images must be 3 finite numbers, got {getattr(self, name)!r}; give RGB")
+            object.__setattr__(self, name, values)
+        if min(self.deviation) <= 0 or len(self.deviation) != len(self.mean):
+            raise InputError(
+                f"deviation of images must be above 0, one for each of the {len(self.mean)} means, got "
+                f"{self.deviation}; give RGB"
+            )
+        object.__setattr__(self, "size", _height_and_width(self.size))
+        choose(self.interpolation, "interpolation", _INTERPOLATIONS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ImagePreprocessing:
+        """The inverse of `to_dict`; what is not given is the default."""
+        for name in values:
+            choose(name, "setting of image preprocessing:", [field.name for field in fields(cls)])
+        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**plain)
+
+    @classmethod
+    def from_hub(cls, path: PathLike) -> ImagePreprocessing:
+        """Read the ``preprocessor_config.json`` of a model of the Hugging Face hub.
+
+        Parameters
+        ----------
+        path : path
+            The file, or the folder that holds it.
+
+        Raises
+        ------
+        InputError
+            If there is no such file, it is not JSON, or lacks what is needed.
+        """
+        file = Path(path).expanduser()
+        file = file / "preprocessor_config.json" if file.is_dir() else file
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            # the hub normalises x f with x from 0 to 255; here x / 255 is normalised
+            factor = 255 * float(found.get("rescale_factor", 1 / 255)) if found.get("do_rescale", True) else 255.0
+            normal = found.get("do_normalize", True)
+            mean, deviation = (found["image_mean"], found["image_std"]) if normal else ([0.0] * 3, [1.0] * 3)
+            crops = found.get("do_center_crop", False) and "crop_size" in found
+            size = found["crop_size"] if crops else found["size"]
+            if isinstance(size, dict):
+                size = size["shortest_edge"] if "shortest_edge" in size else (size["height"], size["width"])
+            return cls(
+                mean=tuple(value / factor for value in mean),
+                deviation=tuple(value / factor for value in deviation),
+                size=tuple(size) if isinstance(size, list) else size,
+                interpolation=_INTERPOLATIONS[found.get("resample", 2)],
+            )
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}; give the folder of a saved model") from None
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
+            raise InputError(
+                f"{file} does not say how images are prepared ({type(error).__name__}: {error}); save it again with "
+                "the image processor's save_pretrained"
+            ) from None
+
+    def for_channels(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of as many channels as asked for."""
+        if channels == len(self.mean):
+            return self.mean, self.deviation
+        return ((sum(self.mean) / len(self.mean),) * channels, (sum(self.deviation) / len(self.deviation),) * channels)
+
+
+IMAGENET = ImagePreprocessing()
+EFFICIENTNET_LITE = ImagePreprocessing(mean=(127 / 255,) * 3, deviation=(128 / 255,) * 3, interpolation="bicubic")
 
 
 class ImageDataset(FileDataset):
-    """Image files as float32 tensors of shape (channels, size, size) with values from 0 to 1.
+    """Image files as float32 tensors of shape (channels, height, width) with values from 0 to 1.
 
-    Images are squeezed to a square (bilinear, smoothed when made smaller), as in DomainBed.
+    Images are squeezed to one size (smoothed when made smaller), as in DomainBed; `crop` gives random crops of them
+    as they are in the file.
 
     Parameters
     ----------
@@ -40,7 +174,9 @@ class ImageDataset(FileDataset):
         3 turns all images into RGB, 1 into grey. None takes what the first image has, and images that
         differ from it are errors.
     cache : bool
-        Keep decoded images, as bytes, in memory that the workers share.
+        Keep decoded images, as bytes, in memory that the workers share. Random crops are read from the file.
+    interpolation : str
+        See `ImagePreprocessing`.
 
     Raises
     ------
@@ -54,21 +190,30 @@ class ImageDataset(FileDataset):
         size: int | tuple[int, int] = 224,
         channels: int | None = 3,
         cache: bool = False,
+        interpolation: str = "bilinear",
     ) -> None:
         super().__init__(paths, "image")
         if channels not in (None, 1, 3):
             raise InputError(f"channels must be 3, 1 or None, got {channels!r}; 3 is RGB, 1 is grey")
         _pillow()
-        height, width = (size, size) if isinstance(size, int) else size
-        self.size = (check_count(height, "size"), check_count(width, "size"))
+        self.size = _height_and_width(size)
+        self.interpolation = choose(interpolation, "interpolation", _INTERPOLATIONS)
         self.mixed = channels is None
         self.channels = _channels(self.paths[0]) if channels is None else channels
         self.cache = SharedCache(len(paths), (self.channels, *self.size), torch.uint8) if cache else None
 
     def decode(self, index: int) -> Tensor:
         """Pixels of one file as bytes (channels, height, width)."""
+        return self._resized(self._image(index))
+
+    def crop(self, index: int, seed: int) -> Tensor:
+        """A random part of the image in the file, see `crop_box`, resized: floats (channels, height, width)."""
+        image = self._image(index)
+        generator = torch.Generator().manual_seed(seed)
+        return self.present(self._resized(image.crop(crop_box(image.height, image.width, generator))))
+
+    def _image(self, index: int) -> Any:
         path = self.paths[index]
-        pillow = _pillow()
         image = _open(path)
         found = _count(image)
         if self.mixed and found != self.channels:
@@ -78,8 +223,11 @@ class ImageDataset(FileDataset):
             )
         if image.mode.startswith(("I", "F")):
             image = _eight_bit(image, path)
+        return image.convert(_MODES[self.channels])
+
+    def _resized(self, image: Any) -> Tensor:
         height, width = self.size
-        image = image.convert(_MODES[self.channels]).resize((width, height), pillow.Resampling.BILINEAR)
+        image = image.resize((width, height), _INTERPOLATIONS.index(self.interpolation))
         pixels = np.array(image, dtype=np.uint8).reshape(height, width, self.channels)
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
@@ -88,14 +236,71 @@ class ImageDataset(FileDataset):
         return value.float().div_(255.0)
 
 
-def normalise(batch: Tensor) -> Tensor:
-    """Subtract ImageNet's mean and divide by its deviation, for each channel of (n, C, H, W) in [0, 1]."""
-    channels = _check_batch(batch)
-    mean = batch.new_tensor(_MEAN[channels])[:, None, None]
-    return (batch - mean) / batch.new_tensor(_DEVIATION[channels])[:, None, None]
+class RandomCrops(Dataset[Tensor]):
+    """Random crops of image files for training: item ``(index, seed)`` is `ImageDataset.crop` of that sample.
+
+    Made by `random_crops`. A sampler of a loader gives the pairs; a seed that comes from the run's seed, the number
+    of the batch and the place in it makes the crops the same whichever worker takes them.
+    """
+
+    def __init__(self, dataset: Dataset[Tensor]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: tuple[int, int]) -> Tensor:
+        index, seed = key
+        files, row = find_sample(self.dataset, index)
+        return cast(ImageDataset, files).crop(row, seed)
 
 
-def augment(batch: Tensor, *, seed: int, size: int | tuple[int, int] | None = None, normalised: bool = True) -> Tensor:
+def random_crops(dataset: Dataset[Tensor]) -> RandomCrops | None:
+    """Random crops of the full images of a data set, or None if not all of it are image files.
+
+    Crops of file images must be taken here, when a file is decoded: what the data set gives is squeezed to one size.
+    Other images are whole as they are, and `augment` cuts them. So a training loop loads the pairs (index, seed) and
+    calls ``augment(batch, seed=..., crop=False)`` if there are random crops, else it loads indices and calls
+    ``augment(batch, seed=...)``.
+    """
+    return RandomCrops(dataset) if all(isinstance(part, ImageDataset) for part in parts_of(dataset)) else None
+
+
+def crop_box(height: int, width: int, generator: torch.Generator) -> tuple[int, int, int, int]:
+    """Draw left, top, right, bottom of a random crop as DomainBed does.
+
+    Area uniform in 70 to 100% of the image, log of width / height uniform between those of 3/4 and 4/3, place uniform
+    among those that fit. If ten draws do not fit into the image, the largest crop in the middle whose width / height
+    is within these limits.
+    """
+    for _ in range(10):
+        u, v, across, down = torch.rand(4, generator=generator, dtype=torch.float64).tolist()
+        area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * u)
+        ratio = _RATIO[0] * (_RATIO[1] / _RATIO[0]) ** v
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(across * (width - w + 1)), int(down * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * _RATIO[1])), min(height, round(width / _RATIO[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def normalise(batch: Tensor, preprocessing: ImagePreprocessing = IMAGENET) -> Tensor:
+    """Subtract the mean and divide by the deviation of each channel of (n, C, H, W) with values from 0 to 1."""
+    mean, deviation = preprocessing.for_channels(_check_batch(batch))
+    return (batch - batch.new_tensor(mean)[:, None, None]) / batch.new_tensor(deviation)[:, None, None]
+
+
+def augment(
+    batch: Tensor,
+    *,
+    seed: int,
+    size: int | tuple[int, int] | None = None,
+    crop: bool = True,
+    normalised: bool = True,
+    preprocessing: ImagePreprocessing = IMAGENET,
+) -> Tensor:
     """Augment images as DomainBed does, each of the batch differently, on the batch's device.
 
     Random crop of 70 to 100% of the area (ratio 3/4 to 4/3) resized to ``size``, mirroring with probability
@@ -111,12 +316,16 @@ def augment(batch: Tensor, *, seed: int, size: int | tuple[int, int] | None = No
         generators: they are seeded inside and put back as they were.
     size : int or (int, int), optional
         Height and width of the result, by default those of the batch.
+    crop : bool
+        False for images that are `random_crops` already.
     normalised : bool
         If False, the values stay within 0 and 1.
+    preprocessing : ImagePreprocessing
+        Its mean and deviation.
     """
     channels = _check_batch(batch)
-    shape = tuple(batch.shape[-2:]) if size is None else (size, size) if isinstance(size, int) else tuple(size)
-    pipeline = _pipeline((int(shape[0]), int(shape[1])), channels)
+    shape = _height_and_width((batch.shape[-2], batch.shape[-1]) if size is None else size)
+    pipeline = _pipeline(shape if crop else None, channels)
     devices = [batch.device] if batch.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach devices that are not put back
@@ -124,19 +333,19 @@ def augment(batch: Tensor, *, seed: int, size: int | tuple[int, int] | None = No
             with torch.cuda.device(batch.device):
                 torch.cuda.manual_seed(seed)
         result: Tensor = pipeline(batch.expand(-1, 3, -1, -1))[:, :channels].clamp(0.0, 1.0)
-    return normalise(result) if normalised else result
+    return normalise(result, preprocessing) if normalised else result
 
 
 @lru_cache(maxsize=8)
-def _pipeline(size: tuple[int, int], channels: int) -> torch.nn.Sequential:
+def _pipeline(crop: tuple[int, int] | None, channels: int) -> torch.nn.Sequential:
     try:
         import kornia.augmentation as K
     except ModuleNotFoundError:
         raise InputError("augmentation needs kornia, which is not installed: pip install 'vardass[adapt]'") from None
-    steps: list[torch.nn.Module] = [
-        K.RandomResizedCrop(size, scale=(0.7, 1.0), ratio=(3 / 4, 4 / 3)),
-        K.RandomHorizontalFlip(p=0.5),
-    ]
+    steps: list[torch.nn.Module] = []
+    if crop is not None:
+        steps.append(K.RandomResizedCrop(crop, scale=_AREA, ratio=_RATIO))
+    steps.append(K.RandomHorizontalFlip(p=0.5))
     if channels == 3:
         steps += [K.ColorJitter(0.3, 0.3, 0.3, 0.3, p=1.0), K.RandomGrayscale(p=0.1)]
     else:
@@ -145,7 +354,7 @@ def _pipeline(size: tuple[int, int], channels: int) -> torch.nn.Sequential:
 
 
 def _check_batch(batch: Tensor) -> int:
-    if batch.ndim != 4 or batch.shape[1] not in _MEAN or not batch.is_floating_point():
+    if batch.ndim != 4 or batch.shape[1] not in _MODES or not batch.is_floating_point():
         raise InputError(
             f"a batch of images must be floats of shape (n, 3 or 1, height, width), got {batch.dtype} of shape "
             f"{tuple(batch.shape)}; stack items of ImageDataset"
