@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vardass.adapt import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.config import RunConfig
-from vardass.experiments.checks import Checks
-from vardass.experiments.search import SPACE_NAMES, Distribution, draw, named_space, parse_distribution
+from vardass.experiments.expand import Tries
+from vardass.experiments.search import SPACE_NAMES, Distribution, draw, named_space
 
 
 @pytest.mark.parametrize("name", SPACE_NAMES)
@@ -27,9 +27,9 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
         assert not dot or group == "network_options" or option in owned
         for value in each.extremes():
             if group == "algorithm_options":
-                Checks().algorithm(algorithm, {**options, option: value})
+                Tries().algorithm(algorithm, {**options, option: value})
             elif group == "network_options":
-                Checks().network("mlp", {option: value})
+                Tries().network("mlp", {option: value})
             else:
                 RunConfig.from_dict({key: value})
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)
@@ -65,7 +65,7 @@ def test_the_papers_ranges() -> None:
 
 
 def test_draws_of_different_keys_are_unrelated() -> None:
-    space = {key: Distribution("uniform", (0.0, 1.0)) for key in ("lr", "weight_decay")}
+    space = {key: Distribution(uniform=[0.0, 1.0]) for key in ("lr", "weight_decay")}
     pairs = np.array([list(draw(space, seed=0, repeat=r, search=s).values()) for r in range(20) for s in range(100)])
     assert abs(np.corrcoef(pairs.T)[0, 1]) < 0.08  # 3.6 standard deviations of 2,000 independent pairs
 
@@ -73,12 +73,11 @@ def test_draws_of_different_keys_are_unrelated() -> None:
 @given(st.floats(0, 1, exclude_max=True), st.floats(-5, 5), st.floats(0.001, 5))
 def test_values_stay_within_the_ends(u: float, low: float, width: float) -> None:
     for kind, base in (("log10_uniform", 10.0), ("log2_uniform", 2.0)):
-        value = Distribution(kind, (low, low + width)).at(u)
+        value = Distribution(**{kind: [low, low + width]}).at(u)
         assert base**low * (1 - 1e-5) <= value <= base ** (low + width) * (1 + 1e-5)
-    assert low - 1e-5 * max(1, abs(low)) <= Distribution("uniform", (low, low + width)).at(u)
+    assert low - 1e-5 * max(1, abs(low)) <= Distribution(uniform=[low, low + width]).at(u)
 
 
-def test_distribution_parsing() -> None:
-    found = parse_distribution({"log2_uniform": [3, 7], "integer": True, "default": 32}, "x")
-    assert found == Distribution("log2_uniform", (3.0, 7.0), True, 32)
-    assert found.extremes() == (8, 127, 32)
+def test_extremes_stand_for_all_values() -> None:
+    assert Distribution(log2_uniform=[3, 7], integer=True, default=32).extremes() == (8, 127, 32)
+    assert Distribution(choice=[0.1, 0.5]).extremes() == (0.1, 0.5)

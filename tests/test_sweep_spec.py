@@ -19,7 +19,7 @@ from vardass.data import derived_seed, task_names
 from vardass.errors import InputError
 from vardass.experiments.record import RunSpec
 from vardass.experiments.search import draw, named_space
-from vardass.experiments.spec import Sweep, load_sweep, preset_names
+from vardass.experiments.spec import Sweep, load_sweep, preset_names, sweep_schema
 from vardass.experiments.yaml_file import dump_yaml, parse_yaml
 
 
@@ -343,3 +343,15 @@ def test_plain_values_have_the_types_of_json() -> None:
     assert list(found.values()) == [1e-3, "no", "2024-01-01", "010", "1:30", True, -5, None, 0.5, "1_000", 1.0]
     merged = parse_yaml("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n")
     assert merged["y"] == {"a": 1, "b": 3}
+
+
+def test_schema_for_editors_knows_what_the_file_may_say() -> None:
+    schema = sweep_schema()
+    json.dumps(schema)
+    assert set(schema["required"]) == {"data", "algorithms"}
+    assert not schema["additionalProperties"]
+    known = schema["properties"]["settings"]["properties"]
+    assert set(RunConfig.model_fields) - set(known) == {"algorithm", "sampler", "sampler_options", "seed"}
+    assert known["steps"]["description"] == RunConfig.model_fields["steps"].description
+    distribution = schema["$defs"]["Distribution"]["properties"]
+    assert {"uniform", "log10_uniform", "log2_uniform", "choice", "integer", "default"} == set(distribution)

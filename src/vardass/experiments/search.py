@@ -4,51 +4,99 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from vardass.adapt.algorithms import algorithm_options
+from vardass.adapt.config import Flag
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
-from vardass.validate import choose, unknown
+from vardass.experiments.yaml_file import Entry
+from vardass.validate import choose
 
-__all__ = ["SPACE_NAMES", "Distribution", "draw", "named_space", "parse_distribution"]
+__all__ = ["SPACE_NAMES", "Distribution", "draw", "named_space"]
 
 _POWERS = {"uniform": None, "log10_uniform": 10.0, "log2_uniform": 2.0}
 _KINDS = (*_POWERS, "choice")
-_EXAMPLE = "{log10_uniform: [-5, -3.5]}"
+_LARGEST_EXPONENT = 64
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """Values that a search tries.
+def _ends(given: Any) -> list[float]:
+    ends = given if isinstance(given, list | tuple) else []
+    if len(ends) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in ends):
+        raise InputError(f"must be two numbers, lowest and highest, got {given!r}; for example [-5, -3.5]")
+    low, high = map(float, ends)
+    if not low < high:
+        raise InputError(f"must be lowest and highest, got {given!r}; change their order")
+    return [low, high]
 
-    Attributes
-    ----------
-    kind : {"uniform", "log10_uniform", "log2_uniform", "choice"}
-        Even between two numbers; 10 or 2 to the power of such a number; or one of some values.
-    values : tuple
-        The two ends, as exponents for the logarithmic kinds, or the values to choose from.
-    integer : bool
-        Round down to a whole number, as DomainBed does.
-    default : object
-        What the first trial takes under ``first: defaults``. None: what the settings have.
+
+def _exponents(given: Any) -> list[float]:
+    ends = _ends(given)
+    if max(map(abs, ends)) > _LARGEST_EXPONENT:
+        raise InputError(f"must be exponents within ±{_LARGEST_EXPONENT}, got {given!r}; give exponents, not values")
+    return ends
+
+
+def _choices(given: Any) -> list[Any]:
+    if not isinstance(given, list | tuple) or not given:
+        raise InputError(f"must be a list of values, got {given!r}; for example [0.0, 0.1, 0.5]")
+    return list(given)
+
+
+Ends = Annotated[list[float], BeforeValidator(_ends)]
+Exponents = Annotated[list[float], BeforeValidator(_exponents)]
+Choices = Annotated[list[Any], BeforeValidator(_choices)]
+
+
+class Distribution(Entry):
+    """Values that a search tries: one kind of distribution, written as in a sweep's file.
+
+    Examples
+    --------
+    >>> Distribution(log2_uniform=[3, 7], integer=True).at(0.5)
+    32
     """
 
-    kind: str
-    values: tuple[Any, ...]
-    integer: bool = False
-    default: Any = None
+    uniform: Ends | None = Field(default=None, description="Even between two numbers.")
+    log10_uniform: Exponents | None = Field(default=None, description="10 to the power of a number between two.")
+    log2_uniform: Exponents | None = Field(default=None, description="2 to the power of a number between two.")
+    choice: Choices | None = Field(default=None, description="One of these values.")
+    integer: Flag = Field(default=False, description="Round down to a whole number, as DomainBed does.")
+    default: Any = Field(
+        default=None,
+        description="What the first trial takes under ``first: defaults``; by default what the settings have.",
+    )
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Check that there is one kind."""
+        super().prepare(given)
+        kinds = [key for key in given if key in _KINDS]
+        if len(kinds) != 1:
+            raise InputError(
+                f"needs one of {', '.join(_KINDS)}, got {' and '.join(kinds) or 'none'}; for example "
+                "{log10_uniform: [-5, -3.5]}"
+            )
+        if kinds == ["choice"] and given.get("integer"):
+            raise InputError("has choice and integer: true; write whole numbers in choice instead")
+        return given
+
+    @property
+    def kind(self) -> str:
+        """Which of the four it is."""
+        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The two ends, as exponents for the logarithmic kinds, or the values to choose from."""
+        return tuple(getattr(self, self.kind))
 
     def at(self, u: float) -> Any:
         """Value at the quantile ``u`` in [0, 1).
 
         Numbers have six digits, so that they, and names made from them, are the same on all machines.
-
-        Examples
-        --------
-        >>> Distribution("log2_uniform", (3, 7), integer=True).at(0.5)
-        32
         """
         if self.kind == "choice":
             return self.values[int(u * len(self.values))]
@@ -68,8 +116,9 @@ class Distribution:
 def draw(space: Mapping[str, Distribution], *, seed: int, repeat: int, search: int) -> dict[str, Any]:
     """Draw a value of each key.
 
-    Each depends on (seed, repeat, search, key) and nothing else, so all samplers and algorithms try the same values,
-    and a key that is added, or a longer search, leaves the other draws as they were.
+    Each depends on (seed, repeat, search, key) and nothing else: all samplers and algorithms try the same values, so
+    that their differences are not those of luck in the search, and a key that is added, or a longer search, leaves the
+    other draws as they were. Libraries for searches draw in sequence and have neither.
 
     Examples
     --------
@@ -81,53 +130,18 @@ def draw(space: Mapping[str, Distribution], *, seed: int, repeat: int, search: i
     return {key: each.at(quantiles[key]) for key, each in space.items()}
 
 
-def parse_distribution(found: Any, where: str) -> Distribution:
-    """Read a distribution such as ``{"log2_uniform": [3, 7], "integer": True}`` at the place ``where`` of a file."""
-    if not isinstance(found, Mapping):
-        raise InputError(
-            f"{where} must be a distribution such as {_EXAMPLE}, got {found!r}; a value that is not searched belongs "
-            "under settings"
-        )
-    for key in found:
-        if key not in (*_KINDS, "integer", "default"):
-            raise InputError(f"{where}: {unknown('key', key, (*_KINDS, 'integer', 'default'))}")
-    kinds = [key for key in found if key in _KINDS]
-    if len(kinds) != 1:
-        raise InputError(f"{where} needs one of {', '.join(_KINDS)}, got {kinds or 'none'}; for example {_EXAMPLE}")
-    kind, values = kinds[0], found[kinds[0]]
-    integer = found.get("integer", False)
-    if not isinstance(integer, bool):
-        raise InputError(f"{where}.integer must be true or false, got {integer!r}")
-    if not isinstance(values, list) or not values:
-        raise InputError(f"{where}.{kind} must be a list of values, got {values!r}; for example {_EXAMPLE}")
-    if kind == "choice":
-        if integer:
-            raise InputError(f"{where} has choice and integer: true; write whole numbers in choice instead")
-        if any(isinstance(value, list | Mapping) and not value for value in values):
-            raise InputError(f"{where}.choice has an empty value: {values!r}; remove it")
-        return Distribution(kind, tuple(values), default=found.get("default"))
-    if len(values) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in values):
-        raise InputError(f"{where}.{kind} must be two numbers, lowest and highest, got {values!r}")
-    low, high = (float(end) for end in values)
-    if not low < high:
-        raise InputError(f"{where}.{kind} must be lowest and highest, got {values!r}; change their order")
-    if _POWERS[kind] is not None and max(abs(low), abs(high)) > 64:
-        raise InputError(f"{where}.{kind} has exponents beyond 64, got {values!r}; give exponents, not values")
-    return Distribution(kind, (low, high), integer, found.get("default"))
-
-
 def _log10(low: float, high: float, default: Any = None) -> Distribution:
-    return Distribution("log10_uniform", (low, high), default=default)
+    return Distribution(log10_uniform=[low, high], default=default)
 
 
 def _log2(low: float, high: float, default: Any = None) -> Distribution:
-    return Distribution("log2_uniform", (low, high), True, default)
+    return Distribution(log2_uniform=[low, high], integer=True, default=default)
 
 
 _RESNET = {
     "lr": _log10(-5.0, -3.5, 5e-5),
     "weight_decay": _log10(-6.0, -2.0, 0.0),
-    "network_options.dropout": Distribution("choice", (0.0, 0.1, 0.5), default=0.0),
+    "network_options.dropout": Distribution(choice=[0.0, 0.1, 0.5], default=0.0),
 }
 # of images of 28 pixels in DomainBed; weight decay is 0 there
 _SMALL = {"lr": _log10(-4.5, -2.5, 1e-3)}
@@ -144,11 +158,11 @@ _ADVERSARIAL = {
 }
 # DomainBed's form of DANN alone has these
 _ALTERNATING = {
-    "algorithm_options.discriminator_depth": Distribution("choice", (3, 4, 5)),
-    "algorithm_options.discriminator_dropout": Distribution("choice", (0.0, 0.1, 0.5)),
+    "algorithm_options.discriminator_depth": Distribution(choice=[3, 4, 5]),
+    "algorithm_options.discriminator_dropout": Distribution(choice=[0.0, 0.1, 0.5]),
     "algorithm_options.d_steps_per_g_step": _log2(0.0, 3.0),
     "algorithm_options.grad_penalty": _log10(-2.0, 1.0),
-    "adam_betas": Distribution("choice", ([0.0, 0.9], [0.5, 0.9]), default=[0.5, 0.9]),
+    "adam_betas": Distribution(choice=[[0.0, 0.9], [0.5, 0.9]], default=[0.5, 0.9]),
 }
 
 SPACE_NAMES = tuple(_SPACES)
@@ -180,7 +194,7 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
     known = algorithm_options(algorithm)
     base = algorithm.split("+")[0]
     if base == "arm":
-        space["batch_size"] = Distribution("choice", (8,), default=8)
+        space["batch_size"] = Distribution(choice=[8], default=8)
     if base in ("dann", "cdan"):
         space.update(_ADVERSARIAL)
     if {**known, **(options or {})}.get("adversary") == "alternating":

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vardass.adapt.algorithms.base import check_number
+from vardass.data.domains import parse_pair
+from vardass.data.registry import DATASETS, find_dataset, task_names
 from vardass.errors import InputError
-from vardass.experiments.expand import Plan, expand
-from vardass.experiments.layers import as_mapping, as_text, at, flatten, read_layer
-from vardass.experiments.overrides import override
-from vardass.experiments.parts import read_algorithms, read_data, read_grid
+from vardass.experiments.expand import expand
 from vardass.experiments.record import RunSpec
-from vardass.experiments.yaml_file import dump_yaml, parse_yaml
+from vardass.experiments.spec_models import DataPart, Specification
+from vardass.experiments.yaml_file import as_mapping, at, check_content, dump_yaml, parse_yaml
 from vardass.files import PathLike
-from vardass.validate import check_count, choose, unknown
+from vardass.validate import choose, unknown
 
-__all__ = ["Sweep", "load_sweep", "preset_names"]
+__all__ = ["Sweep", "load_sweep", "preset_names", "sweep_schema"]
 
-_KEYS = (
-    "name",
-    "seed",
-    "repeats",
-    "search",
-    "settings",
-    "grid",
-    "holdout",
-    "unlabelled_fraction",
-    "data",
-    "algorithms",
-    "samplers",
-)
 _MOST_RUNS = 1_000_000
 _ENDINGS = (".yaml", ".yml")
 
@@ -51,17 +36,14 @@ class Sweep:
         File or preset that it was read from.
     text : str
         The YAML as it was given.
-    document : dict
+    specification : Specification
         Its content with what was overridden, and with absolute roots.
-    plan : Plan
-        Its parts.
     """
 
     name: str
     source: str
     text: str
-    document: dict[str, Any]
-    plan: Plan
+    specification: Specification
     _runs: list[RunSpec] = field(repr=False)
 
     def runs(self) -> list[RunSpec]:
@@ -70,23 +52,24 @@ class Sweep:
 
     def to_yaml(self) -> str:
         """YAML that gives the same runs wherever it is read, without the comments of the original."""
-        return dump_yaml(self.document)
+        # each algorithm has its samplers
+        content = self.specification.model_dump(exclude_unset=True, exclude={"name", "samplers"})
+        return dump_yaml({"name": self.name, **content})
 
     def describe(self) -> str:
         """What is compared, on what, and how many runs that takes."""
-        plan = self.plan
+        spec = self.specification
         lines = [f"{self.name}: {len(self._runs):,} runs"]
-        for data in plan.data:
+        for data in spec.data:
             shown = ", ".join(data.tasks[:3]) + (", ..." if len(data.tasks) > 3 else "")
             lines.append(f"  {data.name}: {_number(len(data.tasks), 'task')} ({shown})")
-        for part in plan.algorithms:
+        for part in spec.algorithms:
             lines.append(f"  {part.label} with {', '.join(sampler.label for sampler in part.samplers)}")
-        for key in plan.grid[0][0]:
-            values = dict.fromkeys(point[key] for point, _ in plan.grid)
+        for key, values in spec.grid.items():
             lines.append(f"  {key}: {', '.join(map(str, values))}")
         lines.append(
-            f"  {_number(plan.tasks, 'task')} x {_number(plan.cells, 'cell')} x search of {plan.size} x "
-            f"{_number(plan.repeats, 'repeat')}"
+            f"  {_number(spec.tasks, 'task')} x {_number(spec.cells, 'cell')} x search of {spec.search.size} x "
+            f"{_number(spec.repeats, 'repeat')}"
         )
         return "\n".join(lines)
 
@@ -135,25 +118,31 @@ def load_sweep(
     'watch'
     """
     source, text, folder, stem = _find(path_or_preset)
-    with at(source):
-        document = override(
-            json.loads(json.dumps(parse_yaml(text))),  # entries that share an anchor become separate
-            roots={name: str(Path(root).expanduser().resolve()) for name, root in (roots or {}).items()},
-            data=data,
-            seed=seed,
-            repeats=repeats,
-            search_size=search_size,
-            settings=flatten(settings or {}, "settings given to load_sweep"),
-        )
-        plan = _plan(document, folder)
-        for entry, part in zip(document["data"], plan.data, strict=True):
-            if part.root is not None:
-                entry["root"] = part.root
-        name = as_text(document.setdefault("name", stem), "name")
-        count = plan.repeats * plan.tasks * plan.cells * plan.size
+    try:
+        document = parse_yaml(text)
+        for key, value in (("seed", seed), ("repeats", repeats)):
+            if value is not None:
+                document[key] = value
+        if search_size is not None:
+            document["search"] = {**as_mapping(document.get("search")), "size": search_size}
+        if settings:
+            document["overrides"] = {**as_mapping(document.get("overrides")), **settings}
+        spec = check_content(Specification, document)
+        parts = _with_roots(_chosen(spec.data, data), spec.data, roots or {})
+        parts = [_on_this_machine(part, folder) for part in parts]
+        _check_tasks(parts)
+        spec = spec.model_copy(update={"data": parts})
+        count = spec.repeats * spec.tasks * spec.cells * spec.search.size
         if count > _MOST_RUNS:
             raise InputError(f"the sweep has {count:,} runs, more than {_MOST_RUNS:,}; lower repeats or search.size")
-        return Sweep(name, source, text, document, plan, expand(plan))
+        return Sweep(spec.name or stem, source, text, spec, expand(spec))
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def sweep_schema() -> dict[str, Any]:
+    """JSON schema of a sweep's file, with which editors complete keys and mark mistakes."""
+    return Specification.model_json_schema()
 
 
 def preset_names() -> tuple[str, ...]:
@@ -188,30 +177,92 @@ def _find(given: PathLike) -> tuple[str, str, Path, str]:
     raise InputError(f"there is no such file, and {unknown('preset', name, preset_names())}")
 
 
-def _plan(document: Mapping[str, Any], folder: Path) -> Plan:
-    as_mapping(document, "", _KEYS)
-    for key in ("data", "algorithms"):
-        if key not in document:
-            raise InputError(f"{key} is missing; the file needs data, algorithms and samplers")
-    search = as_mapping(document.get("search"), "search", ("size", "first", "space"))
-    size = check_count(search.get("size", 1), "search.size")
-    first = search.get("first", "defaults")
-    with at("search.first"):
-        choose(first, "choice", ("defaults", "random"))
-    seed = check_count(document.get("seed", 0), "seed", low=0)
-    repeats = check_count(document.get("repeats", 1), "repeats")
-    holdout = check_number(document.get("holdout", 0.2), "holdout", low=0.0, below=1.0)
-    share = document.get("unlabelled_fraction", 0.5)
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
-        raise InputError(f"unlabelled_fraction must be a number above 0 and at most 1, got {share!r}; 0.5 is usual")
-    layer = read_layer("", settings=document.get("settings"), space=search.get("space"), space_at="search.space")
-    parts = read_data(document["data"], folder)
-    algorithms = read_algorithms(document["algorithms"], document.get("samplers"))
-    layers = (layer, *(part.layer for part in parts), *(part.layer for part in algorithms))
-    if size > 1 and not any(each.space or each.like for each in layers):
-        raise InputError(f"search.size is {size}, but there is no space to search; add 'space: paper' to search")
-    grid = read_grid(document.get("grid"))
-    return Plan(seed, repeats, size, first, holdout, float(share), layer, parts, algorithms, grid)
+def _chosen(parts: list[DataPart], wanted: Sequence[str] | None) -> list[DataPart]:
+    if wanted is None:
+        return parts
+    names = [part.name for part in parts]
+    for name in wanted:
+        choose(name, "data", names)
+    if not wanted:
+        raise InputError(f"no data are left; choose at least one of {', '.join(names)}")
+    return [part for part in parts if part.name in wanted]
+
+
+def _with_roots(parts: list[DataPart], known: list[DataPart], roots: Mapping[str, PathLike]) -> list[DataPart]:
+    for name, root in roots.items():
+        with at(f"--root {name}={root}"):
+            choose(name, "data", [part.name for part in known])
+    places = {name: str(Path(root).expanduser().resolve()) for name, root in roots.items()}
+    return [part.model_copy(update={"root": places[part.name]}) if part.name in places else part for part in parts]
+
+
+def _on_this_machine(part: DataPart, folder: Path) -> DataPart:
+    """The part with an absolute root that is there, and with all its tasks by name."""
+    info = find_dataset(part.dataset)
+    root = part.root
+    is_own = part.dataset not in DATASETS  # a user's own code may need no files
+    with at(part.place):
+        if info.layout and not (is_own and root is None):
+            if root is None:
+                raise InputError(
+                    f"{part.dataset} is read from files; give its folder as root, or with --root {part.name}=DIR\n"
+                    f"{info.layout}\nfrom {info.origin}"
+                )
+            path = (folder / Path(root).expanduser()).resolve()
+            if not (path.is_dir() or (part.dataset == "embeddings" and path.is_file())):
+                raise InputError(
+                    f"root is {root!r}, but there is no folder at {path}; give the folder of {part.dataset}\n"
+                    f"{info.layout}\nfrom {info.origin}"
+                )
+            root = str(path)
+        with at("tasks"):
+            tasks = _tasks(part, root)
+    return part.model_copy(update={"tasks": tasks, **({} if root is None else {"root": root})})
+
+
+def _tasks(part: DataPart, root: str | None) -> list[str]:
+    known = task_names(part.dataset, root)
+    if part.tasks == ["all"]:
+        if not known:
+            raise InputError(f"is 'all', but the tasks in {root} cannot be listed; name them, as [a->b]")
+        return list(known)
+    found: list[str] = []
+    for index, given in enumerate(part.tasks):
+        with at(index):
+            task = _spelt(given, known, part.dataset)
+            if task in found:
+                raise InputError(f"is {task!r}, which is there already; remove it")
+            found.append(task)
+    return found
+
+
+def _spelt(task: str, known: Sequence[str], dataset: str) -> str:
+    """A task as the data set spells it."""
+    if dataset not in DATASETS and not known:  # a user's own function knows its tasks
+        return task
+    if not known:  # one file: its arrays are looked at when it is loaded
+        if "->" not in task:
+            raise InputError(f"task {task!r} has no arrow; write it as 'source->target'")
+        return task
+    if dataset == "humpbacks" and task not in known and task in map(str, range(1, len(known) + 1)):
+        return known[int(task) - 1]
+    if "+" in task and "->" in task and all("->" in name for name in known):
+        domains = list(dict.fromkeys(name.partition("->")[0] for name in known))
+        sources, target = parse_pair(task, domains, dataset)
+        return "+".join(sources) + "->" + target
+    return choose(task, f"task of {dataset}", known, any_case=True)
+
+
+def _check_tasks(parts: Sequence[DataPart]) -> None:
+    places: dict[tuple[str, str], str] = {}
+    for part in parts:
+        for task in part.tasks:
+            earlier = places.setdefault((part.name, task), part.place)
+            if earlier != part.place:
+                raise InputError(
+                    f"{part.place} gives the task {task!r} of {part.name!r}, as {earlier} does; remove one of them, or "
+                    "give one another name"
+                )
 
 
 def _number(count: int, noun: str) -> str:

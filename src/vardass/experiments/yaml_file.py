@@ -1,37 +1,54 @@
-"""Reading a YAML file strictly: no key twice, no guessing of types, and each complaint with its place."""
+"""YAML files: read strictly, checked by pydantic models, each complaint with its place."""
 
 from __future__ import annotations
 
-import math
+import json
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from vardass.errors import InputError
+from vardass.validate import unknown
 
-__all__ = ["dump_yaml", "parse_yaml", "put"]
+__all__ = ["Entry", "at", "check_content", "dump_yaml", "parse_yaml"]
 
-_MERGE = "tag:yaml.org,2002:merge"
 _PLAIN = {
     "null": (re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     "bool": (re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
     "int": (re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789")),
     "float": (
-        re.compile(
-            r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+"
-            r"|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-        ),
+        re.compile(r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"),
         list("-+.0123456789"),
     ),
     "merge": (re.compile(r"^<<$"), ["<"]),
 }
+_TAG = "tag:yaml.org,2002:"
+_VERBS = ("must ", "needs ", "has ", "is ")
 
 
 class _Loader(yaml.SafeLoader):
-    """The types of YAML 1.2: ``1e-3`` is a number; ``no``, ``1:30`` and ``2024-01-01`` are texts."""
+    """The types of YAML 1.2: ``1e-3`` is a number; ``no``, ``1:30`` and ``2024-01-01`` are texts. No key twice."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (as in the base class)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys are texts, each there once."""
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == f"{_TAG}merge":
+                continue
+            if key.tag != f"{_TAG}str":
+                raise InputError(f"the key {key.value!r} in line {line} is not a name; put it in quotes if it is one")
+            if key.value in lines:
+                raise InputError(
+                    f"{key.value} is there twice, in lines {lines[key.value]} and {line}; keep one of them"
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -39,8 +56,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _name, (_pattern, _first) in _PLAIN.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, _first)
-    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, _first)
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
@@ -49,7 +66,8 @@ def parse_yaml(text: str) -> dict[str, Any]:
     Parameters
     ----------
     text : str
-        YAML with the types that JSON has: a date or ``no`` is a text, ``1e-3`` a number.
+        YAML with the types that JSON has: a date or ``no`` is a text, ``1e-3`` a number. Entries that share an anchor
+        become separate.
 
     Raises
     ------
@@ -63,14 +81,8 @@ def parse_yaml(text: str) -> dict[str, Any]:
     {'lr': 0.001}
     """
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            raise InputError("the file is empty; name at least data, algorithms and samplers")
-        if not isinstance(node, yaml.MappingNode):
-            raise InputError(f"a mapping of keys to values is needed, got {_kind(node)}; begin with 'data:'")
-        _check_node(node, "", ())
-        found: dict[str, Any] = loader.construct_document(node)
+        found = yaml.load(text, Loader=_Loader)
+        copied = json.loads(json.dumps(found, allow_nan=False))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
@@ -78,7 +90,15 @@ def parse_yaml(text: str) -> dict[str, Any]:
         raise InputError(f"not YAML{place}: {why}; check indentation, colons and quotes") from None
     except yaml.YAMLError as error:
         raise InputError(f"not YAML: {error}; save it as plain UTF-8 text") from None
-    return found
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:  # of json
+        raise InputError(f"only texts, finite numbers, lists and mappings can be used: {error}; change it") from None
+    if copied is None:
+        raise InputError("the file is empty; name at least data, algorithms and samplers")
+    if not isinstance(copied, dict):
+        raise InputError(f"a mapping of keys to values is needed, got {copied!r}; begin with 'data:'")
+    return copied
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
@@ -87,60 +107,88 @@ def dump_yaml(content: dict[str, Any]) -> str:
     return text
 
 
-def put(where: str, key: str | int) -> str:
-    """Place of an entry: ``data`` and 0 is ``data[0]``, that and ``tasks`` is ``data[0].tasks``."""
-    if isinstance(key, int):
-        return f"{where}[{key}]"
-    return f"{where}.{key}" if where else key
+# --- content that is checked, with the place of what is wrong ---
 
 
-def _check_node(node: yaml.Node, where: str, above: tuple[int, ...]) -> None:
-    line = node.start_mark.line + 1
-    if id(node) in above:
-        raise InputError(f"{where} in line {line} contains itself; remove the alias")
-    above = (*above, id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for index, entry in enumerate(node.value):
-            _check_node(entry, put(where, index), above)
-        return
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            row = key.start_mark.line + 1
-            if key.tag == _MERGE:
-                _check_node(value, put(where, "<<"), above)
-                continue
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:null":
-                raise InputError(f"a key of {where or 'the file'} in line {row} is not a name; write it as text")
-            if key.tag != "tag:yaml.org,2002:str":
-                raise InputError(
-                    f"key {key.value} of {where or 'the file'} in line {row} is not a name; put it in quotes if it is"
-                )
-            if key.value in seen:
-                raise InputError(
-                    f"{put(where, key.value)} is there twice, in lines {seen[key.value]} and {row}; keep one of them"
-                )
-            seen[key.value] = row
-            _check_node(value, put(where, key.value), above)
-        return
-    kind = node.tag.rpartition(":")[2]
-    if kind not in (*_PLAIN, "str"):
-        raise InputError(f"{where} in line {line} has the type {node.tag}; use texts, numbers, lists and mappings")
-    if kind == "float" and not math.isfinite(float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))):
-        raise InputError(f"{where} in line {line} is {node.value}; give a finite number")
+class _Located(InputError):
+    """An InputError that knows its place."""
+
+    def __init__(self, place: tuple[str | int, ...], message: str) -> None:
+        self.place, self.message = place, message
+        where = ""
+        for key in place:
+            where = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}" if where else str(key)
+        # "steps must be ..." at settings.steps is "settings.steps must be ..."
+        rest = message.removeprefix(f"{place[-1]} ") if place else message
+        joint = " " if rest != message or rest.startswith(_VERBS) else ": "
+        super().__init__(f"{where}{joint}{rest}" if where else message)
 
 
-def _kind(node: yaml.Node) -> str:
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"{node.value!r}"
+class at:
+    """Put a place before the message of an InputError that is raised inside."""
+
+    def __init__(self, *place: str | int) -> None:
+        self.place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _Located):
+            raise _Located((*self.place, *error.place), error.message) from None
+        if isinstance(error, InputError):
+            raise _Located(self.place, str(error)) from None
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
-    return float(node.value)  # YAML 1.1 reads 1:30 as 90
+class Entry(BaseModel):
+    """A mapping in a file. Unknown keys are refused with the nearest known one; nothing is an empty mapping."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    short: ClassVar[str] = ""
+    """Key that a bare text in place of the mapping stands for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Any:
+        if isinstance(given, cls):
+            return given
+        if cls.short and isinstance(given, str):
+            given = {cls.short: given}
+        found = cls.prepare(as_mapping(given))
+        for key, field in cls.model_fields.items():
+            if field.is_required() and key not in found:
+                raise InputError(f"{key} is missing; {field.description}")
+        return found
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Check the keys; a place for subclasses to fill in what can be left out."""
+        for key in given:
+            if key not in cls.model_fields:
+                raise unknown("key", key, cls.model_fields)
+        return given
 
 
-def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(node.value)
+def as_mapping(given: Any) -> dict[str, Any]:
+    """A mapping; nothing is an empty one."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"must be a mapping of names to values, got {given!r}; write it as 'name: value'")
+    return dict(given)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:float", _number)
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def check_content(model: type[Model], content: Any) -> Model:
+    """``content`` as ``model``; of what is wrong with it, the first is raised as an InputError with its place."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    ours = first.get("ctx", {}).get("error")
+    with at(*first["loc"]):
+        if isinstance(ours, InputError):
+            raise ours
+        raise InputError(f"{first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}")
