@@ -345,6 +345,20 @@ def test_plain_values_have_the_types_of_json() -> None:
     assert merged["y"] == {"a": 1, "b": 3}
 
 
+def test_data_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_data.py").write_text(
+        "from vardass.data import load_task\n\ndef load(task, root=None, *, scale=1):\n    return load_task('watch', task)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = {"dataset": "my_data:load", "name": "mine", "tasks": ["left-A->right-B"], "options": {"scale": 2}}
+    runs = load(tmp_path, changed(data=[entry], settings={"network": "mlp"})).runs()
+    assert {(run.dataset, run.data_name, run.root) for run in runs} == {("my_data:load", "mine", None)}
+    placed = load(tmp_path, changed(data=[{**entry, "root": "."}])).runs()
+    assert {run.root for run in placed} == {str(tmp_path)}
+    with pytest.raises(InputError, match=r"data\[0\].options: unknown option of my_data:load: 'scales'"):
+        load(tmp_path, changed(data=[{**entry, "options": {"scales": 2}}]))
+
+
 def test_schema_for_editors_knows_what_the_file_may_say() -> None:
     schema = sweep_schema()
     json.dumps(schema)

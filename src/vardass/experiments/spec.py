@@ -199,25 +199,26 @@ def _with_roots(parts: list[DataPart], known: list[DataPart], roots: Mapping[str
 def _on_this_machine(part: DataPart, folder: Path) -> DataPart:
     """The part with an absolute root that is there, and with all its tasks by name."""
     info = find_dataset(part.dataset)
+    is_own = part.dataset not in DATASETS
+    files_needed = f"{info.layout}\nfrom {info.origin}"
     root = part.root
-    is_own = part.dataset not in DATASETS  # a user's own code may need no files
     with at(part.place):
-        if info.layout and not (is_own and root is None):
-            if root is None:
-                raise InputError(
-                    f"{part.dataset} is read from files; give its folder as root, or with --root {part.name}=DIR\n"
-                    f"{info.layout}\nfrom {info.origin}"
-                )
+        if root is None and info.layout and not is_own:
+            raise InputError(
+                f"{part.dataset} is read from files; give its folder as root, or with --root {part.name}=DIR\n"
+                f"{files_needed}"
+            )
+        if root is not None:
             path = (folder / Path(root).expanduser()).resolve()
-            if not (path.is_dir() or (part.dataset == "embeddings" and path.is_file())):
+            if not (path.is_dir() or (path.is_file() and (is_own or part.dataset == "embeddings"))):
                 raise InputError(
                     f"root is {root!r}, but there is no folder at {path}; give the folder of {part.dataset}\n"
-                    f"{info.layout}\nfrom {info.origin}"
+                    f"{files_needed}"
                 )
             root = str(path)
         with at("tasks"):
             tasks = _tasks(part, root)
-    return part.model_copy(update={"tasks": tasks, **({} if root is None else {"root": root})})
+    return part.model_copy(update={"tasks": tasks} if root is None else {"tasks": tasks, "root": root})
 
 
 def _tasks(part: DataPart, root: str | None) -> list[str]:
