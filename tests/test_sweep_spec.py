@@ -347,7 +347,9 @@ def test_plain_values_have_the_types_of_json() -> None:
 
 def test_data_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_data.py").write_text(
-        "from vardass.data import load_task\n\ndef load(task, root=None, *, scale=1):\n    return load_task('watch', task)\n"
+        "from vardass.data import load_task\n"
+        "def load(task, root=None, *, scale=1):\n"
+        "    return load_task('watch', task)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     entry = {"dataset": "my_data:load", "name": "mine", "tasks": ["left-A->right-B"], "options": {"scale": 2}}
