@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from vardass.experiments import paper
-from vardass.experiments.collect import Cell
+from vardass.experiments.frame import Cell
 
 NUMBERS_OF_PAPER = paper.paper_numbers()
 # rows of the appendix whose average is not that of the tasks beside it, to rounding (printed average, mean of tasks)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from vardass.experiments.collect import Cell, DataResults
-from vardass.experiments.comparisons import reference_of
-from vardass.experiments.labels import SAMPLERS, UNIFORM, Label, algorithm_name
+from vardass.experiments.frame import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
+from vardass.experiments.render import Entry, Row, Table, entry_mean
 from vardass.experiments.statistics import paired
-from vardass.experiments.table import Entry, Row, Table, entry_mean
 
 __all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
 
@@ -165,56 +164,46 @@ def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str,
 
 def _gain_tables(others: list[DataResults]) -> list[Table]:
     """Data that the paper does not have: whether samplers gain over uniform batches where they do in the paper."""
-    gains: dict[str, dict[tuple[str, str], float]] = {}
-    kinds: dict[str, Label] = {}
+    gains: dict[Label, dict[tuple[str, str], float]] = defaultdict(dict)
     for data in others:
         for label in data.labels:
-            reference = reference_of(label, data.labels, "uniform")
+            reference = data.reference(label, "uniform")
             if label.algorithm not in _ADAPTING or reference is None or label.sampler in UNIFORM:
                 continue
-            gain = paired(data.values(label), data.values(reference)).mean
+            gain = paired(data.pairs(label, reference)).mean
             if gain is not None:
-                kinds.setdefault(label.row_name, label)
-                gains.setdefault(label.row_name, {})[label.algorithm, data.name] = 100 * gain
+                gains[label.under("")][label.algorithm, data.name] = 100 * gain
     if not gains:
         return []
-    cases = [
-        (name, data.name)
+    seen = {case for found in gains.values() for case in found}
+    cases = {
+        name: [data.name for data in others if (name, data.name) in seen]
         for name in _ADAPTING
-        for data in others
-        if any((name, data.name) in row for row in gains.values())
-    ]
-    algorithms = list(dict.fromkeys(name for name, _ in cases))
+        if any(algorithm == name for algorithm, _ in seen)
+    }
     rows = []
-    for row_name in sorted(gains, key=lambda name: kinds[name].row_order):
+    for kind in sorted(gains):
         entries: list[Entry] = []
-        same = shared = 0
-        for algorithm in algorithms:
-            paper = paper_gain(algorithm_name(algorithm), row_name)
+        same: list[bool] = []
+        for algorithm, names in cases.items():
+            paper = paper_gain(ALGORITHMS[algorithm], kind.row_name)
             entries.append(None if paper is None else f"{paper[0]:+.1f} ({paper[1]} of {paper[2]} positive)")
-            for case in cases:
-                ours = gains[row_name].get(case)
-                if case[0] != algorithm:
-                    continue
+            for name in names:
+                ours = gains[kind].get((algorithm, name))
                 entries.append(None if ours is None else f"{ours:+.1f}")
                 if ours is not None and paper is not None:
-                    shared += 1
-                    same += ours * paper[0] > 0
-        entries.append(f"{same} of {shared}" if shared else None)
-        rows.append(Row(row_name, tuple(entries)))
-    columns: list[str] = []
-    for algorithm in algorithms:
-        shown = algorithm_name(algorithm)
-        columns += [f"{shown}, paper", *(f"{shown}, {data}" for name, data in cases if name == algorithm)]
-    columns.append("same sign")
+                    same.append(ours * paper[0] > 0)
+        entries.append(f"{sum(same)} of {len(same)}" if same else None)
+        rows.append(Row(kind.row_name, tuple(entries)))
+    columns = [f"{ALGORITHMS[name]}, {each}" for name, names in cases.items() for each in ("paper", *names)]
     return [
         Table(
             "gains",
             "Gain in target accuracy (points) over uniform batches, ours and the paper's average over its data sets",
             "Sampler",
-            tuple(columns),
+            (*columns, "same sign"),
             tuple(rows),
-            (1,) * len(columns),
+            (1,) * (len(columns) + 1),
             notes=(f"not in the paper, so only signs can be compared: {', '.join(data.name for data in others)}",),
         )
     ]

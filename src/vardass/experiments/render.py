@@ -1,4 +1,7 @@
-"""Tables as aligned text, Markdown, LaTeX and CSV. Names come from files, so each format quotes what it must."""
+"""A table as data, and as aligned text, Markdown, LaTeX or CSV.
+
+Names come from files, so each format quotes what it must; the writers of pandas do not.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,80 @@ import csv
 import io
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from vardass.errors import InputError
-from vardass.experiments.collect import Cell
-from vardass.experiments.table import Entry, PValue, Row, Table
+from vardass.experiments.frame import Cell
 
-__all__ = ["FORMATS", "entry_text", "render"]
+__all__ = ["FORMATS", "Entry", "PValue", "Row", "Table", "entry_mean", "entry_text", "render"]
+
+
+@dataclass(frozen=True)
+class PValue:
+    """A probability, shown to three decimals."""
+
+    p: float
+
+
+Entry = Cell | PValue | float | str | None  # with and without an error, text, nothing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what it is called in its place, its entries, and what it is called by itself (default: the same)."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    full_name: str = ""
+    block: int = 0  # a line is drawn between blocks
+
+    @property
+    def own_name(self) -> str:
+        """Name that needs no other row to be understood."""
+        return self.full_name or self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and columns of entries.
+
+    Attributes
+    ----------
+    kind : str
+        Which table it is, such as ``"accuracy"``.
+    title, corner : str
+        Caption, and what the rows' names are.
+    columns : tuple of str
+        Names of the columns.
+    rows : tuple of Row
+        Without any, the notes say why.
+    decimals : tuple of int
+        For each column.
+    best : set of (row, column)
+        Entries that none is better than, at the decimals that are shown.
+    notes : tuple of str
+        Sentences below the table.
+    data : str or None
+        The data set, if it is a table of one.
+    """
+
+    kind: str
+    title: str
+    corner: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    decimals: tuple[int, ...] = ()
+    best: frozenset[tuple[int, int]] = frozenset()
+    notes: tuple[str, ...] = ()
+    data: str | None = None
+
+
+def entry_mean(entry: Entry) -> float | None:
+    """The number of an entry, if it has one."""
+    if isinstance(entry, Cell):
+        return entry.mean
+    return entry if isinstance(entry, float) else None
+
 
 _NOTHING = "–"
 _LATEX = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-__all__ = ["Paired", "holm", "paired", "sign_test", "student_p"]
+import numpy as np
+from scipy import stats
 
-Key = TypeVar("Key", bound=Hashable)
+__all__ = ["Paired", "holm", "paired"]
 
 
 @dataclass(frozen=True)
@@ -43,55 +42,32 @@ class Paired:
     t_p: float | None
 
 
-def paired(one: Mapping[Key, float], other: Mapping[Key, float], *, tie: float = 1e-9) -> Paired:
-    """Compare values with the same key.
+def paired(differences: Iterable[float], *, tie: float = 1e-9) -> Paired:
+    """Judge differences of pairs.
 
     The tests take pairs as independent. Repeats of one task are not quite: they share their data, so a small p
     value speaks about these tasks and not about others.
 
     Parameters
     ----------
-    one, other : mapping of key to float
-        Such as accuracies by (task, repeat). Keys that only one has are left out.
+    differences : iterable of float
+        Such as those of accuracies on the same task and repeat, see ``DataResults.pairs``.
     tie : float
         Differences up to this size are ties.
     """
-    differences = [one[key] - other[key] for key in one if key in other]
-    n = len(differences)
-    wins = sum(difference > tie for difference in differences)
-    losses = sum(difference < -tie for difference in differences)
+    values = np.array(list(differences))
+    n = len(values)
     if not n:
         return Paired(0, None, None, 0, 0, 0, None, None)
-    mean = math.fsum(differences) / n
-    stderr = t_p = None
-    if n > 1:
-        stderr = math.sqrt(math.fsum((difference - mean) ** 2 for difference in differences) / (n - 1) / n)
-        if max(differences) - min(differences) > tie:
-            t_p = student_p(mean / stderr, n - 1)
-    return Paired(n, mean, stderr, wins, n - wins - losses, losses, sign_test(wins, losses), t_p)
-
-
-def sign_test(wins: int, losses: int) -> float:
-    """Two-sided probability that a fair coin is at least as uneven.
-
-    Examples
-    --------
-    >>> sign_test(5, 0)
-    0.0625
-    """
-    n, fewer = wins + losses, min(wins, losses)
-    count: int = sum(math.comb(n, i) for i in range(fewer + 1))
-    return min(1.0, 2 * count / (1 << n))
-
-
-def student_p(t: float, freedom: int) -> float:
-    """Two-sided probability of Student's t with ``freedom`` degrees of freedom: I_x(freedom/2, 1/2), x = f/(f+t²)."""
-    square = t * t
-    return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + square), square / (freedom + square))
+    wins, losses = int((values > tie).sum()), int((values < -tie).sum())
+    sign_p = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+    stderr = float(stats.sem(values)) if n > 1 else None
+    t_p = float(stats.ttest_1samp(values, 0.0).pvalue) if n > 1 and np.ptp(values) > tie else None
+    return Paired(n, float(values.mean()), stderr, wins, n - wins - losses, losses, sign_p, t_p)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's correction: the family-wise p value of each test.
+    """Holm's correction: the family-wise p value of each test. scipy has none.
 
     A test without a p value stays without, but counts as one of the family.
 
@@ -107,34 +83,3 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         floor = max(floor, min(1.0, (len(p_values) - rank) * p))
         adjusted[place] = floor
     return adjusted
-
-
-def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    # regularised; rest = 1 - x is given too, since the subtraction would lose it for tiny t
-    if x <= 0.0 or rest <= 0.0:
-        return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # where the fraction of the other tail converges faster
-        return 1.0 - _incomplete_beta(b, a, rest, x)
-    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
-    return math.exp(logarithm) * _beta_fraction(a, b, x) / a
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    # the classical continued fraction, from the front by Lentz's method
-    tiny = 1e-300
-    c, d = 1.0, 1.0 / _away(1.0 - (a + b) * x / (a + 1.0), tiny)
-    value = d
-    for m in range(1, 10_000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for step in (even, odd):
-            d = 1.0 / _away(1.0 + step * d, tiny)
-            c = _away(1.0 + step / c, tiny)
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return value
-
-
-def _away(value: float, tiny: float) -> float:
-    return value if abs(value) > tiny else tiny

@@ -1,91 +1,29 @@
-"""What a page shows, as plain values; `vardass.experiments.page.html` writes it."""
+"""What a page shows, as values for its template."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from vardass.experiments.collect import collect
-from vardass.experiments.labels import Label, sampler_name
-from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS, curve_content, mean_seconds
+from vardass.experiments.frame import UNIFORM, Cell, DataResults, Label, collect
+from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS, PARTS, curve_content, mean_seconds
 from vardass.experiments.page.reading import Found, Unfinished
-from vardass.experiments.page.summary import SummaryRow, TaskTable, by_task, summarise
 from vardass.experiments.record import Record
 
-__all__ = ["PageContent", "Setting", "page_content"]
+__all__ = ["duration", "page_content"]
 
 _MOST_FAILURES = 200
 _MOST_VALUES = 8  # of one setting that are listed
 _LONGEST = 400  # characters of an error
+_MEANS = {"source_accuracy": 100.0, "mmd2": 1.0, "coral": 1.0, "wall": 1.0}  # of the chosen runs, with their scale
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting, or a fact about a machine, over all runs."""
-
-    name: str
-    values: str
-    same: bool
-
-
-@dataclass(frozen=True)
-class PageContent:
-    """Everything on a page.
-
-    Attributes
-    ----------
-    title, subtitle : str
-        Headline.
-    facts : list of (str, str)
-        Names and values beside it.
-    grid : list of str
-        Settings that are compared, apart from algorithm and sampler: further columns.
-    rows : list of SummaryRow
-        The summary table.
-    tasks : list of TaskTable
-        Accuracy task by task.
-    failures : list of (str, ...)
-        Data, task, algorithm, sampler, repeat, search and error of a run that failed; what is known of a run that is
-        not finished, and how far it is.
-    failures_left_out : int
-        How many more there are.
-    curves : dict
-        See `curve_content`.
-    seconds : list of dict
-        See `mean_seconds`.
-    settings, environment, data : list of Setting
-        Of all runs; the data only of a single run.
-    specification : str or None
-        Text of the sweep's specification.
-    notes : dict of str to str
-        What a reader has to know, by section.
-    strata : dict or None
-        See `strata_content`.
-    """
-
-    title: str
-    subtitle: str
-    facts: list[tuple[str, str]]
-    grid: list[str]
-    rows: list[SummaryRow]
-    tasks: list[TaskTable]
-    failures: list[tuple[str, ...]]
-    failures_left_out: int
-    curves: dict[str, Any]
-    seconds: list[dict[str, Any]]
-    settings: list[Setting]
-    environment: list[Setting]
-    data: list[Setting]
-    specification: str | None
-    notes: dict[str, str]
-    strata: dict[str, Any] | None = None
-
-
-def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: datetime | None = None) -> PageContent:
-    """Put a page together.
+def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: datetime | None = None) -> dict[str, Any]:
+    """Everything on a page, by the names that ``page.html`` has for it.
 
     Parameters
     ----------
@@ -98,27 +36,74 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
     """
     records = found.records
     results = collect(records)
-    curves = curve_content(results)
-    failures = [_failure(record) for record in records if record.status != "finished"]
-    failures += [_unfinished(entry) for entry in found.unfinished]
-    return PageContent(
-        title=_title(found),
-        subtitle=_subtitle(found),
-        facts=_facts(found, now or datetime.now(UTC)),
-        grid=_grid(records),
-        rows=summarise(results, records),
-        tasks=by_task(results),
-        failures=failures[:_MOST_FAILURES],
-        failures_left_out=max(0, len(failures) - _MOST_FAILURES),
-        curves=curves,
-        seconds=mean_seconds(results),
-        settings=_settings([record.spec.config for record in records]),
-        environment=_settings([{"vardass": record.version, **record.environment} for record in records]),
-        data=_settings([{name: value for name, value in (found.data or {}).items() if name != "scale"}]),
-        specification=found.specification,
-        notes={"summary": _summary_note(found), "curves": _curves_note(found, curves)},
-        strata=strata,
-    )
+    curves, seconds = curve_content(results), mean_seconds(results)
+    failures: list[tuple[Any, str]] = [_failure(record) for record in records if record.status != "finished"]
+    failures += [(_cut(entry.name), f"under way or interrupted, {_where(entry)}") for entry in found.unfinished]
+    rows = [row for data in results.values() for row in _summary(data)]
+    return {
+        "title": _title(found),
+        "subtitle": _subtitle(found),
+        "facts": _facts(found, now or datetime.now(UTC)),
+        "grid": list(dict.fromkeys(name for row in rows for name, _ in row["label"].grid)),
+        "rows": rows,
+        "measured": {name for row in rows for name in ("gain", *_MEANS) if _is_known(row[name])},
+        "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
+        "failures": failures[:_MOST_FAILURES],
+        "failures_left_out": max(0, len(failures) - _MOST_FAILURES),
+        "trained": bool(curves["series"] or seconds),
+        "settings": _settings([record.spec.config for record in records]),
+        "environment": _settings([{"vardass": record.version, **record.environment} for record in records]),
+        "about_data": _settings([{name: value for name, value in (found.data or {}).items() if name != "scale"}]),
+        "specification": found.specification,
+        "notes": {"summary": _summary_note(found), "curves": _curves_note(found, curves)},
+        "strata": strata,
+        "data": {"curves": curves, "seconds": seconds, "parts": PARTS, "strata": strata},
+    }
+
+
+def _summary(data: DataResults) -> list[dict[str, Any]]:
+    """One row for each cell of a data set; numbers that were not measured are None."""
+    tasks = data.common_tasks(data.labels)  # an average over fewer tasks cannot be compared with others
+    failed = Counter(data.runs["label"][~data.runs["finished"]])
+    means = data.chosen.groupby("label")[list(_MEANS)].mean()
+    rows = []
+    for label in data.labels:
+        accuracy = data.cell(label, tasks=tasks, scale=100)
+        reference = None if label.sampler in UNIFORM else data.reference(label, "uniform")
+        row: dict[str, Any] = {
+            "data": data.name,
+            "label": label,
+            "accuracy": accuracy,
+            "gain": Cell(None, None, 0, 0)
+            if reference is None
+            else data.gain(label, reference, tasks=tasks, scale=100),
+            "finished": accuracy.runs,
+            "failed": failed[label],
+            "expected": accuracy.expected_runs,
+        }
+        for name, scale in _MEANS.items():
+            mean = float(means[name].get(label, math.nan))
+            row[name] = None if math.isnan(mean) else scale * mean
+        rows.append(row)
+    best: dict[str, float] = {}
+    for row in rows:
+        if row["accuracy"].mean is not None:
+            best[row["label"].algorithm] = max(row["accuracy"].mean, best.get(row["label"].algorithm, 0.0))
+    several = Counter(label.algorithm for label in data.labels)
+    for row in rows:
+        algorithm = row["label"].algorithm
+        row["best"] = several[algorithm] > 1 and row["accuracy"].mean == best.get(algorithm, math.nan)
+    return rows
+
+
+def _is_known(value: float | Cell | None) -> bool:
+    return (value.mean if isinstance(value, Cell) else value) is not None
+
+
+def _by_task(data: DataResults) -> dict[str, Any]:
+    """Target accuracy of each cell in each task, mean and standard error over repeats."""
+    rows = [(label, [data.cell(label, tasks=[task], scale=100) for task in data.tasks]) for label in data.labels]
+    return {"data": data.name, "tasks": data.tasks, "rows": rows}
 
 
 def _title(found: Found) -> str:
@@ -135,7 +120,7 @@ def _subtitle(found: Found) -> str:
     specs = [record.spec for record in found.records]
     if found.kind == "run":
         cell = Label.of(specs[0])
-        return f"One run: {cell.algorithm_name} with {sampler_name(cell.sampler)} batches"
+        return f"One run: {cell.algorithm_name} with {cell.sampler_name} batches"
     data = list(dict.fromkeys(spec.data_name for spec in specs))
     counts = [
         _count(data, "data set"),
@@ -180,22 +165,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
 
 
-def _grid(records: Sequence[Record]) -> list[str]:
-    found: dict[str, None] = {}
-    for record in records:
-        found |= dict.fromkeys(str(name) for name in record.spec.cell if name not in ("algorithm", "sampler"))
-    return list(found)
-
-
-def _failure(record: Record) -> tuple[str, ...]:
+def _failure(record: Record) -> tuple[tuple[str, ...], str]:
     spec, label = record.spec, Label.of(record.spec)
+    where = spec.data_name, spec.task, label.algorithm_name, label.row_name, str(spec.repeat), str(spec.search)
     tries = f" (started {record.attempts} times)" if record.attempts > 1 else ""
-    what = _cut(record.error or "no message") + tries
-    return spec.data_name, spec.task, label.algorithm_name, label.row_name, str(spec.repeat), str(spec.search), what
-
-
-def _unfinished(entry: Unfinished) -> tuple[str, ...]:
-    return _cut(entry.name), f"under way or interrupted, {_where(entry)}"
+    return where, _cut(record.error or "no message") + tries
 
 
 def _where(entry: Unfinished) -> str:
@@ -209,23 +183,21 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _settings(found: Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """Each name with its values in the runs, those that differ first."""
-    values: dict[str, dict[str, int]] = {}
+def _settings(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each name with its values in the runs, those that differ first; without those that say nothing."""
+    values: dict[str, dict[str, None]] = {}
     for one in found:
         for name, value in one.items():
-            text = value if isinstance(value, str) else _plain(value)
-            counts = values.setdefault(str(name), {})
-            counts[text] = counts.get(text, 0) + 1
+            values.setdefault(str(name), {})[value if isinstance(value, str) else _plain(value)] = None
     settings = []
-    for name, counts in values.items():
-        same = len(counts) == 1
-        texts = list(counts) if same else sorted(counts, key=_order)
-        listed = ", ".join(_cut(text) for text in texts[:_MOST_VALUES])
+    for name, texts in values.items():
+        listed = ", ".join(map(_cut, sorted(texts, key=_order)))
         if len(texts) > _MOST_VALUES:
-            listed = f"{len(texts):,} values, from {_cut(texts[0])} to {_cut(texts[-1])}"
-        settings.append(Setting(name, listed, same))
-    return sorted(settings, key=lambda setting: setting.same)
+            first, *_, last = sorted(texts, key=_order)
+            listed = f"{len(texts):,} values, from {_cut(first)} to {_cut(last)}"
+        if listed not in ("", "null"):
+            settings.append({"name": name, "values": listed, "same": len(texts) == 1})
+    return sorted(settings, key=lambda setting: setting["same"])
 
 
 def _plain(value: Any) -> str:

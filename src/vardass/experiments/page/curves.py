@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vardass.experiments.collect import DataResults, number
-from vardass.experiments.labels import UNIFORM, Label, sampler_name
+from vardass.experiments.frame import UNIFORM, DataResults, Label, number
 from vardass.experiments.record import Record
 
 __all__ = ["MOST_CURVES", "MOST_POINTS", "PARTS", "curve_content", "mean_seconds", "short"]
@@ -29,10 +28,15 @@ def curve_content(results: Mapping[str, DataResults]) -> dict[str, Any]:
 
     At most `MOST_CURVES` of at most `MOST_POINTS` points: the first repeats of everything come before later ones.
     """
-    chosen = [(place[0], record) for data in results.values() for place, record in data.chosen.items() if record.curve]
+    chosen = [
+        (label, record)
+        for data in results.values()
+        for label, record in zip(data.chosen["label"], data.chosen["record"])
+        if record.curve
+    ]
     chosen.sort(key=lambda entry: entry[1].spec.repeat)
     kept = chosen[:MOST_CURVES]
-    labels = sorted({label for label, _ in kept}, key=lambda label: label.order)
+    labels = sorted({label for label, _ in kept})
     series = [_series(record, labels.index(label)) for label, record in kept]
     metrics = dict(_METRICS)
     if any(record.spec.config.get("selection") == "oracle" for _, record in kept):
@@ -55,21 +59,15 @@ def mean_seconds(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
     """Mean seconds of each part for each data set and cell, over the chosen runs."""
     rows = []
     for name, data in results.items():
-        groups: dict[Label, list[Record]] = {label: [] for label in data.labels}
-        for (label, _, _), record in data.chosen.items():
+        members: dict[Label, list[Record]] = {label: [] for label in data.labels}
+        for label, record in zip(data.chosen["label"], data.chosen["record"]):
             if record.seconds:
-                groups[label].append(record)
-        for label, members in groups.items():
-            if members:
-                parts = [sum(number(one.seconds.get(part)) or 0.0 for one in members) / len(members) for part in PARTS]
-                rows.append(
-                    {
-                        "data": name,
-                        "algorithm": label.algorithm_name,
-                        "label": label.row_name,
-                        "parts": [short(value) for value in parts],
-                    }
-                )
+                members[label].append(record)
+        for label, own in members.items():
+            if own:
+                parts = [sum(number(one.seconds.get(part)) or 0.0 for one in own) / len(own) for part in PARTS]
+                names = {"data": name, "algorithm": label.algorithm_name, "label": label.row_name}
+                rows.append({**names, "parts": [short(value) for value in parts]})
     return rows
 
 
@@ -89,7 +87,7 @@ def _drawn_cells(labels: Sequence[Label]) -> list[dict[str, Any]]:
         drawn.append(
             {
                 "algorithm": label.algorithm_name,
-                "sampler": sampler_name(label.sampler),
+                "sampler": label.sampler_name,
                 "label": label.row_name,
                 "colour": 0 if place < 0 else 1 + place % (_COLOURS - 1),
                 "dash": (grids.index(label.grid) + max(0, place) // (_COLOURS - 1)) % _DASHES,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vardass.errors import InputError
-from vardass.experiments.collect import number
-from vardass.experiments.current import current_records
+from vardass.experiments.frame import current_records, number
 from vardass.experiments.record import Record, RunSpec
 
 __all__ = ["Found", "Unfinished", "read_folder"]

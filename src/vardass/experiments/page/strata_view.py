@@ -10,7 +10,7 @@ from torch import Tensor
 from vardass.adapt.batches import make_sampler
 from vardass.data import standardise, watch_domains
 from vardass.errors import InputError
-from vardass.experiments.labels import sampler_name
+from vardass.experiments.frame import SAMPLERS
 from vardass.experiments.page.curves import short
 from vardass.kernels import RBFMixture
 from vardass.sampler_noise import variance_report
@@ -124,7 +124,7 @@ def strata_content(features: ArrayLike, about: str, *, batch_size: int = 8, seed
         own = sampler.strata if isinstance(sampler, StratifiedBatchSampler) and sampler is not shown else None
         drawn.append(
             {
-                "name": sampler_name(name),
+                "name": SAMPLERS[name],
                 "what": what,
                 "strata": None if own is None else _ordered_labels(own.labels, plane).tolist(),
                 "batches": chunk.rows.tolist(),
