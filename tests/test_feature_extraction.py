@@ -1,0 +1,194 @@
+"""Features of a whole data set against the model itself, whatever form the data have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from vardass.errors import InputError
+from vardass.refresh import FeatureBank, extract_features
+from vardass.samplers import with_weights
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def reference(model: nn.Module, x: Tensor) -> Tensor:
+    flags = [module.training for module in model.modules()]
+    model.eval()
+    with torch.no_grad():
+        z: Tensor = model(x)
+    for module, flag in zip(model.modules(), flags):
+        module.training = flag
+    return z
+
+
+class Mappings(Dataset[dict[str, Tensor]]):
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"image": self.x[index], "label": torch.tensor(index)}
+
+
+class Stream(IterableDataset[Tensor]):
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __iter__(self) -> Any:
+        return iter(self.x)
+
+
+X = normal(23, 5)
+Y = torch.arange(23)
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (X, {}),
+        (list(X), {}),
+        (TensorDataset(X), {}),
+        (TensorDataset(X, Y, Y), {}),
+        (TensorDataset(Y, X), {"key": 1}),
+        (TensorDataset(Y, X), {"select": lambda batch: batch[1]}),
+        (Mappings(X), {"key": "image"}),
+        (Mappings(X), {"select": lambda batch: batch["image"]}),
+        (with_weights(TensorDataset(X, Y)), {}),
+        (with_weights(with_weights(TensorDataset(X, Y))), {}),
+        (TensorDataset(X, Y), {"forward": lambda model, x: model(x)}),
+        (TensorDataset(X, Y), {"num_workers": 2}),
+        (DataLoader(TensorDataset(X, Y), batch_size=4), {}),
+        ([(X[:10], Y[:10]), (X[10:], Y[10:])].__iter__(), {}),
+        (Stream(X), {}),
+    ],
+)
+def test_features_equal_the_model_in_evaluation_mode(data: Any, options: dict[str, Any]) -> None:
+    model = network()
+    z = extract_features(model, data, batch_size=4, **options)
+    assert z.shape == (23, 3)
+    assert z.dtype == torch.float32
+    assert not z.requires_grad
+    torch.testing.assert_close(z, reference(model, X))
+
+
+def test_training_flags_come_back_one_by_one() -> None:
+    model = network().train()
+    model[1].eval()  # a frozen batch norm
+    before = [module.training for module in model.modules()]
+    assert len(set(before)) == 2
+    statistics = model[1].running_mean.clone()
+    extract_features(model, X)
+    assert [module.training for module in model.modules()] == before
+    assert torch.equal(model[1].running_mean, statistics)
+
+    def broken(model: Any, x: Tensor) -> Tensor:
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        extract_features(model, X, forward=broken)
+    assert [module.training for module in model.modules()] == before
+    assert torch.is_grad_enabled()
+
+
+def test_train_mode_is_an_option() -> None:
+    model = network().train()
+    z = extract_features(model, X, eval_mode=False)
+    assert float((z - reference(network(), X)).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_global_random_state_is_left_alone(num_workers: int) -> None:
+    model, before = network(), torch.random.get_rng_state()
+    extract_features(model, TensorDataset(X), batch_size=4, num_workers=num_workers)
+    FeatureBank(23).fill(model, TensorDataset(X), num_workers=num_workers)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_mixed_precision_is_close_and_returns_float32() -> None:
+    model, exact = network(), reference(network(), X)
+    seen: list[torch.dtype] = []
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        z: Tensor = model(x)
+        seen.append(z.dtype)
+        return z
+
+    z = extract_features(model, X, autocast_dtype=torch.bfloat16, forward=forward)
+    assert seen == [torch.bfloat16]
+    assert z.dtype == torch.float32
+    torch.testing.assert_close(z, exact, atol=0.03, rtol=0.03)
+    assert not torch.equal(z, exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(extract_features(model, X), exact)  # full precision also inside a region
+        extract_features(model, X, autocast_dtype=torch.bfloat16)
+        model(X).float().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_out_device_dtype_and_progress() -> None:
+    calls: list[tuple[float, str]] = []
+    z = extract_features(
+        nn.Identity(),
+        X,
+        batch_size=10,
+        dtype=torch.float64,
+        out_device="meta",
+        progress=lambda share, text: calls.append((share, text)),
+    )
+    assert (z.dtype, z.device.type) == (torch.float64, "meta")
+    assert [share for share, _ in calls] == [10 / 23, 20 / 23, 1.0]
+    assert calls[0][1] == "features of 10 of 23 samples"
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda: extract_features(nn.Identity(), X[:0]), "no samples"),
+        (lambda: extract_features(nn.Identity(), TensorDataset(X[:0])), "no samples"),
+        (lambda: extract_features(nn.Identity(), iter([])), "no samples"),
+        (lambda: extract_features(nn.Identity(), normal(4, 2, 3, 3)), r"got \(4, 2, 3, 3\); flatten"),
+        (lambda: extract_features(nn.Identity(), normal(4)), r"got \(4,\); flatten"),
+        (lambda: extract_features(lambda x: (x, x), X), r"got tuple; pick one"),
+        (lambda: extract_features(lambda x: x[:2], X), "2 rows of features for 23 samples"),
+        (lambda: extract_features(lambda x: x[:, : len(x)], X[:, :], batch_size=4), "gave 3 features after 4"),
+        (lambda: extract_features(nn.Identity(), Mappings(X)), r"keys \['image', 'label'\], got key=None"),
+        (lambda: extract_features(nn.Identity(), Mappings(X), key="x"), r"got key='x'"),
+        (lambda: extract_features(nn.Identity(), X, key="x"), "needs samples that are mappings, got Tensor"),
+        (lambda: extract_features(nn.Identity(), TensorDataset(X), key=3), "has 1 parts, got key=3"),
+        (lambda: extract_features(nn.Identity(), 3), "got int"),
+        (lambda: extract_features(nn.Identity(), X, batch_size=0), "batch_size must be at least 1, got 0"),
+        (
+            lambda: extract_features(nn.Identity(), DataLoader(TensorDataset(X), 4, shuffle=True)),
+            "draws with RandomSampler",
+        ),
+        (
+            lambda: extract_features(nn.Identity(), DataLoader(TensorDataset(X), batch_sampler=[[1], [0]])),
+            "draws with list",
+        ),
+        (
+            lambda: extract_features(nn.Identity(), DataLoader(TensorDataset(X), 4, drop_last=True)),
+            "20 of 23 samples",
+        ),
+    ],
+)
+def test_bad_passes(run: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        run()

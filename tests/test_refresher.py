@@ -1,0 +1,321 @@
+"""Policy, sources and samplers together; the spread of strata; where the seconds go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vardass.adapt.run_folder import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
+from vardass.errors import InputError
+from vardass.kernels import CoralKernel, LinearKernel, RBFMixture
+from vardass.refresh import (
+    DriftRefresh,
+    FeatureBank,
+    NeverRefresh,
+    Refresher,
+    RefreshEvery,
+    RefreshPolicy,
+    TimeAccount,
+    VarianceRefresh,
+    strata_spread,
+)
+from vardass.solvers import stratify
+from vardass.strata import Strata
+from vardass.variance import stratified_variance, uniform_variance
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+# --- spread of strata ------------------------------------------------------------------------------
+
+
+def test_spread_of_raw_features_is_exact() -> None:
+    x = normal(40, 3, dtype=torch.float64) + 50.0
+    labels = torch.arange(40) % 7 * 10  # any numbers
+    spread = strata_spread(x, labels)
+    within = sum(float((x[labels == h] - x[labels == h].mean(0)).square().sum()) for h in labels.unique()) / 40
+    assert spread.within == pytest.approx(within, rel=1e-10)
+    assert spread.variance == pytest.approx(stratified_variance(x, labels, kernel="linear"), rel=1e-10)
+    one = strata_spread(x, torch.zeros(40, dtype=torch.long))
+    assert one.variance == pytest.approx(uniform_variance(x, 1, kernel="linear"), rel=1e-10)
+
+
+@pytest.mark.parametrize("kernel", [RBFMixture(), CoralKernel(), LinearKernel()], ids=repr)
+def test_spread_in_a_kernel_is_unbiased(kernel: Any) -> None:
+    x = normal(30, 2, dtype=torch.float64)
+    labels = torch.tensor([0] * 1 + [1] * 2 + [2] * 9 + [3] * 18)[torch.randperm(30, generator=torch.Generator())]
+    exact = stratified_variance(x, labels, kernel=kernel)
+    draws = np.array([strata_spread(x, labels, kernel=kernel, seed=seed).variance for seed in range(400)])
+    stderr = draws.std() / 20
+    assert abs(draws.mean() - exact) < 4 * stderr
+    assert stderr < 0.05 * exact  # or the bound above would say nothing
+    assert strata_spread(x, labels, kernel=kernel, seed=3) == strata_spread(x, labels, kernel=kernel, seed=3)
+
+
+def test_spread_of_pairs_and_singletons_has_no_noise() -> None:
+    x = normal(6, 2, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 1, 2, 3, 3])
+    for seed in range(3):
+        spread = strata_spread(x, labels, kernel="mmd", seed=seed)
+        assert spread.variance == pytest.approx(stratified_variance(x, labels, kernel="mmd"), rel=1e-6)
+
+
+# --- seconds ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_parts_sum_to_the_total_also_when_nested() -> None:
+    clock = Clock()
+    account = TimeAccount(clock=clock)
+    with account("training"):
+        clock.now += 5
+        with account("features"):
+            clock.now += 2
+            with account("training"):
+                clock.now += 1
+        clock.now += 3
+    clock.now += 50  # belongs to nobody
+
+    def fail() -> None:
+        with account("solver"):
+            clock.now += 4
+            raise RuntimeError("no solution")
+
+    with pytest.raises(RuntimeError, match="no solution"):
+        fail()
+    with account("features"):
+        clock.now += 5
+    assert account.seconds == {"training": 9.0, "features": 7.0, "solver": 4.0}
+    assert account.counts == {"training": 2, "features": 2, "solver": 1}
+    assert account.total == 20.0
+    assert account.share() == {"training": 0.45, "features": 0.35, "solver": 0.2}
+    assert account.as_dict() == {"seconds/training": 9.0, "seconds/features": 7.0, "seconds/solver": 4.0}
+    lines = account.report().splitlines()
+    assert [line.split() for line in lines] == [
+        ["part", "seconds", "share", "times", "each"],
+        ["training", "9.000", "45.0%", "2", "4.5"],
+        ["features", "7.000", "35.0%", "2", "3.5"],
+        ["solver", "4.000", "20.0%", "1", "4"],
+        ["total", "20.000"],
+    ]
+    assert len({len(line) for line in lines[1:4]}) == 1
+
+
+def test_account_of_a_loader_resume_and_reset() -> None:
+    clock = Clock()
+    account = TimeAccount(clock=clock, device="cpu")
+
+    def slow() -> Any:
+        for item in "ab":
+            clock.now += 1
+            yield item
+
+    for item in account.iterate("drawing", slow()):
+        assert item in "ab"
+        clock.now += 10
+    account.add("drawing", 0.5, count=0)
+    assert account.seconds == {"drawing": 2.5}
+    other = TimeAccount()
+    other.load_state_dict(account.state_dict())
+    other.add("solver", 2.5)
+    assert other.share() == {"drawing": 0.5, "solver": 0.5}
+    other.reset()
+    assert (other.total, other.share(), other.seconds) == (0, {}, {})
+    with pytest.raises(InputError, match="must not be negative, got -1"):
+        other.add("solver", -1.0)
+    with pytest.raises(InputError, match="needs 'seconds' and 'counts'"):
+        other.load_state_dict({})
+
+
+# --- refresher -------------------------------------------------------------------------------------
+
+
+class StrataSampler:
+    """Keeps strata of one kernel, as the real samplers do."""
+
+    def __init__(self, n: int, kernel: Any = "mmd", k: int = 4) -> None:
+        self.n, self.kernel, self.k = n, kernel, k
+        self.strata: Strata | None = None
+        self.refreshes = 0
+
+    def refresh(self, features: Tensor) -> None:
+        self.strata = stratify(features, self.k, kernel=self.kernel)
+        self.refreshes += 1
+
+
+class Uniform:
+    n = 60
+    needs_features = False
+
+    def refresh(self, features: Tensor) -> None:
+        raise AssertionError("uniform draws need no refresh")
+
+
+def test_refresher_refreshes_all_that_need_it_and_logs() -> None:
+    clock = Clock()
+    bank, x = FeatureBank(60), normal(60, 3)
+
+    def never() -> Tensor:
+        raise AssertionError("these features are not needed")
+
+    def slowly() -> Tensor:
+        clock.now += 2
+        return normal(30, 3)
+
+    samplers = {"source": StrataSampler(60), "target": StrataSampler(30, "coral"), "extra": Uniform()}
+    refresher = Refresher(
+        RefreshEvery(5),
+        samplers,
+        {"source": bank, "target": slowly, "extra": never},
+        account=TimeAccount(clock=clock),
+    )
+    with pytest.raises(InputError, match="0 of n=60 rows"):
+        refresher.step(0)
+    bank.fill(nn.Identity(), x)
+    logs = [refresher.step(step) for step in range(11)]
+    assert [log["step"] for log in logs if log is not None] == [0, 5, 10]
+    assert samplers["source"].refreshes == 3
+    log = logs[5]
+    assert log is not None
+    assert log["target/seconds_features"] == 2.0
+    assert log["source/seconds_features"] == 0.0
+    assert log["source/variance"] == pytest.approx(
+        stratified_variance(x, samplers["source"].strata.labels, kernel="mmd"), rel=1e-5
+    )
+    assert log["source/reduction"] == pytest.approx(log["source/uniform_variance"] / log["source/variance"])
+    assert not [key for key in log if key.startswith("extra")]
+    assert all(isinstance(value, int | float) for value in log.values())
+    assert refresher.account.seconds["features"] == 6.0
+    assert refresher.account.counts == {"features": 7, "solver": 6}
+
+
+def test_refresher_without_anything_to_do() -> None:
+    assert Refresher(RefreshEvery(1), [Uniform()], [FeatureBank(60)]).step(0) is None
+    assert Refresher(NeverRefresh(), StrataSampler(60), FeatureBank(60)).step(0) is None
+
+
+def moving(policy: RefreshPolicy, speed: float, steps: int, kernel: Any = "mmd") -> tuple[list[int], Refresher]:
+    """Train on features that wander, alike in distribution at all times, and return the steps of refresh."""
+    x, direction = normal(60, 3), normal(60, 3, seed=1)
+    bank, sampler = FeatureBank(60), StrataSampler(60, kernel)
+    bank.fill(nn.Identity(), x)
+    refresher = Refresher(policy, {"source": sampler}, {"source": bank})
+    due = [0] if refresher.step(0) else []
+    for step in range(1, steps):
+        rows = torch.randint(60, (8,), generator=torch.Generator().manual_seed(step))
+        z = math.cos(speed * step) * x + math.sin(speed * step) * direction
+        refresher.observe("source", rows, z[rows], step=step)
+        if policy.observes == "variance":
+            refresher.measure()
+        due += [step] if refresher.step(step) else []
+    return due, refresher
+
+
+@pytest.mark.parametrize("kernel", ["mmd", "coral"])
+def test_drift_of_moving_features_triggers_and_of_resting_ones_does_not(kernel: str) -> None:
+    def policy() -> DriftRefresh:
+        return DriftRefresh(0.3, shortest=5, longest=60, window=3)
+
+    assert moving(policy(), 0.0, 130, kernel)[0] == [0, 60, 120]
+    slow, fast = moving(policy(), 0.01, 130, kernel)[0], moving(policy(), 0.1, 130, kernel)[0]
+    assert len(fast) > len(slow) > 3
+    assert min(b - a for a, b in pairwise(fast)) >= 5
+
+
+def test_variance_of_moving_features_triggers_and_of_resting_ones_does_not() -> None:
+    def policy() -> VarianceRefresh:
+        return VarianceRefresh(0.1, shortest=5, longest=60)
+
+    due, refresher = moving(policy(), 0.0, 130)
+    assert due == [0, 60, 120]
+    strata = refresher.samplers["source"].strata
+    assert refresher.measure() == pytest.approx(strata.variance / strata.uniform_variance, rel=0.25)
+    fast = moving(policy(), 0.05, 130)[0]
+    assert len(fast) > 3
+    assert min(b - a for a, b in pairwise(fast)) >= 5
+
+
+def test_refresher_resumes() -> None:
+    _, refresher = moving(DriftRefresh(0.3, shortest=5, longest=60), 0.02, 50)
+    other = Refresher(DriftRefresh(0.3, shortest=5, longest=60), refresher.samplers, refresher.sources)
+    other.load_state_dict(refresher.state_dict())
+    batch = (torch.arange(8), normal(8, 3))
+    bank = refresher.sources["source"]
+    assert isinstance(bank, FeatureBank)
+    state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in bank.state_dict().items()}
+    refresher.observe("source", *batch)
+    bank.load_state_dict(state)
+    other.observe("source", *batch)
+    assert isinstance(refresher.policy, DriftRefresh)
+    assert isinstance(other.policy, DriftRefresh)
+    assert other.policy.drift == pytest.approx(refresher.policy.drift, rel=1e-6)
+    assert other.policy.last_step == refresher.policy.last_step
+    assert other.account.counts == refresher.account.counts
+    with pytest.raises(InputError, match=r"samplers \['source'\], here are \['0'\]"):
+        Refresher(DriftRefresh(), StrataSampler(60), bank).load_state_dict(refresher.state_dict())
+
+
+@pytest.mark.parametrize("kernel", ["coral", RBFMixture(scale="median"), "linear"])
+def test_drift_after_a_resume_is_that_of_the_kernel_at_the_refresh(kernel: Any, tmp_path: Path) -> None:
+    def policy() -> DriftRefresh:
+        return DriftRefresh(1e9, shortest=5, longest=10**6, window=3)
+
+    _, refresher = moving(policy(), 0.05, 40, kernel)
+    bank = refresher.sources["source"]
+    assert isinstance(bank, FeatureBank)
+    tensors, tree = flatten_state({"refresher": refresher.state_dict(), "bank": bank.state_dict()})
+    save_checkpoint(tmp_path / "file", tensors, {"tree": tree})
+    tensors, meta = load_checkpoint(tmp_path / "file")
+    state = unflatten_state(tensors, meta["tree"])
+
+    def resumed(saved: dict[str, Any]) -> float:
+        copy = FeatureBank(60)
+        copy.load_state_dict(state["bank"])
+        other = Refresher(policy(), refresher.samplers, {"source": copy})
+        other.load_state_dict(saved)
+        other.load_state_dict(other.state_dict())  # a second kill, before any step
+        return drift_of_next(other)
+
+    def drift_of_next(one: Refresher) -> float:
+        one.observe("source", torch.arange(60), normal(60, 3, seed=2))
+        assert isinstance(one.policy, DriftRefresh)
+        return one.policy.drift
+
+    without = {key: value for key, value in state["refresher"].items() if key != "kernels"}
+    found, anew = resumed(state["refresher"]), resumed(without)
+    assert found == drift_of_next(refresher)
+    assert (anew == found) == (kernel == "linear"), "by now the bank's rows give another kernel"
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda: Refresher(NeverRefresh(), {"a": Uniform()}, {"b": FeatureBank(60)}), r"\['a'\], sources \['b'\]"),
+        (lambda: Refresher(NeverRefresh(), Uniform(), FeatureBank(6)), "n=60, its bank n=6"),
+        (
+            lambda: Refresher(NeverRefresh(), Uniform(), lambda: normal(60, 3)).observe("0", [0], normal(1, 3)),
+            "there are none",
+        ),
+        (lambda: Refresher(NeverRefresh(), Uniform(), FeatureBank(60)).load_state_dict({}), r"the state has \[\]"),
+    ],
+)
+def test_bad_refreshers(run: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        run()
