@@ -54,6 +54,14 @@ def test_three_lines_is_short_and_marks_its_lines():
     assert [text.count(f"# ({number})") for number in (1, 2, 3)] == [1, 1, 1]
 
 
+def test_a_sampler_of_ones_own_is_used_as_ours_are():
+    lines = run("own_sampler.py")
+    uniform, bands = (next(line for line in lines if line.startswith(name)).split() for name in ("uniform", "bands"))
+    assert float(uniform[-4]) == 1.0
+    assert float(bands[-4]) < 0.4  # the main direction has 16 of 19 parts of the variance
+    assert len((EXAMPLES / "own_sampler.py").read_text().split("\n\n\nz = ")[0].splitlines()) <= 30
+
+
 def test_every_example_is_run_here():
-    covered = {"three_lines.py", "feature_bank.py", "compare_samplers.py"}
+    covered = {"three_lines.py", "feature_bank.py", "compare_samplers.py", "own_sampler.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == covered

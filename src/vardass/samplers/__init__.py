@@ -2,7 +2,7 @@
 
 from vardass.samplers.background import BackgroundSampler
 from vardass.samplers.balanced import BalancedBatchSampler
-from vardass.samplers.base import MinibatchSampler, RefreshableSampler
+from vardass.samplers.base import Chunk, MinibatchSampler, RefreshableSampler
 from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
@@ -12,6 +12,7 @@ from vardass.samplers.weighted_batches import IndexBatch, with_weights
 __all__ = [
     "BackgroundSampler",
     "BalancedBatchSampler",
+    "Chunk",
     "DPPBatchSampler",
     "IndexBatch",
     "KMeansPlusPlusBatchSampler",

@@ -1,0 +1,161 @@
+"""What samplers refuse, and that it leaves their streams alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sampler_cases import MAKERS, K, N, cloud, made, taken
+from vardass.errors import InputError
+from vardass.samplers import (
+    BalancedBatchSampler,
+    OrderedBatchSampler,
+    StratifiedBatchSampler,
+    UniformBatchSampler,
+    ordered,
+)
+from vardass.solvers import stratify
+from vardass.strata import Strata
+
+
+@pytest.mark.parametrize(
+    "make", [UniformBatchSampler, StratifiedBatchSampler, OrderedBatchSampler, BalancedBatchSampler]
+)
+def test_batches_larger_than_the_data_are_refused(make: Any) -> None:
+    with pytest.raises(InputError, match=r"batch_size=9 needs at least 9 samples, got n=8; lower batch_size"):
+        make(8, 9)
+    with pytest.raises(InputError, match=r"rank must be between 0 and 1, got 2"):
+        make(8, 2, num_replicas=2, rank=2)
+    with pytest.raises(InputError, match=r"an epoch of 4 batches is too short for num_replicas=5.*set batches"):
+        make(8, 2, num_replicas=5)
+
+
+@pytest.mark.parametrize("make", [UniformBatchSampler, BalancedBatchSampler])
+def test_more_processes_than_batches_without_replacement_are_refused(make: Any) -> None:
+    with pytest.raises(InputError, match=r"n=8 samples make 4 batches.*num_replicas=5 processes; lower batch_size"):
+        make(8, 2, num_replicas=5, batches=10)
+    assert len(taken(UniformBatchSampler(8, 2, replacement=True, num_replicas=5, batches=10))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "message"),
+    [
+        ("stratified", torch.ones(N + 1, 3), rf"features have {N + 1} rows.*n={N} samples; pass the features of the"),
+        ("ordered", None, rf"None where the features of n={N} samples belong; extract them first"),
+        ("balanced", torch.full((N, 3), torch.nan), rf"NaN or infinite values in {N} of {N} rows.*drop these rows"),
+    ],
+)
+def test_features_that_cannot_be_used_leave_the_stream_alone(name: str, features: Any, message: str) -> None:
+    sampler, other = made(name), made(name)
+    stream, other_stream = iter(sampler), iter(other)
+    taken(stream, 2), taken(other_stream, 2)
+    with pytest.raises(InputError, match=message):
+        sampler.refresh(features)
+    assert taken(stream) == taken(other_stream)
+    assert taken(sampler) == taken(other)
+
+
+@pytest.mark.parametrize("maker", [StratifiedBatchSampler, OrderedBatchSampler])
+def test_a_refresh_that_fails_halfway_leaves_the_stream_alone(maker: Any) -> None:
+    # the class labels ask for more strata than there are once the features come
+    sampler, other = (maker(N, K, kernel="rbf", groups=torch.arange(N) % 3, draws_per_stratum=2) for _ in range(2))
+    stream, other_stream = iter(sampler), iter(other)
+    taken(stream, 2), taken(other_stream, 2)
+    with pytest.raises(InputError, match="3 groups need at least 3 strata, got k=2; raise batch_size"):
+        sampler.refresh(cloud())
+    assert taken(stream) == taken(other_stream)
+
+
+def test_a_plan_that_fails_leaves_the_strata_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, other = made("ordered"), made("ordered")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise InputError("no features of this kernel")
+
+    monkeypatch.setattr(ordered, "plan_features", refuse)
+    with pytest.raises(InputError, match="no features"):
+        sampler.refresh(cloud(seed=3))
+    monkeypatch.undo()
+    assert taken(sampler) == taken(other)
+
+
+def test_uniform_batches_ignore_features() -> None:
+    sampler, other = MAKERS["uniform"](), MAKERS["uniform"]()
+    stream = iter(sampler)
+    first = taken(stream, 2)
+    sampler.refresh(cloud())
+    assert first + taken(stream) == taken(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampler": "OtherSampler"}, r"sampler='OtherSampler', this sampler sampler='BalancedBatchSampler'"),
+        ({"version": 99}, r"version=99, this sampler version=1"),
+        ({"n": N + 1}, rf"n={N + 1}, this sampler n={N}"),
+        ({"batch_size": 5}, rf"batch_size=5, this sampler batch_size={K}"),
+        ({"num_replicas": 2}, r"num_replicas=2, this sampler num_replicas=1"),
+    ],
+)
+def test_states_of_other_samplers_are_refused(change: dict[str, Any], message: str) -> None:
+    sampler, other = made("balanced"), made("balanced")
+    with pytest.raises(InputError, match=message + "; make the sampler with the same arguments or start anew"):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    assert taken(sampler) == taken(other)
+
+
+def test_states_that_are_not_complete_are_refused() -> None:
+    sampler = made("ordered")
+    with pytest.raises(InputError, match=r"keys \['a'\], but not \['sampler', .*OrderedBatchSampler.state_dict\(\)"):
+        sampler.load_state_dict({"a": 1})
+    two_draws = made("stratified, two draws, k-means")
+    with pytest.raises(InputError, match=rf"n={N}, k=4, the sampler needs n={N}, k=2 .*with that k"):
+        two_draws.load_state_dict(made("stratified").state_dict())
+
+
+def test_strata_smaller_than_the_draws_are_refused() -> None:
+    labels = torch.tensor([0] + [1] * (N - 1))
+    strata = Strata(labels, k=2, variance=0.0, uniform_variance=0.0)
+    for maker, options in ((StratifiedBatchSampler, {"replacement": False}), (OrderedBatchSampler, {})):
+        sampler = maker(N, 6, draws_per_stratum=3, **options)
+        with pytest.raises(InputError, match=r"a stratum has 1 samples.*draws_per_stratum=3.*min_size=3 or draw with"):
+            sampler.use(strata)
+        sampler.refresh(torch.cat([torch.full((1, 2), 50.0), torch.zeros(N - 1, 2)]))  # would like to be alone
+        assert sampler.strata is not None
+        assert int(sampler.strata.sizes.min()) >= 3
+        again = maker(N, 6, draws_per_stratum=3, min_size=1, kernel="linear", **options)
+        with pytest.raises(InputError, match=r"a stratum has 1 samples"):
+            again.refresh(torch.cat([torch.full((1, 2), 50.0), torch.zeros(N - 1, 2)]))
+    independent = StratifiedBatchSampler(N, 6, draws_per_stratum=3)
+    independent.use(strata)
+    next_batch = next(iter(independent))
+    assert next_batch[:3] == [0, 0, 0]
+
+
+def test_given_strata_are_used_and_must_fit() -> None:
+    z = cloud()
+    sampler = StratifiedBatchSampler(N, K, kernel="rbf")
+    with pytest.raises(InputError, match=rf"n={N}, k=5, the sampler needs n={N}, k={K}"):
+        sampler.use(stratify(z, 5))
+    strata = stratify(z, K, kernel="rbf")
+    sampler.use(strata)
+    assert next(iter(sampler)).weights == pytest.approx(strata.weights.tolist())
+    uncoupled = OrderedBatchSampler(N, K)
+    uncoupled.use(strata)  # without features there is nothing to couple
+    assert next(iter(uncoupled)).weights == pytest.approx(strata.weights.tolist())
+
+
+def test_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"batch_size=8 is not a multiple of draws_per_stratum=3; use batch_size=6"):
+        StratifiedBatchSampler(N, 8, draws_per_stratum=3)
+    for maker in (StratifiedBatchSampler, BalancedBatchSampler):
+        with pytest.raises(InputError, match=rf"groups must have shape \({N},\).* got \(5,\)"):
+            maker(N, K, groups=torch.arange(5))
+    with pytest.raises(InputError, match="plan_rows must be at least 2, got 1"):
+        OrderedBatchSampler(N, K, plan_rows=1)
+    with pytest.raises(InputError, match="epoch must be at least 0, got -1"):
+        UniformBatchSampler(N, K).set_epoch(-1)
+    with pytest.raises(InputError, match="count must be at least 1, got 0"):
+        UniformBatchSampler(N, K).sample_batches(0)

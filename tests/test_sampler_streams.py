@@ -1,0 +1,299 @@
+"""Streams of batches: seeded, saved and restored, shared out between processes, refreshed on the way."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from sampler_cases import (
+    MAKERS,
+    ONCE,
+    K,
+    N,
+    cloud,
+    each_learning,
+    each_once,
+    each_sampler,
+    indices,
+    made,
+    taken,
+    use_small_chunks,
+    visits_once,
+)
+from vardass.samplers import (
+    BackgroundSampler,
+    MinibatchSampler,
+    RefreshableSampler,
+    stratified,
+    uniform,
+    with_weights,
+)
+from vardass.samplers.base import derive_seed
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (stratified, uniform):
+        monkeypatch.setattr(module, "_DRAWS", module._DRAWS)  # to be put back
+    use_small_chunks()
+
+
+# --- the stream ------------------------------------------------------------------------------------------
+
+
+@each_sampler
+def test_same_seed_same_stream(name: str) -> None:
+    first, second = made(name, seed=7), made(name, seed=7)
+    assert taken(first) == taken(second)
+    assert taken(first) == taken(second)  # the next epoch too
+    assert taken(made(name, seed=8)) != taken(made(name, seed=7))
+
+
+@each_sampler
+def test_set_epoch_chooses_the_epoch(name: str) -> None:
+    sampler = made(name)
+    epochs = [taken(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    sampler.set_epoch(1)
+    assert taken(sampler) == epochs[1]
+    sampler.set_epoch(0)
+    next(iter(sampler))
+    sampler.set_epoch(0)  # once more from its start
+    assert taken(sampler) == epochs[0]
+
+
+@each_sampler
+def test_leaving_an_epoch_starts_the_next_one(name: str) -> None:
+    sampler, other = made(name), made(name)
+    for _ in sampler:
+        break
+    assert sampler.epoch == 0
+    other.set_epoch(1)
+    assert taken(sampler) == taken(other)
+
+
+@each_sampler
+def test_length(name: str) -> None:
+    sampler = MAKERS[name]()
+    assert len(sampler) == len(taken(sampler)) == len(DataLoader(range(N), batch_sampler=sampler))
+    assert len(taken(MAKERS[name](batches=3))) == len(MAKERS[name](batches=3)) == 3
+    endless = MAKERS[name](endless=True)
+    with pytest.raises(TypeError, match="endless=False"):
+        len(endless)
+    assert len(taken(endless, 50)) == 50
+
+
+@each_sampler
+def test_sample_batches_does_not_move_the_stream(name: str) -> None:
+    sampler, other = made(name, endless=True), made(name, endless=True)
+    stream, other_stream = iter(sampler), iter(other)
+    for _ in range(4):
+        sampled = sampler.sample_batches(11, seed=1)
+        assert sampled.rows.shape == (11, K)
+        assert taken(stream, 3) == taken(other_stream, 3)
+    assert torch.equal(sampler.sample_batches(11, seed=1).rows, sampled.rows)
+    assert not torch.equal(sampler.sample_batches(11, seed=2).rows, sampled.rows)
+
+
+def test_sample_batches_at_the_end_of_an_epoch() -> None:
+    sampler = made("balanced")
+    taken(iter(sampler), 6)
+    sampler.refresh(cloud(seed=1))
+    rows = sampler.sample_batches(12).rows
+    assert len(rows) == 12
+    assert len(set(rows[:6].flatten().tolist())) == 24
+
+
+@each_learning
+def test_a_refresh_applies_from_the_next_batch_on(name: str) -> None:
+    sampler, other = made(name, endless=True), made(name, endless=True)
+    stream, other_stream = iter(sampler), iter(other)
+    assert taken(stream, 3) == taken(other_stream, 3)
+    sampler.refresh(cloud(seed=5))
+    assert taken(stream, 30) != taken(other_stream, 30)
+
+
+@each_sampler
+def test_samplers_keep_the_protocol(name: str) -> None:
+    sampler = MAKERS[name](endless=True)
+    assert isinstance(sampler, RefreshableSampler)
+    assert isinstance(BackgroundSampler(sampler, in_process=True), RefreshableSampler)
+
+
+def test_seeds_of_related_streams_are_unrelated() -> None:
+    seeds = [derive_seed(*parts) for parts in itertools.product(range(6), repeat=4)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed(1, 2) != derive_seed(2, 1)
+    ones = torch.tensor([[seed >> bit & 1 for bit in range(63)] for seed in seeds]).double().mean(0)
+    assert float((ones - 0.5).abs().max()) < 0.07  # 5 standard errors
+
+
+# --- state -----------------------------------------------------------------------------------------------
+
+
+STOPS = (0, 5, 7)
+
+
+def streams_with_states(name: str, **options: Any) -> tuple[list[dict[str, Any]], list[list[tuple[list[int], Any]]]]:
+    """States after some batches, the last one with a refresh before it, and what came next."""
+    states, rest = [], []
+    for stop in STOPS:
+        sampler = made(name, seed=3, **options)
+        stream = iter(sampler)
+        taken(stream, stop)
+        if stop == STOPS[-1]:
+            sampler.refresh(cloud(seed=1))
+            taken(stream, 2)
+        states.append(sampler.state_dict())
+        rest.append(taken(stream, 25))
+    return states, rest
+
+
+def go_on(name: str, state: dict[str, Any], **options: Any) -> list[tuple[list[int], Any]]:
+    sampler = MAKERS[name](seed=0, **options)
+    sampler.load_state_dict(state)
+    return taken(sampler, 25)
+
+
+def go_on_in_new_process(states_file: str, streams_file: str) -> None:
+    use_small_chunks()
+    states = torch.load(states_file, weights_only=True)
+    streams = {name: [go_on(name, state, endless=True) for state in states[name]] for name in MAKERS}
+    torch.save(streams, streams_file)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_states_restored_in_a_new_process_continue_the_stream(tmp_path: Path) -> None:
+    expected = {name: streams_with_states(name, endless=True) for name in MAKERS}
+    torch.save({name: states for name, (states, _) in expected.items()}, tmp_path / "states.pt")
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_sampler_streams; "
+        f"test_sampler_streams.go_on_in_new_process({str(tmp_path / 'states.pt')!r}, {str(tmp_path / 'streams.pt')!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    streams = torch.load(tmp_path / "streams.pt", weights_only=True)
+    for name, (_, rest) in expected.items():
+        assert streams[name] == rest, name
+        assert all(len(stream) == 25 for stream in rest)
+
+
+@each_sampler
+@pytest.mark.parametrize("stop", [0, 2])
+def test_a_restored_epoch_ends_where_it_would_have(name: str, stop: int) -> None:
+    sampler, other = made(name), MAKERS[name]()
+    stream = iter(sampler)
+    taken(stream, stop)
+    other.load_state_dict(sampler.state_dict())
+    other.set_epoch(0)  # as a loop over epochs does: the epoch that was restored goes on
+    assert taken(other) == taken(stream)
+    assert taken(other) == taken(sampler)
+    assert (sampler.epoch, other.epoch) == (2, 2)
+
+
+@each_once
+def test_a_state_between_refresh_and_batch_keeps_the_visits(name: str) -> None:
+    sampler, other = made(name), MAKERS[name]()
+    seen = indices(iter(sampler), 3)
+    sampler.refresh(cloud(seed=1))
+    other.load_state_dict(sampler.state_dict())
+    visits_once(name, seen + indices(other))
+
+
+@each_learning
+def test_a_restored_sampler_refreshes_as_the_first_would_have(name: str) -> None:
+    sampler, other = made(name, endless=True), MAKERS[name](endless=True)
+    stream = iter(sampler)
+    taken(stream, 3)
+    other.load_state_dict(sampler.state_dict())
+    for each in (sampler, other):
+        each.refresh(cloud(seed=4))
+    assert taken(stream, 12) == taken(other, 12)
+
+
+def plain(loader: Iterable[Any], count: int | None = None) -> list[tuple[list[int], list[float]]]:
+    return [(index.tolist(), weight.tolist()) for index, weight in itertools.islice(loader, count)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["uniform", "stratified", "ordered", "balanced, tail, classes"])
+def test_stateful_loader_resumes_in_mid_epoch(name: str, workers: int, tmp_path: Path) -> None:
+    def loader(sampler: MinibatchSampler) -> StatefulDataLoader:
+        return StatefulDataLoader(with_weights(range(N)), batch_sampler=sampler, num_workers=workers)
+
+    sampler = made(name, batches=12)
+    first = loader(sampler)
+    batches = iter(first)
+    plain(batches, 2)
+    sampler.refresh(cloud(seed=1))
+    plain(batches, 6)  # past what was asked for before the refresh
+    torch.save(first.state_dict(), tmp_path / "loader.pt")
+    rest = plain(batches)
+    assert len(rest) == 4
+
+    second = loader(MAKERS[name](batches=12))
+    second.load_state_dict(torch.load(tmp_path / "loader.pt", weights_only=True))
+    assert plain(second) == rest
+    assert plain(second) == plain(first)  # the next epoch
+
+
+# --- several processes -----------------------------------------------------------------------------------
+
+
+@each_sampler
+def test_processes_share_out_the_stream(name: str) -> None:
+    alone = taken(made(name))
+    for replicas in (2, 3):
+        shares = [taken(made(name, num_replicas=replicas, rank=rank)) for rank in range(replicas)]
+        rounds = len(alone) // replicas
+        assert [len(share) for share in shares] == [rounds] * replicas
+        together = [batch for batches in zip(*shares, strict=True) for batch in batches]
+        if name in ONCE:  # the same chunk, whatever the number of processes
+            assert together == alone[: rounds * replicas]
+        seen = [{tuple(batch) for batch, _ in share} for share in shares]
+        assert not set.intersection(*seen)
+
+
+@each_once
+def test_processes_visit_disjoint_samples_across_a_refresh(name: str) -> None:
+    samplers = [made(name, num_replicas=2, rank=rank, endless=True) for rank in range(2)]
+    streams = [iter(sampler) for sampler in samplers]
+    seen: Counter[int] = Counter()
+    for turn in range(3):
+        for stream, sampler in zip(streams, samplers, strict=True):
+            seen.update(indices(stream, 1))
+            sampler.refresh(cloud(seed=turn))
+    assert set(seen.values()) == {1}
+    assert len(seen) >= 24
+    assert samplers[0].state_dict()["position"] == samplers[1].state_dict()["position"] == 3
+
+
+@each_once
+def test_processes_stay_together_when_an_endless_stream_goes_round(name: str) -> None:
+    # 6 or 7 batches a round: the seventh has no partner and is left out
+    samplers = [made(name, num_replicas=2, rank=rank, endless=True) for rank in range(2)]
+    shares = [taken(sampler, 9) for sampler in samplers]
+    for start in (0, 3, 6):
+        seen = [i for share in shares for batch, _ in share[start : start + 3] for i in batch]
+        assert len(seen) == len(set(seen)) == 24
+
+
+@each_sampler
+def test_a_state_serves_every_process(name: str) -> None:
+    samplers = [made(name, num_replicas=2, rank=rank, endless=True) for rank in range(2)]
+    streams = [iter(sampler) for sampler in samplers]
+    for stream in streams:
+        taken(stream, 2)
+    restored = MAKERS[name](num_replicas=2, rank=1, endless=True)
+    restored.load_state_dict(samplers[0].state_dict())
+    assert taken(restored, 10) == taken(streams[1], 10)
