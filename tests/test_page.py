@@ -314,7 +314,7 @@ def test_bad_folders_are_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match=r"config\.json is missing or damaged"):
         make_page(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"steps": 5}')
     with pytest.raises(InputError, match="no evaluation yet"):
         make_page(tmp_path)
 

@@ -1,8 +1,13 @@
+"""The paper's numbers: as printed, and beside ours."""
+
 import numpy as np
 import pytest
 
+from table_records import best_names, entries, random_records, run
 from vardass.experiments import paper
-from vardass.experiments.frame import Cell
+from vardass.experiments.frame import Cell, collect
+from vardass.experiments.render import FORMATS, render
+from vardass.experiments.tables import make_tables
 
 NUMBERS_OF_PAPER = paper.paper_numbers()
 # rows of the appendix whose average is not that of the tasks beside it, to rounding (printed average, mean of tasks)
@@ -152,3 +157,45 @@ def test_the_papers_gains_over_uniform():
     assert paper.paper_gain("CORAL", "k-means (inputs)")[0] == pytest.approx(np.mean([0.1, -0.3, -4.8, -5.2]))
     assert paper.paper_gain("MMD", "ordered") is None
     assert paper.paper_gain("DANN", "VaRDASS") is None
+
+
+def test_gains_follow_tables_of_accuracy_only():
+    results = collect(random_records(0))
+    for name, expected in (("1", True), ("2", True), ("3", False), ("pairs", False)):
+        kinds = [table.kind for table in paper.against_paper(make_tables(results, name), results)]
+        assert ("gains" in kinds) == expected
+
+
+def test_ours_stand_beside_the_papers_where_names_match():
+    records = random_records(1, gaps=0, failures=0, data=("humpbacks",), samplers=("uniform", "vardass", "ordered"))
+    results = collect(
+        [*records, *random_records(2, gaps=0, failures=0, data=("watch",), samplers=("uniform", "vardass"))]
+    )
+    shown = paper.against_paper(make_tables(results, "all"), results)
+    ours = {(t.kind, t.data): t for t in make_tables(results, "all")}
+    both = {(t.kind, t.data): t for t in shown}
+    table = both["accuracy", "humpbacks"]
+    assert table.columns == ("ERM", "ERM (paper)", "CORAL", "CORAL (paper)", "MMD", "MMD (paper)")
+    assert entries(table)["VaRDASS", "MMD (paper)"] == Cell(92.0, 0.5, 5, 5)
+    assert entries(table)["ordered", "MMD (paper)"] is None
+    assert best_names(table) == best_names(ours["accuracy", "humpbacks"])
+    assert "humpbacks: ours has 3 tasks, the paper's 4" in table.notes
+    assert both["accuracy", "watch"].columns == ("ERM", "CORAL", "MMD")
+    assert "not in the paper: watch" in both["accuracy", "watch"].notes
+    assert both["methods", None].columns == ("humpbacks", "humpbacks (paper)", "watch")
+    gains = both["gains", None]
+    assert gains.columns == ("CORAL, paper", "CORAL, watch", "MMD, paper", "MMD, watch", "same sign")
+    assert gains.rows[0].entries[2] == "+3.1 (4 of 4 positive)"
+    mine = {}
+    for algorithm in ("coral", "mmd"):
+        cells = entries(ours["accuracy", "watch"])
+        mine[algorithm] = cells["VaRDASS", algorithm.upper()].mean - cells["Uniform random", algorithm.upper()].mean
+        assert f"{mine[algorithm]:+.1f}" in gains.rows[0].entries
+    assert gains.rows[0].entries[-1] == f"{sum(gain > 0 for gain in mine.values())} of 2"
+    for form in FORMATS:
+        assert "92.0" in render(shown, form)
+
+
+def test_data_of_another_name_are_known_by_their_loader():
+    results = collect([run(0.5, data="Wards", dataset="camelyon17"), run(0.5, data="mine", dataset="images")])
+    assert [paper.paper_name(data) for data in results.values()] == ["camelyon17", None]

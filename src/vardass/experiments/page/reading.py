@@ -12,6 +12,7 @@ from typing import Any
 from vardass.errors import InputError
 from vardass.experiments.frame import current_records, number
 from vardass.experiments.record import Record, RunSpec
+from vardass.experiments.store import read_json
 
 __all__ = ["Found", "Unfinished", "read_folder"]
 
@@ -88,7 +89,7 @@ def _read_sweep(folder: Path, files: list[Path]) -> Found:
         raise InputError(f"{folder} has no record of a run yet; start the sweep, and make the page when runs are done")
     sweep = folder / "sweep.yaml"
     text = sweep.read_text(encoding="utf-8", errors="replace") if sweep.is_file() else None
-    plan = (_object(folder / "plan.json") or {}).get("runs")
+    plan = read_json(folder / "plan.json").get("runs")
     planned = len(plan) if isinstance(plan, list) else None
     return Found(folder, "sweep", records, unfinished, planned, text, _latest(files))
 
@@ -98,7 +99,7 @@ def _unfinished(runs: Path, known: set[str]) -> list[Unfinished]:
     for run in sorted(runs.glob("*/")) if runs.is_dir() else []:
         if run.name in known or (run / "record.json").is_file():
             continue
-        told = _object(run / "progress.json") or {}
+        told = read_json(run / "progress.json")
         step, steps = number(told.get("step")), number(told.get("steps"))
         name = str(told.get("label") or f"run {run.name}")
         found.append(Unfinished(name, None if step is None else int(step), None if steps is None else int(steps)))
@@ -106,13 +107,13 @@ def _unfinished(runs: Path, known: set[str]) -> list[Unfinished]:
 
 
 def _read_run(folder: Path) -> Found:
-    config = _object(folder / "config.json")
-    if config is None:
+    config = read_json(folder / "config.json")
+    if not config:
         raise InputError(f"{folder / 'config.json'} is missing or damaged; {_REMEDY}")
     lines = _lines(folder / "metrics.jsonl")
     if not lines:
         raise InputError(f"{folder / 'metrics.jsonl'} has no evaluation yet; make the page when the run has gone on")
-    data = _object(folder / "data.json") or {}
+    data = read_json(folder / "data.json")
     step, steps = number(lines[-1].get("step")) or 0, number(config.get("steps")) or 0
     chosen = [line for line in lines if line.get("step") == lines[-1].get("best_step")] or lines[-1:]
     result = {
@@ -120,7 +121,7 @@ def _read_run(folder: Path) -> Found:
         "score": chosen[-1].get("score"),
         "mmd2": chosen[-1].get("mmd"),
         "selected_step": lines[-1].get("best_step"),
-        "target_accuracy": (_object(folder / "result.json") or {}).get("target_accuracy"),
+        "target_accuracy": read_json(folder / "result.json").get("target_accuracy"),
     }
     spent = lines[-1].get("seconds")
     seconds = {str(part): number(value) or 0.0 for part, value in spent.items()} if isinstance(spent, dict) else {}
@@ -147,14 +148,6 @@ def _own_task(data: Mapping[str, Any]) -> str:
     sources = data.get("sources")
     names = [Path(str(source)).stem for source in sources] if isinstance(sources, list) else []
     return f"{'+'.join(names)}->{Path(str(data.get('target'))).stem}" if names else ""
-
-
-def _object(file: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
