@@ -5,20 +5,18 @@ from types import ModuleType
 import numpy as np
 import pytest
 import soundfile
-import torch
 from PIL import Image
 
 from vardass.data import (
     DATASETS,
     FrontEnd,
-    embedding_task,
     folder_domain,
     folder_task,
     load_task,
     split_task,
     task_names,
 )
-from vardass.data.embedding_files import read_labelled
+from vardass.data.registry import find_dataset
 from vardass.data.spawrious import environments
 from vardass.errors import InputError
 
@@ -90,6 +88,55 @@ def test_a_missing_data_set_says_what_is_expected_and_where_it_is(tmp_path, data
         assert layout in str(error.value)
         assert origin in str(error.value)
         assert "root is None" in str(error.value) or str(tmp_path) in str(error.value)
+
+
+# ---- a user's own data set, by its name
+
+MODULE = """
+import torch
+from torch.utils.data import TensorDataset
+from vardass.data import DatasetInfo, Domain, Task
+
+def load(task, root=None, *, shift=1.0):
+    names = task.split("->")
+    pairs = [TensorDataset(torch.zeros(6, 2) + i * shift, torch.arange(6) % 2) for i in range(2)]
+    source, target = (Domain.from_dataset(name, pair, ("no", "yes")) for name, pair in zip(names, pairs))
+    return Task(task, (source,), target)
+
+def anything(task, root, **options):
+    return options
+
+MINE = DatasetInfo("mine", "two clouds", "", "made here", load, lambda root: ("a->b", "b->a"))
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "clouds_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "clouds_of_mine"
+    sys.modules.pop("clouds_of_mine", None)
+
+
+def test_a_users_own_data_set_is_loaded_by_its_name(own_module):
+    for name in ("load", "MINE"):
+        task = load_task(f"{own_module}:{name}", "a->b", shift=3)
+        assert (task.name, task.sources[0].name, task.target.name) == ("a->b", "a", "b")
+        assert float(task.target.dataset[0][0]) == 3.0
+        with pytest.raises(InputError, match=f"unknown option of {own_module}:{name}: 'shfit'; did you mean 'shift'"):
+            load_task(f"{own_module}:{name}", "a->b", shfit=3)
+    assert task_names(f"{own_module}:MINE") == ("a->b", "b->a")
+    assert task_names(f"{own_module}:load") == ()
+    assert find_dataset(f"{own_module}:MINE").name == f"{own_module}:MINE"  # the name that loads it
+
+
+def test_what_is_no_data_set_is_refused(own_module):
+    with pytest.raises(InputError, match=r"gave a dict for task 'x'; return a Task"):
+        load_task(f"{own_module}:anything", "x", some=1, options=2)
+    with pytest.raises(InputError, match=r"is a str; name a DatasetInfo, or a function"):
+        load_task(f"{own_module}:__name__", "x")
+    with pytest.raises(InputError, match=r"data set 'nowhere:load': there is no module 'nowhere'"):
+        task_names("nowhere:load")
 
 
 # ---- embedded
@@ -378,99 +425,3 @@ def test_audio_folders(tmp_path):
     assert task.target.labels is None
     with pytest.raises(InputError, match="0 image files"):
         load_task("images", "bay->reef", tmp_path)
-
-
-# ---- embeddings
-
-
-def write(path, x, labels):
-    if path.suffix == ".npz":
-        np.savez(path, z=x, labels=labels)
-    elif path.suffix == ".npy":
-        np.save(path, x)
-        np.save(path.parent / "labels.npy", labels)
-    elif path.suffix == ".csv":
-        rows = [",".join(["f0", "labels", "f1"])] + [f"{a},{label},{b}" for (a, b), label in zip(x, labels)]
-        path.write_text("\n".join(rows) + "\n")
-    else:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.table({"f0": x[:, 0], "labels": pa.array(labels.tolist()), "f1": x[:, 1]}), path)
-
-
-@pytest.mark.parametrize("ending", [".npz", ".npy", ".csv", ".parquet"])
-@pytest.mark.parametrize("kind", ["names", "numbers"])
-def test_embeddings_with_labels(tmp_path, ending, kind):
-    x = np.arange(8, dtype=np.float32).reshape(4, 2)
-    labels = np.array(["cow", "ant", "cow", "bee"]) if kind == "names" else np.array([10, 2, 10, 3])
-    path = tmp_path / f"a{ending}"
-    write(path, x, labels)
-    key = "labels.npy" if ending == ".npy" else "labels"
-    features, found = read_labelled(path, labels=key)
-    assert torch.equal(features, torch.from_numpy(x))
-    assert found.tolist() == labels.tolist()
-    task = embedding_task(path, path, labels=key, names=["one", "two"])
-    assert task.class_names == (("ant", "bee", "cow") if kind == "names" else ("2", "3", "10"))
-    assert task.sources[0].labels.tolist() == [2, 0, 2, 1]
-    assert task.target.labels is None
-
-
-def test_parquet_with_lists_and_labels(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table({"id": ["p", "q"], "z": [[1.0, 2.0], [3.0, 4.0]], "labels": ["u", "v"]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    features, found = read_labelled(tmp_path / "a.parquet", labels="labels")
-    assert features.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert found.tolist() == ["u", "v"]
-
-
-def test_embeddings_of_a_folder_and_of_one_file(tmp_path):
-    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    for name in ("a", "b", "c"):
-        np.savez(tmp_path / f"{name}.npz", z=x, labels=np.arange(6) % 2)
-    assert len(task_names("embeddings", tmp_path)) == 6
-    task = load_task("embeddings", "a+b->c", tmp_path, standardise=True)
-    assert [source.name for source in task.sources] == ["a", "b"]
-    assert torch.allclose(task.target.dataset.tensor.std(0, correction=0), torch.ones(3))
-    assert task.target.labels.tolist() == [0, 1] * 3
-    assert load_task("embeddings", "a->c", tmp_path, target_labelled=False).target.labels is None
-    np.savez(tmp_path / "all.npz", x_p=x, y_p=np.arange(6) % 2, x_q=x + 1, y_q=np.arange(6) % 2)
-    one = load_task("embeddings", "p->q", tmp_path / "all.npz", key="x_{domain}", labels="y_{domain}")
-    assert torch.equal(one.target.dataset.tensor, torch.from_numpy(x + 1))
-    with pytest.raises(InputError, match="is one file and key is None"):
-        load_task("embeddings", "p->q", tmp_path / "all.npz")
-
-
-def test_bad_embeddings(tmp_path):
-    x = np.zeros((4, 2), np.float32)
-    np.savez(tmp_path / "s.npz", z=x, labels=[0, 1, 0, 1], short=[1, 2], half=[0.5, 1, 1, 1])
-    np.savez(tmp_path / "t.npz", z=x, labels=[0, 1, 0, 5])
-    np.savez(tmp_path / "wide.npz", z=np.zeros((4, 3)), labels=[0, 1, 0, 1])
-    source = tmp_path / "s.npz"
-    with pytest.raises(InputError, match=r"'t' has the classes '5', which no source has \(they have '0', '1'\)"):
-        embedding_task(source, tmp_path / "t.npz", target_labels="labels")
-    with pytest.raises(InputError, match=r"different width, {'s': 2, 'wide': 3}"):
-        embedding_task(source, tmp_path / "wide.npz")
-    with pytest.raises(InputError, match=r"no array 'y' for labels in .*; it has 'z', 'labels'"):
-        read_labelled(source, labels="y")
-    with pytest.raises(InputError, match=r"'short' .* of shape \(2,\) for 4 rows"):
-        read_labelled(source, labels="short")
-    with pytest.raises(InputError, match=r"hold 0\.5, no whole number"):
-        read_labelled(source, labels="half")
-    with pytest.raises(InputError, match="1 of 1 sources have no labels"):
-        embedding_task(source, tmp_path / "t.npz", labels=[None, None])
-    with pytest.raises(InputError, match="key has 1 entries for 2 domains"):
-        embedding_task(source, tmp_path / "t.npz", key=["z"])
-    np.save(tmp_path / "n.npy", x)
-    with pytest.raises(InputError, match=r"no file at .*gone.npy for the labels"):
-        read_labelled(tmp_path / "n.npy", labels="gone.npy")
-    (tmp_path / "c.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"no column 'labels' for labels in .*it has 'a', 'b'"):
-        read_labelled(tmp_path / "c.csv", labels="labels")
-    with pytest.raises(InputError, match="no column 'labels' for labels in"):
-        read_labelled(tmp_path / "c.csv", labels="labels", columns="a,b")
-    with pytest.raises(InputError, match="no file at"):
-        read_labelled(tmp_path / "gone.csv", labels="labels")

@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from vardass.adapt.batches import in_memory
 from vardass.data import Domain, LabelsHidden, Task, TensorInputs, derived_seed, split_task, unite
+from vardass.data.domains import find_sample, parts_of
 from vardass.errors import InputError, VardassError
 
 CLASSES = ("a", "b", "c")
@@ -74,6 +76,61 @@ def test_unite_keeps_domain_ids_and_order():
     assert unite([domain("p", 3), domain("q", 2, labels=False)]).labels is None
     batch = next(iter(DataLoader(united.dataset, batch_size=5)))
     assert batch.shape == (5, 1)
+
+
+def test_a_sample_is_found_however_often_its_data_set_was_cut_and_united():
+    first, second, third = domain("p", 9), domain("q", 5, 10), domain("r", 4, 20)
+    inner = unite([first.subset(torch.tensor([8, 2, 4])), second]).subset(torch.tensor([7, 0, 3]))
+    united = unite([inner, third.subset(torch.tensor([1]))])
+    assert parts_of(united.dataset) == [first.dataset, second.dataset, third.dataset]
+    found = [find_sample(united.dataset, index) for index in range(4)]
+    assert found == [(second.dataset, 4), (first.dataset, 8), (second.dataset, 0), (third.dataset, 1)]
+    assert values(united) == [int(part[row]) for part, row in found]
+    assert torch.equal(in_memory(united.dataset).flatten(), torch.tensor([14.0, 8.0, 10.0, 21.0]))
+
+
+class Pairs(Dataset):
+    """As a user writes it: items (input, label)."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def test_a_domain_of_a_labelled_data_set():
+    x, y = torch.arange(4.0)[:, None], torch.tensor([2, 0, 1, 0])
+    in_memory = Domain.from_dataset("d", TensorDataset(x, y), CLASSES)
+    read = Domain.from_dataset("d", Pairs(list(zip(x, y.tolist()))), CLASSES, kind="image")
+    for made in (in_memory, read):
+        assert made.labels.tolist() == [2, 0, 1, 0]
+        assert values(made.subset(torch.tensor([3, 1]))) == [3, 1]
+    assert torch.equal(in_memory.dataset.tensor, x)
+    assert read.kind == "image"
+
+    class Folder(Pairs):  # as in torchvision: no item is read for its label
+        classes = CLASSES
+        targets = (1, 1)
+
+    lazy = Domain.from_dataset("d", Folder([None, None]))
+    assert lazy.labels.tolist() == [1, 1]
+    assert lazy.class_names == CLASSES
+
+
+def test_bad_labelled_data_sets():
+    with pytest.raises(InputError, match="Pairs of domain 'd' has no attribute classes; give their names"):
+        Domain.from_dataset("d", Pairs([]))
+    with pytest.raises(InputError, match=r"item 0 of Pairs is Tensor, not a pair \(input, whole number\)"):
+        Domain.from_dataset("d", Pairs([torch.zeros(3)]), CLASSES)
+    with pytest.raises(InputError, match=r"item 0 of TensorDataset is tuple, not a pair"):
+        Domain.from_dataset("d", TensorDataset(torch.zeros(2, 3)), CLASSES)
+    text = Domain.from_dataset("d", Pairs([("text", 1)]), CLASSES)
+    with pytest.raises(InputError, match=r"item 0 of Pairs begins with a str, not a tensor; .*ToTensor"):
+        text.dataset[0]
 
 
 def test_default_split_sizes():

@@ -48,6 +48,23 @@ def test_compare_samplers():
     assert lines[-2] in ("least noise in the loss: ordered", "least noise in the loss: balanced")
 
 
+def test_own_dataset(tmp_path):
+    """As objects, and by its name from the command line."""
+    assert 0.7 < accuracy(run("own_dataset.py")[-1]) <= 1.0
+    assert len((EXAMPLES / "own_dataset.py").read_text().splitlines()) <= 30
+    command = "import sys; from vardass.cli import main; sys.exit(main(sys.argv[1:]))"
+    data = ["--dataset", "own_dataset:load", "--task", "0->30", "--data-option", "noise=0.2"]
+    done = subprocess.run(
+        [sys.executable, "-c", command, "train", *data, "--steps", "2", "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path]), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "own_dataset:load 0->30" in done.stdout
+
+
 def test_three_lines_is_short_and_marks_its_lines():
     text = (EXAMPLES / "three_lines.py").read_text()
     assert len(text.splitlines()) < 60
@@ -63,5 +80,5 @@ def test_a_sampler_of_ones_own_is_used_as_ours_are():
 
 
 def test_every_example_is_run_here():
-    covered = {"three_lines.py", "feature_bank.py", "compare_samplers.py", "own_sampler.py"}
+    covered = {"three_lines.py", "feature_bank.py", "compare_samplers.py", "own_dataset.py", "own_sampler.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == covered

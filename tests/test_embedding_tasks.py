@@ -1,0 +1,122 @@
+"""Labels of files of embeddings, and tasks made of such files."""
+
+import numpy as np
+import pytest
+import torch
+
+from vardass.data import embedding_task, load_task, task_names
+from vardass.data.embedding_files import has_labels, read_labelled
+from vardass.errors import InputError
+
+
+def write(path, x, labels):
+    if path.suffix == ".npz":
+        np.savez(path, z=x, labels=labels)
+    elif path.suffix == ".npy":
+        np.save(path, x)
+        np.save(path.parent / "labels.npy", labels)
+    elif path.suffix == ".csv":
+        rows = [",".join(["f0", "labels", "f1"])] + [f"{a},{label},{b}" for (a, b), label in zip(x, labels)]
+        path.write_text("\n".join(rows) + "\n")
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"f0": x[:, 0], "labels": pa.array(labels.tolist()), "f1": x[:, 1]}), path)
+
+
+@pytest.mark.parametrize("ending", [".npz", ".npy", ".csv", ".parquet"])
+@pytest.mark.parametrize("kind", ["names", "numbers"])
+def test_embeddings_with_labels(tmp_path, ending, kind):
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    labels = np.array(["cow", "ant", "cow", "bee"]) if kind == "names" else np.array([10, 2, 10, 3])
+    path = tmp_path / f"a{ending}"
+    write(path, x, labels)
+    key = "labels.npy" if ending == ".npy" else "labels"
+    features, found = read_labelled(path, labels=key)
+    assert torch.equal(features, torch.from_numpy(x))
+    assert found.tolist() == labels.tolist()
+    task = embedding_task(path, path, labels=key, names=["one", "two"])
+    assert task.class_names == (("ant", "bee", "cow") if kind == "names" else ("2", "3", "10"))
+    assert task.sources[0].labels.tolist() == [2, 0, 2, 1]
+    assert task.target.labels is None
+
+
+def test_parquet_with_lists_and_labels(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": ["p", "q"], "z": [[1.0, 2.0], [3.0, 4.0]], "labels": ["u", "v"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    features, found = read_labelled(tmp_path / "a.parquet", labels="labels")
+    assert features.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert found.tolist() == ["u", "v"]
+
+
+def test_embeddings_of_a_folder_and_of_one_file(tmp_path):
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    for name in ("a", "b", "c"):
+        np.savez(tmp_path / f"{name}.npz", z=x, labels=np.arange(6) % 2)
+    assert len(task_names("embeddings", tmp_path)) == 6
+    task = load_task("embeddings", "a+b->c", tmp_path, standardise=True)
+    assert [source.name for source in task.sources] == ["a", "b"]
+    assert torch.allclose(task.target.dataset.tensor.std(0, correction=0), torch.ones(3))
+    assert task.target.labels.tolist() == [0, 1] * 3
+    assert load_task("embeddings", "a->c", tmp_path, target_labelled=False).target.labels is None
+    np.savez(tmp_path / "all.npz", x_p=x, y_p=np.arange(6) % 2, x_q=x + 1, y_q=np.arange(6) % 2)
+    one = load_task("embeddings", "p->q", tmp_path / "all.npz", key="x_{domain}", labels="y_{domain}")
+    assert torch.equal(one.target.dataset.tensor, torch.from_numpy(x + 1))
+    with pytest.raises(InputError, match="is one file and key is None"):
+        load_task("embeddings", "p->q", tmp_path / "all.npz")
+
+
+def test_bad_embeddings(tmp_path):
+    x = np.zeros((4, 2), np.float32)
+    np.savez(tmp_path / "s.npz", z=x, labels=[0, 1, 0, 1], short=[1, 2], half=[0.5, 1, 1, 1])
+    np.savez(tmp_path / "t.npz", z=x, labels=[0, 1, 0, 5])
+    np.savez(tmp_path / "wide.npz", z=np.zeros((4, 3)), labels=[0, 1, 0, 1])
+    source = tmp_path / "s.npz"
+    with pytest.raises(InputError, match=r"'t' has the classes '5', which no source has \(they have '0', '1'\)"):
+        embedding_task(source, tmp_path / "t.npz", target_labels="labels")
+    with pytest.raises(InputError, match=r"different width, {'s': 2, 'wide': 3}"):
+        embedding_task(source, tmp_path / "wide.npz")
+    with pytest.raises(InputError, match=r"no array 'y' for labels in .*; it has 'z', 'labels'"):
+        read_labelled(source, labels="y")
+    with pytest.raises(InputError, match=r"'short' .* of shape \(2,\) for 4 rows"):
+        read_labelled(source, labels="short")
+    with pytest.raises(InputError, match=r"hold 0\.5, no whole number"):
+        read_labelled(source, labels="half")
+    with pytest.raises(InputError, match="1 of 1 sources have no labels"):
+        embedding_task(source, tmp_path / "t.npz", labels=[None, None])
+    with pytest.raises(InputError, match="key has 1 entries for 2 domains"):
+        embedding_task(source, tmp_path / "t.npz", key=["z"])
+    np.save(tmp_path / "n.npy", x)
+    with pytest.raises(InputError, match=r"no file at .*gone.npy for the labels"):
+        read_labelled(tmp_path / "n.npy", labels="gone.npy")
+    (tmp_path / "c.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"no column 'labels' for labels in .*it has 'a', 'b'"):
+        read_labelled(tmp_path / "c.csv", labels="labels")
+    with pytest.raises(InputError, match="no column 'labels' for labels in"):
+        read_labelled(tmp_path / "c.csv", labels="labels", columns="a,b")
+    with pytest.raises(InputError, match="no file at"):
+        read_labelled(tmp_path / "gone.csv", labels="labels")
+
+
+def test_labels_are_never_features(tmp_path):
+    (tmp_path / "c.csv").write_text("f0,labels,f1\n1,0,2\n3,1,4\n")
+    for columns in ("*", "0:", "f0,labels,f1", None):
+        features, found = read_labelled(tmp_path / "c.csv", labels="labels", columns=columns)
+        assert features.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+        assert found.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("ending", [".npz", ".npy", ".csv", ".parquet"])
+def test_whether_there_are_labels(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    write(path, np.zeros((2, 2), np.float32), np.array([0, 1]))
+    name = "labels.npy" if ending == ".npy" else "labels"
+    assert has_labels(path, name)
+    assert not has_labels(path, "other.npy" if ending == ".npy" else "other")
+    if ending != ".npy":
+        path.write_bytes(path.read_bytes()[:7])
+        assert not has_labels(path, name)  # damaged: reading it says so
