@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import vardass
+from vardass.adapt import algorithm_options
 from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
-from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec
+from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec, versions
 from vardass.experiments.spec import load_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -105,3 +110,43 @@ def test_what_is_no_record_of_this_version_is_refused(line: str, message: str) -
 def test_numbers_that_json_has_not_are_refused() -> None:
     with pytest.raises(ValueError):
         dataclasses.replace(RECORD, wall=float("nan")).to_json()
+
+
+def test_records_say_what_made_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = versions()
+    assert (found["vardass"], found["torch"], found["numpy"]) == (
+        vardass.__version__,
+        torch.__version__,
+        np.__version__,
+    )
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RESULTS, capture_output=True, text=True)
+    if git.returncode == 0:
+        assert (found["commit"] or "").removesuffix("-dirty") == git.stdout.strip()
+    # packages that lie in another project's checkout have no commit of their own
+    package = tmp_path / "site-packages" / "vardass"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(vardass, "__file__", str(package / "__init__.py"))
+    versions.cache_clear()
+    commit = versions()["commit"]
+    versions.cache_clear()
+    assert commit is None
+
+
+def test_coral_of_before_and_of_now_are_different_runs() -> None:
+    lines = [json.loads(line) for line in (RESULTS / "refresh" / "records.jsonl").read_text().splitlines()]
+    old = next(line for line in lines if line["spec"]["config"]["algorithm"] == "coral")
+    assert old["spec"]["config"]["algorithm_options"] == {}
+    read = RunSpec.from_dict(old["spec"])
+    assert read.config["algorithm_options"] == {"preset": "paper"}  # what it was run with
+    now = dataclasses.replace(read, config={**read.config, "algorithm_options": {"preset": "domainbed"}})
+    assert now.run_id != read.run_id == old["id"]
+    # whatever the default, a run says which of the two it is, and keeps it on its way through a file
+    spec = RunSpec("watch", "a->b", "watch", RunConfig(algorithm="coral").to_dict(), {})
+    assert spec.config["algorithm_options"] == {"preset": algorithm_options("coral")["preset"]}
+    assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_a_cache_does_not_name_a_run() -> None:
+    assert dataclasses.replace(SPEC, data_options={"cache": True}).run_id == SPEC.run_id

@@ -62,6 +62,7 @@ def test_number_of_jobs_does_not_change_results(undisturbed, tmp_path):
         assert record.result["coral"] > 0
         assert [line["step"] for line in record.curve] == [100, 200, 300]
         assert record.environment["threads"] == 1
+        assert {"vardass", "commit", "python", "torch", "numpy"} <= set(record.environment)
         assert record.wall > sum(record.seconds.values())
 
 
@@ -263,6 +264,7 @@ def test_failing_run_is_tried_twice_and_keeps_its_log(tmp_path, monkeypatch):
     assert found[good.run_id].status == "finished"
     failed = found[bad.run_id]
     assert (failed.status, failed.attempts, failed.result) == ("failed", 2, {})
+    assert failed.environment["vardass"] == failed.version
     assert failed.wall > 0
     kept = list((tmp_path / "runs").glob("*/*"))
     assert kept == [tmp_path / "runs" / bad.run_id / "log.txt"]

@@ -198,7 +198,7 @@ def test_what_is_said_last_counts(tmp_path: Path) -> None:
         ("c", "mmd", "o"): (0.5, 3, 8),
     }
     assert found["a", "coral", "uniform"]["steps"] == 7
-    assert found["a", "coral", "uniform"]["algorithm_options"] == {"penalty": 8}
+    assert found["a", "coral", "uniform"]["algorithm_options"]["penalty"] == 8
     assert found["a", "mmd", "uniform"]["algorithm_options"] == {"penalty": 7}
     assert found["a", "erm", "uniform"]["algorithm_options"] == {}
     assert found["a", "erm", "o"]["sampler_options"] == {"plan_rank": 4}

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+import vardass
+from vardass.adapt.algorithms import algorithm_options
 from vardass.errors import InputError
 
-__all__ = ["FORMAT", "Record", "RunSpec"]
+__all__ = ["FORMAT", "Record", "RunSpec", "versions"]
 
 FORMAT = 1  # of a record; raised when the meaning of a field changes
 # where and how fast, but not what: the same run on another machine has the same name
@@ -51,6 +60,10 @@ _UNNAMED: dict[str, Any] = {
     "strategy": "auto",
     "seed": 0,
 }
+# The same for options of algorithms whose default has changed since. A run's settings always say these, so that a
+# record means the same in every version; those of format 1 that do not say them have these.
+_UNNAMED_OPTIONS: dict[str, dict[str, Any]] = {"coral": {"preset": "paper"}}
+_NOT_NAMED_BY = ("cache",)  # options of data that change how fast, but not what
 
 
 @dataclass(frozen=True)
@@ -89,13 +102,29 @@ class RunSpec:
     holdout: float = 0.2
     unlabelled_fraction: float = 0.5
 
+    def __post_init__(self) -> None:
+        changed = _options_that_changed(self.config)
+        if changed:
+            defaults = algorithm_options(self.config["algorithm"])
+            said = {**{name: defaults[name] for name in changed}, **self.config.get("algorithm_options", {})}
+            object.__setattr__(self, "config", {**self.config, "algorithm_options": said})
+
     @cached_property
     def run_id(self) -> str:
         """Name made from all that determines the result; the data's place and the machine's do not."""
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "root"}
+        content["data_options"] = {
+            name: value for name, value in self.data_options.items() if name not in _NOT_NAMED_BY
+        }
+        changed = _options_that_changed(self.config)
+        options = {
+            name: value
+            for name, value in self.config.get("algorithm_options", {}).items()
+            if name not in changed or changed[name] != value
+        }
         content["config"] = {
             name: value
-            for name, value in self.config.items()
+            for name, value in {**self.config, "algorithm_options": options}.items()
             if name not in _SURROUNDINGS and (name not in _UNNAMED or _UNNAMED[name] != value)
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -108,7 +137,12 @@ class RunSpec:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> RunSpec:
         """The specification that `to_dict` gave."""
-        return cls(**_known(cls, found, "a run's specification"))
+        values = _known(cls, found, "a run's specification")
+        config = values["config"]
+        before = _options_that_changed(config)
+        if before:
+            config = {**config, "algorithm_options": {**before, **config.get("algorithm_options", {})}}
+        return cls(**{**values, "config": config})
 
 
 @dataclass(frozen=True)
@@ -136,7 +170,7 @@ class Record:
     error : str or None
         Message of a failed run.
     environment : dict
-        Versions and machine.
+        Versions of vardass (and its commit, where it is known), Python, torch and numpy; the machine.
     version : str
         Of vardass.
     """
@@ -187,6 +221,52 @@ class Record:
         given = {name: value for name, value in found.items() if name not in ("format", "id")}
         values = _known(cls, given, "a record")
         return cls(**{**values, "spec": RunSpec.from_dict(values["spec"])})
+
+
+@cache
+def versions() -> dict[str, str | None]:
+    """Of what makes the numbers: vardass with its commit, Python, torch and numpy.
+
+    The commit is that of the checkout which vardass is imported from, with ``-dirty`` if files were changed, or the
+    one that pip installed it from; None where neither is known.
+    """
+    return {
+        "vardass": vardass.__version__,
+        "commit": _checkout_commit() or _installed_commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def _checkout_commit() -> str | None:
+    # a folder of packages may lie within another project's checkout, whose commit says nothing of vardass
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+
+
+def _git(*command: str) -> str | None:
+    place = Path(vardass.__file__).parent
+    try:
+        found = subprocess.run(["git", *command], cwd=place, check=True, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def _installed_commit() -> str | None:
+    try:
+        origin = json.loads(metadata.distribution("vardass").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    return None if commit is None else str(commit)
+
+
+def _options_that_changed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run's algorithm whose default has changed, with those of format 1."""
+    return _UNNAMED_OPTIONS.get(str(config.get("algorithm", "")).split("+")[0], {})
 
 
 def _known(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from vardass.data.domains import Domain, Task
 from vardass.data.registry import load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.experiments.record import Record, RunSpec
+from vardass.experiments.record import Record, RunSpec, versions
 from vardass.experiments.store import (
     HOLDER_FILE,
     LOCK_FILE,
@@ -215,9 +215,7 @@ def _finite(value: Any) -> Any:
 @lru_cache(maxsize=8)
 def _environment(device: str) -> dict[str, Any]:
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        **versions(),
         "platform": platform.platform(),
         "machine": platform.node(),
         "cpus": os.cpu_count(),

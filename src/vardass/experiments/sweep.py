@@ -12,7 +12,7 @@ from typing import Any
 import vardass
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, Outcome, count_cpus, get_engine
-from vardass.experiments.record import Record, RunSpec
+from vardass.experiments.record import Record, RunSpec, versions
 from vardass.experiments.store import (
     LOG_FILE,
     PLAN_FILE,
@@ -181,6 +181,7 @@ class _Outcomes:
                     wall=outcome.wall,
                     attempts=attempt.number,
                     error=outcome.text,
+                    environment=dict(versions()),
                     version=vardass.__version__,
                 )
             )
