@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from vardass.cli import main
 from vardass.cli.app import app
-from vardass.data import load_watch
 from vardass.errors import VardassWarning
 from vardass.strata import Strata
 
@@ -402,48 +401,7 @@ def test_progress_is_shown_on_a_terminal_only(embeddings, tmp_path):
     assert b"\x1b[" in shown
 
 
-# demo
-
-
-def test_demo_draws_the_figure_from_the_numbers_it_writes(tmp_path, capsys):
-    folder = tmp_path / "new" / "demo"
-    code, out, err = run(capsys, "demo", "--out", folder, "--sizes", "4,16", "--seeds", 1, "--steps", 0)
-    assert (code, err) == (0, "")
-    assert {path.name for path in folder.iterdir()} == {
-        "right_wrist.npy",
-        "right_wrist.strata.npz",
-        "variance_vs_k.csv",
-        "variance_vs_k.png",
-        "variance_vs_k.svg",
-    }
-    assert (folder / "variance_vs_k.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (folder / "variance_vs_k.svg").read_text()
-    with (folder / "variance_vs_k.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    relative = {(int(row["k"]), row["method"]): float(row["relative_to_uniform"]) for row in rows}
-    assert len(relative) == 2 * 7
-    n = int((load_watch().side == 1).sum())
-    assert f"{n:,} samples" in out
-    for k in (4, 16):
-        ours = relative[k, "min-sum (ours)"]
-        assert relative[k, "lower bound"] <= ours < relative[k, "uniform"] == 1.0
-        assert ours <= 1.02 * relative[k, "VaRDASS (paper)"]
-        assert f"{ours:.3f}" in out
-    assert f"{1 / relative[16, 'min-sum (ours)']:.1f} times less variance" in out.replace("\n", " ")
-
-
-@pytest.mark.parametrize("sizes", ["", "8", "a,b", "1,2", "8,99999"])
-def test_demo_with_bad_sizes(tmp_path, capsys, sizes):
-    assert "--sizes" in refused(capsys, tmp_path, "demo", "--out", tmp_path / "demo", "--sizes", sizes)
-
-
-def test_demo_with_bad_seeds(tmp_path, capsys):
-    assert "--seeds" in refused(capsys, tmp_path, "demo", "--out", tmp_path / "demo", "--seeds", 0)
-
-
-def test_demo_into_a_file_is_refused(tmp_path, capsys):
-    (tmp_path / "demo").write_text("")
-    assert "--out" in refused(capsys, tmp_path, "demo", "--out", tmp_path / "demo")
+# figures
 
 
 def test_figures_without_matplotlib_name_the_extra(monkeypatch):

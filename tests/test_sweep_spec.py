@@ -315,7 +315,7 @@ def test_presets_load(tmp_path: Path) -> None:
     roots = {name: tmp_path for name in ("camelyon17", "spawrious", "office-home")} | {"humpbacks": programs}
     tasks = 1 + 4 + 6 + 12
     expected = {"paper-table1": tasks * 18 * 50, "paper-table2": tasks * 11 * 50, "paper-table4": 4 * 10 * 50}
-    assert set(preset_names()) == {*expected, "watch-quick"}
+    assert set(preset_names()) == {*expected, "demo", "watch-quick"}
     for name, count in expected.items():
         needed = {"humpbacks": programs} if name == "paper-table4" else roots
         sweep = load_sweep(name, roots=needed)
@@ -331,6 +331,7 @@ def test_presets_load(tmp_path: Path) -> None:
     one, two = (load_sweep(name, **options) for name in ("paper-table1", "paper-table2"))
     assert len(ids(one) & ids(two)) == 4 * 2 * 5  # ERM, and both samplers of CORAL and MMD
     assert load_sweep("watch-quick").runs()
+    assert load_sweep("demo").runs()
     with pytest.raises(InputError, match=r"data\[0\]: camelyon17 is read from files.*--root camelyon17=DIR"):
         load_sweep("paper-table1")
     assert {run.dataset for run in load_sweep("paper-table1", roots=roots, data=["office-home"]).runs()} == {

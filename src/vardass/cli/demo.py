@@ -23,14 +23,14 @@ from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import RunFolder
 from vardass.cli.adapt import adapt
-from vardass.cli.own_data import own_domain
 from vardass.cli.predict import read_data_file
 from vardass.cli.progress import progress_bar
 from vardass.cli.stratify import stratify
 from vardass.data import load_watch, standardise, watch_domains
+from vardass.data.own_data import own_domain
 from vardass.errors import InputError
 from vardass.files import write_text
-from vardass.plots import require_matplotlib, save_figure
+from vardass.plots import new_figure, require_matplotlib, save_figure
 from vardass.sampler_noise import variance_report
 from vardass.validate import check_count
 
@@ -198,30 +198,30 @@ class _Row:
 
 def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> None:
     """Print tables, and write figure and numbers."""
-    from vardass.experiments.collect import collect
-    from vardass.experiments.comparisons import compare_samplers
-    from vardass.experiments.current import current_records
+    from vardass.experiments.frame import collect, current_records
     from vardass.experiments.render import render
     from vardass.experiments.tables import make_tables
 
     records, _ = current_records(out / "sweep")
     results = collect(records)
     ((_, data),) = results.items()
-    gains = {one.label: one.result for one in compare_samplers(results) if one.reference.sampler == "uniform"}
     rows = []
     for label in data.labels:
-        cell, gain = data.cell(label, scale=100), gains.get(label)
+        cell, uniform = data.cell(label, scale=100), data.reference(label, "uniform")
+        gain, pairs = None, None
+        if uniform is not None and uniform != label:
+            gain, pairs = data.gain(label, uniform, scale=100), data.pairs(label, uniform)
         rows.append(
             _Row(
                 label.algorithm_name,
                 label.sampler,
-                label.row_name if label.algorithm != "erm" else "source only",
+                "source only" if label.algorithm == "erm" else label.row_name,
                 noise.get((label.algorithm, label.sampler)),
-                cell.mean or math.nan,
+                math.nan if cell.mean is None else cell.mean,
                 cell.stderr,
-                None if gain is None or gain.mean is None else 100 * gain.mean,
-                None if gain is None or gain.stderr is None else 100 * gain.stderr,
-                "" if gain is None else f"{gain.wins}/{gain.pairs}",
+                None if gain is None else gain.mean,
+                None if gain is None else gain.stderr,
+                "" if pairs is None else f"{int((pairs > 0).sum())}/{len(pairs)}",
             )
         )
     console.print(_table(rows, setting))
@@ -279,11 +279,7 @@ def _csv(records: Sequence[Record], noise: Noise) -> str:
 
 def _figure(rows: Sequence[_Row], setting: str) -> Figure:
     """Noise on the left, accuracy on the right, one line for each way to draw, one block for each loss."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 5.6))
-    FigureCanvasAgg(figure)
+    figure = new_figure(10.5, 5.6)
     noisy = [row for row in rows if row.noise is not None]
     algorithms = list(dict.fromkeys(row.algorithm for row in noisy))
     plain = next((row.accuracy for row in rows if row.noise is None), None)
