@@ -29,6 +29,7 @@ from vardass.cli.stratify import stratify
 from vardass.data import load_watch, standardise, watch_domains
 from vardass.data.own_data import own_domain
 from vardass.errors import InputError
+from vardass.figures.base import one_thread
 from vardass.files import write_text
 from vardass.plots import new_figure, require_matplotlib, save_figure
 from vardass.sampler_noise import variance_report
@@ -87,15 +88,16 @@ def demo(
     if jobs is not None:
         check_count(jobs, "--jobs")
     sweep = load_sweep(_PRESET, repeats=repeats, settings={"steps": steps})
-    tasks = sweep.plan.data[0].tasks[:pairs]
+    tasks = list(dict.fromkeys(run.task for run in sweep.runs()))[:pairs]
     runs = [run for run in sweep.runs() if run.task in tasks]
     console = Console(highlight=False)
     data = _write_data(out)
 
-    console.rule("vardass stratify: smart-watch data, right wrist, 10 people, 7 exercises")
-    stratify(data / "right-wrist.npy", _SHOWN_K, gammas="1", scale="median")
-    console.rule("vardass adapt: other wrist, other people")
-    noise = _adapt_and_measure(runs, data, out / "adapt", console)
+    with one_thread():
+        console.rule("vardass stratify: smart-watch data, right wrist, 10 people, 7 exercises")
+        stratify(data / "right-wrist.npy", _SHOWN_K, gammas="1", scale="median")
+        console.rule("vardass adapt: other wrist, other people")
+        noise = _adapt_and_measure(runs, data, out / "adapt", console)
     console.rule("vardass sweep demo: training with each way to draw batches")
     console.print(f"{len(runs)} runs of {steps} steps")
     with progress_bar() as progress:
