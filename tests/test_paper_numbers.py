@@ -6,7 +6,9 @@ import pytest
 from table_records import best_names, entries, random_records, run
 from vardass.experiments import paper
 from vardass.experiments.frame import Cell, collect
+from vardass.experiments.record import Record
 from vardass.experiments.render import FORMATS, render
+from vardass.experiments.spec import load_sweep
 from vardass.experiments.tables import make_tables
 
 NUMBERS_OF_PAPER = paper.paper_numbers()
@@ -199,3 +201,58 @@ def test_ours_stand_beside_the_papers_where_names_match():
 def test_data_of_another_name_are_known_by_their_loader():
     results = collect([run(0.5, data="Wards", dataset="camelyon17"), run(0.5, data="mine", dataset="images")])
     assert [paper.paper_name(data) for data in results.values()] == ["camelyon17", None]
+
+
+@pytest.fixture(scope="module")
+def preset_records(tmp_path_factory):
+    """The runs of the paper's presets, with results as if they had been run."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in "1234":
+        (folder / "humpbacks" / name).mkdir(parents=True)
+    records = []
+    for preset in ("paper-table1", "paper-table2", "paper-table4"):
+        names = ("humpbacks",) if preset == "paper-table4" else paper.PAPER_TASKS
+        roots = {name: folder / "humpbacks" if name == "humpbacks" else folder for name in names}
+        for spec in load_sweep(preset, roots=roots, repeats=2, search_size=1).runs():
+            result = {"target_accuracy": 0.5, "score": 0.5, "mmd2": 0.1, "coral": 0.1}
+            records.append(Record(spec, "finished", result, wall=1.0))
+    return records
+
+
+def paper_cells(table):
+    columns = [j for j, name in enumerate(table.columns) if name.endswith(" (paper)")]
+    return {
+        (row.own_name, table.columns[j]): paper_mean(row.entries[j])
+        for row in table.rows
+        for j in columns
+        if row.entries[j] is not None
+    }
+
+
+def paper_mean(entry):
+    return entry.mean if isinstance(entry, Cell) else entry
+
+
+@pytest.mark.parametrize("kind", ["accuracy", "methods", "seconds", "refresh", "splits", "discrepancy"])
+def test_every_number_of_the_paper_stands_beside_the_runs_of_its_presets(preset_records, kind):
+    four = [one for one in preset_records if "refresh_every" in one.spec.cell]
+    records = four if kind == "refresh" else [one for one in preset_records if one not in four]
+    results = collect(records)
+    names = {"accuracy": "1", "methods": "2", "seconds": "3", "refresh": "4"}
+    tables = paper.against_paper(make_tables(results, names.get(kind, kind)), results)
+    found = [value for table in tables if table.kind == kind for value in paper_cells(table).values()]
+    theirs = [NUMBERS_OF_PAPER[kind]] if "rows" in NUMBERS_OF_PAPER[kind] else NUMBERS_OF_PAPER[kind].values()
+    expected = [entry[0] for table in theirs for row in table["rows"].values() for entry in row]
+    assert sorted(found) == sorted(expected)
+
+
+def test_the_papers_uniform_is_the_one_with_replacement(preset_records):
+    both = [run(0.5, data="camelyon17", sampler=sampler) for sampler in ("uniform", "uniform-replacement")]
+    theirs = {}
+    for name, records in {"both": both, "without": both[:1]}.items():
+        results = collect(records)
+        theirs[name] = paper_cells(paper.against_paper(make_tables(results, "1"), results)[0])
+    assert theirs == {
+        "both": {("Uniform, with replacement", "MMD (paper)"): 94.5},
+        "without": {("Uniform random", "MMD (paper)"): 94.5},
+    }

@@ -136,7 +136,8 @@ def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str,
         data = known.get(ours)
         if data is None:
             continue
-        entries = tuple(paper_entry(table.kind, data, row.own_name, name, numbers) for row in table.rows)
+        rows = _papers_rows(table, j)
+        entries = tuple(paper_entry(table.kind, data, row, name, numbers) for row in rows)
         if any(entry is not None for entry in entries):
             decimals = min(table.decimals[j], _PRINTED.get(table.kind, 1))
             columns.append(_Column(f"{name} (paper)", decimals, None, entries))
@@ -160,6 +161,28 @@ def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str,
         best=frozenset((i, places[j]) for i, j in table.best),
         notes=tuple(notes),
     )
+
+
+def _papers_rows(table: Table, column: int) -> list[str]:
+    """What the paper calls the rows of a table.
+
+    Its uniform batches are DomainBed's, which draws with replacement; the number stands beside ours without
+    replacement only where there are none with.
+    """
+    run = {row.label for row in table.rows if row.entries[column] is not None}
+    names = []
+    for row in table.rows:
+        label = row.label
+        if label is None:
+            names.append(row.own_name)
+            continue
+        if label.sampler == "uniform-replacement":
+            label = replace(label, sampler="uniform")
+        elif replace(label, sampler="uniform-replacement") in run and label.sampler == "uniform":
+            names.append("")
+            continue
+        names.append(label.method_name if label.algorithm else label.row_name)
+    return names
 
 
 def _gain_tables(others: list[DataResults]) -> list[Table]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vardass.errors import InputError
-from vardass.experiments.frame import Cell
+from vardass.experiments.frame import Cell, Label
 
 __all__ = ["FORMATS", "Entry", "PValue", "Row", "Table", "entry_mean", "entry_text", "render"]
 
@@ -35,6 +35,7 @@ class Row:
     entries: tuple[Entry, ...]
     full_name: str = ""
     block: int = 0  # a line is drawn between blocks
+    label: Label | None = None  # what it is about, of samplers without the algorithm
 
     @property
     def own_name(self) -> str:

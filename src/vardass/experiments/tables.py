@@ -74,7 +74,9 @@ def _methods_tables(results: Results) -> list[Table]:
             notes += _task_note(data, common)
     if not columns:
         return [Table("methods", title, notes=("no runs with uniform or stratified batches",))]
-    rows = [Row(label.method_name, tuple(column.get(label) for column in columns.values())) for label in labels]
+    rows = [
+        Row(label.method_name, tuple(column.get(label) for column in columns.values()), label=label) for label in labels
+    ]
     groups = [_column(rows, j) for j in range(len(columns))]
     return [_table("methods", title, "Method", list(columns), rows, groups, notes=notes)]
 
@@ -95,7 +97,7 @@ def _refresh_tables(results: Results) -> list[Table]:
         for label in shown:
             step = label.setting("refresh_every")
             cells[label.without("refresh_every")][step] = data.cell(label, tasks=common, scale=100)
-        rows = [Row(label.method_name, tuple(map(found.get, steps))) for label, found in cells.items()]
+        rows = [Row(label.method_name, tuple(map(found.get, steps)), label=label) for label, found in cells.items()]
         groups = [[(i, j) for j in range(len(steps))] for i in range(len(rows))]
         columns, notes = [f"T={step}" for step in steps], _task_note(data, common)
         name = f"{title}, {data.name}"
@@ -120,7 +122,7 @@ def _split_tables(results: Results) -> list[Table]:
             block = 1 + blocks.index(label.algorithm) if label.algorithm in blocks else 0
             cells = [data.cell(label, tasks=[task], expected_tasks=[task], scale=100) for task in data.tasks]
             entries = (*cells, data.cell(label, tasks=common, scale=100))
-            rows.append(Row(name, entries, label.method_name, block))
+            rows.append(Row(name, entries, label.method_name, block, label))
         groups = [
             [(i, j) for i, label in enumerate(data.labels) if label.algorithm == name]
             for name in blocks
@@ -194,7 +196,9 @@ def _seconds_tables(results: Results) -> list[Table]:
         return [Table("seconds", title, notes=("no finished runs",))]
     kinds = sorted({kind for runs in timed.values() for kind in runs})
     columns = list(timed)
-    whole = [Row(kind.row_name, tuple(_seconds_cell(runs, kind) for runs in timed.values())) for kind in kinds]
+    whole = [
+        Row(kind.row_name, tuple(_seconds_cell(runs, kind) for runs in timed.values()), label=kind) for kind in kinds
+    ]
     groups = [_column(whole, j) for j in range(len(columns))]
     decimals = [_seconds_decimals(whole, j) for j in range(len(columns))]
     notes = []
@@ -206,7 +210,7 @@ def _seconds_tables(results: Results) -> list[Table]:
         *("seconds", title, "Sampler", columns, whole, groups), decimals=decimals, lowest=True, notes=notes, unit="runs"
     )
     tables = [seconds]
-    ratios = [Row(kind.row_name, tuple(_ratio(runs, kind) for runs in timed.values())) for kind in kinds]
+    ratios = [Row(kind.row_name, tuple(_ratio(runs, kind) for runs in timed.values()), label=kind) for kind in kinds]
     if any(ratio is not None for row in ratios for ratio in row.entries):
         ratio_title = "Table 3, times uniform: seconds of a run by those with uniform batches"
         note = "over the runs that both samplers finished"
@@ -422,7 +426,7 @@ def _table(
 def _sampler_rows(cells: Mapping[Label, Cell], algorithms: Sequence[str]) -> list[Row]:
     """One row for each sampler with its settings, one column for each algorithm."""
     kinds = sorted({label.under("") for label in cells})
-    return [Row(kind.row_name, tuple(cells.get(kind.under(name)) for name in algorithms)) for kind in kinds]
+    return [Row(kind.row_name, tuple(cells.get(kind.under(name)) for name in algorithms), label=kind) for kind in kinds]
 
 
 def _column(rows: Sequence[Row], column: int) -> Places:
