@@ -229,7 +229,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(files):
     assert process.returncode == 130, err
     assert "repeat the command with --resume" in err
     assert "Traceback" not in err
-    assert (files / "run/checkpoint.safetensors").exists()
+    assert (files / "run/checkpoint.pt").exists()
 
 
 def test_names_that_are_unknown_get_the_nearest(files, capsys):

@@ -79,6 +79,22 @@ def test_a_sampler_of_ones_own_is_used_as_ours_are():
     assert len((EXAMPLES / "own_sampler.py").read_text().split("\n\n\nz = ")[0].splitlines()) <= 30
 
 
+OWN_PARTS = ["own_algorithm.py", "own_kernel.py", "own_network.py"]
+
+
+@pytest.mark.parametrize("name", OWN_PARTS)
+def test_own_parts_take_at_most_thirty_lines(name):
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 30
+    assert CHANCE < accuracy(run(name)[-1]) <= 1.0
+
+
 def test_every_example_is_run_here():
-    covered = {"three_lines.py", "feature_bank.py", "compare_samplers.py", "own_dataset.py", "own_sampler.py"}
+    covered = {
+        "three_lines.py",
+        "feature_bank.py",
+        "compare_samplers.py",
+        "own_dataset.py",
+        "own_sampler.py",
+        *OWN_PARTS,
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == covered

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from test_trainer import DROPOUT, SPLITS, Stop, config, loaded_splits
 from vardass.adapt.config import RunConfig
-from vardass.adapt.distributed import Processes, _Listener, count_devices, make_fabric
+from vardass.adapt.devices import _Listener, count_devices, make_fabric
+from vardass.adapt.distributed import Processes
 from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import RunFolder
 from vardass.adapt.trainer import Trainer
@@ -209,7 +210,7 @@ def test_failing_progress_is_raised_after_the_processes_ended(monkeypatch: pytes
     def fail(share: float, message: str) -> None:
         raise ValueError(message)
 
-    monkeypatch.setattr("vardass.adapt.distributed.make_fabric", lambda config: Fabric())
+    monkeypatch.setattr("vardass.adapt.devices.make_fabric", lambda config: Fabric())
     with pytest.raises(ValueError, match="half"):
         trainer.run(progress=fail)
     assert trainer.step == 3
@@ -221,7 +222,7 @@ def test_interrupt_while_embedding_waits_for_the_other_processes(monkeypatch: py
 
     trainer = Trainer(shared(sampler="uniform"), SPLITS, processes=Processes(0, 2), device=torch.device("cpu"))
     monkeypatch.setattr(trainer, "_start", lambda resume, progress: progress(0.5, "embedding"))
-    monkeypatch.setattr(trainer.renewal, "before_step", lambda step, stop: (stop, None))
+    monkeypatch.setattr(trainer.strata, "before_step", lambda step, stop: (stop, None))
     result = trainer.run(progress=interrupt)
     assert (result.step, result.interrupted) == (0, True)
 

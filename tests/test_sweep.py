@@ -185,7 +185,7 @@ def test_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, err
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("safetensors.safe_open", fail)
+        patch.setattr("torch.load", fail)
         with pytest.raises(InputError, match=r"cannot read .* the file is left alone: try again"):
             execute(spec, tmp_path)
     with monkeypatch.context() as patch:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.adapt import ALGORITHM_NAMES, Batch
-from vardass.adapt.batches import SAMPLER_NAMES, Inputs, algorithm_kernel, in_memory, make_sampler, recorded_features
+from vardass.adapt.batches import SAMPLER_NAMES, Inputs, in_memory, make_sampler, recorded_features
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import accuracy
 from vardass.adapt.model import RunResult, build_algorithm, final_report, load_model, outputs
@@ -150,7 +150,7 @@ def test_the_bank_holds_what_training_saw_last() -> None:
     bank = trainer.banks["target"]
     assert bank.last_step == 3
     # with weights that stand still, all rows are those of one full pass, in the right order
-    torch.testing.assert_close(bank.features(), trainer.renewal.all_features("target"), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bank.features(), trainer.strata.all_features("target"), rtol=1e-5, atol=1e-6)
 
 
 # --- learning ---------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_batches_that_workers_prepare_ahead_survive_an_interruption(tmp_path: Pa
     whole = Trainer(settings, loaded_splits())
     whole.run()
     Trainer(settings, loaded_splits(), tmp_path).run(progress=Stop(4))
-    _, meta = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    meta = load_checkpoint(tmp_path / "checkpoint.pt")
     assert len(meta["state"]["streams"]["source"]["pending"]) > 0
     second = Trainer(settings, loaded_splits(), tmp_path)
     second.run(resume=True)
@@ -356,7 +356,7 @@ def test_a_killed_run_loses_only_the_steps_since_its_checkpoint(tmp_path: Path) 
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [5, 10]
     with metrics.open("a") as file:
         file.write('{"step": 11, "half a li')  # as if it had died while writing
-    _, meta = load_checkpoint(tmp_path / "killed" / "checkpoint.safetensors")
+    meta = load_checkpoint(tmp_path / "killed" / "checkpoint.pt")
     assert meta["state"]["step"] == 8
     whole, resumed = Trainer(settings, SPLITS), Trainer(settings, SPLITS, tmp_path / "killed")
     whole.run()
@@ -384,7 +384,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
     assert "stopped after step 3 of 15" in said
     assert str(tmp_path) in said
     assert "--resume" in said
-    _, meta = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    meta = load_checkpoint(tmp_path / "checkpoint.pt")
     assert meta["state"]["step"] == 3
 
 
@@ -418,9 +418,9 @@ def test_a_folder_in_use_and_other_settings_are_refused(tmp_path: Path) -> None:
         Trainer(resumable(steps=4), SPLITS, tmp_path).run()
     with pytest.raises(InputError, match=r"has lr=0.001, this one lr=0.5"):
         Trainer(resumable(steps=8, lr=0.5), SPLITS, tmp_path).run(resume=True)
-    path = tmp_path / "checkpoint.safetensors"
+    path = tmp_path / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(InputError, match="not a whole safetensors file"):
+    with pytest.raises(InputError, match="not a whole checkpoint"):
         Trainer(resumable(steps=8), SPLITS, tmp_path).run(resume=True)
 
 
@@ -483,7 +483,7 @@ def test_a_models_file_is_not_a_runs_file(tmp_path: Path) -> None:
     Trainer(config(algorithm="arm", steps=1), SPLITS, tmp_path).run()
     assert load_model(tmp_path / "model.safetensors")[0].name == "arm"
     with pytest.raises(InputError, match="not a model"):
-        load_model(tmp_path / "checkpoint.safetensors")
+        load_model(tmp_path / "checkpoint.pt")
 
 
 def test_without_held_out_samples_only_some_selections_work() -> None:
@@ -524,8 +524,7 @@ def test_settings_come_back_and_wrong_ones_are_named() -> None:
 
 def test_samplers_follow_the_algorithm_and_check_their_options() -> None:
     kernels = {
-        name: as_kernel(algorithm_kernel(build_algorithm(RunConfig(algorithm=name, **SMALL), (5,), 3)))
-        for name in ALGORITHM_NAMES
+        name: as_kernel(build_algorithm(RunConfig(algorithm=name, **SMALL), (5,), 3).kernel) for name in ALGORITHM_NAMES
     }
     assert isinstance(kernels.pop("coral"), CoralKernel)
     assert all(isinstance(kernel, RBFMixture) for kernel in kernels.values())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.validate import choose, row_blocks
+from vardass.validate import choose, import_by_name, row_blocks
 
 __all__ = [
     "PAPER_GAMMAS",
@@ -424,7 +424,7 @@ KernelLike: TypeAlias = Kernel | str | Callable[[Tensor, Tensor], Tensor]
 
 
 def as_kernel(kernel: Any) -> Kernel:
-    """Return a Kernel for a kernel, one of the names in ``KERNEL_NAMES``, or a callable.
+    """Return a Kernel for a kernel, one of the names in ``KERNEL_NAMES``, ``"package.module:Name"``, or a callable.
 
     ``"mmd"`` is the paper's RBF mixture, ``"rbf"`` a single Gaussian with unit bandwidth (the paper's
     Figure 4).
@@ -432,6 +432,9 @@ def as_kernel(kernel: Any) -> Kernel:
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, str):
+        if ":" in kernel:
+            own = import_by_name(kernel, "kernel")
+            return as_kernel(own() if isinstance(own, type) else own)
         return _NAMED[choose(kernel, "kernel", _NAMED)]()
     if isinstance(kernel, type):
         raise InputError(f"kernel must be an object, got the class {kernel.__name__}; write {kernel.__name__}()")

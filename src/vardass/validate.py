@@ -9,6 +9,7 @@ import difflib
 import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
     "as_labels",
     "as_weights",
     "check_count",
+    "check_number",
     "choose",
     "import_by_name",
     "row_blocks",
@@ -149,6 +151,14 @@ def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None,
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
         raise InputError(f"{name} must be {bounds}, got {number}" + (f"; {remedy}" if remedy else ""))
     return number
+
+
+def check_number(value: Any, name: str, *, low: float, below: float = math.inf) -> float:
+    """Return ``value`` as a float within ``[low, below)`` or raise an InputError that names both."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < below:
+        bounds = f"a number of at least {low:g}" + ("" if below == math.inf else f" and below {below:g}")
+        raise InputError(f"{name} must be {bounds}, got {value!r}")
+    return float(value)
 
 
 def as_generator(seed: int | torch.Generator | None, device: torch.device | str = "cpu") -> torch.Generator:

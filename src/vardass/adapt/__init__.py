@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vardass.adapt.algorithms import ALGORITHM_NAMES, Algorithm, Batch, algorithm_options, make_algorithm
+from vardass.adapt.algorithms import ALGORITHM_NAMES, Algorithm, Batch, algorithm_options, make_algorithm, weighted_mean
 from vardass.adapt.networks import NETWORK_NAMES, Network, make_network
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "make_algorithm",
     "make_network",
     "make_sampler",
+    "weighted_mean",
 ]
 
 # imported when they are first asked for: a loop of one's own needs neither the data sets nor the samplers

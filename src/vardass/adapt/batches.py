@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from vardass.adapt.algorithms import CORAL, MMD, Algorithm, Batch
+from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.distributed import Processes
 from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import augment, normalise
@@ -28,11 +28,12 @@ from vardass.samplers import (
     KMeansPlusPlusBatchSampler,
     MinibatchSampler,
     OrderedBatchSampler,
+    RefreshableSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
 )
 from vardass.solvers import stratify
-from vardass.validate import choose, unknown
+from vardass.validate import choose, import_by_name, unknown
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -42,7 +43,6 @@ __all__ = [
     "Draw",
     "Inputs",
     "Stream",
-    "algorithm_kernel",
     "in_memory",
     "make_sampler",
     "recorded_features",
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-# --- samplers by name, with the kernel of the algorithm that they serve ---
+# --- samplers by name ---------------------------------------------------------------------------------
 
 _NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
     "uniform": (UniformBatchSampler, {}),
@@ -79,14 +79,15 @@ def make_sampler(
     Parameters
     ----------
     name : str
-        One of ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
+        ``"package.module:Name"`` for a sampler of one's own, a subclass of ``MinibatchSampler``, or one of
+        ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
         paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the
         paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the inputs and which is
         refreshed once, or on the network's features.
     n, batch_size : int
         Samples of the data set and of a batch.
     kernel : Kernel or name
-        The kernel of the loss; uniform batches and k-means on inputs have no use for it.
+        The kernel of the loss, for samplers that have such an option; k-means on inputs has its own.
     seed : int
         Of the stream.
     **options
@@ -102,22 +103,24 @@ def make_sampler(
     >>> make_sampler("vardass", 100, 8, kernel="coral").solver
     'dynamic-kmeans'
     """
-    kind, preset = _NAMED[choose(name, "sampler", SAMPLER_NAMES)]
+    kind, preset = _kind(name)
     known = _options(kind)
     for option in options:
         if option not in known:
             raise unknown(f"option of sampler {name!r}:", option, known)
     given: dict[str, Any] = {**preset, **options}
-    if kind is not UniformBatchSampler:
+    if "kernel" in known:
         given.setdefault("kernel", kernel)
     return kind(n, batch_size, seed=seed, endless=True, **given)
 
 
-def algorithm_kernel(algorithm: Algorithm) -> Kernel | str:
-    """Kernel whose mean embeddings the algorithm compares; the paper's mixture for those that have none."""
-    if isinstance(algorithm, MMD):
-        return algorithm.loss.kernel
-    return "coral" if isinstance(algorithm, CORAL) else "mmd"
+def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:
+    if not isinstance(name, str) or ":" not in name:
+        return _NAMED[choose(name, "sampler", SAMPLER_NAMES)]
+    own = import_by_name(name, "sampler")
+    if not isinstance(own, type) or not issubclass(own, MinibatchSampler):
+        raise InputError(f"sampler {name!r} is {own!r}, not a subclass of vardass.samplers.MinibatchSampler")
+    return own, {}
 
 
 def _options(kind: type[MinibatchSampler]) -> list[str]:
@@ -132,7 +135,7 @@ def _options(kind: type[MinibatchSampler]) -> list[str]:
     return [*found, *(_SOLVER_OPTIONS if stratify in owners else ())]
 
 
-# --- from a domain to batches ---
+# --- samples of a domain ------------------------------------------------------------------------------
 
 _IMAGE_CHANNELS = (1, 3)
 
@@ -194,6 +197,11 @@ class Inputs:
         return normalise(x) if augment_seed is None else augment(x, seed=augment_seed)
 
 
+# --- batches of a domain ------------------------------------------------------------------------------
+
+_MOST_AHEAD = 32  # batches asked of a background process at a time
+
+
 class Draw(NamedTuple):
     """One batch and where its samples are in the domain, as a tensor (b,)."""
 
@@ -201,22 +209,22 @@ class Draw(NamedTuple):
     batch: Batch
 
 
-class _Drawn:
+class _PendingBatches:
     """Batches of a sampler, and those of them that a loader asked for but has not delivered.
 
     A loader gets only the rows of this process.
     """
 
-    def __init__(self, sampler: MinibatchSampler | BackgroundSampler, processes: Processes) -> None:
+    def __init__(self, sampler: RefreshableSampler, processes: Processes) -> None:
         self.sampler = sampler
         self.processes = processes
-        self.pending: deque[IndexBatch] = deque()
+        self.batches: deque[IndexBatch] = deque()
 
     def __iter__(self) -> Iterator[IndexBatch]:
-        for batch in list(self.pending):  # of an earlier process, whose loader was ahead
+        for batch in list(self.batches):  # of an earlier process, whose loader was ahead
             yield self._share(batch)
         for batch in self.sampler:
-            self.pending.append(batch)
+            self.batches.append(batch)
             yield self._share(batch)
 
     def _share(self, batch: IndexBatch) -> IndexBatch:
@@ -236,7 +244,7 @@ class Stream:
         Samples.
     labels : Tensor of shape (n,) or None
         None for a target.
-    sampler : MinibatchSampler or BackgroundSampler
+    sampler : RefreshableSampler
         Endless.
     workers : int
         Processes that load samples which are not in memory.
@@ -248,7 +256,7 @@ class Stream:
         self,
         inputs: Inputs,
         labels: Tensor | None,
-        sampler: MinibatchSampler | BackgroundSampler,
+        sampler: RefreshableSampler,
         *,
         workers: int = 0,
         processes: Processes | None = None,
@@ -258,16 +266,16 @@ class Stream:
         self.sampler = sampler
         self.workers = workers
         self.processes = processes or Processes()
-        self._drawn = _Drawn(sampler, self.processes)
+        self._pending = _PendingBatches(sampler, self.processes)
         self._batches: Iterator[Any] | None = None
 
     def draw(self, *, augment_seed: int | None = None) -> Draw:
         """The next batch, on the device: the samples of this process, labels and weights of all."""
         inputs = self.inputs
         if self._batches is None:
-            self._batches = iter(self._drawn if isinstance(inputs.data, Tensor) else self._loader(inputs.data))
+            self._batches = iter(self._pending if isinstance(inputs.data, Tensor) else self._loader(inputs.data))
         item: Any = next(self._batches)
-        indices = self._drawn.pending.popleft()
+        indices = self._pending.batches.popleft()
         rows = torch.tensor(list(indices), device=inputs.device)  # a plain list is read many times faster
         if not isinstance(inputs.data, Tensor):
             x = item.to(inputs.device)
@@ -287,23 +295,23 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way."""
-        pending = [{"indices": list(batch), "weights": batch.weights} for batch in self._drawn.pending]
+        pending = [{"indices": list(batch), "weights": batch.weights} for batch in self._pending.batches]
         return {"sampler": self.sampler.state_dict(), "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken."""
         self.sampler.load_state_dict(state["sampler"])
         self._batches = None
-        self._drawn.pending.clear()
+        self._pending.batches.clear()
         for saved in state["pending"]:
             batch = IndexBatch(saved["indices"])
             batch.weights = saved["weights"]
-            self._drawn.pending.append(batch)
+            self._pending.batches.append(batch)
 
     def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:
         return DataLoader(
             dataset,
-            batch_sampler=self._drawn,
+            batch_sampler=self._pending,
             num_workers=self.workers,
             pin_memory=self.inputs.device.type == "cuda",
             worker_init_fn=_ignore_interrupt,
@@ -348,11 +356,14 @@ def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None)
             hook.remove()
 
 
-# --- the streams of a run ---
-
-
 def training_streams(
-    config: RunConfig, splits: TaskSplits, source: Inputs, algorithm: Algorithm, processes: Processes
+    config: RunConfig,
+    splits: TaskSplits,
+    source: Inputs,
+    algorithm: Algorithm,
+    processes: Processes,
+    *,
+    samplers: Mapping[str, RefreshableSampler] | None = None,
 ) -> dict[str, Stream]:
     """Endless batches by domain, ``"source"`` and ``"target"``.
 
@@ -368,39 +379,63 @@ def training_streams(
         Gives the samplers their kernel.
     processes : Processes
         Those that share each batch.
+    samplers : mapping of str to RefreshableSampler, optional
+        The caller's own, by domain, instead of those that the settings describe.
     """
+    given = dict(samplers or {})
+    found: dict[str, Stream] = {}
 
-    def stream(name: str, inputs: Inputs, labels: Tensor | None, batch_size: int) -> Stream:
-        options = dict(config.sampler_options)
-        if config.groups == "classes" and labels is not None:
-            options["groups"] = labels
-        processes.part(batch_size)  # says so if it cannot be shared
-        sampler = make_sampler(
-            config.sampler,
-            len(inputs),
-            batch_size,
-            kernel=algorithm_kernel(algorithm),
-            seed=derived_seed("sampler", name, config.seed),
-            **options,
-        )
+    def add(name: str, inputs: Inputs, labels: Tensor | None, batch_size: int) -> None:
+        sampler: Any
+        if name in given:
+            sampler = _checked_sampler(given.pop(name), name, inputs)
+        else:
+            options = dict(config.sampler_options)
+            if config.groups == "classes" and labels is not None:
+                options["groups"] = labels
+            seed = derived_seed("sampler", name, config.seed)
+            sampler = make_sampler(
+                config.sampler, len(inputs), batch_size, kernel=algorithm.kernel, seed=seed, **options
+            )
+        processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:
-            return Stream(inputs, labels, _in_background(sampler, config, processes), workers=config.workers)
-        return Stream(inputs, labels, sampler, workers=config.workers, processes=processes)
+            sampler = _in_background(sampler, config, processes)
+        found[name] = Stream(inputs, labels, sampler, workers=config.workers, processes=processes)
 
-    found = {"source": stream("source", source, splits.source_train.known_labels(), config.batch_size)}
+    add("source", source, splits.source_train.known_labels(), config.batch_size)
     if algorithm.uses_target:
-        target = Inputs(splits.target_unlabelled, source.device)
         size = config.batch_size if config.target_batch_size is None else config.target_batch_size
-        found["target"] = stream("target", target, None, size)
+        add("target", Inputs(splits.target_unlabelled, source.device), None, size)
+    if given:
+        raise InputError(
+            f"samplers has entries {sorted(given)} that this run has no use for; {algorithm.name!r} draws from "
+            f"{', '.join(found)}"
+        )
     return found
 
 
-def _in_background(sampler: MinibatchSampler, config: RunConfig, processes: Processes) -> BackgroundSampler:
+def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> RefreshableSampler:
+    if not isinstance(sampler, RefreshableSampler):
+        raise InputError(
+            f"samplers[{name!r}] must be a RefreshableSampler, got a {type(sampler).__name__}; derive yours from "
+            "vardass.samplers.MinibatchSampler"
+        )
+    endless = getattr(sampler, "endless", True)
+    if sampler.n != len(inputs) or not endless:
+        raise InputError(
+            f"samplers[{name!r}] has n={sampler.n} and endless={endless}, but the run draws endlessly from "
+            f"{len(inputs)} samples; make it with n={len(inputs)} and endless=True"
+        )
+    return sampler
+
+
+def _in_background(sampler: Any, config: RunConfig, processes: Processes) -> BackgroundSampler:
+    if not isinstance(sampler, MinibatchSampler):
+        raise InputError(
+            f"background=True needs a MinibatchSampler, got a {type(sampler).__name__}; use background=False"
+        )
     if processes.count > 1:
         raise InputError(
             f"background=True is for one process, got {processes.count}; use devices=1 or background=False"
         )
     return BackgroundSampler(sampler, ahead=min(_MOST_AHEAD, max(1, config.refresh_every // 4)))
-
-
-_MOST_AHEAD = 32  # batches asked for at a time

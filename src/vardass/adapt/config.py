@@ -2,105 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import core_schema
 
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
-from vardass.adapt.algorithms.base import check_number
 from vardass.adapt.batches import SAMPLER_NAMES
 from vardass.adapt.evaluation import SELECTION_NAMES
 from vardass.adapt.networks import NETWORK_NAMES
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
 from vardass.errors import InputError
-from vardass.validate import check_count, choose, unknown
+from vardass.validate import check_count, check_number, choose, unknown
 
 __all__ = ["RunConfig", "as_input_error"]
 
 
-def _count(low: int) -> BeforeValidator:
-    """Whole numbers from ``low``; those of numpy too, but no booleans, texts or fractions."""
-    return BeforeValidator(lambda value, info: check_count(value, info.field_name, low=low))
+# --- kinds of settings --------------------------------------------------------------------------------
 
 
-def _number(**bounds: float) -> BeforeValidator:
-    return BeforeValidator(lambda value, info: check_number(value, info.field_name, **{"low": 0.0, **bounds}))
+@dataclass(frozen=True, eq=False)
+class _Checked:
+    """``check(value, name)`` returns what a setting holds or raises an InputError; editors read ``schema``."""
 
-
-class _OneOf:
-    """One of ``names``, which a JSON schema lists."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
+    check: Callable[[Any, str], Any]
+    schema: dict[str, Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        def check(value: Any, info: Any) -> str:
-            return str(choose(value, info.field_name, self.names))
+        def check(value: Any, info: Any) -> Any:
+            return self.check(value, info.field_name)
 
-        return core_schema.with_info_before_validator_function(check, core_schema.str_schema())
+        return core_schema.with_info_before_validator_function(check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return {"type": "string", "enum": list(self.names)}
+        return dict(self.schema)  # pydantic adds to it
 
 
-def _flag(value: Any, info: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{info.field_name} must be true or false, got {value!r}")
+def _count(low: int) -> _Checked:
+    """Whole numbers from ``low``; those of numpy too, but no booleans, texts or fractions."""
+    return _Checked(lambda value, name: check_count(value, name, low=low), {"type": "integer", "minimum": low})
+
+
+def _number(**bounds: float) -> _Checked:
+    schema = {"type": "number", "minimum": 0.0}
+    if "below" in bounds:
+        schema["exclusiveMaximum"] = bounds["below"]
+    return _Checked(lambda value, name: check_number(value, name, low=0.0, **bounds), schema)
+
+
+def _one_of(names: Iterable[str]) -> _Checked:
+    known = list(names)
+    return _Checked(lambda value, name: choose(value, name, known), {"type": "string", "enum": known})
+
+
+def _or_own(names: Iterable[str], check: Callable[[Any, str], Any]) -> _Checked:
+    """One of ``names``, another that ``check`` accepts, or the user's own as ``package.module:Name``."""
+    return _Checked(check, {"type": "string", "examples": [*names, "package.module:Name"]})
+
+
+def _known_algorithm(value: Any, name: str) -> Any:
+    algorithm_options(value)  # says so if it is unknown
     return value
 
 
-def _mapping(value: Any, info: Any) -> dict[str, Any]:
+def _known_sampler(value: Any, name: str) -> Any:
+    return value if isinstance(value, str) and ":" in value else choose(value, name, SAMPLER_NAMES)
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be true or false, got {value!r}")
+    return value
+
+
+def _mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise InputError(f"{info.field_name} must be a mapping of names to values, got {value!r}")
+        raise InputError(f"{name} must be a mapping of names to values, got {value!r}")
     return dict(value)
 
 
-def _known_algorithm(name: Any) -> Any:
-    algorithm_options(name)  # says so if the name is unknown
-    return name
-
-
-def _rates(factors: dict[str, Any]) -> dict[str, float]:
+def _multipliers(value: Any, name: str) -> dict[str, float]:
     return {
-        name: check_number(factor, f"lr_multipliers[{choose(name, 'part of lr_multipliers', PARTS)!r}]", low=0.0)
-        for name, factor in factors.items()
+        part: check_number(factor, f"{name}[{choose(part, f'part of {name}', PARTS)!r}]", low=0.0)
+        for part, factor in _mapping(value, name).items()
     }
 
 
-def _betas(value: Any) -> Any:
+def _rate(value: Any, name: str) -> float:
+    rate = check_number(value, name, low=0.0)
+    if rate == 0.0:
+        raise InputError(f"{name} must be above 0, got {value}; 1e-3 is usual")
+    return rate
+
+
+def _betas(value: Any, name: str) -> list[float] | None:
     if value is None:
         return None
-    betas = list(value) if isinstance(value, list | tuple) else []
-    if len(betas) != 2:
-        raise InputError(f"adam_betas must be two numbers such as (0.9, 0.999), got {value!r}")
-    return [check_number(beta, "adam_betas", low=0.0, below=1.0) for beta in betas]
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise InputError(f"{name} must be two numbers such as (0.9, 0.999), got {value!r}")
+    return [check_number(beta, name, low=0.0, below=1.0) for beta in value]
 
 
-def _positive(value: float) -> float:
-    if value == 0.0:
-        raise InputError(f"lr must be above 0, got {value}; 1e-3 is usual")
-    return value
+def _devices(value: Any, name: str) -> int | str:
+    return "auto" if value == "auto" else check_count(value, name, remedy="'auto' takes all GPUs")
 
 
-def _devices(value: Any) -> Any:
-    return value if value == "auto" else check_count(value, "devices", remedy="'auto' takes all GPUs")
-
-
-def _caching(value: Any) -> Any:
+def _caching(value: Any, name: str) -> Any:
     if not isinstance(value, bool) and value != "auto":
-        raise InputError(f"cache_embeddings must be True, False or 'auto', got {value!r}")
+        raise InputError(f"{name} must be True, False or 'auto', got {value!r}")
     return value
 
 
-Flag = Annotated[bool, BeforeValidator(_flag)]
-Options = Annotated[dict[str, Any], BeforeValidator(_mapping)]
+Flag = Annotated[bool, _Checked(_flag, {"type": "boolean"})]
+Options = Annotated[dict[str, Any], _Checked(_mapping, {"type": "object"})]
 Count = Annotated[int, _count(1)]
 CountFromZero = Annotated[int, _count(0)]
 NotNegative = Annotated[float, _number()]
+
+
+# --- the settings -------------------------------------------------------------------------------------
+
+_SPELLINGS = {"optimizer": "optimiser"}
 
 
 class RunConfig(BaseModel):
@@ -115,6 +142,8 @@ class RunConfig(BaseModel):
     --------
     >>> RunConfig(algorithm="coral", steps=10).sampler
     'vardass'
+    >>> RunConfig(optimizer="sgd").optimiser
+    'sgd'
     >>> RunConfig.from_dict({"step": 10})
     Traceback (most recent call last):
     vardass.errors.InputError: unknown setting 'step'; did you mean 'steps'? known: ...
@@ -122,105 +151,120 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, arbitrary_types_allowed=True)
 
-    algorithm: Annotated[str, AfterValidator(_known_algorithm)] = Field(
-        "mmd", description=f"{', '.join(ALGORITHM_NAMES)}, or other sums, see ``make_algorithm``."
+    algorithm: Annotated[str, _or_own(ALGORITHM_NAMES, _known_algorithm)] = Field(
+        "mmd",
+        description=f"How the network is adapted: {', '.join(ALGORITHM_NAMES)}; other sums, such as dann+els or "
+        "cdan+e+sdat; or your own as package.module:Name.",
     )
     algorithm_options: Options = Field(
-        default_factory=dict, description="Options of the algorithm, such as its penalty."
+        default_factory=dict, description="Options of the algorithm, such as penalty (λ) or kernel."
     )
-    sampler: Annotated[str, _OneOf(*SAMPLER_NAMES)] = Field(
+    sampler: Annotated[str, _or_own(SAMPLER_NAMES, _known_sampler)] = Field(
         "vardass",
-        description="How batches of both domains are drawn, see ``make_sampler``; ``vardass`` is the paper's.",
+        description=f"How batches of both domains are drawn: {', '.join(SAMPLER_NAMES)}, of which vardass is the "
+        "paper's; or your own as package.module:Name.",
     )
-    sampler_options: Options = Field(default_factory=dict, description="Options of the sampler, such as its solver.")
+    sampler_options: Options = Field(default_factory=dict, description="Options of the sampler, such as solver.")
     network: str = Field(
         "mlp",
-        description=f"{', '.join(NETWORK_NAMES)}, a transformers backbone (folder or owner/name), or "
-        "package.module:Class, see ``make_network``.",
+        description=f"What is trained: {', '.join(NETWORK_NAMES)}; a folder or hub name (owner/name) of a vision model "
+        "of transformers; or your own as package.module:Name.",
+        json_schema_extra={"examples": [*NETWORK_NAMES, "owner/name", "package.module:Name"]},
     )
-    network_options: Options = Field(default_factory=dict, description="Options of the network, such as its widths.")
+    network_options: Options = Field(
+        default_factory=dict, description="Options of the network, such as bottleneck, dropout or freeze_backbone."
+    )
     steps: Count = Field(3000, description="Batches trained on; 3,000 in the paper.")
-    batch_size: Count = Field(32, description="Samples of the source in a batch, over all devices together.")
-    target_batch_size: Count | None = Field(None, description="Samples of the target, if not as many.")
-    groups: Annotated[str, _OneOf("classes")] | None = Field(
+    batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
+    target_batch_size: Count | None = Field(
+        None, description="Target samples in a batch; by default as many as of the source."
+    )
+    groups: Annotated[str, _one_of(["classes"])] | None = Field(
         None,
-        description="``classes``: strata of the source are made within its classes; samplers without strata or plan "
+        description="classes: strata of the source are made within its classes; samplers without strata or plan "
         "refuse.",
     )
-    lr: Annotated[NotNegative, AfterValidator(_positive)] = Field(1e-3, description="Learning rate of all optimisers.")
-    lr_schedule: Annotated[str, _OneOf(*SCHEDULE_NAMES)] = Field(
-        "none",
-        description="The rate at step i of N is lr times 1, (1 + cos(π i/N)) / 2, or TLlib's (1 + 0.001 i)^-0.75.",
+    lr: Annotated[float, _Checked(_rate, {"type": "number", "exclusiveMinimum": 0.0})] = Field(
+        1e-3, description="Learning rate of all optimisers."
     )
-    lr_multipliers: Annotated[Options, AfterValidator(_rates)] = Field(
-        default_factory=dict,
-        description="Further factors of the rates of featuriser, bottleneck, head, discriminator or context.",
+    lr_schedule: Annotated[str, _one_of(SCHEDULE_NAMES)] = Field(
+        "none",
+        description="The rate at step i of N is lr times 1 (none), (1 + cos(π i/N)) / 2 (cosine), or TLlib's "
+        "(1 + 0.001 i)^-0.75 (inverse).",
+    )
+    lr_multipliers: Annotated[dict[str, float], _Checked(_multipliers, {"type": "object"})] = Field(
+        default_factory=dict, description=f"Further factors of the rates, by part of the network: {', '.join(PARTS)}."
     )
     weight_decay: NotNegative = Field(0.0, description="Weight decay of all optimisers.")
-    momentum: Annotated[float, _number(below=1.0)] = Field(0.9, description="Momentum of SGD.")
-    optimiser: Annotated[str, _OneOf("adam", "sgd")] = Field(
-        "adam", description="Optimiser; SGD has Nesterov momentum."
+    momentum: Annotated[float, _number(below=1.0)] = Field(0.9, description="Nesterov momentum of SGD.")
+    optimiser: Annotated[str, _one_of(["adam", "sgd"])] = Field(
+        "adam", description="Optimiser of all parts; optimizer is understood too."
     )
-    adam_betas: Annotated[list[float] | None, BeforeValidator(_betas)] = Field(
-        None,
-        description="Of Adam; by default (0.9, 0.999), or DomainBed's (0.5, 0.9) for adversaries in alternating steps.",
+    adam_betas: Annotated[list[float] | None, _Checked(_betas, {"anyOf": [{"type": "array"}, {"type": "null"}]})] = (
+        Field(
+            None,
+            description="Betas of Adam; by default 0.9 and 0.999, and DomainBed's 0.5 and 0.9 for adversaries in "
+            "alternating steps.",
+        )
     )
     refresh_every: CountFromZero = Field(
-        100, description="T, steps between refreshes of strata; 0 never refreshes. 100 in the paper."
+        100, description="T, steps between refreshes of the strata; 0 never refreshes. 100 in the paper."
     )
-    refresh_policy: Annotated[str, _OneOf(*POLICY_NAMES)] = Field(
+    refresh_policy: Annotated[str, _one_of(POLICY_NAMES)] = Field(
         "every",
-        description="Refresh every T steps, ever less often, or when the features have drifted or the strata's "
-        "variance has risen (both with a bank); these three use of T only whether it is 0.",
+        description="Refresh every T steps; ever less often (growing); or when the features have drifted or the "
+        "strata's variance has risen, both with a bank. These three use of T only whether it is 0.",
     )
     refresh_options: Options = Field(
         default_factory=dict,
-        description="Options of ``RefreshEvery``, ``GrowingRefresh``, ``DriftRefresh`` or ``VarianceRefresh``.",
+        description="Options of the refresh policy, such as threshold of drift or first of growing.",
     )
-    feature_source: Annotated[str, _OneOf("bank", "full")] = Field(
+    feature_source: Annotated[str, _one_of(["bank", "full"])] = Field(
         "bank",
-        description="Strata are made from a store that the training batches keep up to date, or from a pass over all "
-        "samples at each refresh, as in the paper.",
+        description="Strata are made from a store that the training batches keep up to date (bank), or from a pass "
+        "over all samples at each refresh, as in the paper (full).",
     )
     background: Flag = Field(
         False,
-        description="Refresh and draw in a process of their own, see ``BackgroundSampler``: training does not wait, "
-        "and new strata apply a quarter to a half of T later (at most 64 steps). The run is as repeatable.",
+        description="Refresh and draw in a process of their own: training does not wait, and new strata apply a "
+        "quarter to a half of T later (at most 64 steps). The run is as repeatable.",
     )
     eval_every: Count = Field(100, description="Steps between evaluations.")
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
     eval_batch_size: Count = Field(256, description="Samples in a forward pass without gradient.")
-    selection: Annotated[str, _OneOf(*SELECTION_NAMES)] = Field(
-        "source-accuracy", description="Validator by which the model is chosen, see ``vardass.adapt.evaluation``."
+    selection: Annotated[str, _one_of(SELECTION_NAMES)] = Field(
+        "source-accuracy",
+        description="By what the model is chosen among the evaluations; only oracle reads target labels, and is for "
+        "comparison.",
     )
     augment: Flag = Field(False, description="Augment training images as DomainBed does.")
-    cache_embeddings: Annotated[bool | Literal["auto"], BeforeValidator(_caching)] = Field(
+    cache_embeddings: Annotated[
+        bool | Literal["auto"], _Checked(_caching, {"anyOf": [{"type": "boolean"}, {"const": "auto"}]})
+    ] = Field(
         False,
-        description="Compute the outputs of a frozen backbone once and train the rest on them; ``auto`` does so where "
+        description="Compute the outputs of a frozen backbone once and train the rest on them; auto does so where "
         "nothing random comes before them.",
     )
     tensorboard: Flag = Field(False, description="Write the metrics for TensorBoard too.")
-    precision: Annotated[str, _OneOf(*PRECISIONS)] = Field(
-        "32-true", description="Precision of the forward pass, by Lightning's names. ``16-mixed`` scales the loss."
+    precision: Annotated[str, _one_of(PRECISIONS)] = Field(
+        "32-true", description="Precision of the forward pass, by Lightning's names; 16-mixed scales the loss."
     )
-    device: str = Field("auto", description="auto, cpu, cuda or ``cuda:1``; ``auto`` is a GPU if there is one.")
-    devices: Annotated[int | Literal["auto"], BeforeValidator(_devices)] = Field(
-        1,
-        description="Processes that train together, each on a device of its own, see ``vardass.adapt.distributed``. "
-        "``auto`` takes all GPUs.",
+    device: str = Field("auto", description="Such as cpu or cuda:1; auto is a GPU if there is one.")
+    devices: Annotated[
+        int | Literal["auto"], _Checked(_devices, {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]})
+    ] = Field(1, description="Processes that train together, each on a device of its own; auto takes all GPUs.")
+    accelerator: Annotated[str, _one_of(["auto", "cpu", "cuda", "gpu", "mps"])] = Field(
+        "auto", description="Kind of the devices, where device leaves it open."
     )
-    accelerator: Annotated[str, _OneOf("auto", "cpu", "cuda", "gpu", "mps")] = Field(
-        "auto", description="Kind of the devices, where ``device`` leaves it open."
-    )
-    strategy: Annotated[str, _OneOf("auto", "ddp", "ddp_spawn", "ddp_fork")] = Field(
+    strategy: Annotated[str, _one_of(["auto", "ddp", "ddp_spawn", "ddp_fork"])] = Field(
         "auto",
-        description="How Lightning Fabric starts several processes; ``auto`` is ``ddp`` under torchrun, else "
-        "``ddp_spawn``.",
+        description="How Lightning Fabric starts several processes; auto is ddp under torchrun, else ddp_spawn.",
     )
     workers: CountFromZero = Field(0, description="Processes that load samples which are not in memory.")
     seed: CountFromZero = Field(0, description="Determines the whole run.")
 
     def __init__(self, **settings: Any) -> None:
+        settings = _one_spelling(settings)
         for name in settings:
             if name not in type(self).model_fields:
                 raise unknown("setting", name, type(self).model_fields)
@@ -239,9 +283,35 @@ class RunConfig(BaseModel):
         """Type of a forward pass in mixed precision, or None."""
         return autocast_dtype(self.precision)
 
+    @property
+    def pass_options(self) -> dict[str, Any]:
+        """Options of a forward pass over many samples, see ``extract_features``."""
+        return {
+            "batch_size": self.eval_batch_size,
+            "num_workers": self.workers,
+            "autocast_dtype": self.autocast_dtype,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """All settings by name."""
         return self.model_dump()
+
+    def to_json(self) -> dict[str, Any]:
+        """All settings as a file holds them.
+
+        Raises
+        ------
+        InputError
+            If an option is an object that no file can hold, such as a kernel of one's own.
+        """
+        try:
+            settings: dict[str, Any] = json.loads(json.dumps(self.to_dict(), default=_plain_number))
+        except TypeError as error:
+            raise InputError(
+                f"the settings cannot be written to a file: {error}; name it as 'package.module:Name', or run without "
+                "a folder (out=None)"
+            ) from None
+        return settings
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> RunConfig:
@@ -250,7 +320,22 @@ class RunConfig(BaseModel):
 
     def changed(self, **settings: Any) -> RunConfig:
         """A copy with other settings."""
-        return type(self)(**{**self.to_dict(), **settings})
+        return type(self)(**{**self.to_dict(), **_one_spelling(settings)})
+
+
+def _one_spelling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    for american, british in _SPELLINGS.items():
+        if american in settings and british in settings:
+            raise InputError(
+                f"{british}={settings[british]!r} and {american}={settings[american]!r} are one setting; give one"
+            )
+    return {_SPELLINGS.get(name, name): value for name, value in settings.items()}
+
+
+def _plain_number(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # of numpy or torch
+        return value.tolist()
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
 
 
 def as_input_error(error: ValidationError) -> InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-# --- choosing a model without target labels. Each validator gives a score on held-out data, larger is better ---
+# --- validators: scores on held-out data, larger is better ---------------------------------------------
 
 _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
 _BLOCK_NUMBERS = 2**22  # similarities held at a time
@@ -196,39 +196,20 @@ def _check_logits(logits: Tensor) -> None:
         raise InputError(f"logits must have shape (n, classes) with n at least 1, got {tuple(logits.shape)}")
 
 
-# --- measurements on held-out data while a run is under way, without target labels ---
+# --- measurements while a run is under way ------------------------------------------------------------
 
 
-def outputs(
-    algorithm: Algorithm, inputs: Inputs, *, batch_size: int = 256, workers: int = 0, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
-    """Features (n, d) and logits (n, classes) of all samples, on the CPU, in evaluation mode.
+def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
+    """Features (n, d) and logits (n, classes) of all samples of a domain, on the CPU, in evaluation mode.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        On the device of ``inputs``.
-    inputs : Inputs
-        Samples of one domain.
-    batch_size, workers : int
-        Samples in a forward pass; processes that load them.
-    dtype : torch.dtype, optional
-        Of a forward pass in mixed precision.
+    ``options`` are those of ``extract_features``; ``RunConfig.pass_options`` has a run's.
     """
 
     def both(model: Algorithm, x: Tensor) -> Tensor:
         z = model.features(inputs.prepare(x))
         return torch.cat([z, model.network.head(z)], 1)
 
-    joint = extract_features(
-        algorithm,
-        inputs.data,
-        forward=both,
-        batch_size=batch_size,
-        device=inputs.device,
-        num_workers=workers,
-        autocast_dtype=dtype,
-    )
+    joint = extract_features(algorithm, inputs.data, forward=both, device=inputs.device, **options)
     width = joint.shape[1] - algorithm.num_classes
     return joint[:, :width], joint[:, width:]
 
@@ -280,8 +261,9 @@ class Evaluator:
 
     def __call__(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], float]:
         """Measurements by name, and the score by which models are chosen."""
-        z_t, logits_t = self._outputs(algorithm, self.target)
-        z_s, logits_s = (None, None) if self.source is None else self._outputs(algorithm, self.source)
+        options = self.config.pass_options
+        z_t, logits_t = outputs(algorithm, self.target, **options)
+        z_s, logits_s = (None, None) if self.source is None else outputs(algorithm, self.source, **options)
         found = {
             "target_entropy": -confidence(logits_t),
             "target_information": information_maximisation(logits_t),
@@ -301,15 +283,6 @@ class Evaluator:
             oracle_labels=self.oracle_labels,
         )
         return found, score(self.config.selection, held_out)
-
-    def _outputs(self, algorithm: Algorithm, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        return outputs(
-            algorithm,
-            inputs,
-            batch_size=self.config.eval_batch_size,
-            workers=self.config.workers,
-            dtype=self.config.autocast_dtype,
-        )
 
 
 def _oracle_labels(splits: TaskSplits) -> Tensor:

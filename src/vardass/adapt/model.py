@@ -1,30 +1,29 @@
-"""The trained model: built from settings, saved, loaded, and its result; frozen backbones."""
+"""The trained model: built from settings or a user's own parts, saved, loaded and scored; frozen backbones."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vardass.adapt.algorithms import ARM, Algorithm, make_algorithm
+from vardass.adapt.algorithms import Algorithm, make_algorithm
 from vardass.adapt.batches import Inputs
+from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import accuracy, outputs
 from vardass.adapt.networks import Network, make_network
-from vardass.adapt.run_folder import flatten_state, load_checkpoint, save_checkpoint, unflatten_state
 from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
+from vardass.files import atomic_write
 from vardass.refresh import extract_features
 from vardass.validate import Progress
-
-if TYPE_CHECKING:
-    from vardass.adapt.config import RunConfig
 
 __all__ = [
     "MODEL_FILE",
@@ -33,13 +32,13 @@ __all__ = [
     "build_algorithm",
     "final_report",
     "load_model",
+    "require_safetensors",
     "save_model",
+    "types_of",
 ]
 
-
-# --- what a run leaves behind ---
-
 MODEL_FILE = "model.safetensors"
+_HEADER = "vardass"  # the entry of the file's meta data that describes the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +65,8 @@ class RunResult:
         Spent in training, features, solver, drawing, evaluation and saving.
     out : Path or None
         Folder of the run.
+    own_parts : dict of str to str
+        Types of the objects that the trainer was given instead of names in the settings.
     """
 
     config: RunConfig
@@ -77,14 +78,56 @@ class RunResult:
     metrics: list[dict[str, Any]]
     seconds: dict[str, float]
     out: Path | None
+    own_parts: dict[str, str]
 
 
-def build_algorithm(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> Algorithm:
-    """Network and algorithm of a run, with the initial weights that its seed gives."""
-    network_seed = {"seed": derived_seed("network", config.seed), **config.network_options}
-    algorithm_seed = {"seed": derived_seed("algorithm", config.seed) % 2**31, **config.algorithm_options}
-    network = make_network(config.network, input_shape, num_classes, **network_seed)
-    return make_algorithm(config.algorithm, network, num_classes, **algorithm_seed)
+def build_algorithm(
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    algorithm: Algorithm | type[Algorithm] | None = None,
+    network: nn.Module | None = None,
+) -> Algorithm:
+    """Network and algorithm of a run, with the initial weights that its seed gives.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Names and options of both, and the seed.
+    input_shape : tuple of int
+        Of one sample.
+    num_classes : int
+        At least 2.
+    algorithm : Algorithm or subclass of it, optional
+        Instead of ``config.algorithm``. An object has its network already; a class is called with
+        ``config.algorithm_options``.
+    network : nn.Module, optional
+        Instead of ``config.network``, see ``make_network``.
+    """
+    if isinstance(algorithm, Algorithm):
+        if network is not None:
+            raise InputError(f"a {type(algorithm).__name__} object has its network already; leave network= out")
+        if algorithm.num_classes != num_classes:
+            raise InputError(
+                f"the {type(algorithm).__name__} object is for {algorithm.num_classes} classes, the task has "
+                f"{num_classes}; make it with num_classes={num_classes}"
+            )
+        return algorithm
+    network_options = {"seed": derived_seed("network", config.seed), **config.network_options}
+    algorithm_options = {"seed": derived_seed("algorithm", config.seed) % 2**31, **config.algorithm_options}
+    whole = make_network(config.network if network is None else network, input_shape, num_classes, **network_options)
+    return make_algorithm(algorithm or config.algorithm, whole, num_classes, **algorithm_options)
+
+
+def types_of(**parts: Any) -> dict[str, str]:
+    """Types by name of the parts that are given, to tell whether a saved run had the same."""
+
+    def kind(part: Any) -> str:
+        found = part if isinstance(part, type) else type(part)
+        return f"{found.__module__}.{found.__qualname__}"
+
+    return {name: kind(part) for name, part in parts.items() if part is not None}
 
 
 def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
@@ -100,8 +143,8 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
     # a copy is revealed: whoever holds the splits still cannot read the labels by mistake
     revealed = target.subset(torch.arange(len(target))).reveal()
     return {
-        "algorithm": result.config.algorithm,
-        "sampler": result.config.sampler,
+        "algorithm": result.own_parts.get("algorithm", result.config.algorithm),
+        "sampler": result.own_parts.get("sampler", result.config.sampler),
         "selection": result.config.selection,
         "score": result.score,
         "selected_step": result.selected_step,
@@ -114,16 +157,12 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
 def _accuracy(result: RunResult, domain: Domain) -> float | None:
     if not len(domain) or not domain.has_labels:
         return None
-    config = result.config
     inputs = Inputs(domain, next(result.algorithm.parameters()).device)
-    _, logits = outputs(
-        result.algorithm,
-        inputs,
-        batch_size=config.eval_batch_size,
-        workers=config.workers,
-        dtype=config.autocast_dtype,
-    )
+    _, logits = outputs(result.algorithm, inputs, **result.config.pass_options)
     return accuracy(logits, domain.known_labels())
+
+
+# --- the model's file ---------------------------------------------------------------------------------
 
 
 def save_model(
@@ -135,22 +174,30 @@ def save_model(
     kind: str,
 ) -> None:
     """Write the chosen weights with what `load_model` needs to build their network again."""
-    state, tree = flatten_state(dict(result.algorithm.state_dict()))
-    _, config = flatten_state(result.config.to_dict())
-    meta = {
-        "kind": "model",
-        "config": config,
+    about = {
+        "config": result.config.to_json(),
         "class_names": list(class_names),
         "data_kind": kind,
         "input_shape": list(input_shape),
         "step": result.selected_step,
         "score": result.score,
-        "state": tree,
+        "own_parts": result.own_parts,
     }
-    save_checkpoint(path, state, meta)
+    # safetensors refuses tensors that share memory, so each one gets its own
+    weights = result.algorithm.state_dict()
+    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
+    content = require_safetensors().torch.save(own, metadata={_HEADER: json.dumps(about)})
+    with atomic_write(path) as file:
+        file.write(content)
 
 
-def load_model(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> tuple[Algorithm, dict[str, Any]]:
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str = "cpu",
+    algorithm: Algorithm | type[Algorithm] | None = None,
+    network: nn.Module | None = None,
+) -> tuple[Algorithm, dict[str, Any]]:
     """Read a model that a run wrote: the algorithm in evaluation mode, and a dict that describes it.
 
     Parameters
@@ -159,6 +206,8 @@ def load_model(path: str | os.PathLike[str], *, device: torch.device | str = "cp
         ``model.safetensors``, or the folder of the run.
     device : device
         Where it is to predict.
+    algorithm, network
+        The same kind of objects as the trainer had, if it had any; they get the weights of the file.
 
     Returns
     -------
@@ -166,27 +215,75 @@ def load_model(path: str | os.PathLike[str], *, device: torch.device | str = "cp
         ``algorithm.predict(x)`` gives logits.
     about : dict
         ``"config"``, ``"class_names"``, ``"data_kind"``, ``"input_shape"``, ``"step"`` and ``"score"``.
+
+    Raises
+    ------
+    InputError
+        If the file is not a model, or not a whole one, or its weights do not fit what the settings or the given
+        objects make.
     """
     file = Path(path)
     file = file / MODEL_FILE if file.is_dir() else file
-    tensors, meta = load_checkpoint(file)
-    if meta.get("kind") != "model":
-        raise InputError(f"{file} holds the state of a run, not a model; pass {MODEL_FILE} of the run's folder")
-    from vardass.adapt.config import RunConfig  # which needs this module
-
-    config = RunConfig.from_dict(unflatten_state({}, meta["config"]))
-    algorithm = build_algorithm(config, tuple(meta["input_shape"]), len(meta["class_names"]))
+    weights, about = _read_model(file)
+    given = types_of(algorithm=algorithm, network=network)
+    for part in ("algorithm", "network"):
+        before, now = about["own_parts"].get(part), given.get(part)
+        if before != now:
+            raise InputError(
+                f"the model in {file} was made {_with(part, before)}, this call is {_with(part, now)}; call "
+                + (f"load_model(..., {part}=...) with such an object" if before else f"load_model without {part}=")
+            )
+    config = RunConfig.from_dict(about["config"])
+    built = build_algorithm(
+        config, tuple(about["input_shape"]), len(about["class_names"]), algorithm=algorithm, network=network
+    )
     try:
-        algorithm.load_state_dict(unflatten_state(tensors, meta.pop("state")))
+        built.load_state_dict(weights)
     except RuntimeError as error:
         raise InputError(
-            f"the weights in {file} do not fit the network {config.network!r}: {str(error).splitlines()[-1].strip()}; "
-            "was the network changed since?"
+            f"the weights in {file} do not fit the network {given.get('network', config.network)!r}: "
+            f"{str(error).splitlines()[-1].strip()}; was the network changed since?"
         ) from None
-    return algorithm.to(device).eval(), {**meta, "config": config}
+    return built.to(device).eval(), {**about, "config": config}
 
 
-# --- a frozen backbone computes the same outputs in every step ---
+def _with(part: str, kind: str | None) -> str:
+    return f"with the {part} object of type {kind}" if kind else f"without a {part} object"
+
+
+def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    safetensors = require_safetensors()
+    if not file.is_file():
+        raise InputError(f"there is no model at {file}; name the folder of a run that has ended")
+    try:
+        with safetensors.safe_open(str(file), framework="pt") as opened:
+            header = (opened.metadata() or {}).get(_HEADER)
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}; check its permissions") from error
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise InputError(
+            f"{file} is not a whole safetensors file, so not a model: {error}; pass {MODEL_FILE} of a run's folder"
+        ) from None
+    about = json.loads(header or "{}")
+    if not {"config", "own_parts"} <= about.keys():
+        raise InputError(
+            f"{file} is not a model that this version of vardass wrote; train again, or use the version that wrote it"
+        )
+    return weights, about
+
+
+def require_safetensors() -> Any:
+    """The package that writes models, or an error that says how to install it."""
+    try:
+        import safetensors
+        import safetensors.torch
+    except ModuleNotFoundError as error:
+        raise InputError("models need safetensors, which is not installed: pip install 'vardass[adapt]'") from error
+    return safetensors
+
+
+# --- a frozen backbone computes the same outputs in every step ----------------------------------------
 
 
 class FrozenBackbone:
@@ -232,10 +329,8 @@ class FrozenBackbone:
                 part.data,
                 forward=partial(_prepared, part),
                 out_device=part.device,
-                batch_size=config.eval_batch_size,
                 device=part.device,
-                num_workers=config.workers,
-                autocast_dtype=config.autocast_dtype,
+                **config.pass_options,
                 progress=_shifted(progress, done, len(part), total),
             )
             part.replace(embeddings)
@@ -253,11 +348,11 @@ def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:
         return "the backbone is trained (network_options freeze_backbone=True would freeze it)"
     if config.augment:
         return "images are augmented at random"
-    if isinstance(algorithm, ARM):
-        return "ARM feeds the backbone a context that is trained"
+    if type(algorithm).features is not Algorithm.features:
+        return f"{type(algorithm).__name__} computes features in its own way, such as with a context that is trained"
     kind = type(network)
     if kind.embed is not Network.embed or kind.features is not Network.features:
-        return f"{kind.__name__} computes its features in its own way"
+        return f"{kind.__name__} computes features in its own way"
     return None
 
 

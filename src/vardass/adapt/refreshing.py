@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "POLICY_NAMES",
-    "Renewal",
+    "StrataUpdater",
     "make_policy",
 ]
 
-
-# --- when a run refreshes its strata ---
 
 _KINDS: dict[str, Callable[..., RefreshPolicy]] = {
     "every": RefreshEvery,
@@ -84,11 +82,8 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
     return made if config.refresh_every > 0 and config.sampler != "kmeans-inputs" else NeverRefresh()
 
 
-# --- strata kept up to date while a run trains ---
-
-
-class Renewal:
-    """Refresh the samplers of ``streams`` from the features of ``algorithm``.
+class StrataUpdater:
+    """Keep the strata of ``streams`` up to date with the features of ``algorithm`` while a run trains.
 
     With several processes the leading one makes the strata and sends them to the others: those of another one might
     differ by rounding, and then no batch would fit together.
@@ -195,8 +190,6 @@ class Renewal:
     def _pass_options(self, inputs: Inputs) -> Any:
         return {
             "forward": lambda model, x: model.features(inputs.prepare(x)),
-            "batch_size": self.config.eval_batch_size,
             "device": self.device,
-            "num_workers": self.config.workers,
-            "autocast_dtype": self.config.autocast_dtype,
+            **self.config.pass_options,
         }

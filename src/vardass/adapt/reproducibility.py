@@ -13,13 +13,13 @@ import torch
 
 __all__ = [
     "deferred_interrupt",
-    "own_randomness",
-    "say",
+    "randomness_restored",
     "seed_everything",
+    "tell_user",
 ]
 
 
-def say(message: str) -> None:
+def tell_user(message: str) -> None:
     """Tell the user, apart from what the program puts out."""
     print(message, file=sys.stderr, flush=True)
 
@@ -33,7 +33,7 @@ def seed_everything(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
+def randomness_restored(device: torch.device) -> Iterator[None]:
     """Give the global generators back as they were."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
@@ -48,7 +48,7 @@ def deferred_interrupt() -> Iterator[list[bool]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(True)
-        say("stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint")
+        tell_user("stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint")
 
     # a process that ignores Ctrl-C is told in another way
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN

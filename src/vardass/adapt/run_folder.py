@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: checkpoints, metrics, TensorBoard's files."""
+"""What a run measures, and the files that it leaves in its folder."""
 
 from __future__ import annotations
 
@@ -7,68 +7,121 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from vardass.adapt.config import RunConfig
 from vardass.errors import InputError, VardassError
 from vardass.files import atomic_write, write_text
 from vardass.refresh import TimeAccount
 
-if TYPE_CHECKING:
-    from vardass.adapt.config import RunConfig
-
 __all__ = [
-    "BOARD_FOLDER",
     "CHECKPOINT_FILE",
     "CONFIG_FILE",
     "METRICS_FILE",
-    "Board",
+    "TENSORBOARD_FOLDER",
     "History",
     "RunFolder",
-    "flatten_state",
+    "TensorBoardLog",
     "load_checkpoint",
     "save_checkpoint",
-    "unflatten_state",
 ]
 
+CHECKPOINT_FILE = "checkpoint.pt"
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+_OLD_CHECKPOINT_FILE = "checkpoint.safetensors"  # of versions up to 0.1
+_FORMAT = 2
+_NO_SCALARS = ("step", "best_step", "seconds")
+# between a checkpoint and the run that resumes it
+_MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "accelerator", "strategy", "tensorboard")
 
-# --- checkpoints ---
 
-_HEADER = "vardass"
-_FORMAT = 1
-# how each kind of value that JSON does not know is written: {mark: content}
-_TENSOR, _ARRAY, _TUPLE, _MAPPING = "$tensor", "$array", "$tuple", "$dict"
+class RunFolder:
+    """Files of one run in the folder ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to resume, or a checkpoint of an older version."""
+        return any((self.path / name).exists() for name in (CHECKPOINT_FILE, _OLD_CHECKPOINT_FILE))
+
+    def begin(self, config: RunConfig) -> None:
+        """Make the folder, write the settings and start an empty list of metrics."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the folder {self.path}: {error.strerror}; choose another one") from None
+        write_text(self.path / CONFIG_FILE, json.dumps(config.to_json(), indent=2) + "\n")
+        self.write_metrics([])
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Append one evaluation to the metrics, a JSON object on a line of its own."""
+        with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Replace all metrics."""
+        write_text(self.path / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def save(self, config: RunConfig, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint."""
+        save_checkpoint(self.path / CHECKPOINT_FILE, {"config": config.to_json(), "state": dict(state)})
+
+    def load(self, config: RunConfig, *, resume: bool) -> dict[str, Any]:
+        """Read the checkpoint's state.
+
+        Raises
+        ------
+        InputError
+            If nobody asked to resume, the file is damaged or of an older version, or its run had other settings.
+        """
+        if not resume:
+            raise InputError(f"{self.path} already holds a run; go on with resume=True, or choose another folder")
+        file = self.path / CHECKPOINT_FILE
+        if not file.exists() and (self.path / _OLD_CHECKPOINT_FILE).exists():
+            raise InputError(
+                f"{self.path / _OLD_CHECKPOINT_FILE} was written by an older version of vardass, which this one cannot "
+                "resume; finish the run with that version, or start it anew in another folder"
+            )
+        content = load_checkpoint(file)
+        # a rate that falls to 0 at the last step depends on where that is
+        may_change = [name for name in _MAY_CHANGE if name != "steps" or config.lr_schedule != "cosine"]
+        defaults = RunConfig().to_json()  # for settings that an older version did not have
+        for name, value in config.to_json().items():
+            before = content["config"].get(name, defaults[name])
+            if name not in may_change and before != value:
+                raise InputError(
+                    f"the run in {self.path} has {name}={before!r}, this one {name}={value!r}; resume with the same "
+                    "settings, or choose another folder"
+                )
+        state: dict[str, Any] = content["state"]
+        return state
 
 
-def save_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write tensors and JSON values to one file; a crash leaves the old file whole.
+# --- checkpoints --------------------------------------------------------------------------------------
 
-    Parameters
-    ----------
-    path : path
-        File to write or replace.
-    tensors : dict of str to Tensor
-        Any device; they are read on the CPU later.
-    meta : dict
-        Plain values, kept in the header of the file.
+
+def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Write tensors, numbers, text, and lists, tuples and dicts of them to one file; a crash leaves the old one whole.
+
+    Raises
+    ------
+    InputError
+        If there is something else in ``content``, which `load_checkpoint` would refuse to read.
     """
-    safetensors = _safetensors()
-    try:
-        header = json.dumps({"format": _FORMAT, "meta": dict(meta)})
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the meta data of {path} are not JSON values: {error}; pass them to flatten_state") from None
-    # safetensors refuses tensors that share memory, so each one gets its own
-    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    content = safetensors.torch.save(own, metadata={_HEADER: header})
+    _refuse_objects(content, "")
     with atomic_write(path) as file:
-        file.write(content)
+        torch.save({"vardass": _FORMAT, **content}, file)
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_checkpoint` wrote: tensors on the CPU, and the meta data.
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote, tensors on the CPU; no code in the file is run.
 
     Raises
     ------
@@ -76,120 +129,42 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], di
         If there is no such file, or it is cut off, or something else. If it cannot be read just now, the ``OSError``
         is the cause of the error.
     """
-    safetensors = _safetensors()
     file = Path(path)
     try:
-        with open(file, "rb") as opened:  # safetensors says "no such file" of any that it cannot open
-            opened.read(1)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise InputError(f"no checkpoint at {file}; check the path, or start the run anew") from None
     except OSError as error:
-        raise _unreadable(file, error) from error
-    try:
-        with safetensors.safe_open(str(file), framework="pt") as opened:
-            header = (opened.metadata() or {}).get(_HEADER)
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise _unreadable(file, error) from error
-    except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(
-            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}; it was cut off or is "
+            f"cannot read {file}: {error.strerror or error}; the file is left alone: try again, or check its "
+            "permissions"
+        ) from error
+    except Exception as error:  # torch raises errors of many kinds for files that are cut off or not its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"{file} ({file.stat().st_size} bytes) is not a whole checkpoint: {reason}; it was cut off or is "
             "something else: use another checkpoint, or start the run anew"
         ) from None
-    try:
-        found = {} if header is None else json.loads(header)
-    except ValueError:
-        found = {}
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise InputError(
-            f"{file} is a safetensors file, but not a vardass checkpoint of format {_FORMAT}; pass one that a vardass "
-            "run wrote"
-        )
-    return tensors, found["meta"]
+    if not isinstance(content, dict) or content.pop("vardass", None) != _FORMAT:
+        raise InputError(f"{file} is no checkpoint of a vardass run in format {_FORMAT}; pass one that a run wrote")
+    return content
 
 
-def _unreadable(file: Path, error: OSError) -> InputError:
-    return InputError(
-        f"cannot read {file}: {error.strerror or error}; the file is left alone: try again, or check its permissions"
-    )
-
-
-def flatten_state(nested: Any) -> tuple[dict[str, Tensor], Any]:
-    """Take the tensors out of a nested state: ``(tensors by name, JSON tree that refers to them)``.
-
-    Mappings with keys that are not text, tuples and NumPy arrays come back as they were; so do NaN and infinity.
-
-    Examples
-    --------
-    >>> tensors, tree = flatten_state({"betas": (0.9, 0.99), 3: torch.ones(2)})
-    >>> sorted(tensors)
-    ['3']
-    >>> unflatten_state(tensors, tree)
-    {'betas': (0.9, 0.99), 3: tensor([1., 1.])}
-    """
-    tensors: dict[str, Tensor] = {}
-    return tensors, _encode(nested, "", tensors)
-
-
-def unflatten_state(tensors: Mapping[str, Tensor], tree: Any) -> Any:
-    """Put together what `flatten_state` took apart."""
-    if isinstance(tree, list):
-        return [unflatten_state(tensors, value) for value in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if len(tree) == 1:
-        ((mark, content),) = tree.items()
-        if mark in (_TENSOR, _ARRAY):
-            if content not in tensors:
-                raise InputError(f"the checkpoint lacks the tensor {content!r}; use another one, or start the run anew")
-            return tensors[content] if mark == _TENSOR else tensors[content].numpy()
-        if mark == _TUPLE:
-            return tuple(unflatten_state(tensors, value) for value in content)
-        if mark == _MAPPING:
-            return {unflatten_state(tensors, key): unflatten_state(tensors, value) for key, value in content}
-    return {key: unflatten_state(tensors, value) for key, value in tree.items()}
-
-
-def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Tensor | np.ndarray):
-        key = name
-        while key in tensors or not key:  # the keys 1 and "1" would have one name
-            key += "_"
-        tensors[key] = value.detach() if isinstance(value, Tensor) else torch.from_numpy(value.copy())
-        return {_TENSOR if isinstance(value, Tensor) else _ARRAY: key}
+def _refuse_objects(value: Any, place: str) -> None:
     if isinstance(value, Mapping):
-        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
-        items = [(key, _encode(entry, _join(name, key), tensors)) for key, entry in value.items()]
-        return dict(items) if plain else {_MAPPING: [[_encode(key, "", {}), entry] for key, entry in items]}
-    if isinstance(value, list | tuple):
-        parts = [_encode(entry, _join(name, place), tensors) for place, entry in enumerate(value)]
-        return parts if isinstance(value, list) else {_TUPLE: parts}
-    raise InputError(
-        f"{name or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold; use tensors, numbers, "
-        "text, and lists, tuples or dicts of them"
-    )
-
-
-def _join(name: str, key: Any) -> str:
-    return f"{name}.{key}" if name else str(key)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ModuleNotFoundError as error:
+        for key, entry in value.items():
+            _refuse_objects(entry, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for position, entry in enumerate(value):
+            _refuse_objects(entry, f"{place}.{position}")
+    elif value is not None and not isinstance(value, bool | int | float | str | Tensor):
         raise InputError(
-            "checkpoints need safetensors, which is not installed: pip install 'vardass[adapt]'"
-        ) from error
-    return safetensors
+            f"{place or 'the content'} is a {type(value).__name__}, which a checkpoint cannot hold; use tensors, "
+            "numbers, text, and lists, tuples or dicts of them"
+        )
 
 
-# --- what a run has measured so far ---
+# --- what a run has measured so far -------------------------------------------------------------------
 
 
 class History:
@@ -265,13 +240,7 @@ class History:
         self._counts, self.strata_log, self.metrics = state["counts"], state["strata_log"], state["metrics"]
 
 
-# --- metrics of a run as TensorBoard reads them ---
-
-BOARD_FOLDER = "tensorboard"
-_NO_SCALARS = ("step", "best_step")
-
-
-class Board:
+class TensorBoardLog:
     """Scalars of each evaluation in ``RUN/tensorboard``.
 
     Parameters
@@ -295,7 +264,7 @@ class Board:
                 f"tensorboard=True needs TensorBoard, which cannot be imported ({error}); pip install tensorboard"
             ) from None
         self._make: Any = SummaryWriter
-        self._folder = folder / BOARD_FOLDER
+        self._folder = folder / TENSORBOARD_FOLDER
         self._writer: Any = None
 
     def begin(self, step: int) -> None:
@@ -307,7 +276,7 @@ class Board:
         """Write one evaluation, as it is in ``metrics.jsonl``; seconds by part."""
         if self._writer is None:
             return
-        scalars = {name: value for name, value in line.items() if name not in _NO_SCALARS and name != "seconds"}
+        scalars = {name: value for name, value in line.items() if name not in _NO_SCALARS}
         scalars |= {f"seconds/{part}": value for part, value in line["seconds"].items()}
         for name, value in scalars.items():
             self._writer.add_scalar(name if "/" in name else f"score/{name}", value, line["step"])
@@ -318,83 +287,3 @@ class Board:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-# --- the folder of a run ---
-
-CHECKPOINT_FILE = "checkpoint.safetensors"
-CONFIG_FILE = "config.json"
-METRICS_FILE = "metrics.jsonl"
-# between a checkpoint and the run that resumes it
-_MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "accelerator", "strategy", "tensorboard")
-
-
-class RunFolder:
-    """Files of one run in the folder ``path``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is something to resume."""
-        return (self.path / CHECKPOINT_FILE).exists()
-
-    def begin(self, config: RunConfig) -> None:
-        """Make the folder, write the settings and start an empty list of metrics."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot make the folder {self.path}: {error.strerror}; choose another one") from None
-        write_text(self.path / CONFIG_FILE, json.dumps(_plain(config), indent=2) + "\n")
-        self.write_metrics([])
-
-    def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append one evaluation to the metrics, a JSON object on a line of its own."""
-        with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Replace all metrics."""
-        write_text(self.path / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
-
-    def save(self, config: RunConfig, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint."""
-        tensors, tree = flatten_state(state)
-        meta = {"kind": "run", "config": _plain(config), "state": tree}
-        save_checkpoint(self.path / CHECKPOINT_FILE, tensors, meta)
-
-    def load(self, config: RunConfig, *, resume: bool) -> dict[str, Any]:
-        """Read the checkpoint's state.
-
-        Raises
-        ------
-        InputError
-            If nobody asked to resume, the file is damaged, or its run had other settings.
-        """
-        if not resume:
-            raise InputError(f"{self.path} already holds a run; go on with resume=True, or choose another folder")
-        tensors, meta = load_checkpoint(self.path / CHECKPOINT_FILE)
-        if meta.get("kind") != "run":
-            raise InputError(f"{self.path / CHECKPOINT_FILE} holds no state of a run; name the folder of a run")
-        # a rate that falls to 0 at the last step depends on where that is
-        may_change = [name for name in _MAY_CHANGE if name != "steps" or config.lr_schedule != "cosine"]
-        from vardass.adapt.config import RunConfig  # which needs this package
-
-        defaults = _plain(RunConfig())  # for settings that an older version did not have
-        for name, value in _plain(config).items():
-            before = meta["config"].get(name, defaults[name])
-            if name not in may_change and before != value:
-                raise InputError(
-                    f"the run in {self.path} has {name}={before!r}, this one {name}={value!r}; resume with the same "
-                    "settings, or choose another folder"
-                )
-        state: dict[str, Any] = unflatten_state(tensors, meta["state"])
-        return state
-
-
-def _plain(config: RunConfig) -> dict[str, Any]:
-    """Settings as JSON has them."""
-    _, settings = flatten_state(config.to_dict())
-    plain: dict[str, Any] = json.loads(json.dumps(settings))
-    return plain

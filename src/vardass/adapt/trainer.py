@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Draw, Inputs, recorded_features, training_streams
 from vardass.adapt.config import RunConfig
-from vardass.adapt.distributed import Processes, find_place, pick_device, run_in_processes, synchronised_statistics
+from vardass.adapt.devices import join_processes, pick_device, run_in_processes
+from vardass.adapt.distributed import Processes, synchronised_statistics
 from vardass.adapt.evaluation import Evaluator
-from vardass.adapt.model import MODEL_FILE, FrozenBackbone, RunResult, build_algorithm, save_model
-from vardass.adapt.optimisation import Scaler, Schedule, make_optimisers, plain_backward
-from vardass.adapt.refreshing import Renewal
-from vardass.adapt.reproducibility import deferred_interrupt, own_randomness, say, seed_everything
-from vardass.adapt.run_folder import Board, History, RunFolder
+from vardass.adapt.model import (
+    MODEL_FILE,
+    FrozenBackbone,
+    RunResult,
+    build_algorithm,
+    require_safetensors,
+    save_model,
+    types_of,
+)
+from vardass.adapt.optimisation import LossScaling, Schedule, make_optimisers, plain_backward
+from vardass.adapt.refreshing import StrataUpdater
+from vardass.adapt.reproducibility import deferred_interrupt, randomness_restored, seed_everything, tell_user
+from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.refresh import FeatureBank, TimeAccount
+from vardass.samplers import RefreshableSampler
 from vardass.validate import Progress
 
 __all__ = ["Trainer"]
@@ -44,11 +55,24 @@ class Trainer:
         ``"oracle"``, which the caller has to reveal.
     out : path, optional
         Folder for checkpoints, metrics and the model; None keeps all in memory.
+    algorithm : Algorithm or subclass of it, optional
+        Your own instead of ``config.algorithm``: an object with its network, or a class that is called with the
+        network and ``config.algorithm_options``.
+    network : nn.Module, optional
+        Your own instead of ``config.network``: a ``Network``, or any module from samples to features. It is trained
+        in place.
+    samplers : dict of str to RefreshableSampler, optional
+        Your own for ``"source"``, ``"target"`` or both, endless, instead of ``config.sampler``.
     backward : callable, optional
         Called with the loss instead of ``loss.backward()``.
     processes, device : optional
         This process among those that train together, and its device, where somebody else has started them. By
-        default `run` starts as many as ``config.devices`` says, see ``vardass.adapt.distributed``.
+        default `run` starts as many as ``config.devices`` says, see ``vardass.adapt.devices``.
+
+    Notes
+    -----
+    Objects of your own are not in the settings: give them again to resume the run, and to ``load_model``. Parts that
+    the settings name as ``package.module:Name`` need only be importable.
 
     Examples
     --------
@@ -64,37 +88,47 @@ class Trainer:
         splits: TaskSplits,
         out: str | os.PathLike[str] | None = None,
         *,
+        algorithm: Algorithm | type[Algorithm] | None = None,
+        network: nn.Module | None = None,
+        samplers: Mapping[str, RefreshableSampler] | None = None,
         backward: Callable[[Tensor], None] | None = None,
         processes: Processes | None = None,
         device: torch.device | None = None,
     ) -> None:
+        _check_kinds(config, splits)
         self.config, self.splits = config, splits
         self.out = None if out is None else Path(out)
+        if self.out is not None:
+            require_safetensors()  # for the model at the end: find out before hours of training
         self.folder = None if self.out is None else RunFolder(self.out)
-        self.board = Board(self.out) if config.tensorboard else None
-        self.processes, self.device, self._starts_processes = find_place(config, processes, device)
-        if self._starts_processes and backward is not None:
+        self.tensorboard = TensorBoardLog(self.out) if config.tensorboard else None
+        self.processes, self.device, self._starts_processes = join_processes(config, processes, device)
+        sampler = None if samplers is None else next(iter(samplers.values()), None)
+        self.own_parts = types_of(algorithm=algorithm, network=network, sampler=sampler)
+        if self._starts_processes and (self.own_parts or backward is not None):
             raise InputError(
-                f"backward= stays in this process, but devices={config.devices} starts others; leave it out"
+                f"{', '.join(self.own_parts) or 'backward'}= stays in this process, but devices={config.devices} "
+                "starts others; leave it out, or name parts as package.module:Name in the settings"
             )
         self.account = TimeAccount(device=self.device)
         self.history = History(self.device)
         source = Inputs(splits.source_train, self.device)
         self.input_shape = source.shape
-        algorithm = build_algorithm(config, source.shape, len(splits.source_train.class_names)).to(self.device)
-        self.backbone = FrozenBackbone.take_out(config, algorithm)
+        classes = len(splits.source_train.class_names)
+        built = build_algorithm(config, source.shape, classes, algorithm=algorithm, network=network).to(self.device)
+        self.backbone = FrozenBackbone.take_out(config, built)
         if self.processes.count > 1:
-            algorithm = synchronised_statistics(algorithm, self.device)
-        algorithm.processes = self.processes
-        self.algorithm = algorithm
-        self.scaler = Scaler(config.precision, self.device)
-        self.optimisers = make_optimisers(config, algorithm)
+            built = synchronised_statistics(built, self.device)
+        built.processes = self.processes
+        self.algorithm = built
+        self.scaler = LossScaling(config.precision, self.device)
+        self.optimisers = make_optimisers(config, built)
         self.schedule = Schedule(config.lr_schedule, config.steps, self.optimisers)
         self._scaled = self.scaler.wrap(self.optimisers)
         self.backward = self._gradients(self.scaler.around(backward or plain_backward))
-        self.streams = training_streams(config, splits, source, algorithm, self.processes)
-        self.renewal = Renewal(
-            config, algorithm, self.streams, device=self.device, processes=self.processes, account=self.account
+        self.streams = training_streams(config, splits, source, built, self.processes, samplers=samplers)
+        self.strata = StrataUpdater(
+            config, built, self.streams, device=self.device, processes=self.processes, account=self.account
         )
         self.evaluator = Evaluator(config, splits, self.device)
         self.step = 0
@@ -119,14 +153,13 @@ class Trainer:
             self._check_begin(resume)
             run_in_processes(self, resume=resume or self.step > 0, progress=progress)
             return self._result()
-        with own_randomness(self.device), deferred_interrupt() as asked_to_stop:
-            if progress is not None and self.processes.count > 1:
-                progress = _noting(progress, asked_to_stop)  # the others would wait for one that leaves in between
-            self._start(resume, progress)
+        with randomness_restored(self.device), deferred_interrupt() as asked_to_stop:
+            tell = _noting(progress, asked_to_stop)
+            self._start(resume, tell)
             self.algorithm.train()
             try:
                 while self.step < self.config.steps:
-                    stop, log = self.renewal.before_step(self.step, stop=bool(asked_to_stop))
+                    stop, log = self.strata.before_step(self.step, stop=bool(asked_to_stop))
                     if stop:
                         break
                     self.history.add_refresh(log)
@@ -135,17 +168,14 @@ class Trainer:
                         self._evaluate()
                     if self.step % self.config.checkpoint_every == 0 and self.step < self.config.steps:
                         self._save()
-                    try:
-                        if progress is not None:
-                            message = self.history.message(self.step, self.config.steps, self.account)
-                            progress(self.step / self.config.steps, message)
-                    except KeyboardInterrupt:
-                        asked_to_stop.append(True)
+                    if tell is not None:
+                        message = self.history.message(self.step, self.config.steps, self.account)
+                        tell(self.step / self.config.steps, message)
             finally:
                 for stream in self.streams.values():
                     stream.close()
-                if self.board is not None:
-                    self.board.close()
+                if self.tensorboard is not None:
+                    self.tensorboard.close()
             self._save()
             result = self._result()
             if self.out is not None and self.processes.leads:
@@ -162,9 +192,9 @@ class Trainer:
             self.schedule.before_step(self.step)
             features, parts = self._update(draws)
             self.history.add_losses(parts)
-        if self.renewal.banks:
+        if self.strata.banks:
             with self.account("features"):
-                self.renewal.after_step(self.step, draws, features)
+                self.strata.after_step(self.step, draws, features)
         self.step += 1
 
     def _update(self, draws: dict[str, Draw]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -172,7 +202,7 @@ class Trainer:
         target = draws["target"].batch if "target" in draws else None
         half = self.config.autocast_dtype
         recorder: AbstractContextManager[dict[str, Tensor]] = nullcontext({})
-        if self.renewal.banks:
+        if self.strata.banks:
             recorder = recorded_features(self.algorithm, source, target)
         autocast = torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None)
         with recorder as features, autocast:
@@ -233,9 +263,9 @@ class Trainer:
             if not self.step:
                 if self.folder is not None and self.processes.leads:
                     self.folder.begin(self.config)
-                self.renewal.begin()
-        if self.board is not None and self.processes.leads:
-            self.board.begin(self.step)
+                self.strata.begin()
+        if self.tensorboard is not None and self.processes.leads:
+            self.tensorboard.begin(self.step)
 
     def _evaluate(self) -> None:
         with self.account("evaluation"):
@@ -251,8 +281,8 @@ class Trainer:
         if self.processes.leads:
             if self.folder is not None:
                 self.folder.add_metrics(line)
-            if self.board is not None:
-                self.board.add({**line, **self._rates()})
+            if self.tensorboard is not None:
+                self.tensorboard.add({**line, **self._rates()})
 
     def _rates(self) -> dict[str, float]:
         return {f"lr/{role}": optimiser.param_groups[-1]["lr"] for role, optimiser in self.optimisers.items()}
@@ -269,7 +299,7 @@ class Trainer:
         interrupted = self.step < self.config.steps
         if interrupted and self.processes.leads and (self._starts_processes or self.processes.count == 1):
             kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
-            say(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
+            tell_user(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
         return RunResult(
             config=self.config,
             algorithm=chosen.eval(),
@@ -280,6 +310,7 @@ class Trainer:
             metrics=list(self.history.metrics),
             seconds=dict(self.account.seconds),
             out=self.out,
+            own_parts=self.own_parts,
         )
 
     # --- state ----------------------------------------------------------------------------------------
@@ -291,8 +322,8 @@ class Trainer:
 
     @property
     def banks(self) -> dict[str, FeatureBank]:
-        """Features of the samples by domain, see ``Renewal``."""
-        return self.renewal.banks
+        """Features of the samples by domain, see ``StrataUpdater``."""
+        return self.strata.banks
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on; learning rates follow from the step."""
@@ -303,13 +334,19 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "streams": {name: stream.state_dict() for name, stream in self.streams.items()},
             "banks": {name: bank.state_dict() for name, bank in self.banks.items()},
-            "refresher": self.renewal.refresher.state_dict(),
+            "refresher": self.strata.refresher.state_dict(),
             "best": self._best,
+            "own_parts": self.own_parts,
             **self.history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken."""
+        if state["own_parts"] != self.own_parts:
+            raise InputError(
+                f"the run had {_shown(state['own_parts'])} of its own, this trainer has {_shown(self.own_parts)}; give "
+                "the trainer the same kinds of objects, or choose another folder"
+            )
         self.algorithm.load_state_dict(state["algorithm"])
         for role, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state["optimisers"][role])
@@ -318,7 +355,7 @@ class Trainer:
             stream.load_state_dict(state["streams"][name])
         for name, bank in self.banks.items():
             bank.load_state_dict(state["banks"][name])
-        self.renewal.refresher.load_state_dict(state["refresher"])
+        self.strata.refresher.load_state_dict(state["refresher"])
         self.step, self._best = state["step"], state["best"]
         self.history.load_state_dict(state)
 
@@ -328,8 +365,21 @@ class Trainer:
                 self.folder.save(self.config, self.state_dict())
 
 
-def _noting(progress: Progress, asked_to_stop: list[bool]) -> Progress:
-    """``progress``, but a KeyboardInterrupt is only noted."""
+def _check_kinds(config: Any, splits: Any) -> None:
+    if not isinstance(config, RunConfig):
+        raise InputError(f"config must be a RunConfig, got {config!r}; use RunConfig(...) or RunConfig.from_dict(...)")
+    if not isinstance(splits, TaskSplits):
+        raise InputError(f"splits must be TaskSplits, got {splits!r}; use split_task(task, seed=0)")
+
+
+def _shown(own_parts: Mapping[str, str]) -> str:
+    return ", ".join(f"{part} {kind}" for part, kind in own_parts.items()) or "no parts"
+
+
+def _noting(progress: Progress | None, asked_to_stop: list[bool]) -> Progress | None:
+    """``progress``, but a KeyboardInterrupt is only noted: other processes would wait for one that leaves."""
+    if progress is None:
+        return None
 
     def noting(share: float, message: str) -> None:
         try:

@@ -12,7 +12,7 @@ import typer
 
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
-from vardass.adapt.run_folder import BOARD_FOLDER, CONFIG_FILE, METRICS_FILE, RunFolder
+from vardass.adapt.run_folder import CONFIG_FILE, METRICS_FILE, TENSORBOARD_FOLDER, RunFolder
 from vardass.adapt.trainer import Trainer
 from vardass.cli.predict import (
     DATA_FILE,
@@ -37,7 +37,7 @@ __all__ = ["adapt", "tasks", "train"]
 
 _NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
 _SMALL, _USUAL = 64, 224  # pixels: of the small network, and of pretrained ones
-_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, BOARD_FOLDER)
+_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
 _LABELS = r"Array or column of labels in embeddings \[labels]; for .npy a file beside it \[{name}.labels.npy]."

@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
-from vardass.adapt.distributed import pick_device
+from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
 from vardass.data.domains import Domain
@@ -112,9 +112,7 @@ def predict_domain(algorithm: Algorithm, domain: Domain, config: RunConfig, *, r
         _, logits = outputs(
             algorithm,
             inputs,
-            batch_size=config.eval_batch_size,
-            workers=config.workers,
-            dtype=config.autocast_dtype,
+            **config.pass_options,
         )
     except InputError as error:
         raise InputError(clean_message(str(error))) from error

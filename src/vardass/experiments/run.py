@@ -194,9 +194,7 @@ def _features(result: RunResult, domain: Domain) -> Tensor:
     features, _ = outputs(
         result.algorithm,
         inputs,
-        batch_size=config.eval_batch_size,
-        workers=config.workers,
-        dtype=config.autocast_dtype,
+        **config.pass_options,
     )
     return features
 

@@ -22,14 +22,13 @@ from pydantic import (
 )
 
 from vardass.adapt.algorithms import algorithm_options
-from vardass.adapt.algorithms.base import check_number
 from vardass.adapt.batches import SAMPLER_NAMES
 from vardass.adapt.config import Count, CountFromZero, RunConfig
 from vardass.data.registry import DATASETS, find_dataset
 from vardass.errors import InputError
 from vardass.experiments.search import SPACE_NAMES, Distribution
 from vardass.experiments.yaml_file import Entry, as_mapping, at
-from vardass.validate import choose, unknown
+from vardass.validate import check_number, choose, unknown
 
 __all__ = ["AlgorithmPart", "DataPart", "Part", "SamplerPart", "Search", "Space", "Specification", "full_name"]
 

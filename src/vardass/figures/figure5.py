@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vardass.adapt.batches import algorithm_kernel
 from vardass.errors import InputError
 from vardass.figures.base import Cell, Claim, FigureResult
 from vardass.figures.network_features import Gram, small_trainer, source_features
@@ -205,7 +204,7 @@ def record_training(seed: int, *, steps: int, lr: float, progress: Progress) -> 
         Called as ``progress(fraction, message)``, up to one half.
     """
     trainer = small_trainer("left-A->right-B", seed=seed, steps=steps, lr=lr, sampler="vardass", period=100)
-    kernel = as_kernel(algorithm_kernel(trainer.algorithm))
+    kernel = as_kernel(trainer.algorithm.kernel)
     record = Record([0], [source_features(trainer)], kernel, trainer.config.batch_size, seed)
 
     def after_step(share: float, message: str) -> None:

@@ -1,7 +1,7 @@
 """Training rules for unsupervised domain adaptation, one in each file."""
 
 from vardass.adapt.algorithms.arm import ARM
-from vardass.adapt.algorithms.base import Algorithm, Batch
+from vardass.adapt.algorithms.base import Algorithm, Batch, weighted_mean
 from vardass.adapt.algorithms.cdan import CDAN
 from vardass.adapt.algorithms.coral import CORAL
 from vardass.adapt.algorithms.dann import DANN
@@ -23,4 +23,5 @@ __all__ = [
     "Batch",
     "algorithm_options",
     "make_algorithm",
+    "weighted_mean",
 ]

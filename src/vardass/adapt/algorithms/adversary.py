@@ -8,11 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, check_number
+from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses
 from vardass.adapt.networks import Network
-from vardass.validate import as_weights, check_count, choose
+from vardass.validate import as_weights, check_count, check_number, choose
 
-__all__ = ["Adversarial", "GradientReversal", "discriminator", "domain_loss", "domain_shares", "hidden_width"]
+__all__ = [
+    "Adversarial",
+    "AdversarialOptions",
+    "GradientReversal",
+    "discriminator",
+    "domain_loss",
+    "domain_shares",
+    "hidden_width",
+]
 
 REFERENCE_WIDTH = 1024
 
@@ -70,6 +78,16 @@ class GradientReversal(nn.Module):
             self.calls += 1
         result: Tensor = _Reverse.apply(x, coefficient)  # type: ignore[no-untyped-call]
         return result
+
+
+class AdversarialOptions(CommonOptions, total=False):
+    """Options that DANN and CDAN share, see ``Adversarial``."""
+
+    penalty: float
+    smoothing: float
+    reversal_high: float
+    reversal_rate: float
+    reversal_steps: int
 
 
 class Adversarial(Algorithm):

@@ -7,7 +7,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, _trainable
+from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, trainable
 from vardass.adapt.networks import Network, widen_input
 from vardass.adapt.networks.base import seeded
 from vardass.errors import InputError
@@ -83,7 +83,7 @@ class ARM(Algorithm):
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """One role, ``network``, the context network included."""
-        return {"network": _trainable(self.network, self.context)}
+        return {"network": trainable(self.network, self.context)}
 
     def features(self, x: Tensor) -> Tensor:
         """Return z (b, feature_dim) of samples of one domain."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from numbers import Real
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict
+from typing import ClassVar, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +14,10 @@ from vardass.adapt.algorithms.sharpness import climbed, paused_statistics
 from vardass.adapt.distributed import Processes
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
-from vardass.validate import as_weights, check_count, choose
+from vardass.kernels import Kernel
+from vardass.validate import as_weights, check_count, check_number, choose
 
-__all__ = ["Algorithm", "Batch", "CommonOptions", "Losses", "check_number", "weighted_mean"]
+__all__ = ["Algorithm", "Backward", "Batch", "CommonOptions", "Losses", "trainable", "weighted_mean", "zero_gradients"]
 
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
@@ -53,6 +52,9 @@ class CommonOptions(TypedDict, total=False):
 
 class Algorithm(nn.Module):
     """A rule for unsupervised domain adaptation: losses of a source and a target batch, and a step.
+
+    A rule of one's own needs ``name``, ``uses_target`` and `losses`; options beyond those below are keyword-only
+    arguments of its constructor. See ``examples/own_algorithm.py``.
 
     Parameters
     ----------
@@ -105,6 +107,11 @@ class Algorithm(nn.Module):
         self.joint_forward = self.joint_by_default if joint_forward is None else joint_forward
         self.seed = seed
         self.processes = Processes()
+
+    @property
+    def kernel(self) -> Kernel | str:
+        """Kernel whose mean embeddings the rule compares, for which strata are made; the paper's mixture by default."""
+        return "mmd"
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return the parts of the loss by name, and their sum as ``"total"``, which is to be minimised."""
@@ -161,7 +168,7 @@ class Algorithm(nn.Module):
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trainable parameters by role; each role has its own optimiser."""
-        return {"network": _trainable(self.network)}
+        return {"network": trainable(self.network)}
 
     def features(self, x: Tensor) -> Tensor:
         """Return z (b, feature_dim), which the discrepancy sees and the samplers stratify."""
@@ -215,17 +222,11 @@ class Algorithm(nn.Module):
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Return Σ_h w_h v_h of ``values`` (b,), or their mean for None."""
+    """Return Σ_h w_h v_h over the rows of ``values`` (b, ...), or their mean for None."""
     checked = as_weights(weights, len(values), values)
-    return values.mean() if checked is None else (checked * values).sum()
-
-
-def check_number(value: Any, name: str, *, low: float, below: float = math.inf) -> float:
-    """Return ``value`` as a float within [low, below) or raise an InputError that names both."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < below:
-        bounds = f"a number of at least {low:g}" + ("" if below == math.inf else f" and below {below:g}")
-        raise InputError(f"{name} must be {bounds}, got {value!r}")
-    return float(value)
+    if checked is None:
+        return values.mean(0)
+    return (checked.view(-1, *[1] * (values.ndim - 1)) * values).sum(0)  # a product of matrices might be cast to half
 
 
 def zero_gradients(optimisers: dict[str, Optimizer]) -> None:
@@ -234,5 +235,6 @@ def zero_gradients(optimisers: dict[str, Optimizer]) -> None:
         optimiser.zero_grad()
 
 
-def _trainable(*modules: nn.Module) -> list[nn.Parameter]:
+def trainable(*modules: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are not frozen."""
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]

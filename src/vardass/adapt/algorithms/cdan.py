@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from vardass.adapt.algorithms.adversary import (
     Adversarial,
+    AdversarialOptions,
     discriminator,
     domain_loss,
     domain_shares,
     hidden_width,
 )
-from vardass.adapt.algorithms.base import Batch, CommonOptions
+from vardass.adapt.algorithms.base import Batch
 from vardass.adapt.algorithms.mcc import entropy
 from vardass.adapt.networks import Network
 from vardass.adapt.networks.base import seeded
@@ -61,8 +62,6 @@ class CDAN(Adversarial):
 
     Parameters
     ----------
-    penalty, smoothing, reversal_high, reversal_rate, reversal_steps
-        See ``Adversarial``.
     entropy : bool
         CDAN+E: rows weigh in proportion to 1 + exp(-H) with H the entropy of the prediction.
     randomised : bool
@@ -71,8 +70,8 @@ class CDAN(Adversarial):
         Its width D.
     discriminator_width : int or "auto"
         ``"auto"``: 4 times the inputs, within 32 and 1024.
-    **common
-        See ``Algorithm``; ``sharpness`` makes this SDAT.
+    **shared
+        See ``Adversarial`` and ``Algorithm``; ``sharpness`` makes this SDAT.
     """
 
     name: ClassVar[str] = "cdan"
@@ -83,27 +82,13 @@ class CDAN(Adversarial):
         network: Network,
         num_classes: int,
         *,
-        penalty: float = 1.0,
-        smoothing: float = 0.0,
         entropy: bool = False,
         randomised: bool = False,
         randomised_dim: int = 1024,
         discriminator_width: int | str = 1024,
-        reversal_high: float = 1.0,
-        reversal_rate: float = 1.0,
-        reversal_steps: int = 1000,
-        **common: Unpack[CommonOptions],
+        **shared: Unpack[AdversarialOptions],
     ) -> None:
-        super().__init__(
-            network,
-            num_classes,
-            penalty=penalty,
-            smoothing=smoothing,
-            reversal_high=reversal_high,
-            reversal_rate=reversal_rate,
-            reversal_steps=reversal_steps,
-            **common,
-        )
+        super().__init__(network, num_classes, **shared)
         self.entropy = entropy
         check_count(randomised_dim, "randomised_dim")
         if randomised:

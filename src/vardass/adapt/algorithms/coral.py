@@ -7,8 +7,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from vardass.adapt.algorithms.base import CommonOptions
-from vardass.adapt.algorithms.mmd import Discrepancy
+from vardass.adapt.algorithms.mmd import Discrepancy, DiscrepancyOptions
 from vardass.adapt.algorithms.moving import MovingAverage
 from vardass.adapt.networks import Network
 from vardass.losses import CORALLoss, Moments
@@ -21,15 +20,10 @@ class CORAL(Discrepancy):
 
     Parameters
     ----------
-    penalty : float
-        λ.
     preset, include_mean, correction, normalization, population_x, population_y
         See ``vardass.losses.coral``; the paper does not say which normalisation its runs used.
-    ema : float
-        β of a moving average of the means and the covariances (see ``MovingAverage``). 0 is the loss of the
-        batch. The state has 2 (d² + d) numbers.
-    **common
-        See ``Algorithm``.
+    **shared
+        See ``Discrepancy`` and ``Algorithm``. ``ema`` averages means and covariances, 2 (d² + d) numbers.
     """
 
     name: ClassVar[str] = "coral"
@@ -39,17 +33,15 @@ class CORAL(Discrepancy):
         network: Network,
         num_classes: int,
         *,
-        penalty: float = 1.0,
         preset: str = "paper",
         include_mean: bool | None = None,
         correction: str | None = None,
         normalization: str | None = None,
         population_x: int | None = None,
         population_y: int | None = None,
-        ema: float = 0.0,
-        **common: Unpack[CommonOptions],
+        **shared: Unpack[DiscrepancyOptions],
     ) -> None:
-        super().__init__(network, num_classes, penalty=penalty, ema=ema, **common)
+        super().__init__(network, num_classes, **shared)
         self.loss = CORALLoss(
             preset=preset,
             include_mean=include_mean,
@@ -62,6 +54,11 @@ class CORAL(Discrepancy):
             d = network.feature_dim
             self.mean_s, self.mean_t = MovingAverage(self.ema, (d,)), MovingAverage(self.ema, (d,))
             self.covariance_s, self.covariance_t = MovingAverage(self.ema, (d, d)), MovingAverage(self.ema, (d, d))
+
+    @property
+    def kernel(self) -> str:
+        """The covariance's, see ``CoralKernel``."""
+        return "coral"
 
     def discrepancy(self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None) -> Tensor:
         """Return CORAL of the batches, or of the averaged means and covariances."""

@@ -11,15 +11,16 @@ from torch.optim import Optimizer
 
 from vardass.adapt.algorithms.adversary import (
     Adversarial,
+    AdversarialOptions,
     discriminator,
     domain_loss,
     domain_shares,
     hidden_width,
 )
-from vardass.adapt.algorithms.base import Backward, Batch, CommonOptions, Losses, check_number, zero_gradients
+from vardass.adapt.algorithms.base import Backward, Batch, Losses, zero_gradients
 from vardass.adapt.networks import Network
 from vardass.adapt.networks.base import seeded
-from vardass.validate import check_count, choose
+from vardass.validate import check_count, check_number, choose
 
 __all__ = ["DANN"]
 
@@ -38,8 +39,6 @@ class DANN(Adversarial):
         loss. ``"alternating"`` is DomainBed's: of every 1 + ``d_steps_per_g_step`` steps one trains the
         network on task - λ domain and the others train the discriminator, with two logits and the mean over
         all rows. There both optimisers are Adam with betas (0.5, 0.9).
-    penalty, smoothing, reversal_high, reversal_rate, reversal_steps
-        See ``Adversarial``.
     discriminator_width : int or "auto", optional
         None: 1024 for ``"grl"``, 256 for ``"alternating"``. ``"auto"``: 4 times the features, within 32 and
         1024.
@@ -49,8 +48,8 @@ class DANN(Adversarial):
         Discriminator steps for each step of the network.
     grad_penalty : float
         Times Σ_i q_i |∂ CE_i / ∂ z_i|², part of the alternating form's domain loss.
-    **common
-        See ``Algorithm``.
+    **shared
+        See ``Adversarial`` and ``Algorithm``.
     """
 
     name: ClassVar[str] = "dann"
@@ -61,28 +60,14 @@ class DANN(Adversarial):
         num_classes: int,
         *,
         adversary: str = "grl",
-        penalty: float = 1.0,
-        smoothing: float = 0.0,
         discriminator_width: int | str | None = None,
         discriminator_depth: int = 3,
         discriminator_dropout: float = 0.0,
         d_steps_per_g_step: int = 1,
         grad_penalty: float = 0.0,
-        reversal_high: float = 1.0,
-        reversal_rate: float = 1.0,
-        reversal_steps: int = 1000,
-        **common: Unpack[CommonOptions],
+        **shared: Unpack[AdversarialOptions],
     ) -> None:
-        super().__init__(
-            network,
-            num_classes,
-            penalty=penalty,
-            smoothing=smoothing,
-            reversal_high=reversal_high,
-            reversal_rate=reversal_rate,
-            reversal_steps=reversal_steps,
-            **common,
-        )
+        super().__init__(network, num_classes, **shared)
         self.adversary = choose(adversary, "adversary", ("grl", "alternating"))
         self.grad_penalty = check_number(grad_penalty, "grad_penalty", low=0.0)
         self.d_steps_per_g_step = check_count(d_steps_per_g_step, "d_steps_per_g_step")

@@ -7,10 +7,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, check_number
+from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
-from vardass.validate import as_weights
+from vardass.validate import as_weights, check_number
 
 __all__ = ["MCC", "class_confusion", "entropy"]
 

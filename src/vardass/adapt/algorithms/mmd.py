@@ -7,19 +7,37 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, check_number
-from vardass.adapt.algorithms.moving import MovingAverage, explicit_map
+from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, weighted_mean
+from vardass.adapt.algorithms.moving import MovingAverage, fourier_features, fourier_frequencies
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
-from vardass.kernels import KernelLike
+from vardass.kernels import Kernel, KernelLike
 from vardass.losses import MMDLoss
-from vardass.validate import as_generator, as_weights, check_count
+from vardass.validate import as_generator, check_count, check_number
 
-__all__ = ["MMD", "Discrepancy"]
+__all__ = ["MMD", "Discrepancy", "DiscrepancyOptions"]
+
+
+class DiscrepancyOptions(CommonOptions, total=False):
+    """Options that MMD and CORAL share, see ``Discrepancy``."""
+
+    penalty: float
+    ema: float
 
 
 class Discrepancy(Algorithm):
-    """Cross-entropy + λ times a discrepancy of the two batches of features; base of MMD and CORAL."""
+    """Cross-entropy + λ times a discrepancy of the two batches of features; base of MMD and CORAL.
+
+    Parameters
+    ----------
+    penalty : float
+        λ; DomainBed draws it from 10^U(-1, 1).
+    ema : float
+        β of a moving average of the statistics that are compared (see ``MovingAverage``). 0 is the exact loss of the
+        batch.
+    **common
+        See ``Algorithm``.
+    """
 
     uses_target: ClassVar[bool] = True
     joint_by_default: ClassVar[bool] = False
@@ -61,45 +79,46 @@ class MMD(Discrepancy):
 
     Parameters
     ----------
-    penalty : float
-        λ; DomainBed draws it from 10^U(-1, 1).
     kernel, estimator, preset
         See ``vardass.losses.mmd2``. The default is the paper's mixture with the V-statistic.
-    ema : float
-        β of a moving average of both mean embeddings, in explicit features: random Fourier features of the
-        RBF mixture, or z itself for the linear kernel (see ``MovingAverage``). 0 is the exact loss of the
-        batch.
     ema_frequencies : int
-        Random frequencies for each bandwidth.
-    **common
-        See ``Algorithm``.
+        With ``ema`` the mean embeddings are averaged in explicit features: z itself for the linear kernel, random
+        Fourier features of the RBF mixture with so many frequencies for each bandwidth.
+    **shared
+        See ``Discrepancy`` and ``Algorithm``.
     """
 
     name: ClassVar[str] = "mmd"
+    frequencies: Tensor | None
 
     def __init__(
         self,
         network: Network,
         num_classes: int,
         *,
-        penalty: float = 1.0,
         kernel: KernelLike | None = None,
         estimator: str = "v",
         preset: str | None = None,
-        ema: float = 0.0,
         ema_frequencies: int = 256,
-        **common: Unpack[CommonOptions],
+        **shared: Unpack[DiscrepancyOptions],
     ) -> None:
-        super().__init__(network, num_classes, penalty=penalty, ema=ema, **common)
+        super().__init__(network, num_classes, **shared)
         self.loss = MMDLoss(kernel=kernel, estimator=estimator, preset=preset)
         if self.ema:
             if estimator == "u":
                 raise InputError("ema averages mean embeddings, a V-statistic; with estimator='u' use ema=0")
-            check_count(ema_frequencies, "ema_frequencies")
-            generator = as_generator(self.seed)
-            self.map = explicit_map(self.loss.kernel, network.feature_dim, ema_frequencies, generator)
-            self.mean_s = MovingAverage(self.ema, (self.map.width,))
-            self.mean_t = MovingAverage(self.ema, (self.map.width,))
+            self.ema_frequencies = check_count(ema_frequencies, "ema_frequencies")
+            frequencies = fourier_frequencies(
+                self.loss.kernel, network.feature_dim, ema_frequencies, as_generator(self.seed)
+            )
+            self.register_buffer("frequencies", frequencies)
+            width = network.feature_dim if frequencies is None else 2 * frequencies.shape[1]
+            self.mean_s, self.mean_t = MovingAverage(self.ema, (width,)), MovingAverage(self.ema, (width,))
+
+    @property
+    def kernel(self) -> Kernel:
+        """Kernel of the loss."""
+        return self.loss.kernel
 
     def discrepancy(self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None) -> Tensor:
         """Return MMD² of the batches, or of the averaged mean embeddings."""
@@ -111,6 +130,5 @@ class MMD(Discrepancy):
             return gap.square().sum()
 
     def _embedding(self, z: Tensor, weights: Tensor | None) -> Tensor:
-        psi: Tensor = self.map(z if z.dtype == torch.float64 else z.float())
-        w = as_weights(weights, len(psi), psi)
-        return psi.mean(0) if w is None else w @ psi
+        psi = fourier_features(z if z.dtype == torch.float64 else z.float(), self.frequencies, self.ema_frequencies)
+        return weighted_mean(psi, weights)

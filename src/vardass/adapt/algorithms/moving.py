@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vardass.errors import InputError
 from vardass.kernels import Kernel, LinearKernel, RBFMixture
 
-__all__ = ["FourierFeatures", "MovingAverage", "explicit_map"]
+__all__ = ["MovingAverage", "fourier_features", "fourier_frequencies"]
 
 
 class MovingAverage(nn.Module):
@@ -49,58 +49,35 @@ class MovingAverage(nn.Module):
         return statistic + (total / mass.to(total.dtype) - now)
 
 
-class FourierFeatures(nn.Module):
-    """Random Fourier features of an RBF mixture: <ψ(z), ψ(z')> has mean Σ_γ exp(-γ |z - z'|²).
+def fourier_frequencies(kernel: Kernel, d: int, count: int, generator: torch.Generator) -> Tensor | None:
+    """Random frequencies of `fourier_features`, ``count`` for each bandwidth: (d, count * bandwidths).
 
-    Each bandwidth has its own frequencies ω ~ N(0, 2γ I), ψ = √(1/m) [cos zω, sin zω], so that |ψ(z)|² is
-    the number of bandwidths exactly. The frequencies are buffers: a checkpoint keeps them.
+    None for the linear kernel, whose features are z itself.
 
-    Parameters
-    ----------
-    kernel : RBFMixture
-        With a fixed scale.
-    d : int
-        Columns of z.
-    frequencies : int
-        m, for each bandwidth.
-    generator : torch.Generator
-        Draws them.
+    Raises
+    ------
+    InputError
+        If the kernel has no such features.
     """
-
-    frequencies: Tensor
-
-    def __init__(self, kernel: RBFMixture, d: int, frequencies: int, generator: torch.Generator) -> None:
-        super().__init__()
-        normal = torch.randn(d, frequencies, len(kernel.gammas), generator=generator, dtype=torch.float64)
-        roots = torch.tensor(kernel.rates, dtype=torch.float64).mul(2.0).sqrt()
-        self.register_buffer("frequencies", (normal * roots).flatten(1).float())
-        self.width = 2 * frequencies * len(kernel.gammas)
-        self._factor = 1.0 / math.sqrt(frequencies)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return ψ(z) of shape (b, 2 m bandwidths)."""
-        angles = z @ self.frequencies.to(z.dtype)
-        return torch.cat([angles.cos(), angles.sin()], 1) * self._factor
-
-
-class _Rows(nn.Module):
-    """The linear kernel's own features."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-
-    def forward(self, z: Tensor) -> Tensor:
-        return z
-
-
-def explicit_map(kernel: Kernel, d: int, frequencies: int, generator: torch.Generator) -> FourierFeatures | _Rows:
-    """Return a module with ψ(z) for a kernel that has one, exact or random."""
     if isinstance(kernel, LinearKernel):
-        return _Rows(d)
-    if isinstance(kernel, RBFMixture) and not isinstance(kernel.scale, str):
-        return FourierFeatures(kernel, d, frequencies, generator)
-    raise InputError(
-        f"ema averages explicit features, which {kernel!r} does not have; use RBFMixture with a fixed scale, 'linear', "
-        "or ema=0"
-    )
+        return None
+    if not isinstance(kernel, RBFMixture) or isinstance(kernel.scale, str):
+        raise InputError(
+            f"ema averages explicit features, which {kernel!r} does not have; use RBFMixture with a fixed scale, "
+            "'linear', or ema=0"
+        )
+    normal = torch.randn(d, count, len(kernel.gammas), generator=generator, dtype=torch.float64)
+    roots = torch.tensor(kernel.rates, dtype=torch.float64).mul(2.0).sqrt()
+    return (normal * roots).flatten(1).float()
+
+
+def fourier_features(z: Tensor, frequencies: Tensor | None, count: int) -> Tensor:
+    """ψ(z) (b, D) of an RBF mixture: <ψ(z), ψ(z')> has mean Σ_γ exp(-γ |z - z'|²) (Rahimi and Recht 2007).
+
+    Each bandwidth has its own frequencies ω ~ N(0, 2γ I), ψ = √(1/count) [cos zω, sin zω], so that |ψ(z)|² is the
+    number of bandwidths exactly.
+    """
+    if frequencies is None:
+        return z
+    angles = z @ frequencies.to(z.dtype)
+    return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from vardass.adapt.networks.base import Network, output_size, seeded
 from vardass.adapt.networks.pretrained import RESNET18, efficientnet_lite0, resnet18_random, transformers_model
 from vardass.adapt.networks.small import AudioFeaturiser, ConvFeaturiser, MLPFeaturiser
 from vardass.errors import InputError
-from vardass.validate import check_count, unknown
+from vardass.validate import check_count, import_by_name, unknown
 
 __all__ = ["NETWORK_NAMES", "make_network"]
 
@@ -37,7 +36,7 @@ NETWORK_NAMES = tuple(_BUILDERS)
 
 
 def make_network(
-    spec: str,
+    spec: str | nn.Module,
     input_shape: Sequence[int],
     num_classes: int,
     *,
@@ -48,15 +47,15 @@ def make_network(
     dropout: float = 0.0,
     **options: Any,
 ) -> Network:
-    """Build a network from its name.
+    """Build a network from its name, or around a module.
 
     Parameters
     ----------
-    spec : str
+    spec : str or nn.Module
         One of ``NETWORK_NAMES``; a hub name with a slash or a local folder of a ``transformers`` vision
         backbone; or ``"package.module:Class"``, the user's own. That class gets ``input_shape`` and
         ``num_classes`` if it has parameters of these names. It may be a ``Network``; any other module is
-        used as the featuriser.
+        used as the featuriser. An object is taken as it is, with its parameters.
     input_shape : sequence of int
         Shape of one sample: (d,) or (channels, height, width).
     num_classes : int
@@ -86,6 +85,8 @@ def make_network(
     if bottleneck is not None:
         check_count(bottleneck, "bottleneck")
     build = _builder(spec, num_classes)
+    if isinstance(spec, nn.Module):
+        spec = type(spec).__name__
     _check_options(spec, build, options)
     with seeded(seed):
         featuriser = build(shape, **options)
@@ -109,9 +110,13 @@ def make_network(
         )
 
 
-def _builder(spec: str, num_classes: int) -> Callable[..., nn.Module]:
+def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module]:
+    if isinstance(spec, nn.Module):
+        return lambda input_shape: spec
     if not isinstance(spec, str) or not spec:
-        raise InputError(f"a network is chosen by a text, got {spec!r}; use one of {', '.join(NETWORK_NAMES)}")
+        raise InputError(
+            f"a network is chosen by a text or given as a module, got {spec!r}; use one of {', '.join(NETWORK_NAMES)}"
+        )
     if spec in _BUILDERS:
         return _BUILDERS[spec]
     if Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec):
@@ -142,11 +147,7 @@ def _check_options(spec: str, build: Callable[..., nn.Module], options: Mapping[
 
 
 def _own_module(spec: str, input_shape: Sequence[int], num_classes: int, arguments: dict[str, Any]) -> nn.Module:
-    path, _, name = spec.partition(":")
-    try:
-        made = getattr(importlib.import_module(path), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"cannot import {name!r} from {path!r}: {error}; the form is package.module:Class") from error
+    made = import_by_name(spec, "network")
     if not callable(made):
         raise InputError(f"{spec!r} is a {type(made).__name__}, not a class or function that makes a module")
     offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
