@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from vardass.samplers import plan
 from vardass.solvers import stratify
 
 pytest.importorskip("numba")
+min_sum = importlib.import_module("vardass.solvers.min_sum")
+dynamic_kmeans = importlib.import_module("vardass.solvers.dynamic_kmeans")
 
 
 def gen(seed: int = 0) -> torch.Generator:
@@ -69,6 +73,32 @@ def test_the_search_ends_when_eight_pairings_gain_little() -> None:
     after_eight, all_of_them = coupled(8, 0.0), coupled(40, 0.0)
     assert torch.equal(coupled(40, 1.0)[0], after_eight[0])
     assert all_of_them[1] < after_eight[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("n", "k", "options"),
+    [
+        (500, 12, {}),
+        (500, 12, {"min_size": 20, "max_size": 60}),
+        (330, 33, {"equal": True}),
+        (2500, 16, {"rank": 32}),
+        (300, 10, {"solver": "dynamic-kmeans", "trials": 7, "parallel": 3}),
+        (300, 10, {"solver": "dynamic-kmeans", "parallel": 301}),
+    ],
+)
+def test_strata_are_the_same(
+    n: int, k: int, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = clouds(n).to(dtype)
+    compiled = stratify(features, k, **options)
+    for module in (min_sum, dynamic_kmeans):
+        monkeypatch.setattr(module, "hot_loops", lambda tensor: None)
+    plain = stratify(features, k, **options)
+    # sums of floats are taken in the same order, but not rounded at the same places
+    assert compiled.variance == pytest.approx(plain.variance, rel=1e-9 if dtype == torch.float64 else 2e-2)
+    if dtype == torch.float64:
+        assert torch.equal(compiled.labels, plain.labels)
 
 
 def test_only_plain_floats_on_a_cpu_are_compiled() -> None:

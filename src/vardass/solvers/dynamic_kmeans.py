@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vardass.backend import hot_loops
 from vardass.errors import InputError
 from vardass.solvers.problem import Problem, Solution
 from vardass.solvers.sizes import SizeLimits, repair_sizes
@@ -183,6 +184,9 @@ def _greedy_in_order(distances: Tensor, orders: Tensor, parallel: int) -> tuple[
     n, k = distances.shape
     # the floor lets the size decide between strata at distance 0
     table = distances.clamp_min(torch.finfo(distances.dtype).tiny)
+    if (compiled := hot_loops(table)) is not None:
+        found = compiled.greedy_in_order(table.contiguous().numpy(), orders.contiguous().numpy(), parallel)
+        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     weights = table.new_ones(orders.shape[1], k)  # n_j + 1 of each trial
     picked = torch.empty_like(orders)
     for rows in row_blocks(n, parallel):

@@ -12,12 +12,14 @@ and the subset that is applied is chosen with them, so J never rises and no move
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import ModuleType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vardass.backend import hot_loops
 from vardass.errors import InputError
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
 from vardass.solvers.sizes import SizeLimits
@@ -226,6 +228,7 @@ def _improve_block(
         state.diag[rows].cpu().numpy(),
         source.cpu().numpy(),
         state.sizes.cpu().numpy(),
+        hot_loops(scores.cpu()),
     )
     decrease = part.move_points(limits, noise, worthwhile)
     if swaps:
@@ -275,6 +278,8 @@ class _Part:
         Strata of the q points.
     sizes : array of shape (k,)
         Sizes of all strata.
+    loops : module, optional
+        See ``vardass.backend``; without it the same steps are made in numpy.
     """
 
     def __init__(
@@ -284,9 +289,11 @@ class _Part:
         diag: NDArray[np.floating],
         labels: NDArray[np.int64],
         sizes: NDArray[np.floating],
+        loops: ModuleType | None = None,
     ) -> None:
-        self.scores, self.kernel, self.diag = scores, kernel, diag
+        self.scores, self.kernel, self.diag = scores, np.ascontiguousarray(kernel), diag
         self.labels, self.sizes = labels.copy(), sizes.copy()
+        self.loops = loops
         self.points = np.arange(len(labels))
         self._buffer = np.empty_like(diag)
 
@@ -296,6 +303,9 @@ class _Part:
         One look at all gains proposes many moves. Each is checked again, exactly, against the moves made
         since, before it is made.
         """
+        if self.loops is not None:
+            arrays = (self.scores, self.kernel, self.diag, self.labels, self.sizes)
+            return float(self.loops.move_points(*arrays, limits.low, limits.high, noise, worthwhile))
         decrease = 0.0
         for _ in range(8 * len(self.labels)):
             full = self.sizes >= limits.high
@@ -327,6 +337,8 @@ class _Part:
 
     def swap_points(self, noise: float) -> float:
         """One sweep of exchanges, which leave sizes alone; returns the decrease of J."""
+        if self.loops is not None:
+            return float(self.loops.swap_points(self.scores, self.kernel, self.diag, self.labels, noise))
         decrease = 0.0
         for i in self.points.tolist():
             a = self.labels[i]
