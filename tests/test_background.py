@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -175,6 +177,22 @@ def test_samplers_without_features_stay_without() -> None:
     assert [list(b) for b in islice(sampler, 9)] == [
         list(b) for b in islice(UniformBatchSampler(N, K, seed=3, endless=True), 9)
     ]
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_copies_and_pickles_go_on_by_themselves(in_process: bool) -> None:
+    sampler = BackgroundSampler(MAKERS["ordered"](), ahead=AHEAD, in_process=in_process)
+    sampler.refresh(features(0))
+    list(islice(sampler, 3))
+    twins = [copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))]
+    expected = [list(batch) for batch in islice(sampler, 12)]
+    for twin in twins:
+        assert twin.is_refreshing
+        assert [list(batch) for batch in islice(twin, 12)] == expected
+        assert not twin.is_refreshing
+        assert twin.position == 15
+        twin.close()
+    sampler.close()
 
 
 def test_a_lost_stream_goes_on_from_a_state() -> None:

@@ -27,6 +27,7 @@ from vardass.refresh import (
     VarianceRefresh,
     strata_spread,
 )
+from vardass.samplers import BackgroundSampler, StratifiedBatchSampler
 from vardass.solvers import stratify
 from vardass.strata import Strata
 from vardass.variance import stratified_variance, uniform_variance
@@ -300,6 +301,32 @@ def test_drift_after_a_resume_is_that_of_the_kernel_at_the_refresh(kernel: Any, 
     found, anew = resumed(state["refresher"]), resumed(without)
     assert found == drift_of_next(refresher)
     assert (anew == found) == (kernel == "linear"), "by now the bank's rows give another kernel"
+
+
+@pytest.mark.parametrize("policy", [RefreshEvery(20), DriftRefresh(1e9), VarianceRefresh(1e9)], ids=repr)
+def test_strata_of_the_background_are_read_when_they_arrive(policy: RefreshPolicy) -> None:
+    x = normal(60, 3)
+    bank = FeatureBank(60)
+    bank.fill(nn.Identity(), x)
+    sampler = BackgroundSampler(StratifiedBatchSampler(60, 4, endless=True), ahead=5, in_process=True)
+    refresher = Refresher(policy, {"source": sampler}, {"source": bank})
+    batches = iter(sampler)
+    told: dict[int, float] = {}
+    scales: list[bool] = []
+    for step in range(12):
+        log = refresher.step(step) or {}
+        if "source/variance" in log:
+            told[step] = log["source/variance"]
+        assert math.isnan(refresher.measure()) == (sampler.strata is None)
+        rows = next(batches)
+        refresher.observe("source", rows, x[rows])
+        scales.append("source" in refresher._scales)
+    # asked for at step 0 behind 5 uniform batches: in use for the sixth batch, seen at the next step
+    assert sampler.strata is not None
+    assert told == {6: sampler.strata.variance}
+    assert scales == [policy.observes == "drift" and step >= 6 for step in range(12)]
+    if isinstance(policy, VarianceRefresh):
+        assert policy.rise == pytest.approx(0.0, abs=1e-12)  # all rows are what they were
 
 
 @pytest.mark.parametrize(

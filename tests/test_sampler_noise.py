@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
 from vardass.plots import report_figure
 from vardass.sampler_noise import MEASURES, Estimate, VarianceReport, variance_report
 from vardass.samplers import (
+    BackgroundSampler,
     BalancedBatchSampler,
     IndexBatch,
     OrderedBatchSampler,
@@ -315,6 +317,66 @@ def test_ready_samplers_are_not_disturbed() -> None:
     assert sampler.strata is stale
     assert [(list(b), b.weights) for b in stream] == [(list(b), b.weights) for b in expected]
     assert report["ready"].refresh_seconds > 0
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_background_sampler_is_not_disturbed(in_process: bool) -> None:
+    def stream(sampler: BackgroundSampler) -> list[Any]:
+        return [(list(batch), batch.weights) for batch in islice(sampler, 20)]
+
+    live, twin = (
+        BackgroundSampler(StratifiedBatchSampler(N, K, seed=1, endless=True), ahead=4, in_process=in_process)
+        for _ in range(2)
+    )
+    for one in (live, twin):
+        one.refresh(X)
+        next(iter(one))
+    other = features(N, seed=9)
+    plain = StratifiedBatchSampler(N, K, seed=1)
+    reports = [
+        variance_report({"s": sampler, "plain": plain}, other, batches=20, refresh=refresh)["s"]
+        for sampler, refresh in ((live, True), (live, False))
+    ]
+    assert stream(live) == stream(twin)
+    plain.refresh(X)
+    stale = variance_report({"plain": plain}, other, batches=20, refresh=False)["plain"]
+    assert reports[1].exact_variance == pytest.approx(stale.exact_variance)
+    assert reports[0].exact_variance < reports[1].exact_variance  # type: ignore[operator]
+    for one in (live, twin):
+        one.close()
+
+
+def test_samplers_of_any_kind_are_copied() -> None:
+    class Refreshed(FixedBatches):
+        refreshes = 0
+
+        def refresh(self, features: Tensor) -> None:
+            self.refreshes += 1
+
+    data, generator = torch.zeros(N, 1000), torch.Generator().manual_seed(0)
+    own, plain = Refreshed(fixed(N, 3).rows), BatchSampler(RandomSampler(data, generator=generator), K, True)
+    before = generator.get_state()
+    variance_report({"own": own, "torch": plain}, X, batches=3)
+    assert own.refreshes == 0
+    assert torch.equal(generator.get_state(), before)
+    stream = iter(own)
+    with pytest.raises(InputError, match=r"'stream', a generator, cannot be copied .* pass a factory"):
+        variance_report({"stream": stream}, X, batches=3)
+
+
+def test_a_batch_without_weights_leaves_those_of_the_others() -> None:
+    class First(FixedBatches):
+        def __iter__(self) -> Iterator[IndexBatch]:
+            batches = list(super().__iter__())
+            batches[0].weights = None
+            return iter(batches)
+
+    given = fixed(N, 5)
+    assert given.weights is not None
+    even = FixedBatches(given.rows, given.weights.clone())
+    even.weights[0] = 1 / K  # type: ignore[index]
+    report = variance_report({"first": First(given.rows, given.weights), "even": even}, X, batches=5)
+    assert report["first"].variance == report["even"].variance
 
 
 def test_without_refresh_the_strata_at_hand_are_measured() -> None:

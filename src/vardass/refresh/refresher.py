@@ -74,6 +74,7 @@ class Refresher:
                 raise InputError(f"sampler {name!r} has n={n}, its bank n={source.n}; use the same data set")
         self._kernels: dict[str, Kernel | None] = {}
         self._scales: dict[str, float] = {}
+        self._awaited: set[str] = set()  # samplers whose strata are being made in the background
 
     def step(self, step: int) -> dict[str, Any] | None:
         """Refresh all samplers if it is time, after ``step`` batches.
@@ -83,22 +84,37 @@ class Refresher:
         dict or None
             Plain numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
             ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``,
-            ``"<name>/uniform_variance"`` and ``"<name>/reduction"``. None if nothing was refreshed.
+            ``"<name>/uniform_variance"`` and ``"<name>/reduction"``. Strata that are made in the background are
+            measured, and reported, at the first step that finds them in use. None if there is nothing to report.
         """
-        if not self.policy.due(step):
-            return None
         log: dict[str, Any] = {"step": step}
-        for name, sampler in self.samplers.items():
-            if getattr(sampler, "needs_features", True):
-                log.update({f"{name}/{key}": value for key, value in self._refresh(name, sampler).items()})
+        for name in self._arrived():
+            log.update(self._strata_log(name))
+        if self.policy.due(step):
+            for name, sampler in self.samplers.items():
+                if getattr(sampler, "needs_features", True):
+                    log.update(self._refresh(name, sampler))
         if len(log) == 1:
             return None
-        if self.policy.observes == "variance":
+        if self.policy.observes == "variance" and not self._awaited:
             with self.account("solver"):
                 self.measure()  # what later ones are compared with
         return log
 
-    def _refresh(self, name: str, sampler: Any) -> dict[str, float]:
+    def _arrived(self) -> list[str]:
+        """Names of samplers whose strata, made in the background, are in use since the last step."""
+        under_way = {name for name, sampler in self.samplers.items() if getattr(sampler, "is_refreshing", False)}
+        arrived = [name for name in self.samplers if name in self._awaited - under_way]
+        self._awaited = under_way
+        for name in arrived:
+            source = self.sources[name]
+            if self.policy.observes == "drift" and isinstance(source, FeatureBank):
+                if name not in self._kernels:  # a state was loaded meanwhile that does not hold it
+                    self._take_kernel(name, source.features())
+                self._take_scale(name, as_features(source.features()))
+        return arrived
+
+    def _refresh(self, name: str, sampler: Any) -> dict[str, Any]:
         source = self.sources[name]
         before = dict(self.account.seconds)
         with self.account("features"):
@@ -106,18 +122,24 @@ class Refresher:
         with self.account("solver"):
             sampler.refresh(features)
             if self.policy.observes == "drift":
+                self._take_kernel(name, as_features(features))
+            if getattr(sampler, "is_refreshing", False):
+                self._awaited.add(name)
+                self._scales.pop(name, None)  # no drift is told before the new one is known
+            elif self.policy.observes == "drift":
                 self._take_scale(name, as_features(features))
         if isinstance(source, FeatureBank):
             source.mark()
-        log = {f"seconds_{part}": self.account.seconds[part] - before.get(part, 0.0) for part in ("features", "solver")}
-        strata = getattr(sampler, "strata", None)
-        if strata is not None:
-            for key in ("variance", "uniform_variance", "reduction"):
-                log[key] = float(getattr(strata, key))
-        return log
+        parts = ("features", "solver")
+        log = {f"{name}/seconds_{part}": self.account.seconds[part] - before.get(part, 0.0) for part in parts}
+        return log if name in self._awaited else {**log, **self._strata_log(name)}
+
+    def _strata_log(self, name: str) -> dict[str, float]:
+        strata = getattr(self.samplers[name], "strata", None)
+        keys = () if strata is None else ("variance", "uniform_variance", "reduction")
+        return {f"{name}/{key}": float(getattr(strata, key)) for key in keys}
 
     def _take_scale(self, name: str, features: Tensor) -> None:
-        self._take_kernel(name, features)
         spread = strata_spread(features, self._labels(name, features), kernel=self._kernels[name])
         self._scales[name] = spread.within
 
@@ -169,8 +191,11 @@ class Refresher:
 
         Summed over the samplers that have strata and a bank, and told to the policy: call it every few steps
         with `VarianceRefresh`. It costs two kernel evaluations for each row, and no forward pass. NaN, and
-        nothing told, while there is no such sampler or all features are equal.
+        nothing told, while there is no such sampler, strata are still being made in the background, or all
+        features are equal.
         """
+        if self._awaited:
+            return math.nan
         inside = whole = 0.0
         for name, sampler in self.samplers.items():
             source, strata = self.sources[name], getattr(sampler, "strata", None)

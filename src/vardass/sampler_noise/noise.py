@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, fitted_kernel
 from vardass.losses import CORALLoss, MMDLoss
-from vardass.samplers import MinibatchSampler, StratifiedBatchSampler, UniformBatchSampler
+from vardass.samplers import BackgroundSampler, MinibatchSampler, StratifiedBatchSampler, UniformBatchSampler
 from vardass.validate import ArrayLike, as_generator, row_blocks
 from vardass.variance import stratified_variance
 
@@ -133,8 +133,7 @@ def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
                 f"{name!r} has {len(ready)} ready samplers for {len(domains)} domains; pass one for each domain, in a "
                 "tuple, or a factory n -> sampler"
             )
-        # a refresh would change a stream that is in use; others are only read, and may hold a whole data set
-        samplers = [copy.deepcopy(sampler) if isinstance(sampler, MinibatchSampler) else sampler for sampler in ready]
+        samplers = [_copy(name, sampler) for sampler in ready]
     for sampler, features in zip(samplers, domains):
         if not hasattr(sampler, "__iter__"):
             raise InputError(f"{name!r} gave a {type(sampler).__name__}, which is no sampler: it cannot be iterated")
@@ -145,6 +144,22 @@ def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
                 "pass a factory n -> sampler"
             )
     return samplers
+
+
+def _copy(name: str, sampler: Any) -> Any:
+    """A copy of a ready sampler: refreshing and drawing would move a stream that is in use."""
+    if isinstance(sampler, BackgroundSampler):
+        return sampler.copy_of_sampler()  # what its batches will be once the features that it has been given apply
+    # samplers of torch hold the data set, which need not be copied
+    parts = [sampler, getattr(sampler, "sampler", None)]
+    shared = [getattr(part, data, None) for part in parts for data in ("data_source", "dataset")]
+    try:
+        return copy.deepcopy(sampler, {id(data): data for data in shared if data is not None})
+    except Exception as error:
+        raise InputError(
+            f"the sampler {name!r}, a {type(sampler).__name__}, cannot be copied ({error}), and measuring would move "
+            "its stream; pass a factory n -> sampler"
+        ) from error
 
 
 def _batches(name: str, sampler: Any, n: int, count: int, seed: int) -> Batches:
@@ -176,9 +191,11 @@ def _iterate(name: str, sampler: Any, count: int) -> tuple[Tensor, Tensor | None
         if len(found) == before:
             raise InputError(f"{name!r} yields no batches; lower its batch size or set drop_last=False")
     rows = torch.stack([torch.as_tensor(list(batch), dtype=torch.int64) for batch in found])
-    if any(getattr(batch, "weights", None) is None for batch in found):
+    weights = [getattr(batch, "weights", None) for batch in found]
+    if all(given is None for given in weights):
         return rows, None
-    return rows, torch.stack([torch.as_tensor(batch.weights, dtype=torch.float64) for batch in found])
+    even = torch.full((rows.shape[1],), 1.0 / rows.shape[1], dtype=torch.float64)
+    return rows, torch.stack([even if w is None else torch.as_tensor(w, dtype=torch.float64) for w in weights])
 
 
 def _on(batches: Batches, device: torch.device) -> Batches:

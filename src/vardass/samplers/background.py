@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import pickle
@@ -49,7 +50,8 @@ class _Server:
             strata = None if found is None else found.to_dict()
         drawn = [next(self.batches) for _ in range(count)]
         # between two refreshes all batches have the same weights
-        return {"rows": [list(batch) for batch in drawn], "weights": drawn[0].weights, "strata": strata}
+        rows = [list(batch) for batch in drawn]
+        return {"rows": rows, "weights": drawn[0].weights, "strata": strata, "refreshed": features is not None}
 
 
 class BackgroundSampler(Sampler[IndexBatch]):
@@ -104,7 +106,7 @@ class BackgroundSampler(Sampler[IndexBatch]):
         self._link: _Link | None = None
         self._store: deque[dict[str, Any]] = deque()  # answers, the first of them partly used
         self._used = 0
-        self._asked: deque[int] = deque()  # sizes of answers still to come
+        self._asked: deque[bool] = deque()  # answers still to come: whether they begin with a refresh
         self._saved: dict[str, Any] | None = None  # of the sampler, while there is no process
         self._is_lost = False
 
@@ -135,7 +137,13 @@ class BackgroundSampler(Sampler[IndexBatch]):
     @property
     def _in_store(self) -> int:
         """Batches that are here or on their way: the same at each step of each run."""
-        return sum(len(answer["rows"]) for answer in self._store) - self._used + sum(self._asked)
+        return sum(len(answer["rows"]) for answer in self._store) - self._used + self.ahead * len(self._asked)
+
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether features were handed over of which no batch has come yet."""
+        to_begin = list(self._store)[1 if self._used else 0 :]
+        return any(self._asked) or any(answer["refreshed"] for answer in to_begin)
 
     def refresh(self, features: ArrayLike) -> None:
         """Hand the current ``features`` (n, d) over; see the class for when they apply."""
@@ -151,7 +159,7 @@ class BackgroundSampler(Sampler[IndexBatch]):
     def _ask(self, features: Tensor | None) -> None:
         assert self._link is not None
         self._link.send("draw", (features, self.ahead))
-        self._asked.append(self.ahead)
+        self._asked.append(features is not None)
 
     def _receive(self) -> None:
         assert self._link is not None
@@ -186,7 +194,19 @@ class BackgroundSampler(Sampler[IndexBatch]):
             self._link.close()
             self._link = None
 
-    # --- state ----------------------------------------------------------------------------------------
+    # --- copies and state -----------------------------------------------------------------------------
+
+    def copy_of_sampler(self) -> MinibatchSampler:
+        """A copy of the sampler behind, after all that it was asked for; this stream stays where it is."""
+        state = self.state_dict()["sampler"]
+        twin = copy.deepcopy(self._sampler)
+        twin.load_state_dict(state)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy starts a process of its own, and goes on from here
+        saved = self.state_dict()["sampler"]
+        return {**self.__dict__, "_link": None, "_saved": saved}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; waits for the batches that are on their way."""
@@ -222,7 +242,9 @@ class BackgroundSampler(Sampler[IndexBatch]):
                 self._receive()
             self._link.send("load", state["sampler"])
             self._link.receive()
-        self._store, self._used = deque(state["store"]), state["used"]
+        # states of version 0.1.0 do not say which answers begin with a refresh
+        self._store = deque({"refreshed": answer["strata"] is not None, **answer} for answer in state["store"])
+        self._used = state["used"]
         self.position = state["position"]
         self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
 
