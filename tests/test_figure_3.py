@@ -113,7 +113,7 @@ def test_figure_3_verdicts_follow_the_rows() -> None:
 
     by_trials = [mean(panel="b", trials=trials) for trials in (1, 10, 100, 1000)]
     assert by_trials == sorted(by_trials, reverse=True)
-    poor, average, budget, integral, local = result.claims
+    poor, average, budget, integral, local, moves, whole = result.claims
     steps = {p: mean(panel="c", method="fixed steps", parallel=p) for p in (1, 10)}
     assert budget.held == (steps[10] < steps[1])
     single = [mean(panel="c", method="one trial", parallel=p) for p in (1, 2, 5, 10, 20)]
@@ -123,3 +123,7 @@ def test_figure_3_verdicts_follow_the_rows() -> None:
     after, before = result.select(method="Algorithm 2, then single moves"), result.select(panel="b", trials=1000)
     lowered = [float(a["loss"]) < float(b["loss"]) for a, b in zip(after, before, strict=True)]
     assert local.held == (not all(lowered))
+    pairs = zip(result.select(method="single moves"), before, strict=True)
+    assert moves.held == all(float(a["loss"]) < float(b["loss"]) for a, b in pairs)
+    pairs = zip(result.select(method="min-sum"), result.select(method="dynamic-kmeans"), strict=True)
+    assert whole.held == all(float(a["loss"]) < float(b["loss"]) for a, b in pairs)

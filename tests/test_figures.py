@@ -100,7 +100,24 @@ def test_the_number_of_threads_is_the_users_again_afterwards(monkeypatch: pytest
 
 def test_a_verdict_is_part_of_the_words() -> None:
     assert str(Claim("a is b", True, "1 = 1")) == "Held: a is b. Measured: 1 = 1."
-    assert str(Claim("a is b", False, "1 < 2")).startswith("Did not hold: a is b.")
+    assert str(Claim("a is b", False, "1 < 2", source="ours")).startswith("Did not hold, not of the paper: a is b.")
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_only_what_the_paper_says_is_listed_as_the_papers(number: int) -> None:
+    said = {  # words of the paper's text on each figure
+        1: ("covariances",),
+        2: ("near-monotonic",),
+        3: ("poor solution", "average solution", "improves the best", "integer solutions", "local minimum"),
+        4: ("gap between", "linear k-means for small k", "overlap", "50-fold"),
+        5: ("less frequently", "become worse over time", "strongest towards the start", "increasing schedule"),
+    }[number]
+    result = quick(number)
+    whole = result.to_markdown()
+    papers, _, ours = whole.partition("What we found besides:")
+    for claim in result.claims:
+        assert (str(claim) in papers) == (claim.source == "paper") == any(word in claim.statement for word in said)
+        assert (str(claim) in ours) == (claim.source == "ours")
 
 
 def test_bad_figures_are_refused(tmp_path: Path) -> None:

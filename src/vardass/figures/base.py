@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -40,29 +40,33 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the paper, and what came of it.
+    """One statement, and what came of it.
 
     Attributes
     ----------
-    paper : str
-        What the paper says, as one clause without a full stop.
+    statement : str
+        One clause without a full stop.
     held : bool
         Whether the numbers of the figure bear it out: computed from them.
     evidence : str
         These numbers, as one clause without a full stop.
+    source : {"paper", "ours"}
+        Who states it: the paper in its text on the figure, or we.
     """
 
-    paper: str
+    statement: str
     held: bool
     evidence: str
+    source: Literal["paper", "ours"] = "paper"
 
     def __str__(self) -> str:
-        return f"{'Held' if self.held else 'Did not hold'}: {self.paper}. Measured: {self.evidence}."
+        verdict = ("Held" if self.held else "Did not hold") + (", not of the paper" if self.source == "ours" else "")
+        return f"{verdict}: {self.statement}. Measured: {self.evidence}."
 
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure: its numbers, what came of the paper's claims, and how to draw it.
+    """A figure: its numbers, what came of the claims about it, and how to draw it.
 
     Attributes
     ----------
@@ -77,7 +81,7 @@ class FigureResult:
     rows : list of tuples
         All numbers that are drawn, in a form that a spreadsheet or a test can take up.
     claims : tuple of Claim
-        The paper's statements and whether they held.
+        Statements of the paper and of ours, and whether they held.
     draw : callable
         Draws on an empty matplotlib figure.
     size : (float, float)
@@ -118,8 +122,9 @@ class FigureResult:
     def to_markdown(self) -> str:
         """The title, the caption and the claims as a page of text."""
         lines = [f"# Figure {self.number}: {self.title}", "", self.caption]
-        if self.claims:
-            lines += ["", "What the paper says of it:", "", *(f"- {claim}" for claim in self.claims)]
+        for source, heading in (("paper", "What the paper says of it:"), ("ours", "What we found besides:")):
+            if found := [f"- {claim}" for claim in self.claims if claim.source == source]:
+                lines += ["", heading, "", *found]
         return "\n".join([*lines, "", f"![Figure {self.number}](figure{self.number}.png)", ""])
 
 
