@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quick_figures import quick
+from vardass.figures.base import render
 from vardass.figures.figure3 import (
     Scale,
     fixed_distance_rows,
@@ -57,18 +58,18 @@ def _fast_loss(distances: Tensor, labels: Tensor) -> float:
 
 def test_figure_3_losses_are_those_of_the_assignments() -> None:
     generator = torch.Generator().manual_seed(0)
-    problem = random_problem(generator)
-    assert problem.distances.shape == (100, 16)
+    _, distances = random_problem(generator)
+    assert distances.shape == (100, 16)
     state = generator.get_state()
-    rows, split = fixed_distance_rows(problem, 0, TINY, generator)
-    losses = {(panel, method, trials, parallel): loss for panel, _, method, trials, parallel, loss in rows}
-    nearest = problem.distances.argmin(1)
-    assert losses["a", "unweighted", 0, 0] == pytest.approx(loss_by_definition(problem.distances, nearest), rel=1e-12)
+    rows, split = fixed_distance_rows(distances, 0, TINY, generator)
+    losses = {(row.panel, row.method, row.trials, row.parallel): row.loss for row in rows}
+    nearest = distances.argmin(1)
+    assert losses["a", "unweighted", 0, 0] == pytest.approx(loss_by_definition(distances, nearest), rel=1e-12)
     generator.set_state(state)  # the first greedy runs: three of one trial
-    runs = [greedy_assignment(problem.distances, trials=1, parallel=10, generator=generator) for _ in range(3)]
-    mean = sum(loss_by_definition(problem.distances, labels) for labels in runs) / 3
+    runs = [greedy_assignment(distances, trials=1, parallel=10, generator=generator) for _ in range(3)]
+    mean = sum(loss_by_definition(distances, labels) for labels in runs) / 3
     assert losses["b", "Algorithm 2", 1, 10] == pytest.approx(mean, rel=1e-12)
-    assert losses["a", "Algorithm 2, then single moves", 10, 10] <= losses["b", "Algorithm 2", 10, 10]
+    assert losses["a", "Algorithm 2, then single moves", 0, 0] <= losses["b", "Algorithm 2", 10, 10]
     assert losses["a", "interior point, relaxed", 0, 0] < losses["a", "interior point, rounded", 0, 0]
     assert 0.0 <= split <= 1.0
 
@@ -88,9 +89,9 @@ def test_budget_counts_sequential_steps() -> None:
 
 
 def test_figure_3_solvers_stay_between_bound_and_uniform() -> None:
-    problem = random_problem(torch.Generator().manual_seed(0))
-    rows = {method: loss for _, _, method, _, _, loss in solver_rows(problem, 0, 0)}
-    uniform = uniform_variance(problem.points, 16, kernel=LinearKernel())
+    points, _ = random_problem(torch.Generator().manual_seed(0))
+    rows = {row.method: row.loss for row in solver_rows(points, 0, 0)}
+    uniform = uniform_variance(points, 16, kernel=LinearKernel())
     bound = rows.pop("lower bound")
     assert len(rows) == 4
     assert all(bound <= loss < uniform for loss in rows.values())
@@ -127,3 +128,16 @@ def test_figure_3_verdicts_follow_the_rows() -> None:
     assert moves.held == all(float(a["loss"]) < float(b["loss"]) for a, b in pairs)
     pairs = zip(result.select(method="min-sum"), result.select(method="dynamic-kmeans"), strict=True)
     assert whole.held == all(float(a["loss"]) < float(b["loss"]) for a, b in pairs)
+
+
+def test_figure_3_shows_its_panels_in_the_papers_order_and_dots_without_stems() -> None:
+    drawn = render(quick(3))
+    panels = {axes.get_title(loc="left")[1]: axes for axes in drawn.axes}
+    places = [(-round(axes.get_position().y0, 2), axes.get_position().x0) for _, axes in sorted(panels.items())]
+    assert sorted(panels) == ["a", "b", "c", "d", "e"]
+    assert places == sorted(places)  # row by row, from the left
+    for name in "ad":
+        marks = [line for line in panels[name].lines if len(set(line.get_ydata())) == 1]
+        assert marks
+        assert all(line.get_linestyle() == "None" for line in marks)
+    assert [row["seconds"] > 0.0 for row in quick(3).select(panel="b")] == [True] * 12
