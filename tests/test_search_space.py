@@ -57,11 +57,28 @@ def test_the_papers_ranges() -> None:
     shares = Counter(each["network_options.dropout"] for each in draws)
     assert all(abs(shares[value] / 2000 - 1 / 3) < 0.05 for value in (0.0, 0.1, 0.5))
     dann = named_space("paper", "dann", {"adversary": "alternating"})
-    assert dann["algorithm_options.penalty"].values == (-2.0, 2.0)
     assert "algorithm_options.grad_penalty" in dann
     assert "algorithm_options.grad_penalty" not in named_space("paper", "dann")
     assert named_space("paper-small")["lr"].values == (-4.5, -2.5)
     assert "weight_decay" not in named_space("paper-small")
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHM_NAMES if name not in ("erm", "arm")])
+def test_the_penalty_is_the_papers_for_all_and_domainbeds_for_its_adversaries(algorithm: str) -> None:
+    penalty = "algorithm_options.penalty"
+    wide = (-2.0, 2.0) if algorithm.startswith(("dann", "cdan")) else (-1.0, 1.0)
+    for name in ("paper", "paper-small"):
+        assert named_space(name, algorithm)[penalty].values == (-1.0, 1.0)
+    for name in ("domainbed", "domainbed-small"):
+        assert named_space(name, algorithm)[penalty].values == wide
+
+
+def test_additions_are_searched() -> None:
+    plain, sdat, els = (named_space("paper", name) for name in ("cdan", "cdan+sdat", "cdan+els"))
+    assert set(sdat) - set(plain) == {"algorithm_options.sharpness"}
+    assert set(els) - set(plain) == {"algorithm_options.smoothing"}
+    assert sdat["algorithm_options.sharpness"].default == algorithm_options("cdan+sdat")["sharpness"]
+    assert els["algorithm_options.smoothing"].default == algorithm_options("cdan+els")["smoothing"]
 
 
 def test_draws_of_different_keys_are_unrelated() -> None:

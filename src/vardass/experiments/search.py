@@ -152,9 +152,12 @@ _SPACES: dict[str, dict[str, Distribution]] = {
     "domainbed": {**_RESNET, "batch_size": _log2(3.0, 5.5, 32), **_PENALTY},
     "domainbed-small": {**_SMALL, "batch_size": _log2(3.0, 9.0, 64), **_PENALTY},
 }
-_ADVERSARIAL = {
-    "algorithm_options.penalty": _log10(-2.0, 2.0, 1.0),
-    "algorithm_options.discriminator_width": _log2(6.0, 10.0),
+_DOMAINBED_ADVERSARY = {"algorithm_options.penalty": _log10(-2.0, 2.0, 1.0)}
+_ADVERSARY = {"algorithm_options.discriminator_width": _log2(6.0, 10.0)}
+# the paper does not say what it searched: values around those that the authors of SDAT and of ELS recommend
+_ADDITIONS = {
+    "sdat": {"algorithm_options.sharpness": Distribution(choice=[0.02, 0.05, 0.1], default=0.05)},
+    "els": {"algorithm_options.smoothing": Distribution(choice=[0.05, 0.1, 0.2, 0.3], default=0.1)},
 }
 # DomainBed's form of DANN alone has these
 _ALTERNATING = {
@@ -175,13 +178,12 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
     ----------
     name : str
         One of `SPACE_NAMES`. ``"domainbed"`` has DomainBed's ranges for images of 224 pixels and ResNets;
-        ``"paper"`` has the paper's batch size 2^U(3, 7) and λ 10^U(-1, 1) instead, which for MMD and CORAL is
-        DomainBed's λ too. ``"-small"`` has DomainBed's ranges for small images and small networks.
+        ``"paper"`` has the paper's batch size 2^U(3, 7) and λ 10^U(-1, 1), for all algorithms that have one,
+        instead. ``"-small"`` has DomainBed's ranges for small images and small networks.
     algorithm : str
-        Only its own options are in the space. ARM's batch has 8 samples. The λ of DANN and CDAN is DomainBed's
-        10^U(-2, 2), with the discriminator options that the algorithm has; generator and discriminator share
-        learning rate and weight decay, which DomainBed draws for each. For MCC, which DomainBed lacks, λ is
-        10^U(-1, 1).
+        Only its own options are in the space. ARM's batch has 8 samples. DomainBed's λ is 10^U(-2, 2) for DANN,
+        here for CDAN too, and 10^U(-1, 1) for the others. SDAT's ρ and ELS's ε are searched where they are added;
+        neither the paper nor DomainBed has ranges for them.
     options : mapping, optional
         Options of the algorithm: DANN with ``adversary: alternating`` has more to search.
 
@@ -192,11 +194,15 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
     """
     space = dict(_SPACES[choose(name, "space", SPACE_NAMES)])
     known = algorithm_options(algorithm)
-    base = algorithm.split("+")[0]
+    base, *additions = algorithm.split("+")
     if base == "arm":
         space["batch_size"] = Distribution(choice=[8], default=8)
     if base in ("dann", "cdan"):
-        space.update(_ADVERSARIAL)
+        space.update(_ADVERSARY)
+        if name.startswith("domainbed"):
+            space.update(_DOMAINBED_ADVERSARY)
+    for addition in additions:
+        space.update(_ADDITIONS.get(addition, {}))
     if {**known, **(options or {})}.get("adversary") == "alternating":
         space.update(_ALTERNATING)
     return {
