@@ -19,7 +19,7 @@ from vardass.data import derived_seed, task_names
 from vardass.errors import InputError
 from vardass.experiments.record import RunSpec
 from vardass.experiments.search import draw, named_space
-from vardass.experiments.spec import Sweep, load_sweep, preset_names, sweep_schema
+from vardass.experiments.spec import Sweep, sweep_schema
 from vardass.experiments.yaml_file import dump_yaml, parse_yaml
 
 
@@ -306,37 +306,6 @@ def test_overrides_come_before_the_file(tmp_path: Path) -> None:
     assert {(run.config["steps"], run.config["lr"]) for run in sweep.runs()} == {(2, 0.125)}
     assert {run.config["algorithm_options"].get("penalty") for run in sweep.runs()} == {None, 5}
     assert {run.repeat for run in sweep.runs()} == {0}
-
-
-def test_presets_load(tmp_path: Path) -> None:
-    programs = tmp_path / "humpbacks"
-    for name in ("p1", "p2", "p3", "p4"):
-        (programs / name).mkdir(parents=True)
-    roots = {name: tmp_path for name in ("camelyon17", "spawrious", "office-home")} | {"humpbacks": programs}
-    tasks = 1 + 4 + 6 + 12
-    expected = {"paper-table1": tasks * 18 * 50, "paper-table2": tasks * 11 * 50, "paper-table4": 4 * 10 * 50}
-    assert set(preset_names()) == {*expected, "demo", "watch-quick"}
-    for name, count in expected.items():
-        needed = {"humpbacks": programs} if name == "paper-table4" else roots
-        sweep = load_sweep(name, roots=needed)
-        runs = sweep.runs()
-        assert len(runs) == count
-        assert {(run.config["steps"], run.config["feature_source"]) for run in runs} == {(3000, "full")}
-        assert {run.config["refresh_every"] for run in runs} == (
-            {10, 50, 100, 500, 1000} if name == "paper-table4" else {100}
-        )
-        assert {run.config["batch_size"] for run in runs if run.cell["algorithm"] == "arm"} <= {8}
-        assert {run.config["network"] for run in runs if run.dataset != "humpbacks"} <= {"resnet18"}
-    options = {"repeats": 1, "search_size": 2, "roots": {"humpbacks": programs}, "data": ["humpbacks"]}
-    one, two = (load_sweep(name, **options) for name in ("paper-table1", "paper-table2"))
-    assert len(ids(one) & ids(two)) == 4 * 2 * 5  # ERM, and both samplers of CORAL and MMD
-    assert load_sweep("watch-quick").runs()
-    assert load_sweep("demo").runs()
-    with pytest.raises(InputError, match=r"data\[0\]: camelyon17 is read from files.*--root camelyon17=DIR"):
-        load_sweep("paper-table1")
-    assert {run.dataset for run in load_sweep("paper-table1", roots=roots, data=["office-home"]).runs()} == {
-        "office-home"
-    }
 
 
 def test_plain_values_have_the_types_of_json() -> None:
