@@ -13,7 +13,7 @@ from vardass.variance import stratified_variance, uniform_variance
 
 __all__ = ["Evaluation", "evaluate", "uniform_evaluation"]
 
-_EXACT_WORK = 4e9  # kernel pairs times dimensions that may be spent on an exact value
+_EXACT_WORK = 2e8  # kernel pairs times dimensions that may be spent on an exact value: less than the solver takes
 _PAIRS = 20_000  # pairs that estimate it beyond that
 
 
