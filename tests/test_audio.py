@@ -1,5 +1,6 @@
 """Sound: mel bands, PCEN, resampling and sound files, each against its formula."""
 
+import dataclasses
 import math
 import sys
 
@@ -125,6 +126,27 @@ def test_the_middle_is_kept_and_silence_is_put_around(tmp_path):
     wave = data.wave(1)
     assert wave.nonzero().flatten().tolist() == list(range(30, 70))
     assert torch.allclose(wave[30:70], torch.tensor(0.375))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rat": 8000}, "unknown setting of the front end: 'rat'; did you mean 'rate'"),
+        ({"rate": "fast"}, "rate of the front end is 'fast'; give a number"),
+        ({"rate": True}, "rate of the front end is True; give a number"),
+        ({"resampling": 3}, "resampling of the front end is 3; give a text"),
+        ("8000", "front_end must be values by name, such as .* got '8000'"),
+    ],
+)
+def test_bad_front_ends(given, message):
+    with pytest.raises(InputError, match=message):
+        AudioDataset(["a.wav"], front_end=given)
+
+
+def test_a_front_end_is_made_of_values_by_name():
+    assert FrontEnd.of(None) == FrontEnd() == FrontEnd.of(dataclasses.asdict(FrontEnd()))
+    assert FrontEnd.of({"high": 2000, "seconds": 1}) == FrontEnd(high=2000, seconds=1)
+    assert FrontEnd.of(FrontEnd(rate=8000)).rate == 8000
 
 
 def test_bad_audio(tmp_path):

@@ -73,6 +73,20 @@ def test_unknown_names_give_the_nearest(arguments, options, message):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("watch", None), r"task must be a name, got None; choose one of task_names\('watch'\)"),
+        (("office-home", 3, "."), "task must be a name, got 3"),
+        ((None, "a->b"), "unknown data set 'None'; choose one of watch"),
+        (("office-home", "A-C", 5), "root must be the path of a folder, got 5"),
+    ],
+)
+def test_what_is_no_name_or_path_is_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        load_task(*arguments)
+
+
+@pytest.mark.parametrize(
     ("dataset", "task", "layout", "origin"),
     [
         ("camelyon17", "hospital-2", "patches/patient_004_node_4", "wilds.stanford.edu"),
@@ -317,8 +331,15 @@ def test_spawrious_files(tmp_path):
         assert [task.class_names[label] for label in task.sources[i].labels.tolist()] == dogs
     many = load_task("spawrious", "M2M-hard", tmp_path / "spawrious224", per_class=10, test_per_folder=3, size=4)
     assert [len(domain) for domain in (*many.sources, many.target)] == [40, 40, 24]
-    with pytest.raises(InputError, match=r"desert/bulldog has 10 images, 19 are needed"):
+    with pytest.raises(InputError, match=r"8 folders have too few .*desert/bulldog has 10 of 19, .*per_class=11,"):
         load_task("spawrious", "O2O-easy", tmp_path, per_class=20)
+    (tmp_path / "spawrious224/0/snow/corgi/snow_03.png").unlink()
+    (tmp_path / "spawrious224/0/desert/bulldog/desert_00.png").unlink()
+    with pytest.raises(InputError) as error:  # one message for all, with what would fit
+        load_task("spawrious", "O2O-easy", tmp_path, per_class=11)
+    for part in ("2 folders", "0/snow/corgi has 9 of 10", "0/desert/bulldog has 9 of 10", "with per_class=10,"):
+        assert part in str(error.value)
+    load_task("spawrious", "O2O-easy", tmp_path, per_class=10, size=4)
 
 
 # ---- office-home, humpbacks, folders
@@ -351,7 +372,9 @@ def test_humpbacks(tmp_path):
     assert task.class_names == ("background", "humpback")
     assert task.target.kind == "audio"
     assert task.target.dataset[0].shape == FRONT.shape
-    assert load_task("humpbacks", "1", tmp_path).target.name == "east"
+    by_name = load_task("humpbacks", "1", tmp_path, front_end={"rate": 2000, "seconds": 0.1, "bands": 6, "low": 0})
+    assert by_name.target.name == "east"
+    assert by_name.target.dataset[0].shape[:2] == (1, 6)
     sound(tmp_path / "fifth" / "humpback" / "0.wav")
     with pytest.raises(InputError, match=r"5 program folders .*, not 4"):
         load_task("humpbacks", "1", tmp_path)

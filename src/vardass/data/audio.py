@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 from vardass.data.file_dataset import FileDataset, SharedCache
 from vardass.errors import InputError
 from vardass.files import PathLike
-from vardass.validate import check_count
+from vardass.validate import check_count, choose
 
 __all__ = [
     "AUDIO_ENDINGS",
@@ -73,6 +73,27 @@ class FrontEnd:
     eps: float = 1e-6
     resampling: Literal["polyphase", "linear"] = "polyphase"
 
+    @classmethod
+    def of(cls, given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd:
+        """A front end as it is, or from values by name, as of YAML or a command; what is not given is the default.
+
+        Examples
+        --------
+        >>> FrontEnd.of({"rate": 8000, "bands": 32}).shape
+        (1, 32, 126)
+        """
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping | None):
+            raise InputError(f"front_end must be values by name, such as {{'rate': 8000}}, got {given!r}")
+        kinds = {field.name: type(field.default) for field in fields(cls)}
+        for name, value in (given or {}).items():
+            kind = kinds[choose(name, "setting of the front end:", kinds)]
+            wanted = {int: int, str: str}.get(kind, int | float)
+            if isinstance(value, bool) or not (isinstance(value, wanted) or (name == "high" and value is None)):
+                raise InputError(f"{name} of the front end is {value!r}; give a {'text' if kind is str else 'number'}")
+        return cls(**(given or {}))
+
     @property
     def samples(self) -> int:
         """Length in samples."""
@@ -104,8 +125,8 @@ class AudioDataset(FileDataset):
     ----------
     paths : sequence of path
         Files that libsndfile reads: WAV, FLAC, OGG, MP3, AIFF and others.
-    front_end : FrontEnd, optional
-        Rate, length and bands.
+    front_end : FrontEnd or mapping, optional
+        Rate, length and bands; see `FrontEnd.of`.
     cache : bool
         Keep spectrograms in memory that the workers share.
 
@@ -115,10 +136,12 @@ class AudioDataset(FileDataset):
         If there are no paths, if soundfile is missing; and, when an item is read, if its file is not sound.
     """
 
-    def __init__(self, paths: Sequence[PathLike], *, front_end: FrontEnd | None = None, cache: bool = False) -> None:
+    def __init__(
+        self, paths: Sequence[PathLike], *, front_end: FrontEnd | Mapping[str, Any] | None = None, cache: bool = False
+    ) -> None:
         super().__init__(paths, "sound")
         _soundfile()
-        self.front_end = front_end or FrontEnd()
+        self.front_end = FrontEnd.of(front_end)
         if self.front_end.samples < 1:
             raise InputError(
                 f"{self.front_end.seconds} s at rate {self.front_end.rate} is no sample; give seconds above 0"

@@ -51,6 +51,7 @@ def load_camelyon17(
     subset_seed: int = 0,
     size: int | tuple[int, int] = 224,
     cache: bool = False,
+    interpolation: str = "bilinear",
 ) -> Task:
     """Task with one hospital as target and the others as sources.
 
@@ -70,7 +71,7 @@ def load_camelyon17(
         Patches of each hospital; None for all.
     subset_seed : int
         Another seed keeps other patches.
-    size, cache :
+    size, cache, interpolation :
         See `ImageDataset`. Patches have 96 pixels; 224 is DomainBed's.
     """
     task = choose(task, "task of camelyon17", camelyon17_names(), any_case=True)
@@ -86,7 +87,7 @@ def load_camelyon17(
         missing = next((patch.path for patch in chosen if not patch.path.is_file()), None)
         if missing is not None:
             raise InputError(f"metadata.csv lists {missing}, which is not there; unpack the data set again\n{LAYOUT}")
-        dataset = ImageDataset([patch.path for patch in chosen], size, 3, cache)
+        dataset = ImageDataset([patch.path for patch in chosen], size, 3, cache, interpolation)
         labels = torch.tensor([patch.tumour for patch in chosen])
         return Domain(f"hospital-{hospital}", dataset, labels, _CLASSES, kind="image")
 

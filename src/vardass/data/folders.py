@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -118,8 +118,9 @@ def folder_domain(
     labelled: bool | None = None,
     size: int | tuple[int, int] = 224,
     channels: int | None = 3,
-    front_end: FrontEnd | None = None,
+    front_end: FrontEnd | Mapping[str, Any] | None = None,
     cache: bool = False,
+    interpolation: str = "bilinear",
 ) -> Domain:
     """Make a domain of a folder: ``root/<class>/<file>``, or ``root/<file>`` without labels.
 
@@ -135,10 +136,10 @@ def folder_domain(
         Classes of the source, for a target.
     labelled : bool, optional
         True wants class folders, False takes all files and no labels; by default what is there decides.
-    size, channels :
+    size, channels, interpolation :
         Of images, see `ImageDataset`.
-    front_end : FrontEnd, optional
-        Of sounds.
+    front_end : FrontEnd or mapping, optional
+        Of sounds, see `FrontEnd.of`.
     cache : bool
         Keep decoded samples in shared memory.
 
@@ -176,7 +177,7 @@ def folder_domain(
     if kind == "audio":
         dataset = AudioDataset(paths, front_end=front_end, cache=cache)
     else:
-        dataset = ImageDataset(paths, size, channels, cache)
+        dataset = ImageDataset(paths, size, channels, cache, interpolation)
     return Domain(name or base.name, dataset, labels, names, kind=kind)
 
 
@@ -189,8 +190,9 @@ def folder_task(
     target_labelled: bool | None = None,
     size: int | tuple[int, int] = 224,
     channels: int | None = 3,
-    front_end: FrontEnd | None = None,
+    front_end: FrontEnd | Mapping[str, Any] | None = None,
     cache: bool = False,
+    interpolation: str = "bilinear",
 ) -> Task:
     """Make a task of one or several folders with class folders and a target folder, flat or with class folders.
 
@@ -219,6 +221,7 @@ def folder_task(
             channels=channels,
             front_end=front_end,
             cache=cache,
+            interpolation=interpolation,
         )
 
     labelled = tuple(domain(folder, True) for folder in folders)
@@ -239,8 +242,9 @@ def load_folders(
     target_labelled: bool | None = None,
     size: int | tuple[int, int] = 224,
     channels: int | None = 3,
-    front_end: FrontEnd | None = None,
+    front_end: FrontEnd | Mapping[str, Any] | None = None,
     cache: bool = False,
+    interpolation: str = "bilinear",
 ) -> Task:
     """Task between folders of ``root``: ``"photo->sketch"``, or ``"photo+art->sketch"`` for two sources."""
     if root is None:
@@ -257,6 +261,7 @@ def load_folders(
         channels=channels,
         front_end=front_end,
         cache=cache,
+        interpolation=interpolation,
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vardass.data.audio import FrontEnd
 from vardass.data.domains import Task
 from vardass.data.folders import folder_task, locate, subfolders
@@ -32,7 +35,7 @@ def load_humpbacks(
     task: str,
     root: PathLike | None,
     *,
-    front_end: FrontEnd | None = None,
+    front_end: FrontEnd | Mapping[str, Any] | None = None,
     cache: bool = False,
     programs: int = _PROGRAMS,
 ) -> Task:
@@ -48,8 +51,8 @@ def load_humpbacks(
         Name of the target's folder, or its position by name, ``"1"`` to ``"4"``.
     root : path
         Folder with one folder for each program.
-    front_end : FrontEnd, optional
-        Rate, length and mel bands.
+    front_end : FrontEnd or mapping, optional
+        Rate, length and mel bands, see `FrontEnd.of`.
     cache : bool
         Keep spectrograms in shared memory: 8,000 take 0.3 GB.
     programs : int

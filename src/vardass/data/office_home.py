@@ -35,6 +35,7 @@ def load_office_home(
     *,
     size: int | tuple[int, int] = 224,
     cache: bool = False,
+    interpolation: str = "bilinear",
     class_count: int = _CLASS_COUNT,
 ) -> Task:
     """Task with one domain as source and one as target, such as ``"A-C"``, the paper's twelve pairs.
@@ -45,7 +46,7 @@ def load_office_home(
         Letters of source and target: A(rt), C(lipart), P(roduct), R(eal World).
     root : path
         Folder of the four domains, or the one around it. ``RealWorld`` and ``Real_World`` are found as well.
-    size, cache :
+    size, cache, interpolation :
         See `ImageDataset`.
     class_count : int
         Classes that must be there; change it only for a part of the data set.
@@ -59,7 +60,15 @@ def load_office_home(
         raise InputError(f"{source} has {len(classes)} classes, not {class_count}; unpack the data set again\n{info}")
 
     domains = [
-        folder_domain(place, name=DOMAINS[letter], class_names=classes, labelled=True, size=size, cache=cache)
+        folder_domain(
+            place,
+            name=DOMAINS[letter],
+            class_names=classes,
+            labelled=True,
+            size=size,
+            cache=cache,
+            interpolation=interpolation,
+        )
         for letter, place in zip(task.split("-"), (source, target), strict=True)
     ]
     return Task(task, (domains[0],), domains[1])

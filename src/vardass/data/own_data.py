@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vardass.data.audio import AUDIO_ENDINGS
-from vardass.data.domains import Domain, Kind, Task, TensorInputs
+from vardass.data.audio import AUDIO_ENDINGS, AudioDataset
+from vardass.data.domains import Domain, Kind, Task, TensorInputs, parts_of
 from vardass.data.embedding_files import EMBEDDING_ENDINGS, has_labels, read_labelled
 from vardass.data.embedding_tasks import embedding_task
 from vardass.data.folders import folder_domain, folder_task
-from vardass.data.images import IMAGE_ENDINGS
+from vardass.data.images import IMAGE_ENDINGS, ImageDataset
 from vardass.data.scaling import scale_columns
 from vardass.errors import InputError
 from vardass.validate import choose
 
-__all__ = ["KINDS", "find_kind", "own_domain", "own_task"]
+__all__ = ["KINDS", "find_kind", "how_read", "own_domain", "own_task"]
 
 KINDS: dict[str, Kind] = {"images": "image", "audio": "audio", "embeddings": "features"}
 _LABELS = "labels"
@@ -49,6 +50,8 @@ def own_task(
     size: int = 224,
     channels: int = 3,
     cache: bool = False,
+    interpolation: str = "bilinear",
+    front_end: Mapping[str, Any] | None = None,
 ) -> Task:
     """Make a task of folders of files, or of files of embeddings.
 
@@ -62,11 +65,20 @@ def own_task(
         From `find_kind`.
     key, labels, columns : str, optional
         Of embeddings. ``{name}`` in ``labels`` stands for the name of the file without ending.
-    size, channels, cache
-        Of files.
+    size, channels, cache, interpolation, front_end
+        Of files, see `folder_domain`.
     """
     if kind != "features":
-        return folder_task(list(sources), target, kind=kind, size=size, channels=channels, cache=cache)
+        return folder_task(
+            list(sources),
+            target,
+            kind=kind,
+            size=size,
+            channels=channels,
+            front_end=front_end,
+            cache=cache,
+            interpolation=interpolation,
+        )
     marks: list[str | None] = [_labels_name(path, labels) for path in sources]
     of_target = _labels_name(target, labels)
     marks.append(of_target if has_labels(target, of_target) else None)
@@ -79,6 +91,16 @@ def own_task(
     )
 
 
+def how_read(domain: Domain) -> dict[str, Any]:
+    """How the files of a domain become samples, in plain values: what a run stores for `own_domain` to read more."""
+    first = parts_of(domain.dataset)[0]
+    if isinstance(first, AudioDataset):
+        return {"front_end": asdict(first.front_end)}
+    if isinstance(first, ImageDataset):
+        return {"interpolation": first.interpolation}
+    return {}
+
+
 def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *, key: str | None = None) -> Domain:
     """Samples to predict, read as those that the model was trained on; labels are ignored.
 
@@ -89,7 +111,7 @@ def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *,
     about : mapping
         Of the model, from ``load_model``.
     data : mapping
-        How the run read its data.
+        How the run read its data; with what `how_read` said of them.
     key : str, optional
         Array of an ``.npz`` file, if it is another one than in training.
     """
@@ -99,9 +121,12 @@ def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *,
     if found != kind:
         raise InputError(f"{path} holds {_plural(found)}, the model was trained on {_plural(kind)}; give those")
     if kind == "image":
-        return folder_domain(path, class_names=names, labelled=False, size=(shape[1], shape[2]), channels=shape[0])
+        size, interpolation = (shape[1], shape[2]), data.get("interpolation", "bilinear")
+        return folder_domain(
+            path, class_names=names, labelled=False, size=size, channels=shape[0], interpolation=interpolation
+        )
     if kind == "audio":
-        return folder_domain(path, kind="audio", class_names=names, labelled=False)
+        return folder_domain(path, kind="audio", class_names=names, labelled=False, front_end=data.get("front_end"))
     table, _ = read_labelled(
         path,
         key=key or data.get("key"),

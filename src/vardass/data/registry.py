@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -187,6 +188,10 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
     ('left-A', 7)
     """
     entry = find_dataset(dataset)
+    if not isinstance(task, str):
+        raise InputError(f"task must be a name, got {task!r}; choose one of task_names({entry.name!r})")
+    if not isinstance(root, str | os.PathLike | None):
+        raise InputError(f"root must be the path of a folder, got {root!r}; give one, or None for data without files")
     entry.check_options(options)
     loaded = entry.load(task, root, **options)
     if not isinstance(loaded, Task):

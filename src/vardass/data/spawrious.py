@@ -90,6 +90,7 @@ def load_spawrious(
     test_per_folder: int | None = None,
     size: int | tuple[int, int] = 224,
     cache: bool = False,
+    interpolation: str = "bilinear",
 ) -> Task:
     """Task with two training environments as sources and the test environment as target.
 
@@ -107,31 +108,51 @@ def load_spawrious(
         Images of each class in each training environment.
     test_per_folder : int, optional
         Images of each folder of the test environment; by default all.
-    size, cache :
+    size, cache, interpolation :
         See `ImageDataset`.
     """
     task = choose(task.replace("_", "-"), "task of spawrious", spawrious_names(), any_case=True)
     check_count(per_class, "per_class")
     folder = locate(root, ["0"], inside=["spawrious224"], info=f"{LAYOUT}\nfrom {ORIGIN}")
+    if test_per_folder is not None:
+        check_count(test_per_folder, "test_per_folder")
     domains = []
+    found: dict[Path, int] = {}
+    short: list[str] = []
     for name, parts in environments(task, per_class).items():
         paths: list[Path] = []
         labels: list[int] = []
         for group, background, breed, count in parts:
+            place = folder / group / background / breed
+            images = files_in(place, "image")
             limit = test_per_folder if name == "test" else count
-            images = _images(folder / group / background / breed, limit)
-            paths += images
-            labels += [CLASSES.index(breed)] * len(images)
-        dataset = ImageDataset(paths, size, 3, cache)
-        domains.append(Domain(name, dataset, torch.tensor(labels), CLASSES, kind="image"))
+            if len(images) < (limit or 1):
+                short.append(f"{place} has {len(images)} of {limit or 'at least 1'}")
+            found[place] = len(images)
+            paths += images[:limit]
+            labels += [CLASSES.index(breed)] * len(images[:limit])
+        if not short:
+            dataset = ImageDataset(paths, size, 3, cache, interpolation)
+            domains.append(Domain(name, dataset, torch.tensor(labels), CLASSES, kind="image"))
+    if short:
+        raise InputError(
+            f"{len(short)} folders have too few images for {task}: {', '.join(short[:4])}"
+            f"{', ...' if len(short) > 4 else ''}; unpack the data set again, or take fewer with "
+            f"{_remedy(task, folder, found)}test_per_folder\n{LAYOUT}\nfrom {ORIGIN}"
+        )
     return Task(task, (domains[0], domains[1]), domains[2])
 
 
-def _images(folder: Path, count: int | None) -> list[Path]:
-    images = files_in(folder, "image") if folder.is_dir() else []
-    if not images or (count is not None and len(images) < count):
-        raise InputError(
-            f"{folder} has {len(images)} images, {'at least 1' if count is None else count} are needed; unpack the "
-            f"data set again, or lower per_class or test_per_folder\n{LAYOUT}\nfrom {ORIGIN}"
+def _remedy(task: str, folder: Path, found: dict[Path, int]) -> str:
+    """The largest ``per_class`` for which all training folders have enough images, if there is one."""
+
+    def fits(total: int) -> bool:
+        parts = environments(task, total)
+        return all(
+            found[folder / group / background / breed] >= (count or 0)
+            for name in ("train-1", "train-2")
+            for group, background, breed, count in parts[name]
         )
-    return images if count is None else images[:count]
+
+    largest = next((total for total in range(max(found.values()) * 2, 0, -1) if fits(total)), None)
+    return "" if largest is None else f"per_class={largest}, or with a smaller "
