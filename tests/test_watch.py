@@ -73,12 +73,6 @@ def test_the_shift_between_domains_is_real():
     assert 0.4 < accuracy("left-B") < 0.75  # other people and the other wrist
 
 
-def test_standardise_uses_the_reference():
-    x = torch.tensor([[0.0, 5.0], [2.0, 5.0]])
-    assert standardise(x).tolist() == [[-1.0, 0.0], [1.0, 0.0]]
-    assert standardise(torch.tensor([[4.0, 6.0]]), reference=x).tolist() == [[3.0, 1.0]]
-
-
 def test_licence_notice_is_shipped_beside_the_data():
     notice = (files("vardass.data") / "watch" / "LICENSE.seglearn").read_text()
     assert "Copyright (c) 2018, David M. Burns" in notice

@@ -26,7 +26,7 @@ from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
 from vardass.data.domains import Kind, Task
-from vardass.data.own_data import find_kind, own_task
+from vardass.data.own_data import find_kind, how_read, own_task
 from vardass.data.registry import DATASETS, load_task, task_names
 from vardass.data.scaling import standardise_task
 from vardass.data.splits import TaskSplits, split_task
@@ -94,20 +94,19 @@ def adapt(
     task = own_task(
         sources, target, found, key=key, labels=labels, columns=columns, size=pixels, channels=channels, cache=cache
     )
+    if standardise:
+        task, _ = standardise_task(task)
     data = {
         "kind": found,
         "sources": [str(path.resolve()) for path in sources],
         "target": str(target.resolve()),
-        **_counts(task),
+        **_facts(task),
         "key": key,
         "labels": labels,
         "columns": columns,
         "size": pixels if found == "image" else None,
         "holdout": holdout,
-        "scale": None,
     }
-    if standardise:
-        task, data["scale"] = standardise_task(task)
     # all of the target is there to be adapted to and predicted: no part of it is a test set
     splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
     result = _run(config, splits, out, data, resume=resume, domains=[*sources, target])
@@ -143,19 +142,18 @@ def train(
     except InputError as error:
         raise InputError(str(error).replace("root is None", "--root is not given")) from error
     config = RunConfig.from_dict({"network": _NETWORKS[loaded.target.kind], **chosen})
+    if standardise:
+        loaded, _ = standardise_task(loaded)
     data = {
         "kind": loaded.target.kind,
         "dataset": dataset,
         "task": task,
         "root": None if root is None else str(root.expanduser().resolve()),
         "options": {name: str(value) for name, value in loader_options.items()},
-        **_counts(loaded),
+        **_facts(loaded),
         "holdout": holdout,
-        "scale": None,
         "unlabelled_fraction": unlabelled_fraction,
     }
-    if standardise:
-        loaded, data["scale"] = standardise_task(loaded)
     splits = split_task(loaded, seed=config.seed, holdout=holdout, unlabelled_fraction=unlabelled_fraction)
     if config.selection == "oracle":
         splits.target_val.reveal()
@@ -184,11 +182,12 @@ def tasks(
     print("\n".join(names))
 
 
-def _counts(task: Task) -> dict[str, Any]:
+def _facts(task: Task) -> dict[str, Any]:
     return {
         "source_samples": [len(domain) for domain in task.sources],
         "target_samples": len(task.target),
         "classes": list(task.class_names),
+        **how_read(task.target),
     }
 
 

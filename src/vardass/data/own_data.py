@@ -13,7 +13,7 @@ from vardass.data.embedding_files import EMBEDDING_ENDINGS, has_labels, read_lab
 from vardass.data.embedding_tasks import embedding_task
 from vardass.data.folders import folder_domain, folder_task
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
-from vardass.data.scaling import scale_columns
+from vardass.data.scaling import ScaledInputs, scale_columns
 from vardass.errors import InputError
 from vardass.validate import choose
 
@@ -92,13 +92,13 @@ def own_task(
 
 
 def how_read(domain: Domain) -> dict[str, Any]:
-    """How the files of a domain become samples, in plain values: what a run stores for `own_domain` to read more."""
+    """How files or rows became the samples of a domain, in plain values; `own_domain` reads more of them so."""
     first = parts_of(domain.dataset)[0]
     if isinstance(first, AudioDataset):
         return {"front_end": asdict(first.front_end)}
     if isinstance(first, ImageDataset):
         return {"interpolation": first.interpolation}
-    return {}
+    return {"scale": first.scale if isinstance(first, ScaledInputs) else None}
 
 
 def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *, key: str | None = None) -> Domain:

@@ -1,0 +1,74 @@
+"""Scaling of columns: by a reference, and robustly by the sources of a task."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from vardass.data import Domain, Task, TensorInputs, load_task, standardise
+from vardass.data.own_data import how_read
+from vardass.data.scaling import scale_columns, standardise_task
+from vardass.errors import InputError
+
+
+def test_standardise_uses_the_reference():
+    x = torch.tensor([[0.0, 5.0], [2.0, 5.0]])
+    assert standardise(x).tolist() == [[-1.0, 0.0], [1.0, 0.0]]
+    assert standardise(torch.tensor([[4.0, 6.0]]), reference=x).tolist() == [[3.0, 1.0]]
+
+
+def task_of(source, target):
+    def domain(name, x):
+        return Domain(name, TensorInputs(x), torch.arange(len(x)) % 2, ("a", "b"))
+
+    return Task("t", (domain("s1", source[::2]), domain("s2", source[1::2])), domain("t", target))
+
+
+def draw(*deviations, n=40, seed=0):
+    noise = torch.randn(n, len(deviations), generator=torch.Generator().manual_seed(seed))
+    return standardise(noise) * torch.tensor(deviations) + 5.0
+
+
+def test_columns_are_scaled_by_the_sources_together():
+    source, target = draw(1.0, 2.0, 4.0), draw(2.0, 2.0, 2.0, seed=1)
+    task, scale = standardise_task(task_of(source, target))
+    both = torch.cat([part.dataset.tensor for part in task.sources])
+    assert torch.allclose(both.mean(0), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(both.std(0, correction=0), torch.ones(3), atol=1e-5)
+    assert torch.allclose(task.target.dataset.tensor, standardise(target, reference=source), atol=1e-5)
+    assert scale["deviation"] == pytest.approx([1.0, 2.0, 4.0], rel=1e-5)
+
+
+def test_what_hardly_varies_in_the_sources_does_not_tower_in_the_target():
+    source = draw(2.0, 2.0, 1e-4, 0.0, 0.1)
+    target = draw(2.0, 2.0, 2.0, 2.0, 2.0, seed=1)
+    task, scale = standardise_task(task_of(source, target))
+    # the (lower) median of those above 0 is 0.1; 1e-4 and 0 are below 1% of it
+    assert scale["deviation"] == pytest.approx([2.0, 2.0, 0.1, 0.1, 0.1], rel=1e-4)
+    assert float(task.target.dataset.tensor.abs().max()) == 8.0  # cut
+    assert scale["clip"] == 8.0
+    constant, _ = standardise_task(task_of(torch.ones(8, 2), torch.full((4, 2), 3.0)))
+    assert float(constant.sources[0].dataset.tensor.abs().max()) == 0.0
+    assert constant.target.dataset.tensor.unique().tolist() == [2.0]
+
+
+def test_later_samples_are_scaled_alike_from_what_was_stored():
+    target = draw(50.0, 1.0, seed=1)
+    task, scale = standardise_task(task_of(draw(1.0, 3.0), target))
+    stored = json.loads(json.dumps(how_read(task.target)))["scale"]
+    assert stored == scale
+    assert torch.equal(scale_columns(target, stored), task.target.dataset.tensor)
+    old = {"mean": [5.0, 5.0], "deviation": [1.0, 1.0]}  # without clip: a run of before
+    assert float(scale_columns(target, old).abs().max()) > 50
+
+
+def test_a_task_is_scaled_once_and_only_if_it_holds_vectors(tmp_path):
+    task, _ = standardise_task(task_of(draw(1.0), draw(1.0)))
+    with pytest.raises(InputError, match="'s1' is standardised already; ask for it once"):
+        standardise_task(task)
+    np.savez(tmp_path / "a.npz", z=draw(1.0, 2.0).numpy(), labels=np.arange(40) % 2)
+    np.savez(tmp_path / "b.npz", z=draw(1.0, 2.0).numpy() + 1e4, labels=np.arange(40) % 2)
+    loaded = load_task("embeddings", "a->b", tmp_path, standardise=True)
+    assert how_read(loaded.target)["scale"]["clip"] == 8.0
+    assert loaded.target.dataset.tensor.unique().tolist() == [8.0]
