@@ -29,8 +29,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("mmd", {"ema": 0.8, "ema_frequencies": 16}),
     ("mmd+sdat", {"joint_forward": True}),
     ("coral", {}),
-    ("coral", {"preset": "domainbed"}),
-    ("coral", {"preset": "domainbed", "ema": 0.8}),
+    ("coral", {"preset": "paper"}),
+    ("coral", {"ema": 0.8}),
     ("dann", SMALL),
     ("dann", {**SMALL, "adversary": "alternating", "grad_penalty": 0.1, "smoothing": 0.1}),
     ("dann+sdat", {**SMALL, "adversary": "alternating"}),
@@ -134,10 +134,39 @@ def test_mmd_by_hand() -> None:
 def test_coral_by_hand(ema: float) -> None:
     # unweighted covariances with 1/b: [[1/4, -1/2], [-1/2, 1]] and [[2/3, 0], [0, 0]]; means (1/2, 1), (1, 1)
     gap = (1 / 4 - 2 / 3) ** 2 + 2 * (1 / 2) ** 2 + 1.0
-    assert value("coral", "coral", weighted=False, ema=ema) == pytest.approx(gap)
+    assert value("coral", "coral", weighted=False, preset="paper", ema=ema) == pytest.approx(gap)
     # with 1/(b-1): [[1/2, -1], [-1, 2]] and [[1, 0], [0, 0]], over d^2 = 4, and the means' term over d = 2
     gap = ((1 / 2) ** 2 + 2.0 + 4.0) / 4 + 0.25 / 2
-    assert value("coral", "coral", weighted=False, preset="domainbed", ema=ema) == pytest.approx(gap)
+    assert value("coral", "coral", weighted=False, ema=ema) == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("d", [2, 64])
+def test_the_penalty_of_coral_means_the_same_at_every_width(d: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    pair = torch.randn(40, 2, generator=g, dtype=torch.float64), 1.0 + 2.0 * torch.randn(40, 2, generator=g).double()
+    wide_s, wide_t = (z.repeat(1, d // 2) for z in pair)  # the same statistics in every pair of columns
+    narrow = make_algorithm("coral", plain_network(), 2).discrepancy(*pair, None, None)
+    wide = make_algorithm("coral", plain_network(d=d), 2).discrepancy(wide_s, wide_t, None, None)
+    assert float(wide) == pytest.approx(float(narrow))
+    paper = make_algorithm("coral", plain_network(d=d), 2, preset="paper").discrepancy(wide_s, wide_t, None, None)
+    assert float(paper) == pytest.approx(float(coral(*pair)) * (d / 2) ** 2)
+
+
+@pytest.mark.parametrize("preset", ["domainbed", "paper", "deep-coral"])
+@pytest.mark.parametrize("include_mean", [True, False])
+def test_strata_of_coral_are_made_in_the_kernel_of_its_loss(preset: str, include_mean: bool) -> None:
+    # around the midpoint of the means both second moments have the same excess over the covariances
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 3, generator=g).double(), 1.0 + 2.0 * torch.randn(9, 3, generator=g).double()
+    algorithm = make_algorithm("coral", plain_network(d=3), 2, preset=preset, include_mean=include_mean)
+    kernel = algorithm.kernel.fit(torch.cat([x, y]))  # type: ignore[union-attr]
+    loss = coral(x, y, preset=preset, include_mean=include_mean, correction="none")
+    assert float(mmd2(x, y, kernel=kernel)) == pytest.approx(float(loss))
+    phi = kernel.explicit_features(torch.cat([x, y]))
+    assert phi is not None
+    torch.testing.assert_close(phi @ phi.T, kernel.matrix(torch.cat([x, y])))
+    torch.testing.assert_close(kernel.diag(x), kernel.matrix(x).diagonal())
+    torch.testing.assert_close(kernel.paired(x, y), kernel.matrix(x, y).diagonal())
 
 
 class Logit(nn.Module):

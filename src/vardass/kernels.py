@@ -269,10 +269,29 @@ class CoralKernel(Kernel):
     """CORAL's kernel ((z - μ)ᵀ(z' - μ))² (section 2.3); μ is the mean of the data at each ``fit``.
 
     Its feature map is the d x d matrix (z - μ)(z - μ)ᵀ, so the variance of the mean embedding is that of
-    the covariance estimate around a known mean.
+    the covariance estimate around a known mean. A loss that compares the means too has a (zᵀz')² + b zᵀz' of the
+    centred rows, whose map has the row as d more columns; ``CORALLoss.kernel`` gives that of a loss.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (d,), optional
+        μ; None until it is fitted.
+    scale : float
+        a, the factor of the covariance term.
+    mean_scale : float
+        b, the factor of the mean term; 0 for none.
     """
 
     mean: Tensor | None = None
+    scale: float = 1.0
+    mean_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < float("inf") or not 0 <= self.mean_scale < float("inf"):
+            raise InputError(
+                f"CORAL's kernel needs scale > 0 and mean_scale >= 0, got {self.scale} and {self.mean_scale}; the "
+                "paper's has 1 and 0"
+            )
 
     @property
     def is_fitted(self) -> bool:
@@ -297,27 +316,35 @@ class CoralKernel(Kernel):
 
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
         x = self._centred(x)
-        return (x @ (x if y is None else self._centred(y)).T).square()
+        return self._of_products(x @ (x if y is None else self._centred(y)).T)
 
     def _diag(self, x: Tensor) -> Tensor:
-        return self._centred(x).square().sum(1).square()
+        return self._of_products(self._centred(x).square().sum(1))
+
+    def _of_products(self, products: Tensor) -> Tensor:
+        if self.scale == 1.0 and self.mean_scale == 0.0:
+            return products.square()
+        return products * (self.scale * products + self.mean_scale)
 
     def paired(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate row by row, without a matrix."""
-        return (self._centred(_full_precision(x)) * self._centred(_full_precision(y))).sum(1).square()
+        return self._of_products((self._centred(_full_precision(x)) * self._centred(_full_precision(y))).sum(1))
 
     def explicit_features(self, x: Tensor) -> Tensor | None:
-        """The d(d+1)/2 distinct products, off-diagonal ones times √2, for d up to 22."""
+        """The d(d+1)/2 distinct products, off-diagonal ones times √2, and the row if it counts, for d up to 22."""
         d = x.shape[1]
         if d > 22:  # 253 columns: beyond that the low-rank map is cheaper
             return None
         x = self._centred(_full_precision(x))
         i, j = torch.triu_indices(d, d, device=x.device)
         root = x.new_ones(len(i)).masked_fill(i != j, 2.0**0.5)
-        return x[:, i] * x[:, j] * root
+        products = x[:, i] * x[:, j] * (root * self.scale**0.5)
+        return products if self.mean_scale == 0.0 else torch.cat([products, x * self.mean_scale**0.5], 1)
 
     def __repr__(self) -> str:
-        return "CoralKernel()"
+        if self.scale == 1.0 and self.mean_scale == 0.0:
+            return "CoralKernel()"
+        return f"CoralKernel(scale={self.scale:.6g}, mean_scale={self.mean_scale:.6g})"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError
-from vardass.kernels import PAPER_GAMMAS, Kernel, KernelLike, RBFMixture, as_kernel, fitted_kernel, squared_distances
+from vardass.kernels import (
+    PAPER_GAMMAS,
+    CoralKernel,
+    Kernel,
+    KernelLike,
+    RBFMixture,
+    as_kernel,
+    fitted_kernel,
+    squared_distances,
+)
 from vardass.validate import ArrayLike, as_weights, check_count, choose
 
 __all__ = ["DOMAINBED_GAMMAS", "CORALLoss", "MMDLoss", "Moments", "coral", "mmd2"]
@@ -283,6 +292,16 @@ class CORALLoss(nn.Module):
         with torch.autocast(x.mean.device.type, enabled=False):
             gap = (x.covariance - y.covariance).square().sum()
             return _normalized(gap, x.mean - y.mean, self.options)
+
+    def kernel(self, d: int) -> CoralKernel:
+        """Return the kernel for which strata of features (n, d) reduce the variance of this loss's statistics.
+
+        With its μ halfway between the means of two batches, MMD² in this kernel is the loss, but for the factor f of
+        the covariances, which is near 1 and left out.
+        """
+        multiple, power = _NORMALIZATIONS[self.options.normalization]
+        mean_scale = 1.0 / d ** (power // 2) if self.options.include_mean else 0.0
+        return CoralKernel(scale=1.0 / (multiple * d**power), mean_scale=mean_scale)
 
     def extra_repr(self) -> str:
         """Name the options."""
