@@ -73,6 +73,16 @@ def test_the_penalty_is_the_papers_for_all_and_domainbeds_for_its_adversaries(al
         assert named_space(name, algorithm)[penalty].values == wide
 
 
+def test_network_and_discriminator_have_rates_of_their_own_in_domainbeds_dann() -> None:
+    for name, ends in (("paper", (-5.0, -3.5)), ("paper-small", (-4.5, -2.5))):
+        space = named_space(name, "dann", {"adversary": "alternating"})
+        assert space["lr"].values == space["discriminator_lr"].values == ends
+        assert space["discriminator_weight_decay"].values == (-6.0, -2.0)
+        drawn = draw(space, seed=0, repeat=0, search=1)
+        assert drawn["lr"] != drawn["discriminator_lr"]
+    assert "discriminator_lr" not in named_space("paper", "dann")
+
+
 def test_additions_are_searched() -> None:
     plain, sdat, els = (named_space("paper", name) for name in ("cdan", "cdan+sdat", "cdan+els"))
     assert set(sdat) - set(plain) == {"algorithm_options.sharpness"}

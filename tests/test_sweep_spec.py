@@ -315,6 +315,30 @@ def test_plain_values_have_the_types_of_json() -> None:
     assert merged["y"] == {"a": 1, "b": 3}
 
 
+def test_parts_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_parts.py").write_text(
+        "from torch import nn\n"
+        "from vardass.adapt.algorithms import MMD\n"
+        "from vardass.samplers import UniformBatchSampler\n"
+        "class Mine(MMD):\n    name = 'mine'\n"
+        "class Drawn(UniformBatchSampler):\n    pass\n"
+        "def net(input_shape):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    content = changed(
+        algorithms=[{"name": "my_parts:Mine", "label": "mine", "options": {"penalty": 2}}],
+        samplers=[{"name": "my_parts:Drawn", "options": {"replacement": True}}],
+        settings={"network": "my_parts:net", "steps": 5},
+    )
+    configs = [run.config for run in load(tmp_path, content).runs()]
+    assert {(c["algorithm"], c["sampler"], c["network"]) for c in configs} == {
+        ("my_parts:Mine", "my_parts:Drawn", "my_parts:net")
+    }
+    for part, wrong in (("algorithms", "my_parts:Mne"), ("samplers", "my_parts:Drwn")):
+        with pytest.raises(InputError, match=rf"{part}\[0\].*did you mean '(Mine|Drawn)'"):
+            load(tmp_path, {**content, part: [wrong]})
+
+
 def test_data_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_data.py").write_text(
         "from vardass.data import load_task\n"

@@ -87,6 +87,18 @@ def test_betas_of_adam() -> None:
         RunConfig(adam_betas=[0.9])
 
 
+def test_the_discriminator_may_have_rate_and_decay_of_its_own() -> None:
+    changes = {"algorithm": "dann", "lr": 1e-3, "weight_decay": 0.1, "lr_multipliers": {"discriminator": 2.0}}
+    trainer = Trainer(config(**changes, discriminator_lr=1e-2, discriminator_weight_decay=0.0), SPLITS)
+    found = {name: optimiser.param_groups[0] for name, optimiser in trainer.optimisers.items()}
+    assert (found["network"]["lr"], found["network"]["weight_decay"]) == (1e-3, 0.1)
+    assert (found["discriminator"]["lr"], found["discriminator"]["weight_decay"]) == (2e-2, 0.0)
+    shared = Trainer(config(**changes), SPLITS).optimisers["discriminator"].param_groups[0]
+    assert (shared["lr"], shared["weight_decay"]) == (2e-3, 0.1)
+    with pytest.raises(InputError, match=r"discriminator_lr is 0.01, but algorithm 'mmd' has no discriminator"):
+        Trainer(config(algorithm="mmd", discriminator_lr=1e-2), SPLITS)
+
+
 # --- resumption ---------------------------------------------------------------------------------------------
 
 RESUMED: dict[str, dict[str, Any]] = {

@@ -195,7 +195,13 @@ class RunConfig(BaseModel):
     lr_multipliers: Annotated[dict[str, float], _Checked(_multipliers, {"type": "object"})] = Field(
         default_factory=dict, description=f"Further factors of the rates, by part of the network: {', '.join(PARTS)}."
     )
+    discriminator_lr: Annotated[float, _Checked(_rate, {"type": "number", "exclusiveMinimum": 0.0})] | None = Field(
+        None, description="Learning rate of the discriminator; by default that of the rest. DomainBed draws both."
+    )
     weight_decay: NotNegative = Field(0.0, description="Weight decay of all optimisers.")
+    discriminator_weight_decay: NotNegative | None = Field(
+        None, description="Weight decay of the discriminator; by default that of the rest."
+    )
     momentum: Annotated[float, _number(below=1.0)] = Field(0.9, description="Nesterov momentum of SGD.")
     optimiser: Annotated[str, _one_of(["adam", "sgd"])] = Field(
         "adam", description="Optimiser of all parts; optimizer is understood too."

@@ -48,7 +48,8 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
     Raises
     ------
     InputError
-        If a role has no parameters, or a multiplier of ``config.lr_multipliers`` nothing to multiply.
+        If a role has no parameters, a multiplier of ``config.lr_multipliers`` nothing to multiply, or there is no
+        discriminator for what is said of one.
     """
     part_of = {id(parameter): _part(name) for name, parameter in algorithm.named_parameters()}
     trained = {part_of[id(parameter)] for parameter in algorithm.parameters() if parameter.requires_grad}
@@ -57,7 +58,14 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
             have = [name for name in PARTS if name in trained]
             raise InputError(f"lr_multipliers names {part!r}, which has no trained parameters; there are {have}")
 
-    def optimiser(parameters: list[nn.Parameter]) -> Optimizer:
+    roles = algorithm.parameter_groups()
+    for name in ("discriminator_lr", "discriminator_weight_decay"):
+        if getattr(config, name) is not None and "discriminator" not in roles:
+            raise InputError(
+                f"{name} is {getattr(config, name)}, but algorithm {config.algorithm!r} has no discriminator; remove it"
+            )
+
+    def optimiser(role: str, parameters: list[nn.Parameter]) -> Optimizer:
         if not parameters:
             raise InputError(
                 f"algorithm {config.algorithm!r} has a role without trainable parameters; add a bottleneck"
@@ -65,17 +73,20 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
         by_factor: dict[float, list[nn.Parameter]] = {}
         for parameter in parameters:
             by_factor.setdefault(config.lr_multipliers.get(part_of[id(parameter)], 1.0), []).append(parameter)
-        groups = [{"params": group, "lr": config.lr * factor} for factor, group in by_factor.items()]
-        decay = config.weight_decay
+        lr, decay = config.lr, config.weight_decay
+        if role == "discriminator":
+            lr = lr if config.discriminator_lr is None else config.discriminator_lr
+            decay = decay if config.discriminator_weight_decay is None else config.discriminator_weight_decay
+        groups = [{"params": group, "lr": lr * factor} for factor, group in by_factor.items()]
         if config.optimiser == "sgd":
             momentum = config.momentum
-            return SGD(groups, lr=config.lr, momentum=momentum, nesterov=momentum > 0, weight_decay=decay)
+            return SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, weight_decay=decay)
         # DomainBed's alternating adversaries have betas of their own
         usual = (0.5, 0.9) if getattr(algorithm, "adversary", None) == "alternating" else (0.9, 0.999)
         first, second = config.adam_betas or usual
-        return Adam(groups, lr=config.lr, betas=(first, second), weight_decay=decay)
+        return Adam(groups, lr=lr, betas=(first, second), weight_decay=decay)
 
-    return {role: optimiser(list(parameters)) for role, parameters in algorithm.parameter_groups().items()}
+    return {role: optimiser(role, list(parameters)) for role, parameters in roles.items()}
 
 
 def _part(name: str) -> str:

@@ -166,6 +166,7 @@ _ALTERNATING = {
     "algorithm_options.d_steps_per_g_step": _log2(0.0, 3.0),
     "algorithm_options.grad_penalty": _log10(-2.0, 1.0),
     "adam_betas": Distribution(choice=[[0.0, 0.9], [0.5, 0.9]], default=[0.5, 0.9]),
+    "discriminator_weight_decay": _log10(-6.0, -2.0, 0.0),
 }
 
 SPACE_NAMES = tuple(_SPACES)
@@ -182,8 +183,9 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
         instead. ``"-small"`` has DomainBed's ranges for small images and small networks.
     algorithm : str
         Only its own options are in the space. ARM's batch has 8 samples. DomainBed's λ is 10^U(-2, 2) for DANN,
-        here for CDAN too, and 10^U(-1, 1) for the others. SDAT's ρ and ELS's ε are searched where they are added;
-        neither the paper nor DomainBed has ranges for them.
+        here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and weight
+        decay of the discriminator apart from those of the network. SDAT's ρ and ELS's ε are searched where they are
+        added; neither the paper nor DomainBed has ranges for them.
     options : mapping, optional
         Options of the algorithm: DANN with ``adversary: alternating`` has more to search.
 
@@ -205,6 +207,7 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
         space.update(_ADDITIONS.get(addition, {}))
     if {**known, **(options or {})}.get("adversary") == "alternating":
         space.update(_ALTERNATING)
+        space["discriminator_lr"] = space["lr"]  # the range is the same, the draw is not
     return {
         key: each
         for key, each in space.items()

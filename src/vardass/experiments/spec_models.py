@@ -22,7 +22,6 @@ from pydantic import (
 )
 
 from vardass.adapt.algorithms import algorithm_options
-from vardass.adapt.batches import SAMPLER_NAMES
 from vardass.adapt.config import Count, CountFromZero, RunConfig
 from vardass.data.registry import DATASETS, find_dataset
 from vardass.errors import InputError
@@ -47,8 +46,7 @@ _ELSEWHERE = {
 
 def full_name(key: str, groups: Sequence[str] = _GRID_OPTIONS) -> str:
     """``key`` as a setting's full name; an InputError with the nearest if there is none."""
-    if key == "penalty":
-        return "algorithm_options.penalty"
+    key = {"penalty": "algorithm_options.penalty", "optimizer": "optimiser"}.get(key, key)
     group, dot, option = key.partition(".")
     if dot and group in groups and option:
         return key
@@ -273,7 +271,7 @@ class SamplerPart(_Owner):
     @field_validator("name")
     @classmethod
     def _known_name(cls, name: str) -> str:
-        return choose(name, "sampler", SAMPLER_NAMES)
+        return RunConfig(sampler=name).sampler
 
 
 def _different_labels(parts: list[SamplerPart]) -> list[SamplerPart]:
