@@ -36,6 +36,7 @@ def test_the_preset_compares_five_ways_to_draw_with_two_losses():
 
 def test_demo_shows_what_its_files_hold_and_goes_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setattr("vardass.cli.demo._NOISE_BATCHES", 40)
     folder = tmp_path / "new" / "demo"
     assert demo(folder) == 0
     shown = capsys.readouterr().out
