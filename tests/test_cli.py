@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from vardass.cli import main
 from vardass.cli.app import app
 from vardass.errors import VardassWarning
+from vardass.experiments.sweep import Summary
 from vardass.strata import Strata
 
 N, D = 300, 4
@@ -399,6 +400,41 @@ def test_progress_is_shown_on_a_terminal_only(embeddings, tmp_path):
     assert process.returncode == 0
     assert json.loads(out)["k"] == 4
     assert b"\x1b[" in shown
+
+
+# exit codes, as vardass --help lists them
+
+
+def ended(**how):
+    return lambda *_, **__: Summary(**{**dict.fromkeys(Summary.__dataclass_fields__, 0), "total": 3, **how})
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ({"finished": 3}, 0, "3 of 3 runs have finished"),
+        ({"finished": 2, "failed": 1}, 1, "1 failed; see vardass status"),
+        ({"finished": 2, "interrupted": True}, 130, "the same command goes on"),
+    ],
+)
+def test_exit_codes_of_a_sweep(tmp_path, capsys, monkeypatch, how, code, said):
+    monkeypatch.setattr("vardass.experiments.sweep.run_sweep", ended(**how))
+    found, out, err = run(capsys, "sweep", "watch-quick", "--out", tmp_path / "sweep")
+    assert found == code
+    assert said in out + err
+
+
+def test_the_help_lists_the_exit_codes(capsys):
+    code, out, err = run(capsys, "--help")
+    assert (code, err) == (0, "")
+    assert "Exit codes: 0 done; 1 a run of a sweep failed; 2 bad input" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("command", "key"), [("adapt", "lr_schedule"), ("train", "sampler"), ("sweep", "algorithms")])
+def test_schemas_for_editors_need_no_other_option(capsys, command, key):
+    code, out, err = run(capsys, command, "--schema")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["properties"][key]["description"]
 
 
 # figures

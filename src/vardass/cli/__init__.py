@@ -16,7 +16,7 @@ _NEEDED = ("typer", "rich", "click", "pydantic")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for bad input, 130 if interrupted.
+    """Run one command and return its exit code: 0, 1 if a run of a sweep failed, 2 for bad input, 130 if interrupted.
 
     Parameters
     ----------

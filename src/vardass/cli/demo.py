@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ def demo(
         ended = run_sweep(runs, out / "sweep", jobs=jobs, progress=progress, text=sweep.to_yaml())
     if ended.interrupted or ended.failed:
         why = "interrupted" if ended.interrupted else f"{ended.failed} runs failed, see vardass status {out / 'sweep'}"
-        raise InputError(f"{why}; the same command goes on")
+        print(f"{why}; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130 if ended.interrupted else 1)
     batch_size = runs[0].config["batch_size"]
     setting = f"{repeats} x {len(tasks)} source-target pairs, {steps} steps, batches of {batch_size}"
     _show_results(out, noise, setting, console)

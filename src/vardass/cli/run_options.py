@@ -17,7 +17,7 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.run_folder import CONFIG_FILE
 from vardass.errors import InputError
 
-__all__ = ["DATA_PANEL", "parse_pairs", "settings_of", "with_run_options"]
+__all__ = ["DATA_PANEL", "parse_pairs", "schema_option", "settings_of", "with_run_options"]
 
 DATA_PANEL = "Data and files"
 _METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
@@ -51,10 +51,12 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
         *(_option(name, schema) for name, schema in _SCHEMA.items()),
         _parameter("settings", list[str], typer.Option("--set", help=_SETTINGS, rich_help_panel=DATA_PANEL)),
         _parameter("config", Path, typer.Option(help=_CONFIG, rich_help_panel=DATA_PANEL)),
+        _parameter("schema", bool, schema_option(RunConfig.model_json_schema, panel=DATA_PANEL)),
     ]
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
+        given.pop("schema", None)  # answered by its callback
         command(**given)
 
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own] + made
@@ -104,6 +106,18 @@ def _value(name: str, text: str) -> Any:
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def schema_option(make: Callable[[], dict[str, Any]], *, panel: str | None = None) -> Any:
+    """The option ``--schema``: print what ``make`` returns, for editors, and do nothing else."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            print(json.dumps(make(), indent=2))
+            raise typer.Exit
+
+    text = "Print the JSON schema of the settings, for editors, and exit."
+    return typer.Option("--schema", callback=show, is_eager=True, help=text, rich_help_panel=panel)
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vardass.cli.progress import progress_bar
-from vardass.cli.run_options import parse_pairs
+from vardass.cli.run_options import parse_pairs, schema_option
 from vardass.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ _ENGINE = "local: processes of this machine. ray: a Ray cluster, that of RAY_ADD
 _ROOT = "NAME=DIR: folder of the data set NAME of the specification; repeatable."
 _SET = "key=value for all runs, such as steps=100; repeatable."
 _SHOWN = 10  # runs that a list for people names
+
+
+def _schema() -> dict[str, Any]:
+    from vardass.experiments.spec import sweep_schema
+
+    return sweep_schema()
 
 
 def sweep(
@@ -38,6 +44,7 @@ def sweep(
     setting: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     retry: Annotated[int, typer.Option(help="How often a failed run is tried again.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    schema: Annotated[bool, schema_option(_schema)] = False,
 ) -> None:
     """Run all that a specification asks for, each run once.
 
