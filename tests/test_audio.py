@@ -135,6 +135,8 @@ def test_the_middle_is_kept_and_silence_is_put_around(tmp_path):
         ({"rate": "fast"}, "rate of the front end is 'fast'; give a number"),
         ({"rate": True}, "rate of the front end is True; give a number"),
         ({"resampling": 3}, "resampling of the front end is 3; give a text"),
+        ({"resampling": "cubic"}, "unknown resampling 'cubic'; choose one of polyphase, linear"),
+        ({"hop": 0}, "hop of the front end must be at least 1, got 0"),
         ("8000", "front_end must be values by name, such as .* got '8000'"),
     ],
 )

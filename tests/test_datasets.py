@@ -78,7 +78,8 @@ def test_unknown_names_give_the_nearest(arguments, options, message):
         (("watch", None), r"task must be a name, got None; choose one of task_names\('watch'\)"),
         (("office-home", 3, "."), "task must be a name, got 3"),
         ((None, "a->b"), "unknown data set 'None'; choose one of watch"),
-        (("office-home", "A-C", 5), "root must be the path of a folder, got 5"),
+        (("office-home", "A-C", 5), "root must be a path, got 5"),
+        (("audio", "a->b", 5), "root must be a path, got 5"),
     ],
 )
 def test_what_is_no_name_or_path_is_refused(arguments, message):
@@ -435,6 +436,11 @@ def test_bad_folders(folders):
     for make in (lambda: folder_domain(folders / "gone"), lambda: folder_task(folders / "gone", folders / "art")):
         with pytest.raises(InputError, match=r"no folder at .*gone"):
             make()
+    for make in (lambda: folder_domain(None), lambda: folder_task(None, folders), lambda: task_names("images", 5)):
+        with pytest.raises(InputError, match="must be a path, got"):
+            make()
+    with pytest.raises(InputError, match="unknown kind 'video'; choose one of image, audio"):
+        folder_domain(folders, kind="video")
     with pytest.raises(InputError, match="has 0 folders; at least 2"):
         load_task("images", "a->b", folders / "bare")
 

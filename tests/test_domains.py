@@ -1,5 +1,6 @@
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -178,6 +179,9 @@ def test_splits_depend_on_seed_and_name_only():
     alone = Task("u", [domain("s2", 30, 1000)], domain("s1", 50))
     train = values(split_task(alone, seed=1).source_train)
     assert train == [v for v in values(first.source_train) if v >= 1000]  # split alike in another task
+    assert values(split_task(task(), seed=np.int64(1)).source_train) == values(first.source_train)
+    with pytest.raises(InputError, match="seed must be a whole number, got None"):
+        split_task(task(), seed=None)
     # two domains of one size are shuffled differently
     pair = split_task(Task("v", [domain("p", 30), domain("q", 30)], domain("r", 30)), seed=0).source_train
     assert values(pair)[:24] != values(pair)[24:]
@@ -217,6 +221,8 @@ def test_all_of_an_unlabelled_target_can_be_trained_on():
         ({"unlabelled_fraction": 0.0}, "unlabelled_fraction must be above 0 and at most 1, got 0.0"),
         ({"unlabelled_fraction": 0.001}, "0.001 of the 80 target samples .* 0 samples to adapt to"),
         ({"holdout": 0.001}, "'s1' has 50 samples, of which holdout 0.001 leaves 0"),
+        ({"holdout": "a"}, "holdout must be a number, got 'a'"),
+        ({"unlabelled_fraction": None}, "unlabelled_fraction must be a number, got None"),
     ],
 )
 def test_bad_fractions(options, message):
@@ -255,3 +261,28 @@ def test_bad_domains_and_tasks():
         unite([domain("s", 4), domain("t", 4, classes=("b", "a"))])
     with pytest.raises(InputError, match="0 domains"):
         unite([])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Domain("d", None, None, CLASSES), "NoneType has no length"),
+        (lambda: Domain(None, torch.zeros(3, 1), None, CLASSES), "name of a domain must be a text, got None"),
+        (lambda: Domain("d", torch.zeros(3, 1), None, "abc"), "class_names of domain 'd' must be a list of names, got"),
+        (lambda: Domain("d", torch.zeros(3, 1), None, CLASSES, kind="images"), "unknown kind 'images'; did you mean"),
+        (lambda: Task("t", None, domain("t", 3)), "0 sources"),
+        (lambda: Task("t", [domain("s", 3)], None), "is made of domains, got None"),
+        (lambda: unite([None]), "only domains can be united, got None"),
+        (lambda: split_task(None, seed=0), "only a Task can be split, got None"),
+    ],
+)
+def test_what_is_no_domain_or_task_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_tensor_is_a_data_set_and_one_source_needs_no_list():
+    made = Domain("s", torch.arange(4.0)[:, None], torch.tensor([0, 1, 2, 0]), CLASSES)
+    assert isinstance(made.dataset, TensorInputs)
+    assert values(made.subset([2, 0])) == [2, 0]
+    assert Task("t", made, domain("t", 3)).sources == (made,)

@@ -318,3 +318,7 @@ def test_swapped_endings_are_recognised(tmp_path):
 @pytest.mark.parametrize("name", ["x.pt", "x", "x.npy.gz"])
 def test_unknown_endings(tmp_path, name):
     assert ".npy, .npz, .csv or .parquet" in refusal(write(tmp_path / name, "x"))
+
+
+def test_what_is_no_path_is_refused():
+    assert "path must be a path, got None" in refusal(None)

@@ -78,6 +78,11 @@ def test_bad_images(tmp_path):
         ImageDataset([])
     with pytest.raises(InputError, match="channels must be 3, 1 or None, got 4"):
         ImageDataset([tmp_path / "ok.png"], channels=4)
+    for paths in (None, "a.png"):
+        with pytest.raises(InputError, match="paths of image files must be a list, got"):
+            ImageDataset(paths)
+    with pytest.raises(InputError, match="a batch of images must be a tensor, got list"):
+        normalise([1])
     with pytest.raises(InputError, match="size must be at least 1, got 0"):
         ImageDataset([tmp_path / "ok.png"], size=0)
 

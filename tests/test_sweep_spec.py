@@ -206,6 +206,17 @@ def test_what_is_said_last_counts(tmp_path: Path) -> None:
     assert found["a", "erm", "uniform"]["network_options"] == {"hidden": [8]}
 
 
+def test_data_of_ones_own_are_named_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "examples"))
+    data = {"dataset": "own_dataset:load", "name": "moons", "tasks": ["0->30"], "options": {"noise": 0.2}}
+    (run, *_) = load(tmp_path, changed(data=[data])).runs
+    assert (run.dataset, run.task, run.data_options) == ("own_dataset:load", "0->30", {"noise": 0.2})
+    with pytest.raises(InputError, match=r"data\[0\]\.options: .*'nois'; did you mean 'noise'"):
+        load(tmp_path, changed(data=[{**data, "options": {"nois": 0.2}}]))
+    with pytest.raises(InputError, match=r"data\[0\]\.dataset: .*no module 'own_data_set'"):
+        load(tmp_path, changed(data=[{**data, "dataset": "own_data_set:load"}]))
+
+
 def test_defaults_of_a_distribution(tmp_path: Path) -> None:
     content = changed(
         settings={"momentum": 0.7},

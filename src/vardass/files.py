@@ -11,9 +11,16 @@ from typing import BinaryIO, TypeAlias, cast
 
 from vardass.errors import InputError
 
-__all__ = ["PathLike", "atomic_write", "write_text"]
+__all__ = ["PathLike", "as_path", "atomic_write", "write_text"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
+
+
+def as_path(path: PathLike, name: str = "path") -> Path:
+    """Return ``path`` with the user's home folder put for ``~``; an InputError for what is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{name} must be a path, got {path!r}; give it as text or as a Path")
+    return Path(path).expanduser()
 
 
 @contextmanager

@@ -73,6 +73,11 @@ class FrontEnd:
     eps: float = 1e-6
     resampling: Literal["polyphase", "linear"] = "polyphase"
 
+    def __post_init__(self) -> None:
+        for name in ("rate", "fft_size", "hop", "bands"):
+            check_count(getattr(self, name), f"{name} of the front end")
+        choose(self.resampling, "resampling", ("polyphase", "linear"))
+
     @classmethod
     def of(cls, given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd:
         """A front end as it is, or from values by name, as of YAML or a command; what is not given is the default.

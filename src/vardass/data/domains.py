@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class Domain:
     ----------
     name : str
         Also seeds the splits of this domain, so give each domain of a task its own name.
-    dataset : map-style Dataset
+    dataset : map-style Dataset, or Tensor
         ``dataset[i]`` is the input tensor of sample i, without label.
     labels : Tensor of shape (n,) or None
         Classes as positions in ``class_names``; None if they are not known.
@@ -99,18 +99,24 @@ class Domain:
     def __init__(
         self,
         name: str,
-        dataset: Dataset[Tensor],
+        dataset: Dataset[Tensor] | Tensor,
         labels: ArrayLike | None,
         class_names: Sequence[str],
         *,
         kind: Kind = "features",
         domain_ids: Tensor | None = None,
     ) -> None:
+        if not isinstance(name, str):
+            raise InputError(f"the name of a domain must be a text, got {name!r}; it seeds the splits")
+        if isinstance(class_names, str) or not isinstance(class_names, Sequence):
+            raise InputError(f"class_names of domain {name!r} must be a list of names, got {class_names!r}")
+        if isinstance(dataset, Tensor):
+            dataset = TensorInputs(dataset)
         count = _length(dataset)
         self.name = name
         self.dataset = dataset
         self.class_names = tuple(class_names)
-        self.kind = kind
+        self.kind = choose(kind, "kind", get_args(Kind))
         self.domain_ids = torch.zeros(count, dtype=torch.int64) if domain_ids is None else domain_ids
         self._labels = None if labels is None else as_labels(labels, count, f"labels of domain {name!r}")
         self._hidden = False
@@ -209,6 +215,7 @@ class Domain:
 
     def subset(self, rows: Tensor, *, name: str | None = None) -> Domain:
         """Some samples of the domain, in the order given; hidden labels stay hidden."""
+        rows = torch.as_tensor(rows)
         labels = None if self._labels is None else self._labels[rows]
         cut = Subset(self.dataset, rows.tolist())
         if isinstance(self.dataset, Subset):  # one step from sample to data, however often it is cut
@@ -234,6 +241,9 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
     """
     if not domains:
         raise InputError("0 domains cannot be united; give at least one")
+    for domain in domains:
+        if not isinstance(domain, Domain):
+            raise InputError(f"only domains can be united, got {domain!r}; make a Domain of it")
     first = domains[0]
     for other in domains[1:]:
         if other.class_names != first.class_names or other.kind != first.kind:
@@ -275,10 +285,14 @@ class Task:
     target: Domain
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sources", tuple(self.sources))
-        if not self.sources:
+        sources = (self.sources,) if isinstance(self.sources, Domain) else tuple(self.sources or ())
+        object.__setattr__(self, "sources", sources)
+        if not sources:
             raise InputError(f"task {self.name!r} has 0 sources; give at least one labelled domain")
-        domains = (*self.sources, self.target)
+        domains = (*sources, self.target)
+        for domain in domains:
+            if not isinstance(domain, Domain):
+                raise InputError(f"task {self.name!r} is made of domains, got {domain!r}; make a Domain of it")
         names = [domain.name for domain in domains]
         if len(set(names)) < len(names):
             raise InputError(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.files import PathLike
+from vardass.files import PathLike, as_path
 from vardass.validate import as_features, shorten
 
 __all__ = ["EMBEDDING_ENDINGS", "Columns", "has_labels", "read_embeddings", "read_labelled"]
@@ -59,7 +59,7 @@ def read_embeddings(
     InputError
         If the file is missing, empty, not what its ending says, or not a table of numbers.
     """
-    path = Path(path)
+    path = as_path(path)
     ending = _check_content(path)
     if key is not None and ending != ".npz":
         raise InputError(f"{path} is {ending}, and key {key!r} is for .npz files; leave the key out")
@@ -101,7 +101,7 @@ def read_labelled(
     -------
     Tensor of shape (n, d), float, and an array of shape (n,) or None
     """
-    path = Path(path).expanduser()
+    path = as_path(path)
     ending = _check_content(path)
     if labels is not None and ending != ".npy":
         known = _names(path)

@@ -15,7 +15,7 @@ from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_p
 from vardass.data.embedding_files import EMBEDDING_ENDINGS, Columns, read_labelled
 from vardass.data.scaling import standardise_task
 from vardass.errors import InputError
-from vardass.files import PathLike
+from vardass.files import PathLike, as_path
 from vardass.validate import shorten
 
 __all__ = ["embedding_names", "embedding_task", "load_embeddings"]
@@ -58,7 +58,7 @@ def embedding_task(
         If files do not fit each other, or the target has a class that no source has.
     """
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
-    paths = [Path(path) for path in (*given, target)]
+    paths = [as_path(path, "source or target") for path in (*given, target)]
     keys = [key] * len(paths) if key is None or isinstance(key, str) else list(key)
     marks = [*[labels] * len(given), target_labels] if isinstance(labels, str) else list(labels)
     titles = [path.stem for path in paths] if names is None else list(names)
@@ -90,7 +90,7 @@ def embedding_task(
 
 def embedding_names(root: PathLike | None) -> tuple[str, ...]:
     """Tasks between the files in ``root``, such as ``"clinic->home"``; none without a root or for a single file."""
-    return () if root is None or Path(root).is_file() else pair_names(list(_files(root)))
+    return () if root is None or as_path(root, "root").is_file() else pair_names(list(_files(root)))
 
 
 def load_embeddings(
@@ -110,14 +110,15 @@ def load_embeddings(
     """
     if root is None:
         raise InputError("root is None; give a folder with one file of embeddings for each domain, or one .npz file")
-    if Path(root).expanduser().is_file():
+    root = as_path(root, "root")
+    if root.is_file():
         if key is None or "{domain}" not in key:
             raise InputError(f"{root} is one file and key is {key!r}; name its arrays, such as key='x_{{domain}}'")
         left, arrow, right = task.partition("->")
         if not arrow:
             raise InputError(f"task {task!r} has no arrow; write it as 'source->target'")
         parts = [*left.split("+"), right]
-        paths = [Path(root)] * len(parts)
+        paths = [root] * len(parts)
     else:
         files = _files(root)
         sources, target = parse_pair(task, list(files), str(root))
@@ -139,7 +140,7 @@ def load_embeddings(
 
 
 def _files(root: PathLike) -> dict[str, Path]:
-    base = Path(root).expanduser()
+    base = as_path(root, "root")
     entries = sorted(base.iterdir()) if base.is_dir() else []
     files = {path.stem: path for path in entries if path.suffix.lower() in EMBEDDING_ENDINGS and path.is_file()}
     if len(files) < 2:

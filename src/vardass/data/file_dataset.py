@@ -53,6 +53,8 @@ class FileDataset(Dataset[Tensor]):
     """
 
     def __init__(self, paths: Sequence[PathLike], what: str) -> None:
+        if isinstance(paths, str) or not isinstance(paths, Sequence):
+            raise InputError(f"paths of {what} files must be a list, got {paths!r}; put a single one into a list")
         if not len(paths):
             raise InputError(f"0 {what} files were given; give at least one")
         self.paths = [str(path) for path in paths]

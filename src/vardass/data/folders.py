@@ -14,8 +14,8 @@ from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
 from vardass.data.domains import Domain, Task, pair_names, parse_pair
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
 from vardass.errors import InputError
-from vardass.files import PathLike
-from vardass.validate import shorten
+from vardass.files import PathLike, as_path
+from vardass.validate import choose, shorten
 
 __all__ = [
     "FileKind",
@@ -36,7 +36,7 @@ def locate(root: PathLike | None, marks: Sequence[str], *, inside: Sequence[str]
     """The folder, ``root`` or one of ``inside`` it, that holds all ``marks``; else an InputError with ``info``."""
     if root is None:
         raise InputError(f"root is None, but this data set is read from files; give its folder\n{info}")
-    base = Path(root).expanduser()
+    base = as_path(root, "root")
     folders = [base, *(base / name for name in inside)]
     for folder in folders:
         if folder.is_dir() and all((folder / mark).exists() for mark in marks):
@@ -148,7 +148,8 @@ def folder_domain(
     InputError
         If there is no such folder or no file in it, a class folder is empty, or a class is not in ``class_names``.
     """
-    base = Path(root).expanduser()
+    choose(kind, "kind", _ENDINGS)
+    base = as_path(root, "root")
     if not base.is_dir():
         raise InputError(f"no folder at {base}; give a folder of {kind} files")
     loose = [path for path in files_in(base, kind) if path.parent == base]
@@ -200,7 +201,8 @@ def folder_task(
     ignores folders in the target.
     """
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
-    folders = [Path(folder).expanduser() for folder in given]
+    folders = [as_path(folder, "source") for folder in given]
+    target = as_path(target, "target")
     names: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
@@ -212,9 +214,7 @@ def folder_task(
         return folder_domain(
             folder,
             kind=kind,
-            name=str(folder)
-            if sum(other.name == folder.name for other in (*folders, Path(target))) > 1
-            else folder.name,
+            name=str(folder) if sum(other.name == folder.name for other in (*folders, target)) > 1 else folder.name,
             class_names=classes,
             labelled=labelled,
             size=size,
@@ -225,7 +225,7 @@ def folder_task(
         )
 
     labelled = tuple(domain(folder, True) for folder in folders)
-    goal = domain(Path(target).expanduser(), target_labelled)
+    goal = domain(target, target_labelled)
     return Task(name or "+".join(source.name for source in labelled) + "->" + goal.name, labelled, goal)
 
 
@@ -266,7 +266,7 @@ def load_folders(
 
 
 def _domains(root: PathLike) -> list[Path]:
-    base = Path(root).expanduser()
+    base = as_path(root, "root")
     folders = subfolders(base) if base.is_dir() else []
     if len(folders) < 2:
         raise InputError(f"{base} has {len(folders)} folders; at least 2 are needed, one for each domain")

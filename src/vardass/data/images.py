@@ -354,6 +354,8 @@ def _pipeline(crop: tuple[int, int] | None, channels: int) -> torch.nn.Sequentia
 
 
 def _check_batch(batch: Tensor) -> int:
+    if not isinstance(batch, Tensor):
+        raise InputError(f"a batch of images must be a tensor, got {type(batch).__name__}; stack items of ImageDataset")
     if batch.ndim != 4 or batch.shape[1] not in _MODES or not batch.is_floating_point():
         raise InputError(
             f"a batch of images must be floats of shape (n, 3 or 1, height, width), got {batch.dtype} of shape "

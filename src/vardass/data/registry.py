@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 from vardass.data import camelyon17, digits, embedding_tasks, folders, humpbacks, office_home, spawrious, watch
 from vardass.data.domains import Task
 from vardass.errors import InputError
-from vardass.files import PathLike
+from vardass.files import PathLike, as_path
 from vardass.validate import choose, import_by_name
 
 __all__ = ["DATASETS", "DatasetInfo", "find_dataset", "load_task", "task_names"]
@@ -158,7 +157,7 @@ def task_names(dataset: str, root: PathLike | None = None) -> tuple[str, ...]:
     >>> task_names("office-home")[:3]
     ('A-C', 'A-P', 'A-R')
     """
-    return find_dataset(dataset).tasks(root)
+    return find_dataset(dataset).tasks(None if root is None else as_path(root, "root"))
 
 
 def load_task(dataset: str, task: str, root: PathLike | None = None, **options: Any) -> Task:
@@ -190,8 +189,7 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
     entry = find_dataset(dataset)
     if not isinstance(task, str):
         raise InputError(f"task must be a name, got {task!r}; choose one of task_names({entry.name!r})")
-    if not isinstance(root, str | os.PathLike | None):
-        raise InputError(f"root must be the path of a folder, got {root!r}; give one, or None for data without files")
+    root = None if root is None else as_path(root, "root")
     entry.check_options(options)
     loaded = entry.load(task, root, **options)
     if not isinstance(loaded, Task):

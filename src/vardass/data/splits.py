@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vardass.data.domains import Domain, Task, unite
 from vardass.errors import InputError
+from vardass.validate import check_count
 
 __all__ = ["TaskSplits", "derived_seed", "split_task"]
 
@@ -69,6 +70,12 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
     InputError
         If a fraction is out of range, or a part that should have samples would have none.
     """
+    if not isinstance(task, Task):
+        raise InputError(f"only a Task can be split, got {task!r}; make one of domains, or with load_task")
+    seed = check_count(seed, "seed", low=0)  # numbers of numpy are spelt differently and would give other splits
+    for name, value in (("holdout", holdout), ("unlabelled_fraction", unlabelled_fraction)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{name} must be a number, got {value!r}; 0.2 and 0.5 are usual")
     if not 0 <= holdout < 1:
         raise InputError(f"holdout must be at least 0 and below 1, got {holdout}; 0.2 is DomainBed's")
     if not 0 < unlabelled_fraction <= 1:
