@@ -7,6 +7,7 @@ import itertools
 import math
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.kernels import Kernel, LinearKernel, RBFMixture, as_kernel
 from vardass.lowrank import low_rank_features
 from vardass.solvers import SOLVERS, stratify
@@ -414,7 +415,18 @@ def test_the_path_follows_the_size_unless_rank_says_otherwise(monkeypatch: pytes
         return str(stratify(cloud(n), 4, **options).info["path"])
 
     assert [path(50), path(51), path(51, rank=0), path(50, rank=8)] == ["exact", "low-rank", "exact", "low-rank"]
-    assert [path(n, solver="kernel-kmeans") for n in (60, 61)] == ["exact", "low-rank"]
+    for solver in ("dynamic-kmeans", "kernel-kmeans"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert [path(60, solver=solver), path(61, solver=solver, rank=8)] == ["exact", "low-rank"]
+        with pytest.warns(VardassWarning, match=rf"{solver}.* for 61 samples .*above 60.*not the published.*rank=0"):
+            assert path(61, solver=solver) == "low-rank"
+
+
+def test_the_papers_solver_is_exact_on_the_papers_largest_domain() -> None:
+    largest = 20_276  # training samples of Spawrious' two sources together
+    assert largest <= front.BASELINE_EXACT_LIMIT
+    assert 4 * front.BASELINE_EXACT_LIMIT**2 == 4 * 2**30  # bytes, as documented
 
 
 @each_solver

@@ -30,8 +30,8 @@ __all__ = ["BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "solve", "stratify"
 EXACT_LIMIT = 2048
 """Up to this many samples ``min-sum`` uses the full kernel matrix unless ``rank`` is given."""
 
-BASELINE_EXACT_LIMIT = 20_000
-"""The same for the other solvers, which are defined on the full matrix (1.6 GB in float32)."""
+BASELINE_EXACT_LIMIT = 32_768
+"""The same for the other solvers, which are defined on the full matrix (4 GiB in float32); beyond it they warn."""
 
 _SOLVERS: dict[str, tuple[Callable[..., Solution], frozenset[str]]] = {
     "min-sum": (min_sum, frozenset({"max_passes", "tol"})),
@@ -93,7 +93,7 @@ def stratify(
         Sizes that differ by at most one, so that losses without weights can be used.
     rank : int, optional
         Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
-        samples (20,000 for solvers other than ``min-sum``) and rank 128 beyond; 0 forces the full matrix.
+        samples (32,768 for solvers other than ``min-sum``, 4 GiB) and rank 128 beyond; 0 forces the full matrix.
     seed : int or torch.Generator
         The same seed gives the same strata.
     restarts : int
@@ -208,6 +208,15 @@ def _problem(
     limit = EXACT_LIMIT if solver == "min-sum" else BASELINE_EXACT_LIMIT
     if rank is None:
         rank = 0 if len(x) <= limit else DEFAULT_RANK
+        if rank and solver in ("dynamic-kmeans", "kernel-kmeans"):
+            size = len(x) ** 2 * x.element_size() / 2**30
+            warnings.warn(
+                f"solver {solver!r} is defined on the full kernel matrix, which for {len(x):,} samples takes "
+                f"{size:.1f} GiB; above {limit:,} samples it works on {rank} low-rank features, so it is not the "
+                f"published solver; give rank=0 for the full matrix, or rank={rank} to say that you accept it",
+                VardassWarning,
+                stacklevel=4,  # past no_grad, which wraps stratify
+            )
     if check_count(rank, "rank", low=0) == 0:
         matrix = kernel.square_matrix(x)
         # centring changes no distance and keeps sums exact where the kernel is nearly constant
