@@ -209,7 +209,7 @@ def test_what_is_said_last_counts(tmp_path: Path) -> None:
 def test_data_of_ones_own_are_named_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "examples"))
     data = {"dataset": "own_dataset:load", "name": "moons", "tasks": ["0->30"], "options": {"noise": 0.2}}
-    (run, *_) = load(tmp_path, changed(data=[data])).runs
+    run = load(tmp_path, changed(data=[data])).runs()[0]
     assert (run.dataset, run.task, run.data_options) == ("own_dataset:load", "0->30", {"noise": 0.2})
     with pytest.raises(InputError, match=r"data\[0\]\.options: .*'nois'; did you mean 'noise'"):
         load(tmp_path, changed(data=[{**data, "options": {"nois": 0.2}}]))
