@@ -152,3 +152,27 @@ def test_distances_whose_exponential_underflows():
     assert float(value.detach()) == pytest.approx(10.0)
     assert float(mmd2(x, y)) == pytest.approx(10.0)
     assert float(a.grad.abs().max()) < 1e-20
+
+
+@pytest.mark.parametrize("preset", ["paper", "domainbed"])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_mmd_has_one_value_with_and_without_gradient(preset, offset):
+    """Equal rows are at distance 0, which rounding of the expansion must not change where a gradient is wanted."""
+    x = 3 * normal(32, 64, 1, torch.float32) + offset
+    other = torch.cat([x[:16], 3 * normal(16, 64, 2, torch.float32) + offset])
+    for y in (x.clone(), other):
+        plain = mmd2(x, y, preset=preset)
+        with_gradient = mmd2(x.clone().requires_grad_(), y, preset=preset)
+        assert float(with_gradient.detach()) == float(plain)
+        exact = mmd2(x.double(), y.double(), preset=preset)
+        assert float(plain) == pytest.approx(float(exact), abs=1e-6)
+    assert abs(float(mmd2(x.clone().requires_grad_(), x.clone(), preset=preset).detach())) < 1e-6
+
+
+def test_kernel_matrix_has_one_value_with_and_without_gradient():
+    x = 3 * normal(20, 64, 1, torch.float32)
+    x = torch.cat([x, x])
+    for kernel in (RBFMixture(), RBFMixture((1000.0,)), RBFMixture(scale="median").fit(x)):
+        with_gradient = kernel.matrix(x.clone().requires_grad_()).detach()
+        torch.testing.assert_close(with_gradient, kernel.matrix(x), rtol=1e-6, atol=1e-6)
+        assert float((with_gradient[:20, 20:].diagonal() - with_gradient.diagonal()[:20]).abs().max()) < 1e-5

@@ -41,6 +41,8 @@ PAPER_GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0)
 DEFAULT_BLOCK_BYTES = 64 * 2**20
 """Memory that block-wise evaluation may use for one block."""
 
+_BATCH_PAIRS = 2**20  # pairs of rows that two batches of a training loop may have
+
 
 class Kernel(ABC):
     """A positive-definite function κ(z, z') = <φ(z), φ(z')>."""
@@ -128,8 +130,8 @@ def squared_distances(x: Tensor, y: Tensor | None = None, *, reach: float = 0.0)
     """Squared Euclidean distances (n, m), accurate far from the origin.
 
     The expansion |x|² + |y|² - 2<x, y> cancels badly for features with a large common offset, so the data
-    are centred first. What error is left matters only for close pairs: those nearer than ``reach`` are
-    computed again, exactly, when no gradient is wanted.
+    are centred first. What error is left matters only for close pairs: the values of those nearer than ``reach``
+    are computed again, exactly, whether or not a gradient is wanted.
     """
     # any common shift leaves distances alone, so its gradient is zero and need not be followed
     shift = x.detach().mean(0)
@@ -140,7 +142,17 @@ def squared_distances(x: Tensor, y: Tensor | None = None, *, reach: float = 0.0)
     norm_y = norm_x if same else y.square().sum(1)
     d2 = torch.addmm(norm_x[:, None] + norm_y, x, y.T, alpha=-2.0).clamp_min(0.0)
     if torch.is_grad_enabled() and d2.requires_grad:
-        return d2 * (1 - torch.eye(len(x), dtype=x.dtype, device=x.device)) if same else d2
+        if same:
+            d2 = d2 * (1 - torch.eye(len(x), dtype=x.dtype, device=x.device))
+        rough, x, y, norm_x, norm_y = d2.detach(), x.detach(), y.detach(), norm_x.detach(), norm_y.detach()
+        # the exact value with the gradient of the expansion
+        return d2 + (_with_exact_close_pairs(rough.clone(), x, y, norm_x, norm_y, reach, same) - rough)
+    return _with_exact_close_pairs(d2, x, y, norm_x, norm_y, reach, same)
+
+
+def _with_exact_close_pairs(
+    d2: Tensor, x: Tensor, y: Tensor, norm_x: Tensor, norm_y: Tensor, reach: float, same: bool
+) -> Tensor:
     if same:
         d2.fill_diagonal_(0.0)
     if reach > 0.0:
@@ -151,6 +163,9 @@ def squared_distances(x: Tensor, y: Tensor | None = None, *, reach: float = 0.0)
 def _recompute_close_pairs(
     d2: Tensor, x: Tensor, y: Tensor, norm_x: Tensor, norm_y: Tensor, reach: float, same: bool
 ) -> None:
+    if d2.is_cuda and d2.numel() <= _BATCH_PAIRS:  # to look at the error would stop a training loop
+        _copy_double_distances(d2, x, y, same)
+        return
     error = torch.finfo(x.dtype).eps * (float(norm_x.max()) + float(norm_y.max()))
     if error < 1e-6 * reach:
         return
@@ -160,16 +175,21 @@ def _recompute_close_pairs(
         close.fill_diagonal_(False)
     i, j = close.nonzero(as_tuple=True)
     if len(i) * x.shape[1] > 4 * d2.numel():  # too many to gather: one product in double precision instead
-        d2.copy_(_double_distances(x, y))
-        if same:
-            d2.fill_diagonal_(0.0)
+        _copy_double_distances(d2, x, y, same)
         return
     d2[i, j] = (x[i] - y[j]).square().sum(1)
 
 
-def _double_distances(x: Tensor, y: Tensor) -> Tensor:
+def _copy_double_distances(d2: Tensor, x: Tensor, y: Tensor, same: bool) -> None:
     x, y = x.double(), y.double()
-    return (x.square().sum(1)[:, None] + y.square().sum(1) - 2.0 * (x @ y.T)).clamp_min_(0.0)
+    d2.copy_((x.square().sum(1)[:, None] + y.square().sum(1) - 2.0 * (x @ y.T)).clamp_min_(0.0))
+    if same:
+        d2.fill_diagonal_(0.0)
+
+
+def mixture_reach(rates: Sequence[float]) -> float:
+    """Squared distance within which the mixture Σ exp(-rate d²) needs exact ones."""
+    return 20.0 / max(rates)  # beyond, the steepest term is below 2e-9 and its error with it
 
 
 @dataclass(frozen=True)
@@ -244,8 +264,7 @@ class RBFMixture(Kernel):
 
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
         rates = self.rates
-        # beyond γ d² = 20 a term is below 2e-9 and its error with it
-        d2 = squared_distances(x, y, reach=20.0 / max(rates))
+        d2 = squared_distances(x, y, reach=mixture_reach(rates))
         if d2.requires_grad:
             return torch.stack([torch.exp(d2 * -rate) for rate in rates]).sum(0)
         total = torch.zeros_like(d2)

@@ -22,6 +22,7 @@ from vardass.kernels import (
     RBFMixture,
     as_kernel,
     fitted_kernel,
+    mixture_reach,
     squared_distances,
 )
 from vardass.validate import ArrayLike, as_weights, check_count, choose
@@ -429,7 +430,7 @@ class _MixtureForm(torch.autograd.Function):
     @staticmethod
     def forward(z: Tensor, pairs: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Return the form, and its slope in each squared distance for the gradient."""
-        d2 = squared_distances(z)
+        d2 = squared_distances(z, reach=mixture_reach(rates))  # as without gradient: the loss has one value
         kernel, slope, term = torch.zeros_like(d2), torch.zeros_like(d2), torch.empty_like(d2)
         for rate in rates:
             # exp(-80) is nothing next to the diagonal, and results that underflow take a CPU ten times longer
@@ -451,7 +452,7 @@ class _MixtureForm(torch.autograd.Function):
         z, pairs, slope = ctx.saved_tensors
         with torch.autocast(z.device.type, enabled=False):
             if torch.is_grad_enabled():  # a second derivative is wanted: the slope must know of z
-                d2 = squared_distances(z)
+                d2 = squared_distances(z, reach=mixture_reach(ctx.rates))
                 slope = torch.stack([-rate * torch.exp(d2 * -rate) for rate in ctx.rates]).sum(0)
             z = z - z.detach().mean(0)  # the two terms below would cancel far from the origin
             # a row does not pull itself, but its slope is the steepest: rounding would leave some
