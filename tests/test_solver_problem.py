@@ -12,8 +12,9 @@ from torch import Tensor
 
 from solver_problems import exact, gen, linear, low_rank_with_residual, points, sizes_of
 from vardass.errors import InputError
+from vardass.solvers import problem as problem_module
 from vardass.solvers.dynamic_kmeans import centroid_objective
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
+from vardass.solvers.problem import Distances, ExactProblem, LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.solvers.starts import random_balanced_labels
 
@@ -60,12 +61,28 @@ def test_centroid_distances_match_explicit_means(problem: Problem) -> None:
 
 
 @each_problem
+def test_any_part_of_the_distances_is_that_of_the_whole(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.randint(3, (20,), generator=gen(2))
+    labels[labels == 2] = 3  # stratum 2 is empty
+    whole = problem.centroid_distances(labels, 4)
+    monkeypatch.setattr(problem_module, "_TABLE_NUMBERS", 12)  # three rows at a time
+    parts = problem.distances(labels, 4)
+    torch.testing.assert_close(torch.cat([parts.rows(block) for block in parts.blocks()]), whole)
+    torch.testing.assert_close(parts.rows(torch.tensor([5, 0, 19])), whole[[5, 0, 19]])
+    torch.testing.assert_close(torch.stack([parts.column(h) for h in range(4)], 1), whole)
+    nearest, own = parts.nearest(labels)
+    assert torch.equal(nearest, whole.argmin(1))
+    torch.testing.assert_close(own, whole.gather(1, labels[:, None])[:, 0])
+
+
+@each_problem
 def test_views_agree_with_the_kernel_matrix(problem: Problem) -> None:
     phi = explicit_features(problem)
     matrix = phi @ phi.T
     rows = torch.tensor([4, 0, 17])
     torch.testing.assert_close(problem.diag, matrix.diagonal())
     torch.testing.assert_close(problem.columns(rows), matrix[:, rows])
+    torch.testing.assert_close(problem.columns(rows, slice(3, 12)), matrix[3:12, rows])
     torch.testing.assert_close(problem.block(rows), matrix[rows][:, rows])
     labels = random_balanced_labels(20, 4, 1)
     one_hot = torch.nn.functional.one_hot(labels).double()
@@ -77,7 +94,7 @@ def test_views_agree_with_the_kernel_matrix(problem: Problem) -> None:
 
 
 @st.composite
-def labellings(draw: st.DrawFn) -> tuple[Tensor, Tensor, SizeLimits]:
+def labellings(draw: st.DrawFn) -> tuple[Tensor, Distances, SizeLimits]:
     k = draw(st.integers(1, 6))
     n = draw(st.integers(k, 24))
     seed = draw(st.integers(0, 10_000))
@@ -88,14 +105,14 @@ def labellings(draw: st.DrawFn) -> tuple[Tensor, Tensor, SizeLimits]:
         limits = SizeLimits.of(n, k, min_size=low, max_size=draw(st.integers(max(low, -(-n // k)), n)))
     used = draw(st.integers(1, k))  # strata from ``used`` on are empty
     labels = torch.randint(used, (n,), generator=gen(seed))
-    return labels, linear(points(n, 2, seed)).centroid_distances(labels, k), limits
+    return labels, linear(points(n, 2, seed)).distances(labels, k), limits
 
 
 @settings(max_examples=150, deadline=None)
 @given(labellings())
-def test_repair_honours_limits_and_leaves_good_labels_alone(case: tuple[Tensor, Tensor, SizeLimits]) -> None:
+def test_repair_honours_limits_and_leaves_good_labels_alone(case: tuple[Tensor, Distances, SizeLimits]) -> None:
     labels, distances, limits = case
-    k = distances.shape[1]
+    k = distances.k
     before = labels.clone()
     repaired = repair_sizes(labels, distances, limits)
     sizes = sizes_of(repaired, k)
@@ -111,7 +128,7 @@ def test_repair_honours_limits_and_leaves_good_labels_alone(case: tuple[Tensor, 
 def test_repair_fills_an_empty_stratum_with_the_farthest_point() -> None:
     x = torch.tensor([[0.0], [1.0], [2.0], [50.0], [100.0], [101.0]])
     labels = torch.tensor([0, 0, 0, 0, 1, 1])
-    distances = linear(x).centroid_distances(labels, 3)
+    distances = linear(x).distances(labels, 3)
     assert repair_sizes(labels, distances, SizeLimits(1, 6)).tolist() == [0, 0, 0, 2, 1, 1]
 
 

@@ -140,11 +140,5 @@ def _cut_equally(labels: Tensor, features: Tensor, k: int) -> Tensor:
     missing = (size - torch.bincount(labels, minlength=k)).clamp_min(0).sum()
     if int(missing) > 2 * k:
         return bisection_labels(features, k)
-    members = torch.bincount(labels, minlength=k).to(features)
-    if features.is_cuda:  # index_add_ would sum in any order there, and all processes have to make the same plan
-        sums = one_hot(labels, k).to(features).T @ features
-    else:
-        sums = features.new_zeros(k, features.shape[1]).index_add_(0, labels, features)
-    centres = sums / members[:, None].clamp_min(1.0)
-    distances = torch.cdist(features, centres).square_()
-    return repair_sizes(labels, distances.masked_fill_(members == 0, torch.inf), SizeLimits(size, size))
+    distances = LowRankProblem(features, features.new_zeros(len(features))).distances(labels, k)
+    return repair_sizes(labels, distances, SizeLimits(size, size))

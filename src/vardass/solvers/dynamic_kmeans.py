@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vardass.backend import hot_loops
 from vardass.errors import InputError
-from vardass.solvers.problem import Problem, Solution
+from vardass.solvers.problem import DistanceTable, Problem, Solution
 from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.validate import Progress, as_generator, check_count, row_blocks
 
@@ -76,7 +76,7 @@ def dynamic_kmeans(
     converged = best_cost == 0.0
     while n_iter < max_iter and not converged:
         assigned = _best_of_trials(distances, trials, parallel, generator)
-        current = repair_sizes(assigned, distances, limits)
+        current = repair_sizes(assigned, DistanceTable(distances), limits)
         distances = problem.centroid_distances(current, k)
         cost = centroid_objective(distances, current)
         n_iter += 1

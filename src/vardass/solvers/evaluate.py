@@ -28,22 +28,26 @@ class Evaluation:
 
 
 def evaluate(
-    problem: Problem, labels: Tensor, k: int, *, x: Tensor, kernel: Kernel, generator: torch.Generator
+    problem: Problem | None, labels: Tensor, k: int, *, x: Tensor, kernel: Kernel, generator: torch.Generator
 ) -> Evaluation:
     """Var(μ̂) of one draw from each of k strata and of k uniform draws.
 
     The exact path has all kernel values. The low-rank path knows all distances up to the small part that
     its features miss between different points; where summing all pairs inside strata would cost too much,
-    the mean of that part over random pairs corrects the low-rank value.
+    the mean of that part over random pairs corrects the low-rank value. Without a problem all pairs are summed
+    or, where they are too many, estimated from random ones.
     """
-    n = problem.n
+    n = len(labels)
     everything = torch.zeros_like(labels)
     if isinstance(problem, ExactProblem):
         inside, total = problem.objective(labels, k), problem.objective(everything, 1)
         return Evaluation(inside / n**2, 0.0, total / (k * n**2), 0.0)
-    assert isinstance(problem, LowRankProblem)
-    total, total_error = _estimated_objective(problem, everything, 1, x, kernel, generator)
-    uniform, uniform_stderr = total / (k * n**2), total_error / (k * n**2)
+    assert problem is None or isinstance(problem, LowRankProblem)
+    if problem is None:
+        uniform, uniform_stderr = uniform_evaluation(x, k, kernel=kernel, generator=generator)
+    else:
+        total, total_error = _estimated_objective(problem, everything, 1, x, kernel, generator)
+        uniform, uniform_stderr = total / (k * n**2), total_error / (k * n**2)
     sizes = torch.bincount(labels, minlength=k).double()
     if float(sizes.square().sum()) * x.shape[1] <= _EXACT_WORK:
         return Evaluation(stratified_variance(x, labels, kernel=kernel), 0.0, uniform, uniform_stderr)

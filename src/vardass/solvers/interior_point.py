@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.solvers.problem import Problem, Solution
+from vardass.solvers.problem import DistanceTable, Problem, Solution
 from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.validate import Progress, check_count
 
@@ -96,7 +96,7 @@ def interior_point(
     n_iter = 0
     converged = objective == 0.0
     while n_iter < max_iter and not converged:
-        current = repair_sizes(interior_point_assignment(distances), distances, limits)
+        current = repair_sizes(interior_point_assignment(distances), DistanceTable(distances), limits)
         distances = problem.centroid_distances(current, k)
         n_iter += 1
         found = problem.objective(current, k)

@@ -13,9 +13,9 @@ from vardass.validate import Progress, check_count
 __all__ = ["inertia", "kernel_kmeans"]
 
 
-def inertia(distances: Tensor, labels: Tensor) -> float:
-    """The k-means cost Σ_i |φ_i - μ_{a_i}|² from distances (n, k) to the means of these strata."""
-    return float(distances.gather(1, labels[:, None]).sum(dtype=torch.float64))
+def inertia(problem: Problem, labels: Tensor, k: int) -> float:
+    """The k-means cost Σ_i |φ_i - μ_{a_i}|²."""
+    return float(problem.distances(labels, k).nearest(labels)[1].sum(dtype=torch.float64))
 
 
 def kernel_kmeans(
@@ -67,18 +67,20 @@ def kernel_kmeans(
     if not tol >= 0.0:
         raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no label changes")
     best = labels
-    distances = problem.centroid_distances(best, k)
-    cost = inertia(distances, best)
+    distances = problem.distances(best, k)
+    nearest, own = distances.nearest(best)
+    cost = float(own.sum(dtype=torch.float64))
     n_iter = 0
     converged = False
     while n_iter < max_iter and not converged:
-        moved = repair_sizes(distances.min(1).indices, distances, limits)
+        moved = repair_sizes(nearest, distances, limits)
         n_iter += 1
         if torch.equal(moved, best):
             converged = True
             break
-        distances = problem.centroid_distances(moved, k)
-        previous, cost = cost, inertia(distances, moved)
+        distances = problem.distances(moved, k)
+        nearest, own = distances.nearest(moved)
+        previous, cost = cost, float(own.sum(dtype=torch.float64))
         converged = cost >= previous * (1.0 - tol)
         if cost < previous:
             best = moved

@@ -99,7 +99,7 @@ class _LowRankState(_State):
         super().__init__(problem, labels, k)
         self.features = problem.features
         self.residual = problem.residual
-        self.sums = self.features.new_zeros(k, self.features.shape[1]).index_add_(0, labels, self.features)
+        self.sums = problem.feature_sums(labels, k)
 
     def own_scores(self) -> Tensor:
         cross = torch.empty_like(self.diag)

@@ -13,6 +13,7 @@ Solvers see only the three views below, so each is written once for both forms.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,55 @@ from torch import Tensor
 
 from vardass.validate import row_blocks
 
-__all__ = ["ExactProblem", "LowRankProblem", "Problem", "Solution"]
+__all__ = ["DistanceTable", "Distances", "ExactProblem", "LowRankProblem", "Problem", "Solution"]
+
+_TABLE_NUMBERS = 2**22  # distances to stratum means that are kept as one table, 16 MB; more are computed in blocks
+
+
+class Distances(ABC):
+    """Distances of n points to k stratum means, of which any part can be asked for.
+
+    Not more than a block of them is held at a time: a table would take 1 GB at n = 10^6 and k = 256.
+    """
+
+    n: int
+    k: int
+
+    @abstractmethod
+    def rows(self, rows: Tensor | slice) -> Tensor:
+        """From the q points in ``rows`` to each mean: (q, k)."""
+
+    @abstractmethod
+    def column(self, stratum: int) -> Tensor:
+        """From each point to one mean: (n,)."""
+
+    def blocks(self) -> Iterator[slice]:
+        """Rows that are asked for together."""
+        return row_blocks(self.n, _TABLE_NUMBERS // self.k)
+
+    def nearest(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest mean of each point, and its distance to the one that ``labels`` (n,) name: both (n,)."""
+        found = []
+        for block in self.blocks():
+            distances = self.rows(block)
+            found.append((distances.min(1).indices, distances.gather(1, labels[block, None])[:, 0]))
+        return torch.cat([nearest for nearest, _ in found]), torch.cat([own for _, own in found])
+
+
+class DistanceTable(Distances):
+    """All distances (n, k) in one table."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+        self.n, self.k = table.shape
+
+    def rows(self, rows: Tensor | slice) -> Tensor:
+        """Rows of the table."""
+        return self.table[rows]
+
+    def column(self, stratum: int) -> Tensor:
+        """A column of the table."""
+        return self.table[:, stratum]
 
 
 class Problem(ABC):
@@ -44,8 +93,8 @@ class Problem(ABC):
         """A_ih = Σ_{j in S_h} K_ij for all i and h: (n, k)."""
 
     @abstractmethod
-    def columns(self, rows: Tensor) -> Tensor:
-        """K_ij for all i and the q points j in ``rows``: (n, q)."""
+    def columns(self, columns: Tensor, rows: slice = slice(None)) -> Tensor:
+        """K_ij for the b points i in ``rows``, by default all, and the q points j in ``columns``: (b, q)."""
 
     @abstractmethod
     def block(self, rows: Tensor | slice) -> Tensor:
@@ -68,7 +117,7 @@ class Problem(ABC):
     def centroid_distances(self, labels: Tensor, k: int) -> Tensor:
         """|φ_i - μ_h|² from each point to each stratum mean (Algorithm 1, step 2): (n, k).
 
-        An empty stratum is infinitely far.
+        An empty stratum is infinitely far. See `distances` for what needs less memory.
         """
         sizes = torch.bincount(labels, minlength=k).to(self.diag)
         cross = self.stratum_sums(labels, k)
@@ -76,6 +125,10 @@ class Problem(ABC):
         inner = torch.zeros_like(sizes).index_add_(0, labels, own) / sizes.square()
         distances = (self.diag[:, None] - 2.0 * cross / sizes + inner).clamp_min_(0.0)
         return distances.masked_fill_(sizes == 0, torch.inf)
+
+    def distances(self, labels: Tensor, k: int) -> Distances:
+        """The same, of which any part can be asked for."""
+        return DistanceTable(self.centroid_distances(labels, k))
 
 
 @dataclass
@@ -91,9 +144,9 @@ class ExactProblem(Problem):
         """A, summed over rows of the symmetric matrix: O(n²), whatever k is."""
         return self.matrix.new_zeros(k, self.n).index_add_(0, labels, self.matrix).T
 
-    def columns(self, rows: Tensor) -> Tensor:
+    def columns(self, columns: Tensor, rows: slice = slice(None)) -> Tensor:
         """Rows of the matrix, which is symmetric."""
-        return self.matrix[rows].T
+        return self.matrix[columns, rows].T
 
     def block(self, rows: Tensor | slice) -> Tensor:
         """A submatrix."""
@@ -126,15 +179,32 @@ class LowRankProblem(Problem):
 
     def stratum_sums(self, labels: Tensor, k: int) -> Tensor:
         """A from the k feature sums."""
-        sums = self.features.new_zeros(k, self.features.shape[1]).index_add_(0, labels, self.features)
-        cross = self.features @ sums.T
+        cross = self.features @ self.feature_sums(labels, k).T
         return cross.scatter_add_(1, labels[:, None], self.residual[:, None])
 
-    def columns(self, rows: Tensor) -> Tensor:
+    def feature_sums(self, labels: Tensor, k: int) -> Tensor:
+        """Σ φ_i of each stratum: (k, r)."""
+        sums = self.features.new_zeros(k, self.features.shape[1])
+        if not self.features.is_cuda:
+            return sums.index_add_(0, labels, self.features)
+        # there index_add_ sums in any order, and processes that compute apart shall find the same
+        for block in row_blocks(self.n, _TABLE_NUMBERS // k):
+            sums += torch.nn.functional.one_hot(labels[block], k).to(sums).T @ self.features[block]
+        return sums
+
+    def distances(self, labels: Tensor, k: int) -> Distances:
+        """From the feature sums, in parts where there are many."""
+        if self.n * k <= _TABLE_NUMBERS:
+            return super().distances(labels, k)
+        return _CentroidDistances(self, labels, k)
+
+    def columns(self, columns: Tensor, rows: slice = slice(None)) -> Tensor:
         """Inner products, with the residual where a point meets itself."""
-        columns = self.features @ self.features[rows].T
-        columns[rows, torch.arange(len(rows), device=rows.device)] += self.residual[rows]
-        return columns
+        values = self.features[rows] @ self.features[columns].T
+        start, stop, _ = rows.indices(self.n)
+        met = ((columns >= start) & (columns < stop)).nonzero().flatten()
+        values[columns[met] - start, met] += self.residual[columns[met]]
+        return values
 
     def block(self, rows: Tensor | slice) -> Tensor:
         """Inner products, with the residual on the diagonal."""
@@ -151,6 +221,31 @@ class LowRankProblem(Problem):
         for block in row_blocks(self.n, 65536):
             sums.index_add_(0, labels[block], self.features[block].double())
         return sums.square().sum(1).index_add_(0, labels, self.residual.double())
+
+
+class _CentroidDistances(Distances):
+    """|φ_i - μ_h|² of a low-rank problem, from the k feature sums; an empty stratum is infinitely far."""
+
+    def __init__(self, problem: LowRankProblem, labels: Tensor, k: int) -> None:
+        self.n, self.k = problem.n, k
+        self.problem, self.labels = problem, labels
+        self.sizes = torch.bincount(labels, minlength=k).to(problem.diag)
+        self.sums = problem.feature_sums(labels, k)
+        within = self.sums.square().sum(1).index_add_(0, labels, problem.residual)
+        self.inner = within / self.sizes.square()
+
+    def rows(self, rows: Tensor | slice) -> Tensor:
+        cross = self.problem.features[rows] @ self.sums.T
+        cross.scatter_add_(1, self.labels[rows, None], self.problem.residual[rows, None])
+        distances = (self.problem.diag[rows, None] - 2.0 * cross / self.sizes + self.inner).clamp_min_(0.0)
+        return distances.masked_fill_(self.sizes == 0, torch.inf)
+
+    def column(self, stratum: int) -> Tensor:
+        size = self.sizes[stratum]
+        if size == 0:
+            return torch.full_like(self.problem.diag, torch.inf)
+        cross = self.problem.features @ self.sums[stratum] + self.problem.residual * (self.labels == stratum)
+        return (self.problem.diag - 2.0 * cross / size + self.inner[stratum]).clamp_min_(0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
+from vardass.solvers.problem import Distances
 
 __all__ = ["SizeLimits", "repair_sizes"]
 
@@ -57,49 +58,62 @@ class SizeLimits:
         return bool(((sizes >= self.low) & (sizes <= self.high)).all())
 
 
-def repair_sizes(labels: Tensor, distances: Tensor, limits: SizeLimits) -> Tensor:
+def repair_sizes(labels: Tensor, distances: Distances, limits: SizeLimits) -> Tensor:
     """Return labels within ``limits``, moving as few points as needed and the cheapest ones first.
 
     Parameters
     ----------
     labels : Tensor of shape (n,)
         Strata, perhaps too small, too large or empty.
-    distances : Tensor of shape (n, k)
+    distances : Distances
         Cost of each point in each stratum. Infinite for an empty stratum, which then takes the points
         farthest from their own mean.
     limits : SizeLimits
         Must be feasible for n and k.
     """
-    k = distances.shape[1]
+    k = distances.k
     labels = labels.clone()
     sizes = torch.bincount(labels, minlength=k)
     if limits.hold(sizes):
         return labels
-    own = distances.gather(1, labels[:, None])[:, 0]
-    cost = torch.where(torch.isinf(distances), torch.zeros_like(distances), distances) - own[:, None]
+    own = distances.nearest(labels)[1]
     # Phase 1 fills strata that are too small, phase 2 empties those that are too large. Each step serves one
     # stratum with all the points it lacks or sheds, so there are at most 2k steps.
     for h in (sizes < limits.low).nonzero().flatten().tolist():
+        cost = _finite(distances.column(h)) - own
         while int(sizes[h]) < limits.low:
             spare = (sizes - limits.low).clamp_min(0)
-            rank = _rank_within(labels, cost[:, h], k)
-            offered = (rank < spare[labels]) & (labels != h)
+            offered = (_rank_within(labels, cost, k) < spare[labels]) & (labels != h)
             candidates = offered.nonzero().flatten()
-            take = candidates[cost[candidates, h].argsort(stable=True)[: limits.low - int(sizes[h])]]
+            take = candidates[cost[candidates].argsort(stable=True)[: limits.low - int(sizes[h])]]
             labels[take] = h
             sizes = torch.bincount(labels, minlength=k)
     for h in (sizes > limits.high).nonzero().flatten().tolist():
         while int(sizes[h]) > limits.high:
             room = limits.high - sizes
-            allowed = cost.masked_fill(room <= 0, torch.inf)
             members = (labels == h).nonzero().flatten()
-            price, target = allowed[members].min(1)
-            order = price.argsort(stable=True)[: int(sizes[h]) - limits.high]
+            price, target = _cheapest(distances, members, room > 0)
+            order = (price - own[members]).argsort(stable=True)[: int(sizes[h]) - limits.high]
             members, target = members[order], target[order]
             fits = _rank_within(target, torch.arange(len(target), device=target.device), k) < room[target]
             labels[members[fits]] = target[fits]
             sizes = torch.bincount(labels, minlength=k)
     return labels
+
+
+def _finite(distances: Tensor) -> Tensor:
+    """Distances with 0 to empty strata."""
+    return distances.masked_fill(torch.isinf(distances), 0.0)
+
+
+def _cheapest(distances: Distances, members: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance to the nearest of the ``allowed`` strata (k,), and which it is, for each of ``members`` (m,)."""
+    found = [
+        _finite(distances.rows(members[block])).masked_fill_(~allowed, torch.inf).min(1)
+        for block in distances.blocks()
+        if block.start < len(members)
+    ]
+    return torch.cat([part.values for part in found]), torch.cat([part.indices for part in found])
 
 
 def _rank_within(groups: Tensor, key: Tensor, k: int) -> Tensor:

@@ -12,7 +12,7 @@ from vardass.errors import InputError
 from vardass.solvers.problem import LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_generator, check_count
+from vardass.validate import ArrayLike, as_generator, check_count, row_blocks
 
 __all__ = [
     "INITS",
@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 INITS = ("auto", "bisection", "kmeans++", "random")
+
+_BLOCK_NUMBERS = 2**22  # kernel values that are held at a time
 
 
 def start_labels(problem: Problem, k: int, init: str, *, limits: SizeLimits, generator: torch.Generator) -> Tensor:
@@ -46,7 +48,7 @@ def within_limits(problem: Problem, labels: Tensor, k: int, limits: SizeLimits) 
     """Return ``labels`` (n,), repaired where strata are too small or too large."""
     if limits.hold(torch.bincount(labels, minlength=k)):
         return labels
-    return repair_sizes(labels, problem.centroid_distances(labels, k), limits)
+    return repair_sizes(labels, problem.distances(labels, k), limits)
 
 
 def given_labels(
@@ -146,7 +148,13 @@ def nearest_seed_labels(problem: Problem, seeds: Tensor) -> Tensor:
     Seed h is always in stratum h, so that no stratum is empty even where seeds coincide.
     """
     # K_ii is common to a row, so the nearest seed needs only K_jj - 2 K_ij
-    labels = torch.sub(problem.diag[seeds], problem.columns(seeds), alpha=2.0).min(1).indices
+    diag = problem.diag[seeds]
+    labels = torch.cat(
+        [
+            torch.sub(diag, problem.columns(seeds, rows), alpha=2.0).min(1).indices
+            for rows in row_blocks(problem.n, _BLOCK_NUMBERS // len(seeds))
+        ]
+    )
     labels[seeds] = torch.arange(len(seeds), device=seeds.device)
     return labels
 

@@ -94,6 +94,7 @@ def stratify(
     rank : int, optional
         Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
         samples (32,768 for solvers other than ``min-sum``, 4 GiB) and rank 128 beyond; 0 forces the full matrix.
+        ``kmeans`` needs neither.
     seed : int or torch.Generator
         The same seed gives the same strata.
     restarts : int
@@ -140,16 +141,21 @@ def stratify(
     if isinstance(fitted, LinearKernel):  # distances stay, and far from the origin their rounding errors go
         x = x - x.mean(0)
 
-    problem, info = _problem(x, fitted, solver, rank, generator)
-    if not bool(torch.isfinite(problem.diag.double().sum())):
+    searched: Problem
+    problem: Problem | None = None
+    info: dict[str, Any] = {"path": "features"}
+    if solver == "kmeans":  # looks for strata in the features themselves, so nothing else is needed to find them
+        searched = LowRankProblem(x - x.mean(0), x.new_zeros(n))
+    else:
+        searched, info = _problem(x, fitted, solver, rank, generator)
+        problem = searched
+    diag = fitted.diag(x) if problem is None else problem.diag
+    if not bool(torch.isfinite(diag.double().sum())):
         raise InputError(
             f"{fitted!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down or "
             "pass float64"
         )
     prepared = time.perf_counter()
-    searched = problem
-    if solver == "kmeans":  # ordinary k-means looks for strata in the features themselves
-        searched = LowRankProblem(x - x.mean(0), x.new_zeros(n))
     solution = None
     for attempt in range(check_count(restarts, "restarts")):
         found = solve(
