@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from table_records import brute_values, entries, random_records, run
+from table_records import best_names, brute_values, entries, random_records, run
 from vardass.errors import InputError
-from vardass.experiments.frame import Label, collect, mean_and_error
+from vardass.experiments.frame import Label, collect
 from vardass.experiments.record import Record
 from vardass.experiments.render import FORMATS, entry_text, render
 from vardass.experiments.tables import make_tables
@@ -38,19 +38,22 @@ def test_a_run_without_a_score_is_chosen_only_if_there_is_no_other(score):
 def test_a_chosen_run_without_target_accuracy_is_missing_and_not_replaced_by_the_second_best():
     cell = collect([run(None, score=0.9), run(0.8, score=0.1, search=1)])["watch"].cell(Label("mmd", "uniform"))
     assert cell.mean is None
-    assert (cell.repeats, cell.expected, cell.complete) == (0, 1, False)
+    assert (cell.repeats, cell.expected, cell.whole) == (0, 1, False)
 
 
 def test_a_failed_run_leaves_its_cell_but_marks_it():
     records = [run(0.5, search=0), run(0.6, search=1, status="failed")]
     cell = collect(records)["watch"].cell(Label("mmd", "uniform"), scale=100)
-    assert (cell.mean, cell.runs, cell.expected_runs, cell.complete) == (50, 1, 2, False)
+    assert (cell.mean, cell.runs, cell.expected_runs, cell.failed) == (50, 1, 2, 1)
     assert entry_text(cell) == "50.0 ± – (1/2 runs)"
+    assert cell.whole  # an outcome of the search
+    missing = collect([*records[:1], run(0.5, sampler="dpp"), run(0.5, sampler="dpp", search=1)])["watch"]
+    assert not missing.cell(Label("mmd", "uniform")).whole  # its search is not at its end
 
 
 def test_a_finished_record_replaces_a_failed_one_of_the_same_run():
     for order in itertools.permutations([run(0.5, status="failed"), run(0.5)]):
-        assert collect(order)["watch"].cell(Label("mmd", "uniform")).complete
+        assert collect(order)["watch"].cell(Label("mmd", "uniform")).whole
 
 
 def test_two_sweeps_with_other_settings_under_one_name_are_refused():
@@ -63,39 +66,49 @@ def test_labels_of_the_users_own_stay_and_known_names_are_recognised():
     assert {label.method_name for label in collect(records)["watch"].labels} == {"MMD + k-means++", "Mine + S 1"}
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize(("gaps", "failures"), [(0, 0), (0.05, 0.1), (0.4, 0.2)])
+def brute_means(found, tasks=("t0", "t1", "t2")):
+    """Mean of each repeat over the tasks that were ever seen, and their number, by loops."""
+    seen = [task for task in tasks if any(place[0] == task for place in found)]
+    rows = [[found.get((task, repeat)) for task in seen] for repeat in range(3)]
+    return [float(np.mean(row)) for row in rows if row and None not in row], len(seen)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("gaps", "failures"), [(0, 0), (0.05, 0.1), (0.6, 0.2)])
 def test_table_1_equals_a_brute_force_recomputation(seed, gaps, failures):
     records = random_records(seed, gaps=gaps, failures=failures)
+    assert {r.spec.repeat for r in records} == {0, 1, 2}
+    assert {r.spec.task for r in records} == {"t0", "t1", "t2"}
     (table,) = make_tables(collect(records), "1")
     names = {"uniform": "Uniform random", "vardass": "VaRDASS"}
-    cells = list(itertools.product(("erm", "coral", "mmd"), names))
-    values = {cell: brute_values(records, "watch", *cell) for cell in cells}
-    common = [t for t in ("t0", "t1", "t2") if all(any(k[0] == t for k in v) for v in values.values() if v)]
-    repeats = sorted({r.spec.repeat for r in records})
-    means = {}
-    for algorithm, sampler in cells:
-        found = values[algorithm, sampler]
-        rows = [[found.get((t, r), np.nan) for t in common] for r in repeats]
-        per_repeat = 100 * np.array([np.mean(row) for row in rows if row and not np.isnan(row).any()])
-        cell = entries(table)[names[sampler], algorithm.upper()]
-        assert (cell.repeats, cell.expected) == (len(per_repeat), len(repeats))
-        if len(per_repeat):
-            means[algorithm, names[sampler]] = cell.mean
-            assert cell.mean == pytest.approx(per_repeat.mean())
-        else:
-            assert cell.mean is None
-        if len(per_repeat) > 1:
-            assert cell.stderr == pytest.approx(np.std(per_repeat) / np.sqrt(len(per_repeat)))
+    shown = {(name, algorithm): cell for (name, algorithm), cell in entries(table).items() if cell is not None}
+    whole = {}
+    for algorithm, sampler in itertools.product(("erm", "coral", "mmd"), names):
+        mine = [r for r in records if (r.spec.cell["algorithm"], r.spec.cell["sampler"]) == (algorithm, sampler)]
+        cell = shown.get((names[sampler], algorithm.upper()))
+        if cell is None:
+            assert not mine
+            continue
+        means, tasks = brute_means(brute_values(records, "watch", algorithm, sampler))
+        assert (cell.repeats, cell.expected, cell.tasks, cell.expected_tasks) == (len(means), 3, tasks, 3)
+        assert cell.mean == (pytest.approx(100 * np.mean(means)) if means else None)
+        if len(means) > 1:
+            assert cell.stderr == pytest.approx(100 * np.std(means, ddof=1) / np.sqrt(len(means)))
         else:
             assert cell.stderr is None
-        finished = sum(
-            r.status == "finished" and (r.spec.cell["algorithm"], r.spec.cell["sampler"]) == (algorithm, sampler)
-            for r in records
-        )
-        assert (cell.runs, cell.expected_runs) == (finished, 3 * len(repeats) * 2)
-        assert cell.complete == (finished == 18)
-    assert (len(common) == 3) == (not any("averages over" in n or "no task" in n for n in table.notes))
+        finished = sum(r.status == "finished" for r in mine)
+        assert (cell.runs, cell.failed, cell.expected_runs) == (finished, len(mine) - finished, 18)
+        assert cell.whole == (len(means) == 3 and tasks == 3 and len(mine) == 18)
+        assert (cell.mark == "") == (cell.whole and finished == 18)
+        if cell.whole and algorithm != "erm":
+            whole.setdefault(algorithm.upper(), {})[names[sampler]] = round(cell.mean, 1)
+    expected = {
+        (name, algorithm)
+        for algorithm, found in whole.items()
+        for name, mean in found.items()
+        if len(found) > 1 and mean == max(found.values())
+    }
+    assert best_names(table) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -105,30 +118,29 @@ def test_splits_and_discrepancies_equal_a_brute_force_recomputation(seed):
     splits = entries(make_tables(results, "splits")[0])
     shift = entries(make_tables(results, "discrepancy")[0])
     metrics = {"coral": "coral", "mmd": "mmd2"}
-    common = set.intersection(
-        *({t for t, _ in brute_values(records, "watch", a, s)} for a in metrics for s in ("uniform", "vardass"))
-    )
     for algorithm, (sampler, shown) in itertools.product(metrics, {"uniform": "", "vardass": " + VaRDASS"}.items()):
         found = brute_values(records, "watch", algorithm, sampler)
         for task in ("t0", "t1", "t2"):
             mine = [100 * v for (t, _), v in found.items() if t == task]
             assert splits[algorithm.upper() + shown, task].mean == pytest.approx(np.mean(mine))
-        found = brute_values(records, "watch", algorithm, sampler, metrics[algorithm])
-        rows = [[found.get((t, r), np.nan) for t in sorted(common)] for r in range(3)]
-        mine = [np.mean(row) for row in rows if not np.isnan(row).any()]
+        means, _ = brute_means(found)
+        average = splits[algorithm.upper() + shown, "Average"]
+        assert average.mean == (pytest.approx(100 * np.mean(means)) if means else None)
+        means, _ = brute_means(brute_values(records, "watch", algorithm, sampler, metrics[algorithm]))
         cell = shift[shown.removeprefix(" + ") or "Uniform random", algorithm.upper()]
-        assert cell.repeats == len(mine)
-        assert cell.mean == (pytest.approx(np.mean(mine)) if mine else None)
+        assert cell.repeats == len(means)
+        assert cell.mean == (pytest.approx(np.mean(means)) if means else None)
 
 
-def test_averages_are_over_tasks_that_all_compared_entries_have():
-    records = [run(0.2, task="easy"), run(0.8, task="hard"), run(0.3, task="easy", sampler="vardass")]
+def test_a_label_that_lacks_a_task_is_marked_and_does_not_cut_others():
+    records = [run(0.2, task="easy"), run(0.8, task="hard"), run(0.9, task="easy", sampler="vardass")]
+    records += [run(value, task=task, sampler="dpp") for task, value in (("easy", 0.1), ("hard", 0.6))]
     (table,) = make_tables(collect(records), "1")
     cells = entries(table)
-    assert cells["Uniform random", "MMD"].mean == pytest.approx(20)
-    assert cells["VaRDASS", "MMD"].mean == pytest.approx(30)
-    assert not cells["VaRDASS", "MMD"].complete
-    assert table.notes[0] == ("watch: averages over 1 of 2 tasks, those that all compared entries have; without hard")
+    assert entry_text(cells["Uniform random", "MMD"]) == "50.0 ± –"
+    assert entry_text(cells["VaRDASS", "MMD"]) == "90.0 ± – (1/2 tasks)"
+    assert best_names(table) == {("Uniform random", "MMD")}
+    assert "(n/N tasks): over n of N tasks, so not to be compared; never best" in table.notes
 
 
 def test_a_repeat_that_lacks_a_task_does_not_count():
@@ -140,9 +152,6 @@ def test_a_repeat_that_lacks_a_task_does_not_count():
 
 
 def test_the_error_of_a_single_repeat_is_unknown_and_not_zero():
-    assert mean_and_error([0.5]) == (0.5, None)
-    assert mean_and_error([]) == (None, None)
-    assert mean_and_error([0.5, 0.5]) == (0.5, 0.0)
     for form in FORMATS:
         text = render(make_tables(collect([run(0.5), run(0.6, sampler="dpp")]), "1"), form)
         assert "60.0 ± –" in text or "60.0 $\\pm$ --" in text

@@ -212,9 +212,7 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
     rows = []
     for label in data.labels:
         cell, uniform = data.cell(label, scale=100), data.reference(label, "uniform")
-        gain, pairs = None, None
-        if uniform is not None and uniform != label:
-            gain, pairs = data.gain(label, uniform, scale=100), data.pairs(label, uniform)
+        gain = None if uniform is None or uniform == label else data.gain(label, uniform)
         rows.append(
             _Row(
                 label.algorithm_name,
@@ -223,9 +221,9 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
                 noise.get((label.algorithm, label.sampler)),
                 math.nan if cell.mean is None else cell.mean,
                 cell.stderr,
-                None if gain is None else gain.mean,
-                None if gain is None else gain.stderr,
-                "" if pairs is None else f"{int((pairs > 0).sum())}/{len(pairs)}",
+                None if gain is None else gain.cell.mean,
+                None if gain is None else gain.cell.stderr,
+                "" if gain is None else f"{gain.wins}/{gain.pairs}",
             )
         )
     console.print(_table(rows, setting))

@@ -1,7 +1,7 @@
 """Records as pandas tables: what is compared, the best run of each search, and the one average behind every table.
 
-Accuracy is averaged over the tasks of a repeat first, then over repeats. Tables, page and wins all ask
-`DataResults` for it, so that no two of them can disagree.
+Accuracy is averaged over the tasks of a repeat first, then over repeats, and its error is over repeats. Tables, page
+and wins all ask `DataResults` for it, and for who is best, so that no two of them can disagree.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from vardass.errors import InputError
 from vardass.experiments.record import Record, RunSpec
+from vardass.experiments.statistics import Difference, difference, mean_and_error
 from vardass.experiments.store import PLAN_FILE, read_json, read_records
 
 __all__ = [
@@ -32,10 +32,11 @@ __all__ = [
     "UNIFORM",
     "Cell",
     "DataResults",
+    "Gain",
     "Label",
+    "best_of",
     "collect",
     "current_records",
-    "mean_and_error",
     "number",
 ]
 
@@ -63,10 +64,11 @@ SAMPLERS = {
     "ordered": "ordered",
     "balanced": "balanced",
 }
-UNIFORM = ("uniform", "uniform-replacement")
+UNIFORM = ("uniform-replacement", "uniform")  # DomainBed and the paper draw with replacement
 OURS = ("vardass", "stratified", "ordered", "balanced")  # the samplers that Table 2 sets against other methods
 
 _METRICS = ("target_accuracy", "source_accuracy", "score", "mmd2", "coral")  # of ``Record.result``
+_TIE = 1e-9
 _PLACE = ["label", "task", "repeat"]  # has one chosen run
 
 FloatArray = NDArray[np.float64]
@@ -176,8 +178,10 @@ class Cell:
         Standard error of the mean; None if it is unknown, as it is from a single repeat.
     repeats, expected : int
         Repeats (or runs) that the mean is over, and how many there should be.
-    runs, expected_runs : int
-        Finished runs of the search behind it, and how many there should be.
+    runs, expected_runs, failed : int
+        Finished runs of the search behind it, how many there should be, and how many failed.
+    tasks, expected_tasks : int
+        Tasks that the mean is over, and how many there should be.
     """
 
     mean: float | None
@@ -186,27 +190,75 @@ class Cell:
     expected: int
     runs: int = 0
     expected_runs: int = 0
+    failed: int = 0
+    tasks: int = 1
+    expected_tasks: int = 1
 
     @property
-    def complete(self) -> bool:
-        """Whether all repeats and all runs are there."""
-        return self.mean is not None and self.repeats >= self.expected and self.runs >= self.expected_runs
+    def whole(self) -> bool:
+        """Whether it can be compared: it has all tasks and repeats, and no run of a search is still to come.
+
+        A run of a search that failed is an outcome of the search, not a gap.
+        """
+        return self.repeats >= self.expected > 0 and self.tasks >= self.expected_tasks and self._searched
+
+    @property
+    def mark(self) -> str:
+        """What is missing, such as ``(2/3)`` repeats, ``(1/4 tasks)`` or ``(9/10 runs)``; empty if nothing is."""
+        if self.repeats < self.expected:
+            return f"({self.repeats}/{self.expected})"
+        if self.tasks < self.expected_tasks:
+            return f"({self.tasks}/{self.expected_tasks} tasks)"
+        return "" if self.runs >= self.expected_runs else f"({self.runs}/{self.expected_runs} runs)"
+
+    @property
+    def _searched(self) -> bool:
+        return self.runs + self.failed >= self.expected_runs
 
 
-def mean_and_error(values: Iterable[float]) -> tuple[float | None, float | None]:
-    """Mean and standard error as DomainBed has them: population standard deviation by the root of the number.
+Key = TypeVar("Key")
 
-    The error is None for fewer than two values, the mean for none.
 
-    Examples
-    --------
-    >>> mean_and_error([1.0, 1.0, 3.0, 3.0])
-    (2.0, 0.5)
+def best_of(cells: Mapping[Key, Cell | None], *, decimals: int = 1, lowest: bool = False) -> set[Key]:
+    """Those with the best mean, at the decimals that are shown.
+
+    Only whole cells compete, and one alone is not best.
     """
-    found = np.array(list(values))
-    if not len(found):
-        return None, None
-    return float(found.mean()), float(stats.sem(found, ddof=0)) if len(found) > 1 else None
+    found = {
+        key: round(-cell.mean if lowest else cell.mean, decimals)
+        for key, cell in cells.items()
+        if cell is not None and cell.mean is not None and cell.whole
+    }
+    return {key for key, mean in found.items() if len(found) > 1 and mean == max(found.values())}
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One label against another in the same repeats.
+
+    Attributes
+    ----------
+    cell : Cell
+        The mean difference.
+    result : Difference
+        What the repeats say about it; nothing unless both labels are whole.
+    wins, ties, losses : int
+        On tasks and repeats that both have.
+    whole : bool
+        Whether both labels are.
+    """
+
+    cell: Cell
+    result: Difference
+    wins: int
+    ties: int
+    losses: int
+    whole: bool
+
+    @property
+    def pairs(self) -> int:
+        """Tasks and repeats that both have."""
+        return self.wins + self.ties + self.losses
 
 
 def number(value: Any) -> float | None:
@@ -252,79 +304,106 @@ class DataResults:
         """A number of the chosen runs' results, of shape (repeats, tasks); NaN where there is none."""
         if metric not in self._values:
             found = np.full((len(self.labels), len(self.repeats), len(self.tasks)), np.nan)
-            found[self._places(self.chosen)] = self.chosen[metric]
+            axes = {"label": self.labels, "repeat": self.repeats, "task": self.tasks}
+            places = (pd.Index(seen).get_indexer(pd.Index(self.chosen[axis])) for axis, seen in axes.items())
+            found[tuple(places)] = self.chosen[metric]
             self._values[metric] = dict(zip(self.labels, found))
         return self._values[metric][label]
 
     @cached_property
-    def _runs_of(self) -> FloatArray:
-        """Finished runs of each label and task."""
-        counts = np.zeros((len(self.labels), len(self.tasks)))
-        labels, _, tasks = self._places(self.finished)
-        np.add.at(counts, (labels, tasks), 1)
-        return counts
-
-    def _places(self, runs: pd.DataFrame) -> tuple[Any, ...]:
-        axes = {"label": self.labels, "repeat": self.repeats, "task": self.tasks}
-        return tuple(pd.Index(values).get_indexer(pd.Index(runs[axis])) for axis, values in axes.items())
-
-    def pairs(self, label: Label, reference: Label, metric: str = "target_accuracy") -> FloatArray:
-        """How much more a label has than another, on each task and repeat of which both have a value."""
-        differences = self.values(label, metric) - self.values(reference, metric)
-        return differences[~np.isnan(differences)]
-
-    def common_tasks(self, labels: Iterable[Label], metric: str = "target_accuracy") -> tuple[str, ...]:
-        """Tasks that every label has a value of; labels without any value at all do not count."""
-        known = [np.isfinite(self.values(label, metric)).any(axis=0) for label in labels]
-        known = [tasks for tasks in known if np.any(tasks)]
-        common = np.all(known, axis=0) if known else np.zeros(len(self.tasks))
-        return tuple(task for task, is_common in zip(self.tasks, common) if is_common)
+    def _runs_of(self) -> dict[bool, Counter[tuple[Label, str]]]:
+        """How many runs of each label and task finished (True) and failed (False)."""
+        places = list(zip(self.runs["label"], self.runs["task"], self.runs["finished"]))
+        return {kind: Counter(place[:2] for place in places if place[2] == kind) for kind in (True, False)}
 
     def reference(self, label: Label, sampler: str) -> Label | None:
-        """The label with another sampler and the same settings (or none, where a sampler has no use for them)."""
+        """The label with another sampler and the same settings (or none, where a sampler has no use for them).
+
+        Uniform batches are those with replacement, as in the paper, where both kinds were run.
+        """
         samplers = UNIFORM if sampler == "uniform" else (sampler,)
         candidates = (Label(label.algorithm, name, grid) for grid in (label.grid, ()) for name in samplers)
         return next((candidate for candidate in candidates if candidate in self.labels), None)
 
     def cell(
-        self,
-        label: Label,
-        *,
-        tasks: Sequence[str] | None = None,
-        expected_tasks: Sequence[str] | None = None,
-        metric: str = "target_accuracy",
-        scale: float = 1.0,
+        self, label: Label, *, task: str | None = None, metric: str = "target_accuracy", scale: float = 1.0
     ) -> Cell:
         """Mean over tasks within a repeat first, then mean and standard error over repeats.
+
+        Tasks that the label has no value of at all are left out, which the cell's mark says. A repeat that lacks one
+        of the others does not count, so that no two repeats are over different tasks.
 
         Parameters
         ----------
         label : Label
             What to average.
-        tasks : sequence of str, optional
-            The tasks to average over, all by default. A repeat that lacks one of them does not count, so that
-            no two repeats are over different tasks.
-        expected_tasks : sequence of str, optional
-            The tasks whose runs a complete cell has, all by default.
+        task : str, optional
+            The only task that counts; by default all.
         metric : str
             Name of the number in ``Record.result``.
         scale : float
             Factor of all numbers, such as 100 for percent.
         """
-        planned = [self.tasks.index(task) for task in (self.tasks if expected_tasks is None else expected_tasks)]
-        runs = int(self._runs_of[self.labels.index(label), planned].sum())
-        expected_runs = len(planned) * len(self.repeats) * len(self.searches)
-        return self._average(scale * self.values(label, metric), tasks, runs, expected_runs)
+        tasks = self.tasks if task is None else (task,)
+        values = self.values(label, metric)[:, [self.tasks.index(name) for name in tasks]]
+        finished, failed = (sum(self._runs_of[kind][label, name] for name in tasks) for kind in (True, False))
+        means, seen = _repeat_means(scale * values)
+        expected_runs = len(tasks) * len(self.repeats) * len(self.searches)
+        counts = (len(means), len(self.repeats), finished, expected_runs, failed, seen, len(tasks))
+        return Cell(*mean_and_error(means), *counts)
 
-    def gain(self, label: Label, reference: Label, *, tasks: Sequence[str] | None = None, scale: float = 1.0) -> Cell:
-        """The same of the difference in target accuracy between two labels."""
-        return self._average(scale * (self.values(label) - self.values(reference)), tasks)
+    def gain(
+        self,
+        label: Label,
+        reference: Label,
+        *,
+        metric: str = "target_accuracy",
+        scale: float = 100.0,
+        log: bool = False,
+        margin: float = 1.0,
+    ) -> Gain:
+        """How much more a label has than another, by the same average over the tasks and repeats that both have.
 
-    def _average(self, values: FloatArray, tasks: Sequence[str] | None, runs: int = 0, expected_runs: int = 0) -> Cell:
-        wanted = [self.tasks.index(task) for task in (self.tasks if tasks is None else tasks)]
-        means = values[:, wanted].mean(axis=1) if wanted else np.empty(0)
-        means = means[~np.isnan(means)]
-        return Cell(*mean_and_error(means), len(means), len(self.repeats), runs, expected_runs)
+        Parameters
+        ----------
+        label, reference : Label
+            Whose difference it is.
+        metric, scale
+            See `cell`; by default accuracy in points.
+        log : bool
+            Whether ratios count, as differences of natural logarithms.
+        margin : float
+            Difference that does not matter in practice, see `difference`.
+        """
+        one, other = self.values(label, metric), self.values(reference, metric)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            differences = scale * (np.log(one) - np.log(other) if log else one - other)
+        differences[~np.isfinite(differences)] = np.nan
+        means, seen = _repeat_means(differences)
+        whole = self.cell(label, metric=metric).whole and self.cell(reference, metric=metric).whole
+        wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
+        return Gain(
+            cell=Cell(
+                *mean_and_error(means), len(means), len(self.repeats), tasks=seen, expected_tasks=len(self.tasks)
+            ),
+            result=difference(means if whole else [], margin=margin),
+            wins=wins,
+            ties=int(np.isfinite(differences).sum()) - wins - losses,
+            losses=losses,
+            whole=whole,
+        )
+
+    def best(self, algorithm: str) -> set[Label]:
+        """The samplers of an algorithm with the highest target accuracy; none for ERM, which is not compared."""
+        own = [label for label in self.labels if label.algorithm == algorithm and algorithm != "erm"]
+        return best_of({label: self.cell(label, scale=100) for label in own})
+
+
+def _repeat_means(values: FloatArray) -> tuple[FloatArray, int]:
+    """Means over the tasks (columns) of each repeat (row) that has all tasks seen, and the number of these tasks."""
+    seen = np.isfinite(values).any(axis=0)
+    means = values[:, seen].mean(axis=1) if seen.any() else np.empty(0)
+    return means[np.isfinite(means)], int(seen.sum())
 
 
 def collect(records: Iterable[Record]) -> dict[str, DataResults]:

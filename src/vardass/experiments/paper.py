@@ -12,7 +12,6 @@ from typing import Any
 
 from vardass.experiments.frame import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
 from vardass.experiments.render import Entry, Row, Table, entry_mean
-from vardass.experiments.statistics import paired
 
 __all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
 
@@ -187,15 +186,13 @@ def _papers_rows(table: Table, column: int) -> list[str]:
 
 def _gain_tables(others: list[DataResults]) -> list[Table]:
     """Data that the paper does not have: whether samplers gain over uniform batches where they do in the paper."""
-    gains: dict[Label, dict[tuple[str, str], float]] = defaultdict(dict)
+    gains: dict[Label, dict[tuple[str, str], Cell]] = defaultdict(dict)
     for data in others:
         for label in data.labels:
             reference = data.reference(label, "uniform")
             if label.algorithm not in _ADAPTING or reference is None or label.sampler in UNIFORM:
                 continue
-            gain = paired(data.pairs(label, reference)).mean
-            if gain is not None:
-                gains[label.under("")][label.algorithm, data.name] = 100 * gain
+            gains[label.under("")][label.algorithm, data.name] = data.gain(label, reference).cell
     if not gains:
         return []
     seen = {case for found in gains.values() for case in found}
@@ -213,9 +210,9 @@ def _gain_tables(others: list[DataResults]) -> list[Table]:
             entries.append(None if paper is None else f"{paper[0]:+.1f} ({paper[1]} of {paper[2]} positive)")
             for name in names:
                 ours = gains[kind].get((algorithm, name))
-                entries.append(None if ours is None else f"{ours:+.1f}")
-                if ours is not None and paper is not None:
-                    same.append(ours * paper[0] > 0)
+                entries.append(None if ours is None or ours.mean is None else f"{ours.mean:+.1f} {ours.mark}".rstrip())
+                if paper is not None and ours is not None and ours.mean is not None and ours.whole:
+                    same.append(ours.mean * paper[0] > 0)
         entries.append(f"{sum(same)} of {len(same)}" if same else None)
         rows.append(Row(kind.row_name, tuple(entries)))
     columns = [f"{ALGORITHMS[name]}, {each}" for name, names in cases.items() for each in ("paper", *names)]

@@ -148,9 +148,7 @@ def entry_text(entry: Entry, decimals: int = 1) -> str:
     if entry.mean is not None:
         error = _NOTHING if entry.stderr is None else f"{entry.stderr:.{decimals}f}"
         text = f"{_fixed(entry.mean, decimals)} ± {error}"
-    if entry.repeats < entry.expected:
-        return f"{text} ({entry.repeats}/{entry.expected})"
-    return text if entry.complete else f"{text} ({entry.runs}/{entry.expected_runs} runs)"
+    return f"{text} {entry.mark}".rstrip()
 
 
 def _fixed(value: float, decimals: int) -> str:

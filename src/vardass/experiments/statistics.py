@@ -1,4 +1,8 @@
-"""Paired comparison of two samplers: the difference, who wins how often, and whether chance would do the same."""
+"""Differences over independent repeats: their mean, standard error, interval and tests.
+
+All runs of a repeat share hyper-parameters, seeds and splits, so the tasks of a repeat are not independent. What is
+given here are therefore means over the tasks of each repeat, never values of single tasks.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +12,76 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-__all__ = ["Paired", "holm", "paired"]
+__all__ = ["LEVEL", "Difference", "difference", "holm", "mean_and_error"]
+
+LEVEL = 0.05  # of all tests and intervals
+
+
+def mean_and_error(values: Iterable[float]) -> tuple[float | None, float | None]:
+    """Mean and its standard error: sample standard deviation (n - 1) by the root of n.
+
+    The error is None for fewer than two values, the mean for none. DomainBed, and perhaps the paper, divide by n.
+
+    Examples
+    --------
+    >>> mean_and_error([1.0, 1.0, 3.0, 3.0, 2.0])
+    (2.0, 0.4472135954999579)
+    """
+    found = np.array(list(values))
+    if not len(found):
+        return None, None
+    return float(found.mean()), float(stats.sem(found)) if len(found) > 1 else None
 
 
 @dataclass(frozen=True)
-class Paired:
-    """One against another over the pairs that both have.
+class Difference:
+    """What repeats say about a difference. All but the mean are None for fewer than two repeats.
 
     Attributes
     ----------
-    pairs : int
-        Number of pairs.
-    mean : float or None
-        Mean difference, first minus second.
-    stderr : float or None
-        Its standard error (sample standard deviation by the root of the number); None for fewer than two pairs.
-    wins, ties, losses : int
-        Of the first.
-    sign_p : float or None
-        Two-sided exact sign test, without ties.
-    t_p : float or None
-        Two-sided paired t test; None for fewer than two pairs or if all differences are the same, where the test
-        says nothing.
+    n : int
+        Repeats.
+    mean, stderr : float or None
+        See `mean_and_error`.
+    low, high : float or None
+        95 % interval of Student's t.
+    p : float or None
+        Two-sided t test of no difference; None if all repeats are the same, where the test says nothing.
+    equivalence_p : float or None
+        Two one-sided t tests (TOST): small if the difference is shown to be within the margin. A large one shows
+        nothing, as a large ``p`` does not show that there is no difference.
     """
 
-    pairs: int
-    mean: float | None
-    stderr: float | None
-    wins: int
-    ties: int
-    losses: int
-    sign_p: float | None
-    t_p: float | None
+    n: int
+    mean: float | None = None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    equivalence_p: float | None = None
 
 
-def paired(differences: Iterable[float], *, tie: float = 1e-9) -> Paired:
-    """Judge differences of pairs.
-
-    The tests take pairs as independent. Repeats of one task are not quite: they share their data, so a small p
-    value speaks about these tasks and not about others.
+def difference(means: Iterable[float], *, margin: float) -> Difference:
+    """Judge the differences of independent repeats.
 
     Parameters
     ----------
-    differences : iterable of float
-        Such as those of accuracies on the same task and repeat, see ``DataResults.pairs``.
-    tie : float
-        Differences up to this size are ties.
+    means : iterable of float
+        One for each repeat.
+    margin : float
+        Differences up to this size do not matter in practice.
     """
-    values = np.array(list(differences))
-    n = len(values)
-    if not n:
-        return Paired(0, None, None, 0, 0, 0, None, None)
-    wins, losses = int((values > tie).sum()), int((values < -tie).sum())
-    sign_p = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-    stderr = float(stats.sem(values)) if n > 1 else None
-    t_p = float(stats.ttest_1samp(values, 0.0).pvalue) if n > 1 and np.ptp(values) > tie else None
-    return Paired(n, float(values.mean()), stderr, wins, n - wins - losses, losses, sign_p, t_p)
+    found = np.array(list(means))
+    mean, stderr = mean_and_error(found)
+    if mean is None or stderr is None:
+        return Difference(len(found), mean)
+    if np.ptp(found) <= 1e-12 * max(1.0, abs(mean)):
+        return Difference(len(found), mean, stderr, mean, mean)
+    freedom = len(found) - 1
+    reach = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * stderr
+    p = 2 * float(stats.t.sf(abs(mean) / stderr, freedom))
+    equivalence_p = float(stats.t.sf((margin - abs(mean)) / stderr, freedom))  # the larger of both sides
+    return Difference(len(found), mean, stderr, mean - reach, mean + reach, p, equivalence_p)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from vardass.errors import InputError
-from vardass.experiments.frame import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Label, mean_and_error
+from vardass.experiments.frame import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Gain, Label, best_of
 from vardass.experiments.render import PValue, Row, Table, entry_mean
-from vardass.experiments.statistics import Paired, holm, paired
+from vardass.experiments.statistics import LEVEL, holm, mean_and_error
 
-__all__ = ["TABLE_NAMES", "Comparison", "best_of", "compare_samplers", "make_tables"]
+__all__ = ["FACTOR", "POINTS", "TABLE_NAMES", "Comparison", "compare_samplers", "make_tables"]
 
 Results = Mapping[str, DataResults]
 Places = list[tuple[int, int]]  # row and column of entries among which one is best
 
+POINTS = 1.0  # of accuracy: smaller differences do not matter in practice
+FACTOR = 1.25  # of a discrepancy: the same
 _MAIN = ("erm", "coral", "mmd")
 _DISCREPANCIES = {"coral": "coral", "mmd": "mmd2"}  # what each algorithm trains on
 _PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
@@ -47,12 +48,10 @@ def _accuracy_tables(results: Results) -> list[Table]:
             tables.append(Table("accuracy", title, notes=("no runs of ERM, CORAL or MMD",), data=data.name))
             continue
         shown = [label for label in data.labels if label.algorithm in algorithms]
-        common = data.common_tasks(shown)
-        rows = _sampler_rows({label: data.cell(label, tasks=common, scale=100) for label in shown}, algorithms)
+        rows = _sampler_rows({label: data.cell(label, scale=100) for label in shown}, algorithms)
         groups = [_column(rows, j) for j, name in enumerate(algorithms) if name != "erm"]
         columns = [ALGORITHMS.get(name, name) for name in algorithms]
-        notes = _task_note(data, common)
-        tables.append(_table("accuracy", title, "Sampler", columns, rows, groups, notes=notes, data=data.name))
+        tables.append(_table("accuracy", title, "Sampler", columns, rows, groups, data=data.name))
     return tables or [Table("accuracy", "Table 1: target accuracy by sampler", notes=("no runs",))]
 
 
@@ -64,21 +63,18 @@ def _methods_tables(results: Results) -> list[Table]:
         return label.sampler in UNIFORM or (label.sampler in OURS and label.algorithm != "erm")
 
     labels = sorted({label for data in results.values() for label in data.labels if belongs(label)})
-    columns: dict[str, dict[Label, Cell]] = {}
-    notes: list[str] = []
-    for name, data in results.items():
-        own = [label for label in labels if label in data.labels]
-        if own:
-            common = data.common_tasks(own)
-            columns[name] = {label: data.cell(label, tasks=common, scale=100) for label in own}
-            notes += _task_note(data, common)
+    cells = {
+        name: {label: data.cell(label, scale=100) for label in labels if label in data.labels}
+        for name, data in results.items()
+    }
+    columns = {name: column for name, column in cells.items() if column}
     if not columns:
         return [Table("methods", title, notes=("no runs with uniform or stratified batches",))]
     rows = [
         Row(label.method_name, tuple(column.get(label) for column in columns.values()), label=label) for label in labels
     ]
     groups = [_column(rows, j) for j in range(len(columns))]
-    return [_table("methods", title, "Method", list(columns), rows, groups, notes=notes)]
+    return [_table("methods", title, "Method", list(columns), rows, groups)]
 
 
 def _refresh_tables(results: Results) -> list[Table]:
@@ -90,18 +86,16 @@ def _refresh_tables(results: Results) -> list[Table]:
         shown = [label for label in shown if label.sampler not in UNIFORM]  # which have nothing to refresh
         if not shown:
             continue
-        common = data.common_tasks(shown)
         by_step = sorted({Label("", "", (("refresh_every", label.setting("refresh_every")),)) for label in shown})
         steps = [label.setting("refresh_every") for label in by_step]
         cells: dict[Label, dict[object, Cell]] = defaultdict(dict)
         for label in shown:
             step = label.setting("refresh_every")
-            cells[label.without("refresh_every")][step] = data.cell(label, tasks=common, scale=100)
+            cells[label.without("refresh_every")][step] = data.cell(label, scale=100)
         rows = [Row(label.method_name, tuple(map(found.get, steps)), label=label) for label, found in cells.items()]
         groups = [[(i, j) for j in range(len(steps))] for i in range(len(rows))]
-        columns, notes = [f"T={step}" for step in steps], _task_note(data, common)
-        name = f"{title}, {data.name}"
-        tables.append(_table("refresh", name, "Method", columns, rows, groups, notes=notes, data=data.name))
+        columns, name = [f"T={step}" for step in steps], f"{title}, {data.name}"
+        tables.append(_table("refresh", name, "Method", columns, rows, groups, data=data.name))
     return tables or [Table("refresh", title, notes=("no runs whose refresh_every is part of the sweep's grid",))]
 
 
@@ -111,7 +105,6 @@ def _split_tables(results: Results) -> list[Table]:
     for data in results.values():
         if len(data.tasks) < 2:
             continue
-        common = data.common_tasks(data.labels)
         sizes = Counter(label.algorithm for label in data.labels)
         blocks = [name for name in sizes if sizes[name] > 1]  # algorithms with one sampler share a block
         rows = []
@@ -120,8 +113,7 @@ def _split_tables(results: Results) -> list[Table]:
             if name != label.algorithm_name and Label(label.algorithm, "uniform") in data.labels:
                 name = name.removeprefix(label.algorithm_name).strip(" ,")
             block = 1 + blocks.index(label.algorithm) if label.algorithm in blocks else 0
-            cells = [data.cell(label, tasks=[task], expected_tasks=[task], scale=100) for task in data.tasks]
-            entries = (*cells, data.cell(label, tasks=common, scale=100))
+            entries = tuple(data.cell(label, task=task, scale=100) for task in (*data.tasks, None))
             rows.append(Row(name, entries, label.method_name, block, label))
         groups = [
             [(i, j) for i, label in enumerate(data.labels) if label.algorithm == name]
@@ -130,8 +122,7 @@ def _split_tables(results: Results) -> list[Table]:
             if name != "erm"
         ]
         title, columns = f"Target accuracy (%) by task, {data.name}", [*data.tasks, "Average"]
-        notes = _task_note(data, common)
-        tables.append(_table("splits", title, "Method", columns, rows, groups, notes=notes, data=data.name))
+        tables.append(_table("splits", title, "Method", columns, rows, groups, data=data.name))
     return tables or [Table("splits", "Target accuracy by task", notes=("no data set has more than one task",))]
 
 
@@ -147,22 +138,16 @@ def _discrepancy_tables(results: Results) -> list[Table]:
         metrics = {
             name: metric
             for name, metric in _DISCREPANCIES.items()
-            if any(data.common_tasks([label], metric) for label in trained[name])
+            if any(data.cell(label, metric=metric).repeats for label in trained[name])
         }
         if not metrics:
             continue
         plain = [label for label in data.labels if label.algorithm == "erm" and label.sampler in UNIFORM]
-        present = [data.common_tasks([*trained[name], *plain], metric) for name, metric in metrics.items()]
-        common = [task for task in data.tasks if all(task in tasks for tasks in present)]
-        cells = {
-            label: data.cell(label, tasks=common, metric=metric)
-            for name, metric in metrics.items()
-            for label in trained[name]
-        }
+        cells = {label: data.cell(label, metric=metric) for name, metric in metrics.items() for label in trained[name]}
         rows = _sampler_rows(cells, list(metrics))
         groups = [_column(rows, j) for j in range(len(metrics))]
         for label in plain:
-            entries = tuple(data.cell(label, tasks=common, metric=metric) for metric in metrics.values())
+            entries = tuple(data.cell(label, metric=metric) for metric in metrics.values())
             rows.append(Row(f"{label.method_name} (no adaptation)", entries, block=1))
         table = _table(
             "discrepancy",
@@ -173,7 +158,6 @@ def _discrepancy_tables(results: Results) -> list[Table]:
             groups,
             decimals=[_significant_decimals(rows, j) for j in range(len(metrics))],
             lowest=True,
-            notes=_task_note(data, common),
             data=data.name,
         )
         tables.append(table)
@@ -230,14 +214,22 @@ def _timed(data: DataResults) -> Timed:
         if label.algorithm in _DISCREPANCIES or not main:
             key = (label.algorithm, record.spec.task, record.spec.repeat, record.spec.search)
             found[label.under("")][key] = {**record.seconds, _WHOLE: record.wall}
-    return {kind: pd.DataFrame(list(runs.values()), index=list(runs)) for kind, runs in sorted(found.items())}
+    names = ["algorithm", "task", "repeat", "search"]
+    return {
+        kind: pd.DataFrame(list(runs.values()), index=pd.MultiIndex.from_tuples(list(runs), names=names)).fillna(0.0)
+        for kind, runs in sorted(found.items())
+    }
 
 
-def _seconds_cell(runs: Timed, kind: Label) -> Cell | None:
+def _seconds_cell(runs: Timed, kind: Label, part: str = _WHOLE) -> Cell | None:
+    """Mean over runs; the error is that of the means of repeats, and the mark counts runs."""
     if kind not in runs:
         return None
-    own = runs[kind][_WHOLE]
-    return Cell(*mean_and_error(own), len(own), max(map(len, runs.values())))
+    own = runs[kind]
+    seconds = own[part] if part in own else 0.0 * own[_WHOLE]
+    _, stderr = mean_and_error(seconds.groupby(level="repeat").mean())
+    expected = max(map(len, runs.values())) if part == _WHOLE else len(own)
+    return Cell(float(seconds.mean()), stderr, len(own), expected)
 
 
 def _ratio(runs: Timed, kind: Label) -> float | None:
@@ -253,13 +245,9 @@ def _ratio(runs: Timed, kind: Label) -> float | None:
 def _parts_table(name: str, runs: Timed) -> Table:
     seen = {str(part) for own in runs.values() for part in own} - {_WHOLE}
     parts = [part for part in _PARTS if part in seen] + sorted(seen - set(_PARTS))
-    rows = []
-    for kind, own in runs.items():
-        spent = own.reindex(columns=parts).fillna(0.0)
-        cells = [Cell(*mean_and_error(spent[part]), len(own), len(own)) for part in parts]  # the whole has the mark
-        rows.append(Row(kind.row_name, (*cells, _seconds_cell(runs, kind))))
-    title = f"Table 3, parts: seconds of a run by what they were spent on, {name}"
     columns = [*parts, _WHOLE]
+    rows = [Row(kind.row_name, tuple(_seconds_cell(runs, kind, part) for part in columns)) for kind in runs]
+    title = f"Table 3, parts: seconds of a run by what they were spent on, {name}"
     decimals = [_seconds_decimals(rows, j) for j in range(len(columns))]
     return _table("parts", title, "Sampler", columns, rows, decimals=decimals, unit="runs", data=name)
 
@@ -274,67 +262,118 @@ def _seconds_decimals(rows: Sequence[Row], column: int) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One sampler against a reference, with the same data, algorithm and settings."""
+    """One sampler against a reference, with the same data, algorithm and settings.
+
+    Attributes
+    ----------
+    data : str
+        Name of the data.
+    label, reference : Label
+        What is compared.
+    gain : Gain
+        How much more the first has.
+    p, equivalence_p : float or None
+        Of the tests, after Holm's correction.
+    """
 
     data: str
     label: Label
     reference: Label
-    result: Paired
-    expected: int
-    holm_p: float | None = None
+    gain: Gain
+    p: float | None = None
+    equivalence_p: float | None = None
 
     @property
     def ablation(self) -> bool:
         """Whether it is about ERM, whose loss the sampler should not matter to: a family of tests of its own."""
         return self.label.algorithm == "erm"
 
+    def verdict(self, within: str) -> str:
+        """What the tests show. A difference that was not shown is open, unless it is shown to be small."""
+        if not self.gain.whole:
+            return "incomplete"
+        same = self.equivalence_p is not None and self.equivalence_p < LEVEL
+        if self.p is not None and self.p < LEVEL:
+            side = "higher" if (self.gain.cell.mean or 0.0) > 0 else "lower"
+            return f"{side}, {within}" if same else side
+        return within if same else "open"
 
-def compare_samplers(results: Results) -> list[Comparison]:
-    """Every sampler against uniform batches and against VaRDASS, paired by task and repeat.
 
-    Holm's correction of the t test's p values is over all comparisons, those of ERM apart.
+def compare_samplers(
+    results: Results, samplers: Sequence[str] = ("uniform", "vardass"), metrics: Mapping[str, str] | None = None
+) -> list[Comparison]:
+    """Every sampler against uniform batches and against VaRDASS, repeat by repeat.
+
+    Holm's correction is over all comparisons of whole cells, those of ERM apart.
+
+    Parameters
+    ----------
+    results : dict of str to DataResults
+        As `collect` gives them.
+    samplers : sequence of str
+        What to compare with.
+    metrics : mapping of str to str, optional
+        The discrepancy of each algorithm, to compare by logarithms of ratios; by default accuracies are, in points.
     """
     found: list[Comparison] = []
-    for sampler in ("uniform", "vardass"):
+    for sampler in samplers:
         for data in results.values():
             for label in data.labels:
                 reference = data.reference(label, sampler)
                 # uniform against VaRDASS would be VaRDASS against uniform once more
-                skip = label.sampler in UNIFORM if sampler == "vardass" else label.sampler == "uniform"
+                skip = sampler == "vardass" and label.sampler in UNIFORM
                 if reference is None or reference == label or skip:
                     continue
-                result = paired(data.pairs(label, reference))
-                found.append(Comparison(data.name, label, reference, result, len(data.tasks) * len(data.repeats)))
-    adjusted: dict[int, float | None] = {}
+                if metrics is None:
+                    gain = data.gain(label, reference, margin=POINTS)
+                elif label.algorithm in metrics:
+                    metric = metrics[label.algorithm]
+                    gain = data.gain(label, reference, metric=metric, scale=1.0, log=True, margin=math.log(FACTOR))
+                else:
+                    continue
+                found.append(Comparison(data.name, label, reference, gain))
     for ablation in (False, True):
-        family = [place for place, one in enumerate(found) if one.ablation == ablation]
-        adjusted |= dict(zip(family, holm([found[place].result.t_p for place in family])))
-    return [replace(one, holm_p=adjusted[place]) for place, one in enumerate(found)]
+        family = [i for i, one in enumerate(found) if one.ablation == ablation and one.gain.whole]
+        shown = holm([found[i].gain.result.p for i in family])
+        equal = holm([found[i].gain.result.equivalence_p for i in family])
+        for i, p, equivalence_p in zip(family, shown, equal):
+            found[i] = replace(found[i], p=p, equivalence_p=equivalence_p)
+    return found
 
 
 def _pairs_tables(results: Results) -> list[Table]:
     """Paired differences with tests, and the number of cases in which each sampler is ahead or best."""
-    title = "Pairs: difference in target accuracy (points) on the same tasks and repeats"
+    title = "Pairs: difference in target accuracy (points) in the same repeats"
     comparisons = compare_samplers(results)
     if not comparisons:
         return [Table("pairs", title, notes=("no sampler was run beside uniform batches or VaRDASS",))]
     rows = []
     for one in comparisons:
-        result = one.result
-        name = f"{one.data}, {one.label.algorithm_name}: {one.label.row_name} − {one.reference.sampler_name}"
-        mean, stderr = (None if value is None else 100 * value for value in (result.mean, result.stderr))
-        counts = f"{result.wins} / {result.ties} / {result.losses}"
-        p_values = [None if p is None else PValue(p) for p in (result.sign_p, result.t_p, one.holm_p)]
-        entries = (Cell(mean, stderr, result.pairs, one.expected), counts, *p_values)
-        rows.append(Row(name, entries, block=0 if one.reference.sampler in UNIFORM else 1))
-    columns = ["difference", "wins / ties / losses", "sign p", "t p", "Holm p"]
+        gain, result = one.gain, one.gain.result
+        interval = None if result.low is None else f"{result.low:.1f} to {result.high:.1f}"
+        counts = f"{gain.wins} / {gain.ties} / {gain.losses}"
+        p_values = [_p(result.p), _p(one.p), _p(one.equivalence_p)]
+        entries = (gain.cell, interval, counts, *p_values, one.verdict(f"within {POINTS:g}"))
+        block = 0 if one.reference.sampler in UNIFORM else 1
+        rows.append(Row(_versus(one), entries, block=block))
+    columns = ["difference", "95 % interval", "wins / ties / losses", "p", "Holm p", f"within {POINTS:g}: p", "shown"]
     note = (
-        "two-sided exact sign test and paired t test over pairs of (task, repeat), which the tests take as "
-        "independent; Holm's correction of the t test over all rows, those of ERM apart"
+        "difference, interval and t tests are over repeats, each the mean of its tasks, since the tasks of a repeat "
+        "share seeds and hyper-parameters; wins are counted by task and repeat; Holm's correction is over all complete "
+        f"rows, those of ERM apart; within {POINTS:g}: two one-sided tests that the difference is below {POINTS:g} "
+        f"point either way, also with Holm's correction; open: neither was shown at {LEVEL:g}"
     )
-    decimals = [2, 0, 0, 0, 0]
-    table = _table("pairs", title, "Comparison", columns, rows, decimals=decimals, notes=[note], unit="pairs")
+    decimals = [2, 0, 0, 0, 0, 0, 0]
+    table = _table("pairs", title, "Comparison", columns, rows, decimals=decimals, notes=[note])
     return [table, *_wins_tables(results)]
+
+
+def _versus(one: Comparison, sign: str = "−") -> str:
+    return f"{one.data}, {one.label.algorithm_name}: {one.label.row_name} {sign} {one.reference.sampler_name}"
+
+
+def _p(p: float | None) -> PValue | None:
+    return None if p is None else PValue(p)
 
 
 def _wins_tables(results: Results) -> list[Table]:
@@ -343,31 +382,27 @@ def _wins_tables(results: Results) -> list[Table]:
     tally: dict[Label, dict[str, list[bool]]] = {}
     for data in results.values():
         for algorithm in dict.fromkeys(label.algorithm for label in data.labels if label.algorithm != "erm"):
-            values = {label: data.values(label) for label in data.labels if label.algorithm == algorithm}
-            values = {label: found for label, found in values.items() if not np.isnan(found).all()}
-            if len(values) < 2:
+            labels = [label for label in data.labels if label.algorithm == algorithm]
+            if len(labels) < 2:
                 continue
-            shared = ~np.isnan(sum(values.values()))
-            sums = {label: found[shared].sum() for label, found in values.items()}
-            for label in values:
+            best = data.best(algorithm)
+            for label in labels:
                 won = tally.setdefault(label.under(""), {column: [] for column in columns})
-                if shared.any():
-                    won["best"].append(sums[label] >= max(sums.values()))
+                if best and data.cell(label).whole:
+                    won["best"].append(label in best)
                 for column, sampler in zip(columns[1:], ("uniform", "vardass")):
                     reference = data.reference(label, sampler)
-                    if reference in values and reference != label:
-                        difference = paired(data.pairs(label, reference)).mean
-                        if difference is not None:
-                            won[column].append(difference > 0)
+                    if reference is not None and reference != label:
+                        gain = data.gain(label, reference)
+                        if gain.whole and gain.cell.mean is not None:
+                            won[column].append(gain.cell.mean > 0)
     if not tally:
         return []
     rows = [
         Row(kind.row_name, tuple(f"{sum(won)} of {len(won)}" if won else None for won in tally[kind].values()))
         for kind in sorted(tally)
     ]
-    note = (
-        "a case is a data set with an algorithm other than ERM; over the tasks and repeats that all compared ones have"
-    )
+    note = "a case is a data set with an algorithm other than ERM; samplers that lack tasks or repeats do not take part"
     title = "Wins: cases in which a sampler has the highest mean"
     return [_table("wins", title, "Sampler", columns, rows, decimals=[0, 0, 0], notes=[note])]
 
@@ -418,9 +453,12 @@ def _table(
 ) -> Table:
     """A table whose best entries are marked, within each group, and whose marks are explained."""
     decimals = tuple(decimals or [1] * len(columns))
-    best = frozenset(place for group in groups for place in best_of(rows, group, decimals, lowest=lowest))
+    best = set()
+    for group in groups:
+        cells = {(i, j): entry for i, j in group if isinstance(entry := rows[i].entries[j], Cell)}
+        best |= best_of(cells, decimals=decimals[group[0][1]], lowest=lowest) if group else set()
     notes = (*notes, *_marks_note(rows, unit))
-    return Table(kind, title, corner, tuple(columns), tuple(rows), decimals, best, notes, data)
+    return Table(kind, title, corner, tuple(columns), tuple(rows), decimals, frozenset(best), notes, data)
 
 
 def _sampler_rows(cells: Mapping[Label, Cell], algorithms: Sequence[str]) -> list[Row]:
@@ -433,48 +471,15 @@ def _column(rows: Sequence[Row], column: int) -> Places:
     return [(i, column) for i in range(len(rows))]
 
 
-def best_of(
-    rows: Sequence[Row], group: Places, decimals: Sequence[int], *, lowest: bool = False
-) -> set[tuple[int, int]]:
-    """Places in ``group`` with the best number, as shown; with fewer than two numbers there is nothing to be best of.
-
-    Where some have all their repeats, only those can be best.
-    """
-    found = []
-    for i, j in group:
-        entry = rows[i].entries[j]
-        mean = entry_mean(entry)
-        if mean is not None:
-            whole = not isinstance(entry, Cell) or entry.repeats >= entry.expected
-            found.append((whole, round(-mean if lowest else mean, decimals[j]), (i, j)))
-    if len(found) < 2:
-        return set()
-    _, highest, _ = max(found, key=lambda item: item[:2])
-    anyone = not any(whole for whole, _, _ in found)
-    return {place for whole, mean, place in found if mean == highest and (whole or anyone)}
-
-
-def _task_note(data: DataResults, common: Sequence[str]) -> list[str]:
-    """Say which tasks averages are over, if not all."""
-    missing = [task for task in data.tasks if task not in common]
-    if not missing:
-        return []
-    if not common:
-        return [f"{data.name}: no task has results of all compared entries, so there is no average"]
-    listed = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
-    return [
-        f"{data.name}: averages over {len(common)} of {len(data.tasks)} tasks, those that all compared entries have; "
-        f"without {listed}"
-    ]
-
-
 def _marks_note(rows: Iterable[Row], unit: str) -> list[str]:
     """Explain the marks of incomplete entries, if there are any."""
-    cells = [entry for row in rows for entry in row.entries if isinstance(entry, Cell) and not entry.complete]
+    marks = {entry.mark for row in rows for entry in row.entries if isinstance(entry, Cell)} - {""}
     notes = []
-    if any(cell.repeats < cell.expected for cell in cells):
-        notes.append(f"(n/N): over n of N {unit}, the others failed or are missing")
-    if any(cell.repeats >= cell.expected and cell.mean is not None for cell in cells):
+    if any(mark[-1:] == ")" and mark[-2].isdigit() for mark in marks):
+        notes.append(f"(n/N): over n of N {unit}, the others failed or are missing; never best")
+    if any(mark.endswith("tasks)") for mark in marks):
+        notes.append("(n/N tasks): over n of N tasks, so not to be compared; never best")
+    if any(mark.endswith("runs)") for mark in marks):
         notes.append("(n/N runs): n of N runs to choose from finished")
     return notes
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vardass.experiments.frame import UNIFORM, Cell, DataResults, Label, collect
+from vardass.experiments.frame import Cell, DataResults, Label, collect
 from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS, PARTS, curve_content, mean_seconds
 from vardass.experiments.page.reading import Found, Unfinished
 from vardass.experiments.record import Record
@@ -63,36 +62,27 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
 
 def _summary(data: DataResults) -> list[dict[str, Any]]:
     """One row for each cell of a data set; numbers that were not measured are None."""
-    tasks = data.common_tasks(data.labels)  # an average over fewer tasks cannot be compared with others
-    failed = Counter(data.runs["label"][~data.runs["finished"]])
     means = data.chosen.groupby("label")[list(_MEANS)].mean()
+    best = set().union(*map(data.best, {label.algorithm for label in data.labels}))
     rows = []
     for label in data.labels:
-        accuracy = data.cell(label, tasks=tasks, scale=100)
-        reference = None if label.sampler in UNIFORM else data.reference(label, "uniform")
+        accuracy = data.cell(label, scale=100)
+        reference = data.reference(label, "uniform")
+        gain = None if reference is None or reference == label else data.gain(label, reference)
         row: dict[str, Any] = {
             "data": data.name,
             "label": label,
             "accuracy": accuracy,
-            "gain": Cell(None, None, 0, 0)
-            if reference is None
-            else data.gain(label, reference, tasks=tasks, scale=100),
+            "gain": Cell(None, None, 0, 0) if gain is None else gain.cell,
+            "best": label in best,
             "finished": accuracy.runs,
-            "failed": failed[label],
+            "failed": accuracy.failed,
             "expected": accuracy.expected_runs,
         }
         for name, scale in _MEANS.items():
             mean = float(means[name].get(label, math.nan))
             row[name] = None if math.isnan(mean) else scale * mean
         rows.append(row)
-    best: dict[str, float] = {}
-    for row in rows:
-        if row["accuracy"].mean is not None:
-            best[row["label"].algorithm] = max(row["accuracy"].mean, best.get(row["label"].algorithm, 0.0))
-    several = Counter(label.algorithm for label in data.labels)
-    for row in rows:
-        algorithm = row["label"].algorithm
-        row["best"] = several[algorithm] > 1 and row["accuracy"].mean == best.get(algorithm, math.nan)
     return rows
 
 
@@ -102,7 +92,7 @@ def _is_known(value: float | Cell | None) -> bool:
 
 def _by_task(data: DataResults) -> dict[str, Any]:
     """Target accuracy of each cell in each task, mean and standard error over repeats."""
-    rows = [(label, [data.cell(label, tasks=[task], scale=100) for task in data.tasks]) for label in data.labels]
+    rows = [(label, [data.cell(label, task=task, scale=100) for task in data.tasks]) for label in data.labels]
     return {"data": data.name, "tasks": data.tasks, "rows": rows}
 
 
@@ -222,7 +212,8 @@ def _summary_note(found: Found) -> str:
     return (
         "Of each search the run with the best score counts; scores do not look at target labels unless the selection "
         "is oracle. Accuracy is the mean over tasks, then over repeats, ± the standard error over repeats. The gain is "
-        "over uniform batches in the same repeat. Other columns are means over the chosen runs."
+        "over uniform batches in the same repeat, drawn with replacement where that was run. A row that lacks tasks or "
+        "repeats is marked (n/N) and never best. Other columns are means over the chosen runs."
     )
 
 
