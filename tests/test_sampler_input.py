@@ -9,8 +9,11 @@ import torch
 
 from sampler_cases import MAKERS, K, N, cloud, made, taken
 from vardass.errors import InputError
+from vardass.kernels import RBFMixture
 from vardass.samplers import (
     BalancedBatchSampler,
+    DPPBatchSampler,
+    KMeansPlusPlusBatchSampler,
     OrderedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
@@ -110,9 +113,50 @@ def test_states_that_are_not_complete_are_refused() -> None:
     sampler = made("ordered")
     with pytest.raises(InputError, match=r"keys \['a'\], but not \['sampler', .*OrderedBatchSampler.state_dict\(\)"):
         sampler.load_state_dict({"a": 1})
-    two_draws = made("stratified, two draws, k-means")
-    with pytest.raises(InputError, match=rf"n={N}, k=4, the sampler needs n={N}, k=2 .*with that k"):
-        two_draws.load_state_dict(made("stratified").state_dict())
+    for state in (None, [1], "state"):
+        with pytest.raises(InputError, match=r"a state must be a dictionary, got .*OrderedBatchSampler.state_dict\(\)"):
+            sampler.load_state_dict(state)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "setting", "values"),
+    [
+        (UniformBatchSampler, "replacement", (True, False)),
+        (UniformBatchSampler, "drop_last", (True, False)),
+        (BalancedBatchSampler, "drop_last", (False, True)),
+        (BalancedBatchSampler, "kernel", ("rbf", "coral")),
+        (OrderedBatchSampler, "batches", (5, 6)),
+        (OrderedBatchSampler, "kernel", (RBFMixture((1.0,)), RBFMixture((2.0,)))),
+        (StratifiedBatchSampler, "solver", ("kmeans", "min-sum")),
+        (StratifiedBatchSampler, "replacement", (True, False)),
+        (StratifiedBatchSampler, "draws_per_stratum", (1, 2)),
+        (DPPBatchSampler, "kernel", ("rbf", "mmd")),
+        (KMeansPlusPlusBatchSampler, "kernel_rank", (0, 3)),
+    ],
+)
+def test_states_of_other_settings_are_refused(make: Any, setting: str, values: tuple[Any, Any]) -> None:
+    first, second = (make(N, K, **{setting: value}) for value in values)
+    with pytest.raises(InputError, match=rf"the state has {setting}=.*, this sampler {setting}=.*same arguments"):
+        second.load_state_dict(first.state_dict())
+    make(N, K, **{setting: values[0]}).load_state_dict(first.state_dict())
+
+
+def test_states_without_settings_still_load() -> None:
+    sampler, other = made("ordered"), made("ordered")
+    state = {
+        key: value for key, value in sampler.state_dict().items() if key != "settings"
+    }  # as version 0.1.0 wrote it
+    other.load_state_dict(state)
+    assert taken(sampler) == taken(other)
+
+
+def test_a_function_is_the_same_kernel_in_another_process() -> None:
+    def mine(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x @ y.T
+
+    state = StratifiedBatchSampler(N, K, kernel=mine).state_dict()
+    assert "0x" not in str(state["settings"])
+    StratifiedBatchSampler(N, K, kernel=mine).load_state_dict(state)
 
 
 def test_strata_smaller_than_the_draws_are_refused() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vardass.kernels import KernelLike, fitted_kernel
-from vardass.samplers.base import StreamOptions, derive_seed
+from vardass.samplers.base import StreamOptions, derive_seed, kernel_name
 from vardass.samplers.plan import PLAN_RANK, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers.min_sum import min_sum
@@ -109,6 +109,9 @@ class BalancedBatchSampler(EpochSampler):
         table = couple_rows(table, features, weights, rounds=self.swap_rounds, generator=generator)
         order = torch.randperm(len(table), generator=generator).to(device)
         return pool[table[order]].to("cpu")
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "kernel": kernel_name(self.kernel)}
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "features": self._features, "labels": self._labels}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from vardass.errors import InputError
+from vardass.kernels import FunctionKernel, KernelLike, as_kernel
 from vardass.samplers.weighted_batches import IndexBatch
 from vardass.validate import ArrayLike, as_features, check_count
 
@@ -140,11 +141,11 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         self.endless = bool(endless)
         self.num_replicas = check_count(num_replicas, "num_replicas")
         self.rank = check_count(rank, "rank", low=0, high=num_replicas - 1)
-        total = self._default_batches() if batches is None else check_count(batches, "batches")
-        self._rounds = total // self.num_replicas
+        self._total = self._default_batches() if batches is None else check_count(batches, "batches")
+        self._rounds = self._total // self.num_replicas
         if self._rounds == 0:
             raise InputError(
-                f"an epoch of {total} batches is too short for num_replicas={num_replicas} processes; "
+                f"an epoch of {self._total} batches is too short for num_replicas={num_replicas} processes; "
                 "lower batch_size or set batches"
             )
         self.epoch = 0
@@ -181,6 +182,10 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
 
     def _new_epoch(self) -> None:
         """Forget what belongs to one epoch."""
+
+    def _settings(self) -> dict[str, Any]:
+        """Arguments that the stream depends on, in numbers and text: a state of others is refused."""
+        return {"batches": self._total}
 
     # --- the stream -----------------------------------------------------------------------------------
 
@@ -301,24 +306,26 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             "base": self._base,
             "chunk": None if self._chunk is None else {"first": self._first, **self._chunk._asdict()},
             "extra": self._extra_state(),
+            "settings": self._settings(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the stream that ``state`` was taken from, in this or in a new process."""
-        expected = {
-            "sampler": type(self).__name__,
-            "version": _STATE_VERSION,
-            "n": self.n,
-            "batch_size": self.batch_size,
-            "num_replicas": self.num_replicas,
-        }
-        for key, value in expected.items():
-            if key in state and state[key] != value:
+        if not isinstance(state, Mapping):
+            raise InputError(
+                f"a state must be a dictionary, got {type(state).__name__}; "
+                f"pass what {type(self).__name__}.state_dict() gave"
+            )
+        mine = self.state_dict()
+        same = {key: mine[key] for key in ("sampler", "version", "n", "batch_size", "num_replicas")}
+        theirs = {**state, **state.get("settings", {})}  # states of version 0.1.0 hold no settings
+        for key, value in {**same, **mine["settings"]}.items():
+            if theirs.get(key, value) != value:
                 raise InputError(
-                    f"the state has {key}={state[key]!r}, this sampler {key}={value!r}; "
+                    f"the state has {key}={theirs[key]!r}, this sampler {key}={value!r}; "
                     "make the sampler with the same arguments or start anew"
                 )
-        if missing := [key for key in self.state_dict() if key not in state]:
+        if missing := [key for key in mine if key not in state and key != "settings"]:
             raise InputError(
                 f"the state has the keys {sorted(state)}, but not {missing}; "
                 f"pass what {type(self).__name__}.state_dict() gave"
@@ -348,6 +355,14 @@ def features_of_all(features: ArrayLike, n: int) -> Tensor:
             "pass the features of the whole data set, in its order"
         )
     return x
+
+
+def kernel_name(kernel: KernelLike) -> str:
+    """A kernel in words that are the same in another process."""
+    known = as_kernel(kernel)
+    if isinstance(known, FunctionKernel):
+        return getattr(known.function, "__qualname__", type(known.function).__name__)
+    return type(known).__name__ if " at 0x" in repr(known) else repr(known)
 
 
 def derive_seed(*parts: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import KernelLike
-from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed
+from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed, kernel_name
 from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify, stratify_groups
 from vardass.strata import Strata
@@ -162,6 +162,15 @@ class StratifiedBatchSampler(MinibatchSampler):
         draw = torch.rand(count, self.batch_size, dtype=torch.float64, generator=generator)
         offset = (draw * sizes).long().clamp_max_(sizes - 1)
         return Chunk(strata.order[starts + offset], self._column_weights)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **super()._settings(),
+            "kernel": kernel_name(self.kernel),
+            "solver": self.solver,
+            "replacement": self.replacement,
+            "draws_per_stratum": self.draws_per_stratum,
+        }
 
     def _extra_state(self) -> dict[str, Any]:
         return {"strata": None if self.strata is None else self.strata.to_dict()}
