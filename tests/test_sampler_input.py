@@ -191,6 +191,12 @@ def test_given_strata_are_used_and_must_fit() -> None:
     assert next(iter(uncoupled)).weights == pytest.approx(strata.weights.tolist())
 
 
+@pytest.mark.parametrize("seed", [1.7, None, "a", True])
+def test_seeds_are_whole_numbers(seed: Any) -> None:
+    with pytest.raises(InputError, match=rf"seed must be a whole number, got {seed!r}"):
+        UniformBatchSampler(N, K, seed=seed)
+
+
 def test_options_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match=r"batch_size=8 is not a multiple of draws_per_stratum=3; use batch_size=6"):
         StratifiedBatchSampler(N, 8, draws_per_stratum=3)

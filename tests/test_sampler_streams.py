@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sampler_cases import (
     MAKERS,
-    ONCE,
     K,
     N,
     cloud,
@@ -30,6 +30,7 @@ from sampler_cases import (
     use_small_chunks,
     visits_once,
 )
+from vardass.errors import InputError, VardassWarning
 from vardass.samplers import (
     BackgroundSampler,
     MinibatchSampler,
@@ -247,53 +248,90 @@ def test_stateful_loader_resumes_in_mid_epoch(name: str, workers: int, tmp_path:
     assert plain(second) == plain(first)  # the next epoch
 
 
-# --- several processes -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["uniform, tail", "ordered"])
+def test_stateful_loader_resumes_after_the_last_batch(name: str, workers: int) -> None:
+    def loader(sampler: MinibatchSampler) -> StatefulDataLoader:
+        return StatefulDataLoader(with_weights(range(N)), batch_sampler=sampler, num_workers=workers)
+
+    first = loader(made(name))
+    batches = iter(first)
+    plain(batches, len(first))
+    second = loader(MAKERS[name]())
+    second.load_state_dict(first.state_dict())
+    assert plain(second) == plain(batches) == []  # it counts epochs itself
+    assert plain(second) == plain(first) != []
 
 
 @each_sampler
-def test_processes_share_out_the_stream(name: str) -> None:
-    alone = taken(made(name))
-    for replicas in (2, 3):
-        shares = [taken(made(name, num_replicas=replicas, rank=rank)) for rank in range(replicas)]
-        rounds = len(alone) // replicas
-        assert [len(share) for share in shares] == [rounds] * replicas
-        together = [batch for batches in zip(*shares, strict=True) for batch in batches]
-        if name in ONCE:  # the same chunk, whatever the number of processes
-            assert together == alone[: rounds * replicas]
-        seen = [{tuple(batch) for batch, _ in share} for share in shares]
-        assert not set.intersection(*seen)
-
-
-@each_once
-def test_processes_visit_disjoint_samples_across_a_refresh(name: str) -> None:
-    samplers = [made(name, num_replicas=2, rank=rank, endless=True) for rank in range(2)]
-    streams = [iter(sampler) for sampler in samplers]
-    seen: Counter[int] = Counter()
-    for turn in range(3):
-        for stream, sampler in zip(streams, samplers, strict=True):
-            seen.update(indices(stream, 1))
-            sampler.refresh(cloud(seed=turn))
-    assert set(seen.values()) == {1}
-    assert len(seen) >= 24
-    assert samplers[0].state_dict()["position"] == samplers[1].state_dict()["position"] == 3
-
-
-@each_once
-def test_processes_stay_together_when_an_endless_stream_goes_round(name: str) -> None:
-    # 6 or 7 batches a round: the seventh has no partner and is left out
-    samplers = [made(name, num_replicas=2, rank=rank, endless=True) for rank in range(2)]
-    shares = [taken(sampler, 9) for sampler in samplers]
-    for start in (0, 3, 6):
-        seen = [i for share in shares for batch, _ in share[start : start + 3] for i in batch]
-        assert len(seen) == len(set(seen)) == 24
+def test_a_state_of_the_last_batch_resumes_at_the_next_epoch(name: str) -> None:
+    sampler, other, counting = made(name), MAKERS[name](), MAKERS[name]()
+    stream = iter(sampler)
+    taken(stream, len(sampler))
+    other.load_state_dict(sampler.state_dict())
+    counting.load_state_dict(sampler.state_dict())
+    assert taken(stream) == []
+    following = taken(sampler)
+    assert taken(other) == following
+    assert other.epoch == 2
+    counting.set_epoch(0)  # a loop that counts epochs goes on with the one it was in
+    assert taken(counting) == []
+    counting.set_epoch(1)
+    assert taken(counting) == following
 
 
 @each_sampler
-def test_a_state_serves_every_process(name: str) -> None:
-    samplers = [made(name, num_replicas=2, rank=rank, endless=True) for rank in range(2)]
-    streams = [iter(sampler) for sampler in samplers]
-    for stream in streams:
-        taken(stream, 2)
-    restored = MAKERS[name](num_replicas=2, rank=1, endless=True)
-    restored.load_state_dict(samplers[0].state_dict())
-    assert taken(restored, 10) == taken(streams[1], 10)
+def test_copies_go_on_where_the_stream_is(name: str) -> None:
+    sampler = made(name)
+    stream = iter(sampler)
+    taken(stream, 2)
+    twins = [copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))]
+    rest = taken(stream)
+    assert all(taken(twin) == rest for twin in twins)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_that_is_ahead_of_training_says_so(persistent: bool) -> None:
+    sampler = made("ordered", batches=20)
+    loader = DataLoader(with_weights(range(N)), batch_sampler=sampler, num_workers=2, persistent_workers=persistent)
+    for _ in range(2):
+        batches = iter(loader)
+        next(batches)
+        with pytest.warns(VardassWarning, match=r"4 batches ahead of training.*StatefulDataLoader.*or num_workers=0"):
+            assert sampler.state_dict()["position"] == 5
+        list(batches)
+        assert sampler.state_dict()["position"] == 0
+    alone = DataLoader(with_weights(range(N)), batch_sampler=sampler)
+    next(iter(alone))
+    assert sampler.state_dict()["position"] == 1
+
+
+# --- loaders --------------------------------------------------------------------------------------------------
+
+
+@each_sampler
+@pytest.mark.parametrize("endless", [False, True])
+def test_two_loaders_over_one_sampler_are_refused(name: str, endless: bool) -> None:
+    sampler = made(name, endless=endless)
+    loaders = [DataLoader(range(N), batch_sampler=sampler) for _ in range(2)]
+    both = zip(*loaders)
+    next(both)
+    with pytest.raises(InputError, match=r"two iterators take turns on one \w+Sampler.*a sampler of its own"):
+        next(both)
+
+
+def test_two_loaders_over_one_background_sampler_are_refused() -> None:
+    sampler = BackgroundSampler(made("stratified", endless=True), ahead=3, in_process=True)
+    both = zip(sampler, sampler)
+    next(both)
+    with pytest.raises(InputError, match="two iterators take turns on one BackgroundSampler"):
+        next(both)
+
+
+def test_one_loader_may_begin_again() -> None:
+    sampler = made("uniform")
+    loader = DataLoader(range(N), batch_sampler=sampler, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    batches = iter(loader)  # the first one is still there while this is made
+    assert len(list(batches)) == len(sampler)

@@ -111,7 +111,9 @@ def make_sampler(
     given: dict[str, Any] = {**preset, **options}
     if "kernel" in known:
         given.setdefault("kernel", kernel)
-    return kind(n, batch_size, seed=seed, endless=True, **given)
+    sampler = kind(n, batch_size, seed=seed, endless=True, **given)
+    sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
+    return sampler
 
 
 def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:
@@ -426,6 +428,8 @@ def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> RefreshableSamp
             f"samplers[{name!r}] has n={sampler.n} and endless={endless}, but the run draws endlessly from "
             f"{len(inputs)} samples; make it with n={len(inputs)} and endless=True"
         )
+    if isinstance(sampler, MinibatchSampler | BackgroundSampler):
+        sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
     return sampler
 
 

@@ -10,15 +10,15 @@ import queue
 import signal
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from vardass.errors import InputError, VardassError
 from vardass.samplers.base import MinibatchSampler, features_of_all
+from vardass.samplers.loaders_and_processes import WatchedSampler
 from vardass.samplers.weighted_batches import IndexBatch
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, check_count
@@ -54,7 +54,7 @@ class _Server:
         return {"rows": rows, "weights": drawn[0].weights, "strata": strata, "refreshed": features is not None}
 
 
-class BackgroundSampler(Sampler[IndexBatch]):
+class BackgroundSampler(WatchedSampler):
     """Let another process refresh a sampler and draw from it; the stream stays a function of the seed.
 
     Batches are asked for ``ahead`` at a time, as soon as fewer than that many are in store. `refresh` hands the
@@ -112,9 +112,25 @@ class BackgroundSampler(Sampler[IndexBatch]):
 
     # --- the stream -----------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[IndexBatch]:
+    def _batches(self) -> Iterator[IndexBatch]:
         while True:
             yield self._next()
+
+    def shard(self, num_replicas: int, rank: int) -> None:
+        """As for `MinibatchSampler`."""
+        if (self._link is not None or self.position) and (num_replicas, rank) != self._processes:
+            raise InputError(
+                f"the background process has begun before shard({num_replicas}, {rank}); call it before the first batch"
+            )
+        self._sampler.shard(num_replicas, rank)
+
+    @property
+    def _processes(self) -> tuple[int, int]:
+        return self._sampler.num_replicas, self._sampler.rank
+
+    def _find_processes(self, is_shared_out: bool) -> None:
+        if self._link is None and not self.position:  # afterwards the sampler belongs to the other process
+            self._sampler._find_processes(is_shared_out)
 
     def _next(self) -> IndexBatch:
         self._connect()
@@ -186,7 +202,7 @@ class BackgroundSampler(Sampler[IndexBatch]):
         if self._link is None:
             return
         try:
-            self._saved = self.state_dict()["sampler"]
+            self._saved = self._state()["sampler"]
         except BaseException:
             self._is_lost = True
             raise
@@ -198,18 +214,22 @@ class BackgroundSampler(Sampler[IndexBatch]):
 
     def copy_of_sampler(self) -> MinibatchSampler:
         """A copy of the sampler behind, after all that it was asked for; this stream stays where it is."""
-        state = self.state_dict()["sampler"]
+        state = self._state()["sampler"]
         twin = copy.deepcopy(self._sampler)
         twin.load_state_dict(state)
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy starts a process of its own, and goes on from here
-        saved = self.state_dict()["sampler"]
-        return {**self.__dict__, "_link": None, "_saved": saved}
+        saved = self._state()["sampler"]
+        return {**super().__getstate__(), "_link": None, "_saved": saved}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; waits for the batches that are on their way."""
+        self._warn_of_batches_under_way()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         if self._link is None:  # not begun, or closed: nothing is on its way, and no process need be started
             inner = self._sampler.state_dict() if self._saved is None else self._saved
         else:
@@ -228,9 +248,10 @@ class BackgroundSampler(Sampler[IndexBatch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the stream that ``state`` was taken from, in this or in a new process."""
         names = {"sampler", "store", "used", "position", "strata"}
-        if state.keys() != names:
+        if not isinstance(state, Mapping) or state.keys() != names:
+            found = f"the keys {sorted(state)}" if isinstance(state, Mapping) else f"type {type(state).__name__}"
             raise InputError(
-                f"the state has the keys {sorted(state)}, a background sampler's has {sorted(names)}; "
+                f"the state has {found}, a background sampler's has {sorted(names)}; "
                 "make the sampler with the same arguments or start anew"
             )
         if self._link is None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel
+from vardass.samplers.loaders_and_processes import (
+    WatchedSampler,
+    called_by_torchdata,
+    process_group,
+    self_of_caller,
+    shares_out,
+)
 from vardass.samplers.weighted_batches import IndexBatch
 from vardass.validate import ArrayLike, as_features, check_count
 
@@ -64,8 +72,8 @@ class StreamOptions(TypedDict, total=False):
     seed: int
     batches: int | None
     endless: bool
-    num_replicas: int
-    rank: int
+    num_replicas: int | None
+    rank: int | None
 
 
 class Chunk(NamedTuple):
@@ -86,7 +94,7 @@ class Chunk(NamedTuple):
     tail: Tensor | None = None
 
 
-class MinibatchSampler(Sampler[IndexBatch], ABC):
+class MinibatchSampler(WatchedSampler, ABC):
     """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
 
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
@@ -106,9 +114,11 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         out.
     endless : bool
         Never stop; ``len`` is then undefined.
-    num_replicas, rank : int
+    num_replicas, rank : int, optional
         Under several processes with one seed, process ``rank`` gets every ``num_replicas``-th batch of the
-        stream. Batches left over at the end of an epoch are dropped.
+        stream. Batches left over at the end of an epoch are dropped. Without them the sampler asks the process
+        group of ``torch.distributed``, if there is one, when the first batch is taken, unless Accelerate shares
+        out the batches; ``num_replicas=1`` gives every process the same batches. See also `shard`.
 
     Attributes
     ----------
@@ -128,8 +138,8 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         seed: int = 0,
         batches: int | None = None,
         endless: bool = False,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
         self.n = check_count(n, "n")
         self.batch_size = check_count(batch_size, "batch_size")
@@ -137,20 +147,18 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             raise InputError(
                 f"batch_size={batch_size} needs at least {batch_size} samples, got n={n}; lower batch_size"
             )
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise InputError(f"seed must be a whole number, got {seed!r}; seed=0 is the default")
         self.seed = int(seed)
         self.endless = bool(endless)
-        self.num_replicas = check_count(num_replicas, "num_replicas")
-        self.rank = check_count(rank, "rank", low=0, high=num_replicas - 1)
         self._total = self._default_batches() if batches is None else check_count(batches, "batches")
-        self._rounds = self._total // self.num_replicas
-        if self._rounds == 0:
-            raise InputError(
-                f"an epoch of {self._total} batches is too short for num_replicas={num_replicas} processes; "
-                "lower batch_size or set batches"
-            )
+        self._is_told = False  # of the processes that share the stream
+        self._set_processes(1 if num_replicas is None else num_replicas, 0 if rank is None else rank)
+        self._is_told = num_replicas is not None or rank is not None
         self.epoch = 0
         self.position = 0
         self._started = False  # whether the current epoch has handed out a batch
+        self._chosen_epoch: int | None = None  # by `set_epoch`, until an iteration begins
         self._refreshes = 0
         self._base = 0  # round at which the present strata or plan took over
         self._chunk: Chunk | None = None
@@ -160,6 +168,69 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
 
     def _default_batches(self) -> int:
         return self.n // self.batch_size
+
+    # --- several processes ----------------------------------------------------------------------------
+
+    def shard(self, num_replicas: int, rank: int) -> None:
+        """Give this process every ``num_replicas``-th batch from number ``rank`` on; before the first batch.
+
+        Raises
+        ------
+        InputError
+            If the stream is shared out already in another way, or has begun.
+        """
+        if (num_replicas, rank) == (self.num_replicas, self.rank):
+            self._is_told = True
+            return
+        if self._is_told:
+            raise InputError(
+                f"this sampler is shared out already, with rank={self.rank} of num_replicas={self.num_replicas}, got "
+                f"rank={rank} of {num_replicas}; leave out num_replicas and rank where the sampler is made"
+            )
+        if self._has_begun:
+            raise InputError(
+                f"{self.position} batches of epoch {self.epoch} went to one process before shard({num_replicas}, "
+                f"{rank}); call it before the first batch"
+            )
+        self._set_processes(num_replicas, rank)
+        self._is_told = True
+
+    def _set_processes(self, num_replicas: int, rank: int) -> None:
+        num_replicas = check_count(num_replicas, "num_replicas")
+        rank = check_count(rank, "rank", low=0, high=num_replicas - 1)
+        if self._total < num_replicas:
+            raise InputError(
+                f"an epoch of {self._total} batches is too short for num_replicas={num_replicas} processes; "
+                "lower batch_size or set batches"
+            )
+        self.num_replicas, self.rank = num_replicas, rank
+        self._rounds = self._total // num_replicas
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._started or self.position > 0
+
+    def _find_processes(self, is_shared_out: bool) -> None:
+        if is_shared_out:
+            if self.num_replicas > 1:
+                raise InputError(
+                    f"batches would be shared out twice: by this sampler (num_replicas={self.num_replicas}) and by the "
+                    "library that prepared its loader; leave out num_replicas and rank"
+                )
+            self._is_told = True
+        group = None if self._is_told else process_group()
+        if group is None:
+            return
+        if not self._has_begun:
+            self.shard(*group)
+            return
+        self._is_told = True  # once is enough
+        warnings.warn(
+            f"there is a process group of {group[0]}, but this {type(self).__name__} began without it, so that every "
+            "process gets the same batches; make it after init_process_group, or call shard before the first batch",
+            VardassWarning,
+            stacklevel=4,
+        )
 
     # --- for subclasses -------------------------------------------------------------------------------
 
@@ -192,23 +263,31 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def __len__(self) -> int:
         if self.endless:
             raise TypeError(f"an endless {type(self).__name__} has no length; set endless=False")
-        return self._rounds
+        if self._is_told or self._has_begun or shares_out(self_of_caller(), self):
+            return self._rounds
+        count, _ = process_group() or (1, 0)  # not fixed yet: a library may wrap the sampler before the first batch
+        return self._total // count
 
     def set_epoch(self, epoch: int) -> None:
         """Start the given epoch at the next iteration; one whose state was just restored is gone on with."""
         epoch = check_count(epoch, "epoch", low=0)
         if self._started or epoch != self.epoch:
             self._begin_epoch(epoch)
+        self._chosen_epoch = epoch
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch, self.position, self._base, self._started = epoch, 0, 0, False
         self._chunk = None
         self._new_epoch()
 
-    def __iter__(self) -> Iterator[IndexBatch]:
+    def _batches(self) -> Iterator[IndexBatch]:
         # a stream that was left in the middle of an epoch goes on only if its state was restored
         if self._started:
             self._begin_epoch(self.epoch + 1)
+        # a restored epoch of which nothing is left: the next one, unless a loop that counts epochs asks for this one
+        if not self.endless and self.position >= self._rounds and self._chosen_epoch != self.epoch:
+            self._begin_epoch(self.epoch + 1)
+        self._chosen_epoch = None
         while self.endless or self.position < self._rounds:
             row = self._row(self.position)
             self._started = True
@@ -250,6 +329,8 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """
         if not self.needs_features:
             return
+        if self._has_begun:
+            self._find_processes(False)
         x = features_of_all(features, self.n)
         self._refreshes += 1
         try:
@@ -291,8 +372,20 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
 
     # --- state ----------------------------------------------------------------------------------------
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy goes on where the stream is, as one whose state was restored
+        return {**super().__getstate__(), "_started": False}
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the stream depends on; the same on every process."""
+        """Everything that the rest of the stream depends on; the same on every process.
+
+        It is that of the last batch handed out. Workers of a plain DataLoader ask ahead: a warning says by how much.
+        With torchdata's StatefulDataLoader, whose state holds that of its sampler, nothing is lost.
+        """
+        self._warn_of_batches_under_way()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {
             "sampler": type(self).__name__,
             "version": _STATE_VERSION,
@@ -316,7 +409,10 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
                 f"a state must be a dictionary, got {type(state).__name__}; "
                 f"pass what {type(self).__name__}.state_dict() gave"
             )
-        mine = self.state_dict()
+        group = None if self._is_told else process_group()
+        if group is not None and state.get("num_replicas") == group[0] and not self._has_begun:
+            self.shard(*group)
+        mine = self._state()
         same = {key: mine[key] for key in ("sampler", "version", "n", "batch_size", "num_replicas")}
         theirs = {**state, **state.get("settings", {})}  # states of version 0.1.0 hold no settings
         for key, value in {**same, **mine["settings"]}.items():
@@ -339,6 +435,8 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             self._set_chunk(Chunk(*(state["chunk"][name] for name in Chunk._fields)), state["chunk"]["first"])
         # the next iteration continues instead of starting another epoch
         self._started = False
+        # torchdata counts epochs itself, and takes the rest of this one, be it empty, for its end
+        self._chosen_epoch = self.epoch if called_by_torchdata() else self._chosen_epoch
 
 
 def features_of_all(features: ArrayLike, n: int) -> Tensor:

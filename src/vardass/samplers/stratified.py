@@ -77,8 +77,8 @@ class StratifiedBatchSampler(MinibatchSampler):
         seed: int = 0,
         batches: int | None = None,
         endless: bool = False,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
         **strata_options: Any,
     ) -> None:
         super().__init__(

@@ -28,12 +28,15 @@ class EpochSampler(MinibatchSampler):
     def __init__(self, n: int, batch_size: int, *, drop_last: bool = True, **options: Unpack[StreamOptions]) -> None:
         self.drop_last = bool(drop_last)
         super().__init__(n, batch_size, **options)
-        if self._visits_once and self._default_batches() < self.num_replicas:
-            raise InputError(
-                f"n={n} samples make {self._default_batches()} batches of batch_size={batch_size}, too few for "
-                f"num_replicas={self.num_replicas} processes; lower batch_size"
-            )
         self._left: Tensor | None = None  # samples not yet visited when the present plan took over
+
+    def _set_processes(self, num_replicas: int, rank: int) -> None:
+        if self._visits_once and self._default_batches() < num_replicas <= self._total:
+            raise InputError(
+                f"n={self.n} samples make {self._default_batches()} batches of batch_size={self.batch_size}, too few "
+                f"for num_replicas={num_replicas} processes; lower batch_size"
+            )
+        super()._set_processes(num_replicas, rank)
 
     def _default_batches(self) -> int:
         return self._batches_of(self.n)

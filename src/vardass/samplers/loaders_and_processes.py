@@ -1,0 +1,98 @@
+"""Who asks a sampler for batches: one loader at a time, one of several processes, with workers that ask ahead."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed
+from torch.utils.data import Sampler
+
+from vardass.errors import InputError, VardassWarning
+from vardass.samplers.weighted_batches import IndexBatch
+
+__all__ = ["WatchedSampler", "called_by_torchdata", "process_group", "self_of_caller", "shares_out"]
+
+
+def process_group() -> tuple[int, int] | None:
+    """Number of processes and rank of this one, or None without a process group of several."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    count = torch.distributed.get_world_size()
+    return None if count == 1 else (count, torch.distributed.get_rank())
+
+
+class WatchedSampler(Sampler[IndexBatch]):
+    """A stream of batches that notices how it is used where that would go wrong in silence.
+
+    Whoever calls ``iter`` or ``len`` is looked at, by the ``self`` of the calling frame: libraries wrap samplers, and
+    have no other way to tell them.
+    """
+
+    _iteration: object | None = None  # the iterator that was begun last
+    _loader: weakref.ref[Any] | None = None  # a plain DataLoader with workers that takes the batches
+
+    @abstractmethod
+    def _batches(self) -> Iterator[IndexBatch]:
+        """Yield the batches."""
+
+    @abstractmethod
+    def _find_processes(self, is_shared_out: bool) -> None:
+        """Learn before the first batch which processes share the stream; ``is_shared_out`` if the caller sees to it."""
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        caller = self_of_caller()
+        self._find_processes(shares_out(caller, self))
+        self._loader = weakref.ref(caller) if _asks_ahead(caller) else None
+        return self._one_iterator()
+
+    def _one_iterator(self) -> Iterator[IndexBatch]:
+        mine = self._iteration = object()
+        for batch in self._batches():
+            yield batch
+            if self._iteration is not mine:
+                raise InputError(
+                    f"two iterators take turns on one {type(self).__name__}, and each would get a part of its stream; "
+                    "give every loader a sampler of its own, with another seed"
+                )
+
+    def _warn_of_batches_under_way(self) -> None:
+        """Say so where a state is taken that is ahead of training."""
+        loader = None if self._loader is None else self._loader()
+        ahead = 0 if loader is None else getattr(loader, "_send_idx", 0) - getattr(loader, "_rcvd_idx", 0)
+        if ahead > 0:
+            warnings.warn(
+                f"this state is {ahead} batches ahead of training: the workers of a DataLoader have asked for them "
+                "already, and a run that resumes from it leaves them out; use torchdata's StatefulDataLoader and save "
+                "its state, or num_workers=0",
+                VardassWarning,
+                stacklevel=3,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_iteration", "_loader")}
+
+
+def self_of_caller() -> Any:
+    """``self`` of whoever called the method that calls this."""
+    return sys._getframe(2).f_locals.get("self")
+
+
+def shares_out(caller: Any, sampler: Any) -> bool:
+    """Whether a wrapper gives each process its share of the batches, as Accelerate's BatchSamplerShard does."""
+    is_wrapper = caller is not sampler and getattr(caller, "batch_sampler", None) is sampler
+    return is_wrapper and hasattr(caller, "num_processes") and hasattr(caller, "process_index")
+
+
+def _asks_ahead(caller: Any) -> bool:
+    # torchdata's loader has classes of its own, and takes a state with each batch
+    return type(caller).__module__ == "torch.utils.data.dataloader" and getattr(caller, "_num_workers", 0) > 0
+
+
+def called_by_torchdata() -> bool:
+    """Whether the method that calls this was called by torchdata."""
+    return str(sys._getframe(2).f_globals.get("__name__")).startswith("torchdata")
