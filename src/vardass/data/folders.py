@@ -189,16 +189,12 @@ def folder_task(
     kind: FileKind = "image",
     name: str | None = None,
     target_labelled: bool | None = None,
-    size: int | tuple[int, int] = 224,
-    channels: int | None = 3,
-    front_end: FrontEnd | Mapping[str, Any] | None = None,
-    cache: bool = False,
-    interpolation: str = "bilinear",
+    **reading: Any,
 ) -> Task:
     """Make a task of one or several folders with class folders and a target folder, flat or with class folders.
 
-    The classes are those of all sources together. Options as in `folder_domain`; ``target_labelled=False``
-    ignores folders in the target.
+    The classes are those of all sources together. ``target_labelled=False`` ignores folders in the target; further
+    options are those of `folder_domain`: size, channels, interpolation, front_end, cache.
     """
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     folders = [as_path(folder, "source") for folder in given]
@@ -211,18 +207,9 @@ def folder_task(
     classes = sorted(names)
 
     def domain(folder: Path, labelled: bool | None) -> Domain:
-        return folder_domain(
-            folder,
-            kind=kind,
-            name=str(folder) if sum(other.name == folder.name for other in (*folders, target)) > 1 else folder.name,
-            class_names=classes,
-            labelled=labelled,
-            size=size,
-            channels=channels,
-            front_end=front_end,
-            cache=cache,
-            interpolation=interpolation,
-        )
+        same = sum(other.name == folder.name for other in (*folders, target))
+        title = str(folder) if same > 1 else folder.name
+        return folder_domain(folder, kind=kind, name=title, class_names=classes, labelled=labelled, **reading)
 
     labelled = tuple(domain(folder, True) for folder in folders)
     goal = domain(target, target_labelled)

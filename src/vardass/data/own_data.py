@@ -47,11 +47,7 @@ def own_task(
     key: str | None = None,
     labels: str | None = None,
     columns: str | None = None,
-    size: int = 224,
-    channels: int = 3,
-    cache: bool = False,
-    interpolation: str = "bilinear",
-    front_end: Mapping[str, Any] | None = None,
+    **reading: Any,
 ) -> Task:
     """Make a task of folders of files, or of files of embeddings.
 
@@ -65,30 +61,15 @@ def own_task(
         From `find_kind`.
     key, labels, columns : str, optional
         Of embeddings. ``{name}`` in ``labels`` stands for the name of the file without ending.
-    size, channels, cache, interpolation, front_end
-        Of files, see `folder_domain`.
+    **reading
+        Of files: size, channels, interpolation, front_end, cache, see `folder_domain`.
     """
     if kind != "features":
-        return folder_task(
-            list(sources),
-            target,
-            kind=kind,
-            size=size,
-            channels=channels,
-            front_end=front_end,
-            cache=cache,
-            interpolation=interpolation,
-        )
+        return folder_task(list(sources), target, kind=kind, **reading)
     marks: list[str | None] = [_labels_name(path, labels) for path in sources]
     of_target = _labels_name(target, labels)
     marks.append(of_target if has_labels(target, of_target) else None)
-    return embedding_task(
-        list(sources),
-        target,
-        key=key,
-        labels=[str(mark) for mark in marks] if None not in marks else marks,
-        columns=columns,
-    )
+    return embedding_task(list(sources), target, key=key, labels=marks, columns=columns)
 
 
 def how_read(domain: Domain) -> dict[str, Any]:
