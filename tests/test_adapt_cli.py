@@ -266,7 +266,7 @@ def test_data_that_do_not_fit(files, folders, capsys):
     assert "'green'" in refused(capsys, files, *adapt(folders / "day", folders / "night", out))
     assert "inside the data" in refused(capsys, files, *adapt(folders / "day", folders / "day/red", files / "day/run"))
     absent = f"cuda:{torch.cuda.device_count()}"
-    assert "use cpu" in refused(capsys, files, *adapt(clinic, home, out, "--device", absent))
+    assert "torch sees" in refused(capsys, files, *adapt(clinic, home, out, "--device", absent))
     (files / "notes").mkdir()
     (files / "notes/mine.txt").write_text("keep")
     assert "mine.txt" in refused(capsys, files, *adapt(clinic, home, files / "notes"))
