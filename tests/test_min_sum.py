@@ -17,7 +17,7 @@ from vardass.kernels import RBFMixture
 from vardass.solvers.min_sum import _move_many, _Part, _start, min_sum
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import random_balanced_labels
+from vardass.solvers.starts import random_balanced_labels, within_limits
 from vardass.solvers.stratification import solve
 
 module = importlib.import_module("vardass.solvers.min_sum")
@@ -137,10 +137,11 @@ def test_optimal_or_close_on_tiny_problems(n: int, k: int, equal: bool) -> None:
 
 
 @each_problem
-@pytest.mark.parametrize("equal", [False, True])
-def test_no_single_move_and_with_limits_no_exchange_is_left(make, equal: bool) -> None:
+@pytest.mark.parametrize(
+    "limits", [SizeLimits(1, 12), SizeLimits(4, 4), SizeLimits(3, 5)], ids=["free", "equal", "some"]
+)
+def test_no_single_move_and_at_limits_no_exchange_is_left(make, limits: SizeLimits) -> None:
     n, k = 12, 3
-    limits = SizeLimits.of(n, k, equal=equal)
     for seed in range(20):
         problem = make(n, seed)
         start = random_balanced_labels(n, k, seed)
@@ -152,8 +153,10 @@ def test_no_single_move_and_with_limits_no_exchange_is_left(make, equal: bool) -
             other[i] = h
             if limits.hold(sizes_of(other, k)):
                 others.append(other)
-        if equal:
-            for i, j in itertools.combinations(range(n), 2):
+        sizes = sizes_of(labels, k)
+        bound = {h for h in range(k) if limits.low > 1 and int(sizes[h]) in (limits.low, limits.high)}
+        for i, j in itertools.combinations(range(n), 2):
+            if {int(labels[i]), int(labels[j])} & bound:
                 other = labels.clone()
                 other[i], other[j] = labels[j], labels[i]
                 others.append(other)
@@ -253,7 +256,7 @@ def test_moves_and_exchanges_of_a_part_lower_j_by_what_they_say(make, seed: int,
         limits = SizeLimits(max(1, limits.low - 1), limits.high + 1)
     before = problem.objective(labels, k)
     part = part_of(problem, labels, k, rows)
-    for improve in (lambda: part.move_points(limits, 0.0, 0.0), lambda: part.swap_points(0.0)):
+    for improve in (lambda: part.move_points(limits, 0.0, 0.0), lambda: part.swap_points(np.ones(k, bool), 0.0)):
         decrease = improve()
         labels = labels.clone()
         labels[rows] = torch.from_numpy(part.labels)
@@ -286,7 +289,7 @@ def test_one_exchange_changes_j_by_the_formula(make) -> None:
                 assert formula == pytest.approx(change, abs=1e-9 * before)
                 changes.append(change)
         noise = 1e-12 * before
-        assert (part.swap_points(noise) > 0.0) == (min(changes) < -noise)
+        assert (part.swap_points(np.ones(k, bool), noise) > 0.0) == (min(changes) < -noise)
 
 
 @each_problem
@@ -404,7 +407,7 @@ def test_many_moves_at_once_lower_j_by_what_they_say(k: int) -> None:
     block = slice(100, 2600)
     scores, own = state.scores(block)
     before = problem.objective(labels, k)
-    decrease = _move_many(state, block, scores, own - scores.amin(0), 0.0)
+    decrease = _move_many(state, block, scores, own - scores.amin(0), 0.0, SizeLimits(1, 2600))
     assert decrease > 0.0
     assert before - problem.objective(state.labels, k) == pytest.approx(decrease, abs=1e-9 * before)
     assert torch.equal(state.labels[:100], labels[:100])
@@ -423,7 +426,7 @@ def test_many_moves_at_once_do_not_empty_a_stratum_that_all_want_to_leave() -> N
     gain = own - scores.amin(0)
     assert int((gain > 0).sum()) == 702
     assert bool((gain[labels == 2] > 0).all())
-    assert _move_many(state, slice(0, len(x)), scores, gain, 0.0) > 0.0
+    assert _move_many(state, slice(0, len(x)), scores, gain, 0.0, SizeLimits(1, len(x))) > 0.0
     assert int(sizes_of(state.labels, 4).min()) >= 1
     found = min_sum(problem, 4, limits=SizeLimits(1, len(x)), labels=labels)
     assert int(sizes_of(found.labels, 4).min()) >= 1
@@ -435,7 +438,7 @@ def test_many_moves_leave_a_settled_block_alone() -> None:
     labels = min_sum(problem, 8, limits=SizeLimits(1, 2000), labels=random_balanced_labels(2000, 8, 0), tol=0.0).labels
     state = _start(problem, labels, 8)
     scores, own = state.scores(slice(0, 2000))
-    assert _move_many(state, slice(0, 2000), scores, own - scores.amin(0), 0.0) == 0.0
+    assert _move_many(state, slice(0, 2000), scores, own - scores.amin(0), 0.0, SizeLimits(1, 2000)) == 0.0
     assert torch.equal(state.labels, labels)
 
 
@@ -471,6 +474,41 @@ def test_large_blocks_are_monotone_and_as_good_as_small_ones(n: int, k: int, mon
     by_small = min_sum(problem, k, limits=SizeLimits(1, n), labels=good_start.labels)
     assert by_large.objective < 0.8 * good_start.objective
     assert by_large.objective <= 1.02 * by_small.objective
+
+
+@pytest.mark.parametrize(("n", "k"), [(900, 16), (5600, 40)])
+def test_limits_that_no_stratum_reaches_cost_nothing(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No exchange is tried, blocks are as large as without limits, and the strata are the same."""
+    problem = large(n)
+    start = random_balanced_labels(n, k, 0)
+    free = min_sum(problem, k, limits=SizeLimits(1, n), labels=start)
+    smallest, largest = int(sizes_of(free.labels, k).min()), int(sizes_of(free.labels, k).max())
+    assert smallest > 2
+    swaps: list[bool] = []
+    swap_points = _Part.swap_points
+
+    def counted(part: _Part, at_limit: np.ndarray, noise: float) -> float:
+        swaps.append(bool(at_limit.any()))
+        return swap_points(part, at_limit, noise)
+
+    monkeypatch.setattr(_Part, "swap_points", counted)
+    limited = min_sum(problem, k, limits=SizeLimits(2, n - 1), labels=start)
+    assert torch.equal(limited.labels, free.labels)
+    assert swaps
+    assert not any(swaps)
+    min_sum(problem, k, limits=SizeLimits(2, (smallest + largest) // 2), labels=start)
+    assert any(swaps)  # where a limit binds, exchanges are tried
+
+
+def test_many_moves_at_once_keep_the_limits() -> None:
+    n, k = 5600, 40
+    problem = large(n)
+    start = solve(problem, k, limits=SizeLimits(1, n), generator=gen(), max_passes=0).labels
+    for limits in (SizeLimits(60, n), SizeLimits(1, 300), SizeLimits(60, 300)):
+        labels = within_limits(problem, start, k, limits)
+        found = min_sum(problem, k, limits=limits, labels=labels)
+        assert limits.hold(sizes_of(found.labels, k))
+        assert found.objective < problem.objective(labels, k)
 
 
 def test_blocks_with_exchanges_keep_sizes_and_lower_j() -> None:

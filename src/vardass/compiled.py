@@ -150,12 +150,16 @@ def move_points(
 
 
 @njit(nogil=True, cache=True)
-def swap_points(scores: Floats, kernel: Floats, diag: Floats, labels: Ints, noise: float) -> float:
-    """One sweep of exchanges of two points, in place; returns the decrease of J."""
+def swap_points(
+    scores: Floats, kernel: Floats, diag: Floats, labels: Ints, at_limit: NDArray[np.bool_], noise: float
+) -> float:
+    """One sweep of exchanges of points of strata ``at_limit`` (k,) with others, in place; returns the decrease of J."""
     q = len(labels)
     decrease = 0.0
     for i in range(q):
         a = labels[i]
+        if not at_limit[a]:
+            continue
         best, partner = noise, -1
         for j in range(q):
             b = labels[j]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -184,13 +185,12 @@ def min_sum(
     n = problem.n
     state = _start(problem, labels, k)
     objective = state.objective()
-    swaps = limits.low > 1 or limits.high < n
-    rows = state.block_rows(swaps)
     passes, converged = 0, False
     while passes < max_passes and not converged:
         gained = 0.0
+        rows = state.block_rows(swaps=bool(_at_limit(state.sizes, limits, n).any()))
         for block in row_blocks(n, rows):
-            gained += _improve_block(problem, state, block, limits, swaps, 0.1 * tol * objective)
+            gained += _improve_block(problem, state, block, limits, 0.1 * tol * objective)
         passes += 1
         converged = gained <= tol * objective
         objective -= gained
@@ -199,19 +199,28 @@ def min_sum(
     return Solution(state.labels, passes, state.objective(), converged)
 
 
-def _improve_block(
-    problem: Problem, state: _State, block: slice, limits: SizeLimits, swaps: bool, worthwhile: float
-) -> float:
+def _at_limit(sizes: Any, limits: SizeLimits, n: int) -> Any:
+    """Which strata cannot lose or cannot take a point, as an array like ``sizes`` (k,).
+
+    Points go from and to the others by moves; only these need exchanges. That no stratum gets empty is not counted
+    as a limit: it holds without limits too, where no exchanges are made.
+    """
+    return ((sizes <= limits.low) & (limits.low > 1)) | ((sizes >= limits.high) & (limits.high < n))
+
+
+def _improve_block(problem: Problem, state: _State, block: slice, limits: SizeLimits, worthwhile: float) -> float:
     """Move some rows of ``block`` to better strata; return how much J fell."""
     scores, own = state.scores(block)
     labels = state.labels[block]
     gain = own - scores.amin(0)
     # rounding noise of W is no gain
     noise = float(4.0 * torch.finfo(own.dtype).eps * own.abs().amax())
+    n = len(state.labels)
+    swaps = bool(_at_limit(state.sizes, limits, n)[labels].any())
     if not swaps and not bool((gain > noise).any()):  # an exchange can pay where neither move does
         return 0.0
     if len(gain) > 2 * _CANDIDATES:
-        decrease = _move_many(state, block, scores, gain, noise)
+        decrease = _move_many(state, block, scores, gain, noise, limits)
         if decrease > 0.0:
             return decrease
         local = gain.topk(_CANDIDATES).indices
@@ -231,15 +240,14 @@ def _improve_block(
         hot_loops(scores.cpu()),
     )
     decrease = part.move_points(limits, noise, worthwhile)
-    if swaps:
-        decrease += part.swap_points(noise)
+    decrease += part.swap_points(_at_limit(part.sizes, limits, n), noise)
     target = torch.from_numpy(part.labels).to(rows.device)
     changed = target != source
     state.move(rows[changed], source[changed], target[changed])
     return decrease
 
 
-def _move_many(state: _State, block: slice, scores: Tensor, gain: Tensor, noise: float) -> float:
+def _move_many(state: _State, block: slice, scores: Tensor, gain: Tensor, noise: float, limits: SizeLimits) -> float:
     """Make the best moves at once, as many as keep half of what they would gain one by one.
 
     Far from an optimum, or in large strata, moves hardly interact, so this replaces many small steps.
@@ -255,8 +263,9 @@ def _move_many(state: _State, block: slice, scores: Tensor, gain: Tensor, noise:
         source = state.labels[rows]
         alone = float(gain[local].double().sum())
         decrease = alone - state.interaction(rows, source, target)
-        stay = state.sizes - torch.bincount(source, minlength=state.k)
-        if decrease >= 0.5 * alone and bool((stay >= 1).all()):
+        fewest = state.sizes - torch.bincount(source, minlength=state.k)
+        most = state.sizes + torch.bincount(target, minlength=state.k)
+        if decrease >= 0.5 * alone and bool(((fewest >= limits.low) & (most <= limits.high)).all()):
             state.move(rows, source, target)
             return decrease
         local, target = local[: len(local) // 2], target[: len(target) // 2]
@@ -335,13 +344,20 @@ class _Part:
                 break
         return decrease
 
-    def swap_points(self, noise: float) -> float:
-        """One sweep of exchanges, which leave sizes alone; returns the decrease of J."""
+    def swap_points(self, at_limit: NDArray[np.bool_], noise: float) -> float:
+        """One sweep of exchanges, which leave sizes alone; returns the decrease of J.
+
+        The points of the strata that are ``at_limit`` (k,) look for partners, in whatever stratum.
+        """
+        if not at_limit.any():
+            return 0.0
         if self.loops is not None:
-            return float(self.loops.swap_points(self.scores, self.kernel, self.diag, self.labels, noise))
+            return float(self.loops.swap_points(self.scores, self.kernel, self.diag, self.labels, at_limit, noise))
         decrease = 0.0
         for i in self.points.tolist():
             a = self.labels[i]
+            if not at_limit[a]:
+                continue
             own = self.scores[self.labels, self.points]
             gain = own[i] - self.scores[self.labels, i] + own - self.scores[a] + 2.0 * self._distances(i)
             gain[self.labels == a] = 0.0
