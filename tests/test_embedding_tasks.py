@@ -110,6 +110,13 @@ def test_labels_are_never_features(tmp_path):
         assert found.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_file_of_labels_alone_has_no_features(tmp_path, ending):
+    write(tmp_path / f"a{ending}", np.zeros((2, 2), np.float32), np.array([0, 1]))
+    with pytest.raises(InputError, match="has no column but 'labels', which are no features"):
+        read_labelled(tmp_path / f"a{ending}", labels="labels", columns="labels")
+
+
 @pytest.mark.parametrize("ending", [".npz", ".npy", ".csv", ".parquet"])
 def test_whether_there_are_labels(tmp_path, ending):
     path = tmp_path / f"a{ending}"

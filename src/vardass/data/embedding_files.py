@@ -244,7 +244,12 @@ def _kept(
 ) -> list[int]:
     """Positions of the wanted columns without those that are left out."""
     chosen = list(range(count)) if columns is None else _select_columns(columns, names, count, path)
-    return chosen if names is None else [i for i in chosen if names[i] not in leave_out]
+    if names is None:
+        return chosen
+    kept = [i for i in chosen if names[i] not in leave_out]
+    if chosen and not kept:
+        raise InputError(f"{path} has no column but {shorten(list(leave_out))}, which are no features; add some")
+    return kept
 
 
 # --- reading .npy and .npz files, without pickle ---
