@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, LinearKernel, RBFMixture
 from vardass.refresh import (
     DriftRefresh,
@@ -27,7 +29,7 @@ from vardass.refresh import (
     VarianceRefresh,
     strata_spread,
 )
-from vardass.samplers import BackgroundSampler, StratifiedBatchSampler
+from vardass.samplers import BackgroundSampler, BalancedBatchSampler, OrderedBatchSampler, StratifiedBatchSampler
 from vardass.solvers import stratify
 from vardass.strata import Strata
 from vardass.variance import stratified_variance, uniform_variance
@@ -334,6 +336,13 @@ def test_strata_of_the_background_are_read_when_they_arrive(policy: RefreshPolic
     [
         (lambda: Refresher(NeverRefresh(), {"a": Uniform()}, {"b": FeatureBank(60)}), r"\['a'\], sources \['b'\]"),
         (lambda: Refresher(NeverRefresh(), Uniform(), FeatureBank(6)), "n=60, its bank n=6"),
+        (lambda: Refresher(10, Uniform(), FeatureBank(60)), r"a RefreshPolicy, got 10; pass RefreshEvery"),
+        (lambda: Refresher(NeverRefresh(), StrataSampler(60), normal(60, 3)), "source of sampler '0' is a Tensor"),
+        (lambda: Refresher(NeverRefresh(), StrataSampler(60), nn.Identity()), "source of sampler '0' is a Identity"),
+        (
+            lambda: Refresher(NeverRefresh(), DataLoader(range(60), batch_sampler=StratifiedBatchSampler(60, 4)), list),
+            r"sampler '0' is a DataLoader, which has no refresh\(features\)",
+        ),
         (
             lambda: Refresher(NeverRefresh(), Uniform(), lambda: normal(60, 3)).observe("0", [0], normal(1, 3)),
             "there are none",
@@ -344,3 +353,74 @@ def test_strata_of_the_background_are_read_when_they_arrive(policy: RefreshPolic
 def test_bad_refreshers(run: Callable[[], Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         run()
+
+
+def test_equal_seeds_of_two_domains_are_named() -> None:
+    def refresher(**seeds: int) -> Refresher:
+        samplers = {name: StratifiedBatchSampler(60, 4, seed=seed) for name, seed in seeds.items()}
+        return Refresher(NeverRefresh(), samplers, dict.fromkeys(samplers, FeatureBank(60)))
+
+    with pytest.warns(VardassWarning, match=r"'source' and 'target' have the same n=60 and seed=0.*another seed"):
+        refresher(source=0, target=0)
+    refresher(source=0, target=1)
+
+
+# --- several processes --------------------------------------------------------------------------------
+
+
+def samplers_of_all_kinds() -> dict[str, Any]:
+    return {
+        "stratified": StratifiedBatchSampler(60, 4, seed=1, endless=True),
+        "ordered": OrderedBatchSampler(60, 4, seed=2, endless=True, plan_rows=16),
+        "balanced": BalancedBatchSampler(60, 4, seed=3, endless=True),
+        "background": BackgroundSampler(StratifiedBatchSampler(60, 4, seed=4, endless=True), ahead=3, in_process=True),
+    }
+
+
+def stream_with_refreshes(samplers: dict[str, Any], policy: RefreshPolicy, noise: float) -> dict[str, Any]:
+    """Batches of some steps, with features as a process that is off by ``noise`` computes them."""
+    refresher = Refresher(
+        policy, samplers, {name: lambda: normal(60, 3) + noise * normal(60, 3, seed=5) for name in samplers}
+    )
+    streams = {name: iter(sampler) for name, sampler in samplers.items()}
+    found: dict[str, Any] = {name: [] for name in samplers}
+    for step in range(12):
+        log = refresher.step(step)
+        if log is not None and "stratified/variance" in log:
+            found.setdefault("variance", []).append(log["stratified/variance"])
+        for name, stream in streams.items():
+            batch = next(stream)
+            found[name].append((list(batch), batch.weights))
+    return found
+
+
+def in_process(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        found = stream_with_refreshes(samplers_of_all_kinds(), RefreshEvery(5), noise=float(rank))
+        # a policy that observes is asked on the first process only
+        policy = VarianceRefresh(0.1, shortest=2, longest=3 if rank == 0 else 1000)
+        found["observing"] = stream_with_refreshes(
+            {"stratified": StratifiedBatchSampler(60, 4, endless=True)}, policy, noise=float(rank)
+        )["variance"]
+        refused = Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: normal(60 + (rank == 0), 3))
+        with pytest.raises(InputError, match="61 rows"):  # on both, and nobody waits
+            refused.step(0)
+        torch.save(found, f"{folder}/{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_strata_are_those_of_the_first_process(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(in_process, (str(tmp_path),), nprocs=2)
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert found[0]["variance"] == found[1]["variance"]
+    assert found[0]["observing"] == found[1]["observing"]
+    assert len(found[0]["observing"]) == 4
+    for rank in range(2):
+        samplers = samplers_of_all_kinds()
+        for sampler in samplers.values():
+            sampler.shard(2, rank)
+        alone = stream_with_refreshes(samplers, RefreshEvery(5), noise=0.0)
+        for name in samplers:
+            assert found[rank][name] == alone[name], name

@@ -120,6 +120,7 @@ class StrataUpdater:
             {name: stream.sampler for name, stream in streams.items()},
             {name: self.banks.get(name, partial(self.all_features, name)) for name in streams},
             account=account,
+            share=False,  # `_send_strata` does it, with the rest of what the leading process decides
         )
 
     def begin(self) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.kernels import Kernel, as_kernel, fitted_kernel
+from vardass.processes import from_first_process, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
 from vardass.refresh.strata_spread import strata_spread
@@ -36,6 +38,10 @@ class Refresher:
         From what: a `FeatureBank`, or a function without arguments that returns (n, d) features.
     account : TimeAccount, optional
         Gets the seconds, in the parts "features" and "solver".
+    share : bool
+        Under a process group of ``torch.distributed`` the first process decides, makes the strata and sends them to
+        the others: their own might differ, by batch norm or by rounding, and then no batch would fit together.
+        Every process has to call `step`. False leaves each process to itself.
 
     Examples
     --------
@@ -58,7 +64,12 @@ class Refresher:
         sources: FeatureSource | Sequence[FeatureSource] | Mapping[str, FeatureSource],
         *,
         account: TimeAccount | None = None,
+        share: bool = True,
     ) -> None:
+        if not isinstance(policy, RefreshPolicy):
+            raise InputError(
+                f"policy must be a RefreshPolicy, got {policy!r}; pass RefreshEvery(100) to refresh every 100 steps"
+            )
         self.policy = policy
         self.samplers: dict[str, Any] = _named(samplers)
         self.sources: dict[str, FeatureSource] = _named(sources)
@@ -68,13 +79,39 @@ class Refresher:
                 f"samplers are named {sorted(self.samplers)}, sources {sorted(self.sources)}; "
                 "give each sampler the source of its data set"
             )
+        self.share = bool(share)
+        for name, sampler in self.samplers.items():
+            if getattr(sampler, "needs_features", True) and not callable(getattr(sampler, "refresh", None)):
+                raise InputError(
+                    f"sampler {name!r} is a {type(sampler).__name__}, which has no refresh(features); pass the batch "
+                    "sampler itself, not its loader"
+                )
         for name, source in self.sources.items():
+            if isinstance(source, nn.Module) or not (isinstance(source, FeatureBank) or callable(source)):
+                raise InputError(
+                    f"the source of sampler {name!r} is a {type(source).__name__}; pass a FeatureBank, or a function "
+                    "such as lambda: extract_features(model, data)"
+                )
             n = getattr(self.samplers[name], "n", None)
             if isinstance(source, FeatureBank) and n is not None and n != source.n:
                 raise InputError(f"sampler {name!r} has n={n}, its bank n={source.n}; use the same data set")
+        self._warn_of_equal_seeds()
         self._kernels: dict[str, Kernel | None] = {}
         self._scales: dict[str, float] = {}
         self._awaited: set[str] = set()  # samplers whose strata are being made in the background
+
+    def _warn_of_equal_seeds(self) -> None:
+        seen: dict[Any, str] = {}
+        for name, sampler in self.samplers.items():
+            if hasattr(sampler, "seed") and hasattr(sampler, "n"):
+                other = seen.setdefault((type(sampler), sampler.n, sampler.seed), name)
+                if other != name:
+                    warnings.warn(
+                        f"samplers {other!r} and {name!r} have the same n={sampler.n} and seed={sampler.seed}: their "
+                        "draws move in step and are not independent; give one of them another seed",
+                        VardassWarning,
+                        stacklevel=3,
+                    )
 
     def step(self, step: int) -> dict[str, Any] | None:
         """Refresh all samplers if it is time, after ``step`` batches.
@@ -90,16 +127,30 @@ class Refresher:
         log: dict[str, Any] = {"step": step}
         for name in self._arrived():
             log.update(self._strata_log(name))
-        if self.policy.due(step):
+        if self._is_due(step):
             for name, sampler in self.samplers.items():
                 if getattr(sampler, "needs_features", True):
                     log.update(self._refresh(name, sampler))
         if len(log) == 1:
             return None
-        if self.policy.observes == "variance" and not self._awaited:
+        if self.policy.observes == "variance" and not self._awaited and self._leads:
             with self.account("solver"):
                 self.measure()  # what later ones are compared with
         return log
+
+    @property
+    def _group(self) -> tuple[int, int] | None:
+        return process_group() if self.share else None
+
+    @property
+    def _leads(self) -> bool:
+        return self._group is None or self._group[1] == 0
+
+    def _is_due(self, step: int) -> bool:
+        due = self.policy.due(step)
+        if self._group is None or self.policy.observes is None:  # by time: all processes have the same answer
+            return due
+        return bool(from_first_process(due))
 
     def _arrived(self) -> list[str]:
         """Names of samplers whose strata, made in the background, are in use since the last step."""
@@ -120,7 +171,10 @@ class Refresher:
         with self.account("features"):
             features = source.features() if isinstance(source, FeatureBank) else source()
         with self.account("solver"):
-            sampler.refresh(features)
+            if self._group is None:
+                sampler.refresh(features)
+            else:
+                self._refresh_all_processes(sampler, features)
             if self.policy.observes == "drift":
                 self._take_kernel(name, as_features(features))
             if getattr(sampler, "is_refreshing", False):
@@ -133,6 +187,25 @@ class Refresher:
         parts = ("features", "solver")
         log = {f"{name}/seconds_{part}": self.account.seconds[part] - before.get(part, 0.0) for part in parts}
         return log if name in self._awaited else {**log, **self._strata_log(name)}
+
+    def _refresh_all_processes(self, sampler: Any, features: ArrayLike) -> None:
+        """Refresh ``sampler`` from the features of the first process, and let the others have what it found."""
+        sends_strata = hasattr(sampler, "fitted_state")
+        message: Any = None
+        if self._leads:
+            try:
+                if sends_strata:
+                    sampler.refresh(features)
+                message = sampler.fitted_state() if sends_strata else as_features(features)
+            except Exception as error:  # the others wait for an answer
+                message = error
+        message = from_first_process(message)
+        if isinstance(message, Exception):
+            raise message
+        if not sends_strata:  # the same features give the same strata
+            sampler.refresh(message)
+        elif not self._leads:
+            sampler.use_fitted_state(message)
 
     def _strata_log(self, name: str) -> dict[str, float]:
         strata = getattr(self.samplers[name], "strata", None)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel
+from vardass.processes import process_group
 from vardass.samplers.loaders_and_processes import (
     WatchedSampler,
     called_by_torchdata,
-    process_group,
     self_of_caller,
     shares_out,
 )
@@ -339,6 +339,16 @@ class MinibatchSampler(WatchedSampler, ABC):
             self._refreshes -= 1
             raise
         self._drop_chunk()
+
+    def fitted_state(self) -> dict[str, Any]:
+        """What the last refresh found, to be sent to the other processes."""
+        return {"refreshes": self._refreshes, "extra": self._extra_state()}
+
+    def use_fitted_state(self, state: dict[str, Any]) -> None:
+        """Draw from what another process found, from the next batch on, as after a `refresh`."""
+        self._drop_chunk()
+        self._load_extra_state(state["extra"])
+        self._refreshes = state["refreshes"]
 
     def _drop_chunk(self) -> None:
         """Let the next batch be the first of what was just fitted."""

@@ -9,21 +9,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-import torch.distributed
 from torch.utils.data import Sampler
 
 from vardass.errors import InputError, VardassWarning
 from vardass.samplers.weighted_batches import IndexBatch
 
-__all__ = ["WatchedSampler", "called_by_torchdata", "process_group", "self_of_caller", "shares_out"]
-
-
-def process_group() -> tuple[int, int] | None:
-    """Number of processes and rank of this one, or None without a process group of several."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    count = torch.distributed.get_world_size()
-    return None if count == 1 else (count, torch.distributed.get_rank())
+__all__ = ["WatchedSampler", "called_by_torchdata", "self_of_caller", "shares_out"]
 
 
 class WatchedSampler(Sampler[IndexBatch]):
