@@ -179,6 +179,8 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: make_network("mlp", (4,), 2, hidden=(0,)), "at least 1, got 0"),
     (lambda: make_network("mlp", (4,), 1), "num_classes must be at least 2, got 1"),
     (lambda: make_network("mlp", (4,), 2, dropout=1.0), "dropout"),
+    (lambda: make_network("mlp", (4,), 2, dropout="0.5"), "dropout must be a number"),
+    (lambda: make_network("mlp", (4,), 2, freeze_backbone="no"), "freeze_backbone must be true or false"),
     (lambda: make_network("conv", (1, 8, 8), 2), "at least 16 pixels"),
     (lambda: make_network("conv", (40,), 2), "use 'mlp'"),
     (lambda: make_network("./no/such/folder", (3, 32, 32), 2), "there is no folder"),

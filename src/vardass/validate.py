@@ -29,6 +29,7 @@ __all__ = [
     "as_labels",
     "as_weights",
     "check_count",
+    "check_flag",
     "check_number",
     "choose",
     "import_by_name",
@@ -153,12 +154,22 @@ def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None,
     return number
 
 
-def check_number(value: Any, name: str, *, low: float, below: float = math.inf) -> float:
-    """Return ``value`` as a float within ``[low, below)`` or raise an InputError that names both."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < below:
+def check_number(
+    value: Any, name: str, *, low: float, below: float = math.inf, high: float = math.inf, remedy: str = ""
+) -> float:
+    """Return ``value`` as a float within ``[low, high]`` and below ``below`` or raise an InputError that names both."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < below or float(value) > high:
         bounds = f"a number of at least {low:g}" + ("" if below == math.inf else f" and below {below:g}")
-        raise InputError(f"{name} must be {bounds}, got {value!r}")
+        bounds += "" if high == math.inf else f" and at most {high:g}"
+        raise InputError(f"{name} must be {bounds}, got {value!r}" + (f"; {remedy}" if remedy else ""))
     return float(value)
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """Return ``value`` if it is True or False; texts such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be true or false, got {value!r}")
+    return value
 
 
 def as_generator(seed: int | torch.Generator | None, device: torch.device | str = "cpu") -> torch.Generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from vardass.adapt.networks import NETWORK_NAMES
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
 from vardass.errors import InputError
-from vardass.validate import check_count, check_number, choose, unknown
+from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
 __all__ = ["RunConfig", "as_input_error"]
 
@@ -48,11 +49,11 @@ def _count(low: int) -> _Checked:
     return _Checked(lambda value, name: check_count(value, name, low=low), {"type": "integer", "minimum": low})
 
 
-def _number(**bounds: float) -> _Checked:
+def _number(below: float = math.inf) -> _Checked:
     schema = {"type": "number", "minimum": 0.0}
-    if "below" in bounds:
-        schema["exclusiveMaximum"] = bounds["below"]
-    return _Checked(lambda value, name: check_number(value, name, low=0.0, **bounds), schema)
+    if below < math.inf:
+        schema["exclusiveMaximum"] = below
+    return _Checked(lambda value, name: check_number(value, name, low=0.0, below=below), schema)
 
 
 def _one_of(names: Iterable[str]) -> _Checked:
@@ -72,12 +73,6 @@ def _known_algorithm(value: Any, name: str) -> Any:
 
 def _known_sampler(value: Any, name: str) -> Any:
     return value if isinstance(value, str) and ":" in value else choose(value, name, SAMPLER_NAMES)
-
-
-def _flag(value: Any, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{name} must be true or false, got {value!r}")
-    return value
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any]:
@@ -118,7 +113,7 @@ def _caching(value: Any, name: str) -> Any:
     return value
 
 
-Flag = Annotated[bool, _Checked(_flag, {"type": "boolean"})]
+Flag = Annotated[bool, _Checked(check_flag, {"type": "boolean"})]
 Options = Annotated[dict[str, Any], _Checked(_mapping, {"type": "object"})]
 Count = Annotated[int, _count(1)]
 CountFromZero = Annotated[int, _count(0)]

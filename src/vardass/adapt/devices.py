@@ -56,7 +56,7 @@ def pick_device(name: str, accelerator: str = "auto") -> torch.device:
         ) from None
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise InputError(f"device {name!r} is not there, torch sees {count} GPUs; use 'cpu' or 'auto'")
+        raise InputError(f"device {name!r} is not there, torch sees {count} GPUs; use cpu or auto")
     return device
 
 

@@ -98,7 +98,7 @@ class Adversarial(Algorithm):
     penalty : float
         λ.
     smoothing : float
-        ε of ELS (environment label smoothing): the domain labels are 1 - ε and ε. 0 is none.
+        ε of ELS (environment label smoothing), at most 1/2: the domain labels are 1 - ε and ε. 0 is none.
     reversal_high, reversal_rate, reversal_steps
         Schedule of the reversal, see ``GradientReversal``.
     **common
@@ -122,7 +122,9 @@ class Adversarial(Algorithm):
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.penalty = check_number(penalty, "penalty", low=0.0)
-        self.smoothing = check_number(smoothing, "smoothing", low=0.0, below=1.0)
+        self.smoothing = check_number(
+            smoothing, "smoothing", low=0.0, high=0.5, remedy="beyond one half the two domains change places"
+        )
         self.reversal = GradientReversal(
             high=check_number(reversal_high, "reversal_high", low=0.0),
             rate=check_number(reversal_rate, "reversal_rate", low=0.0),

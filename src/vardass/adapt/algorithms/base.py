@@ -15,7 +15,7 @@ from vardass.adapt.distributed import Processes
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.validate import as_weights, check_count, check_number, choose
+from vardass.validate import as_weights, check_count, check_flag, check_number, choose
 
 __all__ = ["Algorithm", "Backward", "Batch", "CommonOptions", "Losses", "trainable", "weighted_mean", "zero_gradients"]
 
@@ -104,7 +104,8 @@ class Algorithm(nn.Module):
         self.num_classes = num_classes
         self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
         self.sharpness = check_number(sharpness, "sharpness", low=0.0)
-        self.joint_forward = self.joint_by_default if joint_forward is None else joint_forward
+        chosen = self.joint_by_default if joint_forward is None else joint_forward
+        self.joint_forward = check_flag(chosen, "joint_forward")
         self.seed = seed
         self.processes = Processes()
 

@@ -20,7 +20,7 @@ from vardass.adapt.algorithms.base import Batch
 from vardass.adapt.algorithms.mcc import entropy
 from vardass.adapt.networks import Network
 from vardass.adapt.networks.base import seeded
-from vardass.validate import as_generator, check_count
+from vardass.validate import as_generator, check_count, check_flag
 
 __all__ = ["CDAN", "OuterMap", "RandomisedMap"]
 
@@ -89,9 +89,9 @@ class CDAN(Adversarial):
         **shared: Unpack[AdversarialOptions],
     ) -> None:
         super().__init__(network, num_classes, **shared)
-        self.entropy = entropy
+        self.entropy = check_flag(entropy, "entropy")
         check_count(randomised_dim, "randomised_dim")
-        if randomised:
+        if check_flag(randomised, "randomised"):
             generator = as_generator(self.seed)
             self.map = RandomisedMap(network.feature_dim, num_classes, randomised_dim, generator)
         else:

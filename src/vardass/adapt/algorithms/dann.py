@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from vardass.adapt.algorithms.adversary import (
+    REFERENCE_WIDTH,
     Adversarial,
     AdversarialOptions,
     discriminator,
@@ -75,10 +76,12 @@ class DANN(Adversarial):
         depth = check_count(discriminator_depth, "discriminator_depth", low=2)
         dropout = check_number(discriminator_dropout, "discriminator_dropout", low=0.0, below=1.0)
         with seeded(self.seed):
+            if discriminator_width is None:
+                discriminator_width = REFERENCE_WIDTH if self.adversary == "grl" else DOMAINBED_WIDTH
+            width = hidden_width(discriminator_width, inputs)
             if self.adversary == "grl":
-                self.discriminator = discriminator(inputs, hidden_width(discriminator_width or 1024, inputs))
+                self.discriminator = discriminator(inputs, width)
             else:
-                width = hidden_width(discriminator_width or DOMAINBED_WIDTH, inputs)
                 self.discriminator = _two_logits(inputs, width, depth, dropout)
 
     def domain(self, z_s: Tensor, z_t: Tensor, logits_s: Tensor, source: Batch, target: Batch) -> Tensor:

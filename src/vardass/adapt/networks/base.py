@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vardass.errors import InputError
-from vardass.validate import check_count
+from vardass.validate import check_count, check_flag, check_number
 
 __all__ = ["Network", "output_size", "seeded", "widen_input"]
 
@@ -64,16 +64,15 @@ class Network(nn.Module):
             if not isinstance(head, nn.Linear):
                 raise InputError(f"feature_dim is needed with a head of type {type(head).__name__}; pass feature_dim=")
             feature_dim = head.in_features
-        if not 0.0 <= dropout < 1.0:
-            raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
+        check_number(dropout, "dropout", low=0.0, below=1.0)
         self.featuriser = featuriser
         self.bottleneck = nn.Identity() if bottleneck is None else bottleneck
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.head = head
         self.feature_dim = check_count(feature_dim, "feature_dim")
         self.input_shape = None if input_shape is None else tuple(input_shape)
-        self.freeze_backbone = freeze_backbone
-        self.freeze_bn = freeze_bn
+        self.freeze_backbone = check_flag(freeze_backbone, "freeze_backbone")
+        self.freeze_bn = check_flag(freeze_bn, "freeze_bn")
         if freeze_backbone:
             featuriser.requires_grad_(False)
         self.train(self.training)
