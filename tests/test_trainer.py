@@ -28,7 +28,7 @@ from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, l
 from vardass.errors import InputError, VardassError
 from vardass.kernels import CoralKernel, RBFMixture, as_kernel
 
-SMALL: dict[str, Any] = {"network_options": {"hidden": [8, 6]}, "batch_size": 6, "device": "cpu"}
+SMALL: dict[str, Any] = {"network_options": {"hidden": [8, 6]}, "batch_size": 6, "device": "cpu", "sampler": "vardass"}
 
 
 def watch_splits(rows: int = 100, *, seed: int = 0) -> TaskSplits:

@@ -136,7 +136,7 @@ class RunConfig(BaseModel):
     Examples
     --------
     >>> RunConfig(algorithm="coral", steps=10).sampler
-    'vardass'
+    'balanced'
     >>> RunConfig(optimizer="sgd").optimiser
     'sgd'
     >>> RunConfig.from_dict({"step": 10})
@@ -155,9 +155,11 @@ class RunConfig(BaseModel):
         default_factory=dict, description="Options of the algorithm, such as penalty (λ) or kernel."
     )
     sampler: Annotated[str, _or_own(SAMPLER_NAMES, _known_sampler)] = Field(
-        "vardass",
+        "balanced",
         description=f"How batches of both domains are drawn: {', '.join(SAMPLER_NAMES)}, of which vardass is the "
-        "paper's; or your own as package.module:Name.",
+        "paper's; or your own as package.module:Name. Balanced is the default as it gained target accuracy most "
+        "steadily in our trials, over data sets, losses and penalties (ordered has less noise but lost some of them), "
+        "visits every sample once an epoch, and needs no weights.",
     )
     sampler_options: Options = Field(default_factory=dict, description="Options of the sampler, such as solver.")
     network: str = Field(

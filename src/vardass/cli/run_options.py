@@ -35,7 +35,7 @@ _SCHEMA: dict[str, Any] = RunConfig.model_json_schema()["properties"]
 _TYPES: dict[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str, "object": list[str]}
 _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "network": "network_options"}
 # where a command knows better than ``RunConfig``, whose network is not made for the data
-_DEFAULTS: dict[str, Any] = {"sampler": "ordered", "cache_embeddings": "auto"}
+_DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
 _SHOWN = {"network": "the small one for the data"}
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
