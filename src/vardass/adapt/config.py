@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.batches import SAMPLER_NAMES
 from vardass.adapt.evaluation import SELECTION_NAMES
-from vardass.adapt.networks import NETWORK_NAMES
+from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
 from vardass.errors import InputError
@@ -23,6 +23,8 @@ from vardass.validate import check_count, check_flag, check_number, choose, unkn
 
 __all__ = ["RunConfig", "as_input_error"]
 
+
+_USUAL_RATE, _TUNING_RATE = 1e-3, 5e-5
 
 # --- kinds of settings --------------------------------------------------------------------------------
 
@@ -91,8 +93,13 @@ def _multipliers(value: Any, name: str) -> dict[str, float]:
 def _rate(value: Any, name: str) -> float:
     rate = check_number(value, name, low=0.0)
     if rate == 0.0:
-        raise InputError(f"{name} must be above 0, got {value}; 1e-3 is usual")
+        raise InputError(f"{name} must be above 0, got {value}; {_USUAL_RATE} is usual")
     return rate
+
+
+def _usual_rate(settings: dict[str, Any]) -> float:
+    frozen = settings.get("network_options", {}).get("freeze_backbone", False)
+    return _TUNING_RATE if is_pretrained(settings.get("network", "mlp")) and not frozen else _USUAL_RATE
 
 
 def _betas(value: Any, name: str) -> list[float] | None:
@@ -171,7 +178,7 @@ class RunConfig(BaseModel):
     network_options: Options = Field(
         default_factory=dict, description="Options of the network, such as bottleneck, dropout or freeze_backbone."
     )
-    steps: Count = Field(3000, description="Batches trained on; 3,000 in the paper.")
+    steps: Count = Field(3000, description="Batches trained on; 3,000 in the paper, which tunes a ResNet-18.")
     batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
     target_batch_size: Count | None = Field(
         None, description="Target samples in a batch; by default as many as of the source."
@@ -182,7 +189,9 @@ class RunConfig(BaseModel):
         "refuse.",
     )
     lr: Annotated[float, _Checked(_rate, {"type": "number", "exclusiveMinimum": 0.0})] = Field(
-        1e-3, description="Learning rate of all optimisers."
+        default_factory=_usual_rate,
+        description="Learning rate of all optimisers; by default 1e-3, and DomainBed's 5e-5 where the parameters of a "
+        "pretrained network are tuned.",
     )
     lr_schedule: Annotated[str, _one_of(SCHEDULE_NAMES)] = Field(
         "none",
@@ -240,7 +249,10 @@ class RunConfig(BaseModel):
         description="By what the model is chosen among the evaluations; only oracle reads target labels, and is for "
         "comparison.",
     )
-    augment: Flag = Field(False, description="Augment training images as DomainBed does.")
+    augment: Flag = Field(
+        False, description="Augment training images of the source as DomainBed does; those of the target are not."
+    )
+    augment_target: Flag = Field(False, description="With augment, augment the images of the target too.")
     cache_embeddings: Annotated[
         bool | Literal["auto"], _Checked(_caching, {"anyOf": [{"type": "boolean"}, {"const": "auto"}]})
     ] = Field(
@@ -322,8 +334,9 @@ class RunConfig(BaseModel):
         return cls(**settings)
 
     def changed(self, **settings: Any) -> RunConfig:
-        """A copy with other settings."""
-        return type(self)(**{**self.to_dict(), **_one_spelling(settings)})
+        """A copy with other settings; those that were never given follow them, such as the rate the network."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **_one_spelling(settings)})
 
 
 def _one_spelling(settings: Mapping[str, Any]) -> dict[str, Any]:

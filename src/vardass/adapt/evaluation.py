@@ -206,7 +206,7 @@ def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tenso
     """
 
     def both(model: Algorithm, x: Tensor) -> Tensor:
-        z = model.features(inputs.prepare(x))
+        z = model.features(inputs.prepare(x, model.network.preprocessing))
         return torch.cat([z, model.network.head(z)], 1)
 
     joint = extract_features(algorithm, inputs.data, forward=both, device=inputs.device, **options)

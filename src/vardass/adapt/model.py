@@ -18,7 +18,9 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import accuracy, outputs
 from vardass.adapt.networks import Network, make_network
+from vardass.adapt.networks.pretrained import backbone_config, backbone_from_config
 from vardass.data.domains import Domain
+from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.files import atomic_write
@@ -173,7 +175,7 @@ def save_model(
     input_shape: tuple[int, ...],
     kind: str,
 ) -> None:
-    """Write the chosen weights with what `load_model` needs to build their network again."""
+    """Write the chosen weights with all that `load_model` needs: a pretrained backbone is not loaded again."""
     about = {
         "config": result.config.to_json(),
         "class_names": list(class_names),
@@ -182,6 +184,8 @@ def save_model(
         "step": result.selected_step,
         "score": result.score,
         "own_parts": result.own_parts,
+        "preprocessing": result.algorithm.network.preprocessing.to_dict(),
+        "backbone": backbone_config(result.algorithm.network.featuriser),
     }
     # safetensors refuses tensors that share memory, so each one gets its own
     weights = result.algorithm.state_dict()
@@ -214,7 +218,8 @@ def load_model(
     algorithm : Algorithm
         ``algorithm.predict(x)`` gives logits.
     about : dict
-        ``"config"``, ``"class_names"``, ``"data_kind"``, ``"input_shape"``, ``"step"`` and ``"score"``.
+        ``"config"``, ``"class_names"``, ``"data_kind"``, ``"input_shape"``, ``"preprocessing"`` of images, ``"step"``
+        and ``"score"``.
 
     Raises
     ------
@@ -234,9 +239,15 @@ def load_model(
                 + (f"load_model(..., {part}=...) with such an object" if before else f"load_model without {part}=")
             )
     config = RunConfig.from_dict(about["config"])
+    layout = config
+    if about["backbone"] is not None and algorithm is None:
+        network = backbone_from_config(about["backbone"])  # its weights are in the file
+        kept = {name: value for name, value in config.network_options.items() if name != "local_files_only"}
+        layout = config.changed(network_options=kept)
     built = build_algorithm(
-        config, tuple(about["input_shape"]), len(about["class_names"]), algorithm=algorithm, network=network
+        layout, tuple(about["input_shape"]), len(about["class_names"]), algorithm=algorithm, network=network
     )
+    built.network.preprocessing = ImagePreprocessing.from_dict(about["preprocessing"])
     try:
         built.load_state_dict(weights)
     except RuntimeError as error:
@@ -266,7 +277,7 @@ def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{file} is not a whole safetensors file, so not a model: {error}; pass {MODEL_FILE} of a run's folder"
         ) from None
     about = json.loads(header or "{}")
-    if not {"config", "own_parts"} <= about.keys():
+    if not {"config", "own_parts", "backbone"} <= about.keys():
         raise InputError(
             f"{file} is not a model that this version of vardass wrote; train again, or use the version that wrote it"
         )
@@ -294,6 +305,7 @@ class FrozenBackbone:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.featuriser: nn.Module = algorithm.network.featuriser.eval()
+        self.preprocessing = algorithm.network.preprocessing
         algorithm.network.featuriser = nn.Identity()
 
     @classmethod
@@ -327,7 +339,7 @@ class FrozenBackbone:
             embeddings = extract_features(
                 self.featuriser,
                 part.data,
-                forward=partial(_prepared, part),
+                forward=partial(_prepared, part, self.preprocessing),
                 out_device=part.device,
                 device=part.device,
                 **config.pass_options,
@@ -337,8 +349,8 @@ class FrozenBackbone:
             done += len(part)
 
 
-def _prepared(inputs: Inputs, model: nn.Module, x: Tensor) -> Tensor:
-    z: Tensor = model(inputs.prepare(x))
+def _prepared(inputs: Inputs, preprocessing: ImagePreprocessing, model: nn.Module, x: Tensor) -> Tensor:
+    z: Tensor = model(inputs.prepare(x, preprocessing))
     return z.flatten(1)
 
 

@@ -190,7 +190,7 @@ class StrataUpdater:
 
     def _pass_options(self, inputs: Inputs) -> Any:
         return {
-            "forward": lambda model, x: model.features(inputs.prepare(x)),
+            "forward": lambda model, x: model.features(inputs.prepare(x, model.network.preprocessing)),
             "device": self.device,
             **self.config.pass_options,
         }

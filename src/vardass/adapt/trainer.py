@@ -231,7 +231,7 @@ class Trainer:
         return self.step % period == 0 or self.step == self.config.steps
 
     def _augment_seed(self, name: str) -> int | None:
-        if not self.config.augment:
+        if not self.config.augment or (name == "target" and not self.config.augment_target):
             return None
         return derived_seed("augment", name, self.config.seed, self.step, *self._own_seed)
 

@@ -56,6 +56,7 @@ _UNNAMED: dict[str, Any] = {
     "eval_every": 100,
     "selection": "source-accuracy",
     "augment": False,
+    "augment_target": False,  # with augment, runs before it did augment the target; none of them is published
     "cache_embeddings": False,
     "precision": "32-true",
     "devices": 1,

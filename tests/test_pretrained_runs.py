@@ -1,0 +1,153 @@
+"""Runs with pretrained backbones and image files: saved whole, prepared as the backbone wants, cropped from files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from test_networks import RECIPE, tiny_resnet
+from test_trainer import Stop, assert_same_run
+from vardass.adapt import RunConfig, Trainer, load_model
+from vardass.adapt.batches import Inputs
+from vardass.adapt.evaluation import outputs
+from vardass.data import Domain, ImageDataset, Task, TaskSplits, TensorInputs, split_task
+from vardass.data.images import normalise
+
+CPU = torch.device("cpu")
+LABELS = torch.arange(24) % 2
+
+
+def image_splits(folder: Path | None = None) -> TaskSplits:
+    generator = np.random.default_rng(0)
+
+    def domain(name: str) -> Domain:
+        pixels = generator.integers(0, 128, (24, 40, 48, 3)) + 100 * LABELS.numpy()[:, None, None, None]
+        if folder is None:
+            tensor = torch.from_numpy(pixels[:, :32, :32]).permute(0, 3, 1, 2).float() / 255
+            return Domain(name, TensorInputs(tensor), LABELS, ("dark", "bright"), kind="image")
+        from PIL import Image
+
+        paths = [folder / f"{name}{i}.png" for i in range(24)]
+        for path, image in zip(paths, pixels.astype(np.uint8), strict=True):
+            Image.fromarray(image).save(path)
+        return Domain(name, ImageDataset(paths, 32), LABELS, ("dark", "bright"), kind="image")
+
+    return split_task(Task("images", (domain("s"),), domain("t")), seed=0)
+
+
+@pytest.fixture
+def backbone(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    tiny_resnet().save_pretrained(tmp_path / "backbone")
+    (tmp_path / "backbone" / "preprocessor_config.json").write_text(json.dumps(RECIPE))
+    return tmp_path / "backbone"
+
+
+def settings(**changes: Any) -> RunConfig:
+    given = {"steps": 4, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2, "refresh_every": 2, "device": "cpu"}
+    return RunConfig.from_dict({**given, **changes})
+
+
+FROZEN = {"freeze_backbone": True, "bottleneck": 5, "local_files_only": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"algorithm": "arm", "algorithm_options": {"context_width": 4}},
+        {"network_options": FROZEN, "cache_embeddings": True},
+    ],
+    ids=["tuned", "widened", "cached"],
+)
+def test_a_saved_run_predicts_with_nothing_but_its_folder(
+    changes: dict[str, Any], backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    splits = image_splits()
+    result = Trainer(settings(network=str(backbone), **changes), splits, tmp_path / "run").run()
+    expected = outputs(result.algorithm, Inputs(splits.target_test, CPU))[1]
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    shutil.rmtree(backbone)
+
+    def refuse(*given: Any, **options: Any) -> None:
+        raise AssertionError("the backbone was loaded")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", refuse)
+    model, about = load_model(tmp_path / "elsewhere")
+    assert torch.equal(outputs(model, Inputs(splits.target_test, CPU))[1], expected)
+    assert about["preprocessing"]["mean"] == RECIPE["image_mean"]
+    assert about["preprocessing"]["interpolation"] == "bicubic"
+    assert model.network.preprocessing == result.algorithm.network.preprocessing
+
+
+def test_training_and_evaluation_normalise_as_the_backbone_says(backbone: Path) -> None:
+    splits = image_splits()
+    trainer = Trainer(settings(network=str(backbone), sampler="uniform"), splits)
+    preprocessing = trainer.algorithm.network.preprocessing
+    seen: list[torch.Tensor] = []
+    trainer.algorithm.network.featuriser.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    draw = trainer.streams["source"].draw()
+    pixels = trainer.streams["source"].inputs.data[draw.rows]
+    assert torch.equal(draw.batch.x, normalise(pixels, preprocessing))
+    assert not torch.equal(draw.batch.x, normalise(pixels))
+    outputs(trainer.algorithm, Inputs(splits.target_test, CPU))
+    target = torch.stack([splits.target_test.dataset[i] for i in range(len(splits.target_test))])
+    assert torch.equal(seen[-1], normalise(target, preprocessing))
+
+
+def test_rates_follow_the_network(backbone: Path) -> None:
+    assert settings(network=str(backbone)).lr == settings(network="resnet18").lr == settings(network="a/b").lr == 5e-5
+    assert settings().lr == settings(network="conv").lr == settings(network="resnet18-random").lr == 1e-3
+    assert settings(network="resnet18", network_options={"freeze_backbone": True}).lr == 1e-3
+    assert settings().changed(network="resnet18").lr == 5e-5
+    assert settings(lr=0.1).changed(network="resnet18").lr == 0.1
+
+
+AUGMENTED: dict[str, Any] = {
+    "network": "conv",
+    "network_options": {"widths": [4]},
+    "augment": True,
+    "sampler": "uniform",
+    "steps": 6,
+    "checkpoint_every": 6,
+}
+
+
+def test_the_target_is_augmented_only_if_asked(tmp_path: Path) -> None:
+    for splits in (image_splits(), image_splits(tmp_path)):
+        for asked in (False, True):
+            trainer = Trainer(settings(**AUGMENTED, augment_target=asked), splits)
+            for name, stream in trainer.streams.items():
+                draw = stream.draw(augment_seed=trainer._augment_seed(name))
+                data = stream.inputs.data
+                plain = normalise(torch.stack([data[int(row)] for row in draw.rows]))
+                assert torch.equal(draw.batch.x, plain) == (name == "target" and not asked)
+                stream.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_crops_of_files_are_new_in_each_step_and_resumed(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    splits = image_splits(tmp_path / "images")
+    config = settings(**AUGMENTED, workers=workers)
+    whole = Trainer(config, splits)
+    whole.run()
+    Trainer(config, splits, tmp_path / "run").run(progress=Stop(3))
+    resumed = Trainer(config, splits, tmp_path / "run")
+    resumed.run(resume=True)
+    assert_same_run(whole, resumed)
+    stream = Trainer(config.changed(batch_size=len(splits.source_train), target_batch_size=4), splits).streams["source"]
+    first, second = (stream.draw(augment_seed=1) for _ in range(2))
+    stream.close()
+    assert sorted(first.rows.tolist()) == sorted(second.rows.tolist())
+    for place, row in enumerate(first.rows.tolist()):
+        again = second.rows.tolist().index(row)
+        assert not torch.equal(first.batch.x[place], second.batch.x[again])
