@@ -283,13 +283,23 @@ def test_arm_context_by_hand() -> None:
     assert algorithm.with_context(x)[:, 2].tolist() == [1.5, 1.5, 2.0, 2.0]
     weights = rows([0.1, 0.3, 0.45, 0.15])[0]
     assert algorithm.with_context(x, weights)[:, 2].tolist() == pytest.approx([1.75, 1.75, 2.5, 2.5])
-    assert algorithm.with_context(x[:3])[:, 2].tolist() == [2.0] * 3  # 2 does not divide 3: one support set
+    assert algorithm.with_context(x[:3])[:, 2].tolist() == [1.5, 1.5, 2.5]  # the last set is filled up from before
+    # each domain has support sets of its own: samples 0 and 2, and samples 1, 3 and 4
+    x = torch.cat([x, rows([5.0, 0.0])])
+    domains = torch.tensor([0, 1, 0, 1, 1])
+    assert algorithm.with_context(x, domains=domains)[:, 2].tolist() == [2.0, 1.5, 2.0, 1.5, 3.0]
+    weights = rows([0.1, 0.3, 0.3, 0.1, 0.2])[0]
+    expected = [2.5, 1.75, 2.5, 1.75, 11 / 3]
+    assert algorithm.with_context(x, weights, domains=domains)[:, 2].tolist() == pytest.approx(expected)
+    y = torch.tensor([0, 1, 0, 1, 1])
+    with pytest.raises(InputError, match=r"support_size=2 needs batches.*got 1"):
+        algorithm.losses(Batch(x[:1], y[:1]), None, 0)
 
 
 def test_arm_gives_images_one_more_channel() -> None:
     network = make_network("conv", (3, 16, 16), 2, widths=(4, 8))
     before = network.featuriser[0].weight.detach().clone()
-    algorithm = make_algorithm("arm", network, 2, context_width=4)
+    algorithm = make_algorithm("arm", network, 2, context_width=4, support_size=4)
     after = network.featuriser[0].weight.detach()
     assert torch.equal(after[:, :3], before)
     assert torch.equal(after[:, 3], before[:, 0])

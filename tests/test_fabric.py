@@ -47,7 +47,7 @@ SAME: dict[str, dict[str, Any]] = {
     "dann": {"algorithm": "dann", "sampler": "kmeans++"},
     "cdan": {"algorithm": "cdan+e+sdat", "sampler": "vardass", "feature_source": "full"},
     "mcc": {"algorithm": "mcc", "sampler": "kmeans-inputs"},
-    "arm": {"algorithm": "arm", "sampler": "vardass"},
+    "arm": {"algorithm": "arm", "sampler": "vardass", "algorithm_options": {"support_size": 3}},
     "loader": {"algorithm": "mmd", "sampler": "vardass", "workers": 1},
 }
 # plans follow the rounding of features, and layers with random numbers or statistics see parts of a batch

@@ -42,6 +42,8 @@ SPLITS = watch_splits()
 
 
 def config(**changes: Any) -> RunConfig:
+    if changes.get("algorithm") == "arm":  # batches are smaller here than DomainBed's support sets
+        changes = {"algorithm_options": {"support_size": 6}, **changes}
     return RunConfig.from_dict({**SMALL, "steps": 5, "eval_every": 5, "refresh_every": 2, **changes})
 
 
@@ -125,7 +127,7 @@ def test_weights_of_the_strata_reach_the_algorithm(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["erm", "mmd", "coral", "dann", "cdan", "cdan+sdat", "mmd+sdat", "arm", "mcc"])
 def test_recorded_features_are_those_of_their_domain(name: str) -> None:
-    options = {"sharpness": 1e-7} if "sdat" in name else {}
+    options: dict[str, Any] = {"sharpness": 1e-7} if "sdat" in name else {"support_size": 6} if name == "arm" else {}
     algorithm = build_algorithm(RunConfig(algorithm=name, algorithm_options=options, **SMALL), (5,), 3)
     generator = torch.Generator().manual_seed(0)
     source = Batch(torch.randn(6, 5, generator=generator), torch.arange(6) % 3)
@@ -151,6 +153,43 @@ def test_the_bank_holds_what_training_saw_last() -> None:
     assert bank.last_step == 3
     # with weights that stand still, all rows are those of one full pass, in the right order
     torch.testing.assert_close(bank.features(), trainer.strata.all_features("target"), rtol=1e-5, atol=1e-6)
+
+
+def test_contexts_of_arm_are_of_one_domain_and_one_size_in_training_and_evaluation() -> None:
+    task = load_task("watch", "left-A->right-B")
+    shuffled = torch.randperm(len(task.sources[0]), generator=torch.Generator().manual_seed(0))
+    parts = [task.sources[0].subset(shuffled[start : start + 40], name=f"s{start}") for start in (0, 40)]
+    splits = split_task(Task("two", tuple(parts), task.target.subset(torch.arange(40))), seed=0)
+    options = {"algorithm_options": {"support_size": 3}, "sampler": "uniform", "batch_size": 12}
+    trainer = Trainer(config(algorithm="arm", steps=2, **options), splits)
+    seen: list[Batch] = []
+    update = trainer.algorithm.update
+
+    def spy(source: Batch, *given: Any, **options: Any) -> Any:
+        seen.append(source)
+        return update(source, *given, **options)
+
+    trainer.algorithm.update = spy  # type: ignore[method-assign]
+    trainer.run()
+    ids = splits.source_train.domain_ids
+    assert all(batch.domains is not None and len(set(batch.domains.tolist())) == 2 for batch in seen)
+    inputs = Inputs(splits.source_train, torch.device("cpu"))
+    assert isinstance(inputs.data, Tensor)
+    algorithm = trainer.algorithm.eval()
+    for batch_size in (256, 9, 7):  # of 64 samples, 32 of each domain: 32 = 3 · 9 + 5 = 4 · 7 + 4
+        _, logits = outputs(algorithm, inputs, batch_size=batch_size)
+        for domain in (0, 1):
+            x = inputs.data[ids == domain]
+            pieces = []
+            for start in range(0, len(x), batch_size):
+                context = algorithm.context(x[start : start + batch_size])  # type: ignore[operator]
+                for i in range(len(context)):
+                    first = min(i // 3 * 3, len(context) - 3)
+                    pieces.append(context[first : first + 3].mean(0))
+            expected = algorithm.network(torch.cat([x, torch.stack(pieces)], 1))
+            torch.testing.assert_close(logits[ids == domain], expected.detach(), rtol=1e-4, atol=1e-5)
+    # batches whose last one would be smaller than a support set are made smaller: 32 = 1 + 31
+    assert torch.equal(outputs(algorithm, inputs, batch_size=31)[1], outputs(algorithm, inputs, batch_size=29)[1])
 
 
 # --- learning ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from vardass.data.images import IMAGENET, ImagePreprocessing, augment, normalise
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.kernels import Kernel
+from vardass.refresh import extract_features
 from vardass.samplers import (
     BackgroundSampler,
     BalancedBatchSampler,
@@ -45,6 +46,7 @@ __all__ = [
     "Stream",
     "in_memory",
     "make_sampler",
+    "pass_over",
     "recorded_features",
     "training_streams",
 ]
@@ -165,6 +167,8 @@ class Inputs:
         On the device if it is a tensor.
     shape : tuple of int
         Of one sample as the network takes it.
+    domain_ids : Tensor of shape (n,) or None
+        Which of several united domains each sample is from.
     is_embedded : bool
         Whether outputs of a frozen backbone stand for the samples, see `replace`.
     """
@@ -177,6 +181,7 @@ class Inputs:
         self.shape: tuple[int, ...] = tuple(self.data[0].shape) if self.count else ()
         self.is_image = domain.kind == "image" and len(self.shape) == 3 and self.shape[0] in _IMAGE_CHANNELS
         self.is_embedded = False
+        self.domain_ids = domain.domain_ids if len(set(domain.domain_ids.tolist())) > 1 else None
         self._samples = self.data
 
     def __len__(self) -> int:
@@ -201,6 +206,37 @@ class Inputs:
         if augment_seed is None:
             return normalise(x, preprocessing)
         return augment(x, seed=augment_seed, crop=crop, preprocessing=preprocessing)
+
+
+def pass_over(algorithm: Algorithm, inputs: Inputs, forward: Callable[[Any, Tensor], Tensor], **options: Any) -> Tensor:
+    """``forward(algorithm, x)`` of all samples x of a domain, prepared for the network, in evaluation mode: (n, d).
+
+    ``options`` are those of ``extract_features``. Where samples must be seen together, see
+    ``Algorithm.seen_together``, each of several united domains has a pass of its own.
+    """
+
+    def prepared(model: Algorithm, x: Tensor) -> Tensor:
+        return forward(model, inputs.prepare(x, model.network.preprocessing))
+
+    def part(data: Tensor | Dataset[Tensor], count: int) -> Tensor:
+        size = options.get("batch_size", 256)
+        while size > algorithm.seen_together and 0 < count % size < algorithm.seen_together:
+            size -= 1  # the last batch has enough of them then
+        given = {**options, "batch_size": size}
+        return extract_features(algorithm, data, forward=prepared, device=inputs.device, **given)
+
+    ids = inputs.domain_ids
+    if ids is None or algorithm.seen_together == 1:
+        return part(inputs.data, len(inputs))
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for domain in sorted(set(ids.tolist())):
+        rows = (ids == domain).nonzero().flatten()
+        data = inputs.data
+        chosen = data[rows.to(data.device)] if isinstance(data, Tensor) else Subset(data, rows.tolist())
+        found[domain] = rows, part(chosen, len(rows))
+    order = torch.cat([rows for rows, _ in found.values()])
+    whole = torch.cat([z for _, z in found.values()])
+    return whole[order.argsort().to(whole.device)]
 
 
 # --- batches of a domain ------------------------------------------------------------------------------
@@ -314,7 +350,9 @@ class Stream:
         weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
         y = None if self.labels is None else self.labels.index_select(0, rows)
         x = inputs.prepare(x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None)
-        return Draw(rows, Batch(x, y, weights, len(rows)))
+        ids = inputs.domain_ids
+        domains = None if ids is None else ids.index_select(0, rows.to(ids.device))
+        return Draw(rows, Batch(x, y, weights, len(rows), domains))
 
     def close(self) -> None:
         """End the workers; batches under way stay pending, and the next draw goes on with them."""

@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.batches import Inputs
+from vardass.adapt.batches import Inputs, pass_over
 from vardass.data.domains import LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
 from vardass.losses import mmd2
-from vardass.refresh import extract_features
 from vardass.validate import as_labels, choose, row_blocks
 
 if TYPE_CHECKING:
@@ -206,10 +205,10 @@ def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tenso
     """
 
     def both(model: Algorithm, x: Tensor) -> Tensor:
-        z = model.features(inputs.prepare(x, model.network.preprocessing))
+        z = model.features(x)
         return torch.cat([z, model.network.head(z)], 1)
 
-    joint = extract_features(algorithm, inputs.data, forward=both, device=inputs.device, **options)
+    joint = pass_over(algorithm, inputs, both, **options)
     width = joint.shape[1] - algorithm.num_classes
     return joint[:, :width], joint[:, width:]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.batches import Draw, Inputs, Stream
+from vardass.adapt.batches import Draw, Stream, pass_over
 from vardass.adapt.distributed import Processes
 from vardass.errors import InputError
 from vardass.refresh import (
@@ -25,7 +25,6 @@ from vardass.refresh import (
     TimeAccount,
     VarianceRefresh,
 )
-from vardass.refresh.feature_extraction import extract_features
 from vardass.validate import choose, unknown
 
 if TYPE_CHECKING:
@@ -128,8 +127,7 @@ class StrataUpdater:
         if self.processes.leads:
             with self.account("features"):
                 for name, bank in self.banks.items():
-                    inputs = self.streams[name].inputs
-                    bank.fill(self.algorithm, inputs.data, step=0, **self._pass_options(inputs))
+                    bank.update(torch.arange(bank.n), self.all_features(name), step=0)
             if self.config.sampler == "kmeans-inputs":
                 for stream in self.streams.values():
                     with self.account("solver"):
@@ -185,12 +183,10 @@ class StrataUpdater:
 
     def all_features(self, name: str) -> Tensor:
         """Features (n, d) of a domain by a pass over all its samples."""
-        inputs = self.streams[name].inputs
-        return extract_features(self.algorithm, inputs.data, out_device=self.device, **self._pass_options(inputs))
-
-    def _pass_options(self, inputs: Inputs) -> Any:
-        return {
-            "forward": lambda model, x: model.features(inputs.prepare(x, model.network.preprocessing)),
-            "device": self.device,
+        return pass_over(
+            self.algorithm,
+            self.streams[name].inputs,
+            lambda model, x: model.features(x),
+            out_device=self.device,
             **self.config.pass_options,
-        }
+        )

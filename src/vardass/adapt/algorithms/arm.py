@@ -6,35 +6,36 @@ from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, trainable
+from vardass.adapt.algorithms.base import Algorithm, Backward, Batch, CommonOptions, Losses, trainable
 from vardass.adapt.networks import Network, widen_input
 from vardass.adapt.networks.base import seeded
+from vardass.data.splits import derived_seed
 from vardass.errors import InputError
-from vardass.validate import as_weights, check_count
+from vardass.validate import as_generator, as_weights, check_count
 
 __all__ = ["ARM"]
 
 
 class ARM(Algorithm):
-    """Cross-entropy of a network that sees each sample together with its batch's context (Zhang et al. 2021).
+    """Cross-entropy of a network that sees each sample together with a context of its domain (Zhang et al. 2021).
 
-    A context network's outputs are averaged over a support set, consecutive samples of one domain, and
-    joined to each of its inputs: for images (c, h, w) three 5x5 convolutions give one more channel, as in
-    DomainBed; for vectors (d,) two linear layers give ``context_dim`` more columns. In training the average
-    uses the sampling weights. The target is used only at prediction, so a batch to predict must come from
-    one domain; its size matters too.
-
-    Several sources are united in one stream, so a training batch, and a support set in it, may hold samples of all
-    of them: the context is then that of the mixture. Zhang et al. take a support set from one domain; for that,
-    train on one source.
+    A context network's outputs are averaged over a support set, ``support_size`` samples of one domain, and joined to
+    each of its inputs: for images (c, h, w) three 5x5 convolutions give one more channel, as in DomainBed; for
+    vectors (d,) two linear layers give ``context_dim`` more columns. Where several sources are united in a batch, each
+    has support sets of its own; the last one of a domain is filled up with samples before it, so that all have one
+    size, in training as in evaluation. A domain with fewer samples in a batch has one set of all of them. In training
+    sets are drawn at random in each step, as batches from strata have an order, and the average uses the sampling
+    weights; in evaluation they are consecutive samples. The target is used only at prediction, so what `features` and
+    `predict` are given must come from one domain.
 
     The first layer of ``network`` is widened in place.
 
     Parameters
     ----------
-    support_size : int, optional
-        Samples of a support set. None, or if it does not divide the batch: the whole batch.
+    support_size : int
+        Samples of a support set; DomainBed's batches of ARM have 8.
     context_width : int
         Hidden channels or units of the context network.
     context_dim : int
@@ -51,13 +52,14 @@ class ARM(Algorithm):
         network: Network,
         num_classes: int,
         *,
-        support_size: int | None = None,
+        support_size: int = 8,
         context_width: int = 64,
         context_dim: int = 16,
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(network, num_classes, **common)
-        self.support_size = None if support_size is None else check_count(support_size, "support_size")
+        self._step = 0
+        self.support_size = self.seen_together = check_count(support_size, "support_size")
         check_count(context_width, "context_width")
         shape = network.input_shape
         if shape is None or len(shape) not in (1, 3):
@@ -78,8 +80,22 @@ class ARM(Algorithm):
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, which is the total."""
+        self._step = step
         task = self.task_loss(self.source_features(source), source)
         return {"total": task, "task": task}
+
+    def update(
+        self,
+        source: Batch,
+        target: Batch | None,
+        step: int,
+        *,
+        optimisers: dict[str, Optimizer],
+        backward: Backward,
+    ) -> Losses:
+        """Take one step; all its passes have the same support sets."""
+        self._step = step
+        return super().update(source, target, step, optimisers=optimisers, backward=backward)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """One role, ``network``, the context network included."""
@@ -90,30 +106,63 @@ class ARM(Algorithm):
         return self.network.features(self.with_context(x))
 
     def source_features(self, source: Batch) -> Tensor:
-        """Return z of a source batch, its context averaged with the sampling weights."""
-        return self.processes.whole(self.network.features(self.with_context(source.x, source.weights, source.size)))
+        """Return z of a source batch, its contexts averaged with the sampling weights.
 
-    def with_context(self, x: Tensor, weights: Tensor | None = None, rows: int | None = None) -> Tensor:
+        Raises
+        ------
+        InputError
+            If a batch has fewer samples than a support set: evaluation would see other contexts than training.
+        """
+        if source.size < self.support_size:
+            raise InputError(
+                f"support_size={self.support_size} needs batches of at least as many samples, got {source.size}; lower "
+                "support_size or enlarge batch_size"
+            )
+        generator = as_generator(derived_seed("support", self._step))
+        order = torch.randperm(source.size, generator=generator)
+        joined = self.with_context(source.x, source.weights, rows=source.size, domains=source.domains, order=order)
+        return self.processes.whole(self.network.features(joined))
+
+    def with_context(
+        self,
+        x: Tensor,
+        weights: Tensor | None = None,
+        *,
+        rows: int | None = None,
+        domains: Tensor | None = None,
+        order: Tensor | None = None,
+    ) -> Tensor:
         """Return ``x`` (b, c, ...) with the mean context of its support set as more channels or columns.
 
-        If ``x`` is this process's part of a batch of ``rows`` samples, support sets are those of the whole batch.
+        If ``x`` is this process's part of a batch of ``rows`` samples, support sets are those of the whole batch, by
+        ``domains`` (rows,) and in the given ``order`` (rows,).
         """
         context: Tensor = self.context(x)
         mine = slice(None)
         if rows is not None and rows != len(x):
             context, mine = self.processes.whole(context), self.processes.part(rows)
-        b = len(context)
-        size = self.support_size if self.support_size and b % self.support_size == 0 else b
-        groups = context.reshape(b // size, size, *context.shape[1:])
-        w = as_weights(weights, b, context)
-        if w is None:
-            mean = groups.mean(1)
-        else:
-            # a support set whose weights are all zero has no part in the loss
-            shares = w.view(-1, size)
-            shares = shares / shares.sum(1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-            mean = torch.einsum("gs,gs...->g...", shares, groups)
-        return torch.cat([x, mean.repeat_interleave(size, 0)[mine].to(x.dtype)], 1)
+        shares = _support(len(context), self.support_size, domains, order).to(context)
+        w = as_weights(weights, len(context), context)
+        if w is not None:
+            shares = shares * w
+        # a support set whose weights are all zero has no part in the loss
+        shares = shares / shares.sum(1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
+        with torch.autocast(x.device.type, enabled=False):
+            mean = torch.einsum("ij,j...->i...", shares[mine], context)
+        return torch.cat([x, mean.to(x.dtype)], 1)
+
+
+def _support(b: int, size: int, domains: Tensor | None, order: Tensor | None) -> Tensor:
+    """(b, b): whether the context of sample j is part of that of sample i."""
+    found = torch.zeros(b, b, dtype=torch.bool)
+    ids = torch.zeros(b, dtype=torch.int64) if domains is None else domains.cpu()
+    order = torch.arange(b) if order is None else order
+    for domain in set(ids.tolist()):
+        rows = order[ids[order] == domain]
+        for start in range(0, len(rows), size):
+            first = min(start, max(0, len(rows) - size))
+            found[rows[start : start + size][:, None], rows[first : first + size]] = True
+    return found
 
 
 def _image_context(channels: int, width: int) -> nn.Sequential:

@@ -26,14 +26,16 @@ Backward: TypeAlias = Callable[[Tensor], None]
 class Batch(NamedTuple):
     """Samples of one domain: inputs (b, *shape), labels (b,) if known, weights (b,) that sum to 1.
 
-    None for weights means uniform. The labels of a target batch are never read. Where several processes share a
-    batch, ``x`` is this one's part, labels and weights are those of all, and ``rows`` counts all samples.
+    None for weights means uniform. The labels of a target batch are never read. Where several sources are united,
+    ``domains`` (b,) says which one each sample is from. Where several processes share a batch, ``x`` is this one's
+    part, labels, weights and domains are those of all, and ``rows`` counts all samples.
     """
 
     x: Tensor
     y: Tensor | None = None
     weights: Tensor | None = None
     rows: int | None = None
+    domains: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -80,11 +82,15 @@ class Algorithm(nn.Module):
     ----------
     processes : Processes
         Those that share each batch; by default this one alone. The trainer sets it.
+    seen_together : int
+        Samples of one domain that `features` must see together, where a sample's features depend on others. Passes
+        over data are then made one domain at a time, in batches of at least as many.
     """
 
     name: ClassVar[str]
     uses_target: ClassVar[bool]
     joint_by_default: ClassVar[bool] = True
+    seen_together = 1
 
     def __init__(
         self,
