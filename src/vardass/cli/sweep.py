@@ -43,7 +43,10 @@ def sweep(
     search_size: Annotated[int | None, typer.Option(help="Instead of that of the specification.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     retry: Annotated[int, typer.Option(help="How often a failed run is tried again.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what would be run, and how long and how much memory it would take."),
+    ] = False,
     schema: Annotated[bool, schema_option(_schema)] = False,
 ) -> None:
     """Run all that a specification asks for, each run once.
@@ -51,6 +54,7 @@ def sweep(
     It may be killed at any moment: the same command goes on. Finished runs are not done again, those under way go on
     from their checkpoints, failed ones are tried anew.
     """
+    from vardass.experiments.estimate import estimate
     from vardass.experiments.spec import load_sweep
     from vardass.experiments.sweep import run_sweep
 
@@ -65,7 +69,8 @@ def sweep(
     )
     runs = asked.runs()
     if dry_run:
-        print(asked.describe())
+        print(asked.describe(), flush=True)
+        print(estimate(runs, jobs=jobs).describe())
         if out is not None:
             print(_what_is_left(out, {spec.run_id for spec in runs}))
         return
