@@ -10,16 +10,17 @@ import torch
 
 from quick_figures import quick
 from vardass.errors import InputError
-from vardass.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, SOLVERS, Point, batch_size_figure
+from vardass.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, SOLVERS, Point, measure
 from vardass.figures.figure4 import claims as claims_of_figure4
 from vardass.figures.figure5 import (
     Aging,
     Record,
     Trace,
     Way,
+    before_refreshes,
     claims,
+    evenly_spaced,
     follow,
-    intervals,
     solver_noise,
     summarise,
 )
@@ -96,7 +97,7 @@ def moving(step):
 def traces_of(*ways, every=1, steps=9):
     recorded = list(range(0, steps, every))
     record = Record(recorded, [moving(step) for step in recorded], RBF, 5, seed=3)
-    aging = follow(ways, record, progress=lambda share, message: None)
+    aging = follow(ways, record)
     assert aging.uniform == pytest.approx([uniform_variance(moving(s), 5, kernel=RBF) for s in recorded], rel=1e-12)
     return [aging.traces[way.name] for way in ways]
 
@@ -159,47 +160,83 @@ def test_a_way_without_strata_and_an_unknown_maker_are_refused():
 # --- what the numbers say -----------------------------------------------------------------------------
 
 
-def test_intervals_go_from_a_refresh_to_the_last_probe_before_the_next():
-    steps = [0, 5, 10, 15, 20]
-    trace = Trace([1.0, 2.0, 4.0, 1.0, 3.0], [0, 12])
-    fresh = Trace([1.0, 1.0, 2.0, 1.0, 1.0], [0, 5, 10, 15, 20])
-    first, second = intervals(steps, trace, fresh)
-    assert (first.start, first.rise, first.excess) == (0, 4.0, 2.0)
-    assert (second.start, second.rise, second.excess) == (12, 3.0, 3.0)
+def test_age_is_taken_at_the_last_recorded_step_before_each_refresh():
+    ages = [1.0, 2.0, 4.0, 1.0, 3.0]
+    assert before_refreshes([0, 5, 10, 15, 20], ages, [0, 12]) == [(0, 4.0), (12, 3.0)]
+    assert before_refreshes([0, 5, 10, 15, 20], ages, [0, 18]) == [(0, 1.0)]  # one step is no interval
 
 
-def made_up(growth, late=1.0):
-    """A run in which strata of age a have 1 + growth * a of the fresh variance, by ``late`` times that later on."""
+def made_up(growth, late=1.0, spread=0.0, growing=None):
+    """A run in which strata of age a have 1 + growth * a of the fresh variance, by ``late`` times that later on.
+
+    The variance of all strata changes by ``spread`` a step. ``growing`` are the refreshes of the growing schedule.
+    """
     steps = list(range(0, 400, 5))
-    names = {"T = 10": 10, "T = 50": 50, "T = 100": 100, "on drift": 50, "on variance": 400, "growing T": 200}
+    periods = {"T = 10": 10, "T = 50": 50, "T = 100": 100, "on drift": 50, "on variance": 400, "never again": 400}
+    refreshes = {name: list(range(0, 400, period)) for name, period in periods.items()}
+    refreshes["growing T"] = growing or [0, 25, 50, 75, 100, 150, 200]
+    refreshes |= {way.name: way.policy().steps for way in evenly_spaced(Aging(steps, [], traces_at(refreshes)))}
 
-    def trace(period):
-        values = [0.5 * (1.0 + growth * (s % period) * (late if s >= 200 else 1.0)) for s in steps]
-        return Trace(values, list(range(0, 400, period)))
+    def trace(at):
+        values = []
+        for step in steps:
+            age = step - max(refresh for refresh in at if refresh <= step)
+            aged = 1.0 + growth * age * (late if step >= 200 else 1.0)
+            values.append(0.5 * aged * (1.0 + spread * step))
+        return Trace(values, at)
 
-    traces = {name: trace(period) for name, period in names.items()}
-    return Aging(steps, [1.0] * len(steps), traces)
+    return Aging(steps, [1.0] * len(steps), {name: trace(at) for name, at in refreshes.items()})
 
 
-def held(growth, late=1.0):
-    return [claim.held for claim in claims(summarise([made_up(growth, late)], (10, 50, 100), 100))]
+def traces_at(refreshes):
+    return {name: Trace([], at) for name, at in refreshes.items()}
+
+
+def held(*args, **options):
+    return [claim.held for claim in claims(summarise([made_up(*args, **options)], (10, 50, 100), 50))]
 
 
 def test_claims_follow_the_numbers():
-    assert held(1e-3, late=0.1) == [True, True, True, True]
-    assert held(1e-3, late=3.0) == [True, True, False, False]  # the growing one refreshes too rarely late
+    assert held(1e-3, late=0.01)[:4] == [True, True, True, True]
+    assert held(1e-3, late=3.0)[:4] == [True, True, False, False]  # the growing one refreshes too rarely late
     assert held(0.0)[:3] == [False, False, False]
     assert held(-1e-4)[:2] == [False, False]
 
 
+def test_age_is_told_from_a_change_of_all_variances():
+    """Features that contract lower the variance of aged strata too; those that spread raise that of fresh ones."""
+    assert held(1e-3, late=0.1, spread=-2e-3)[:3] == [True, True, True]
+    assert held(0.0, spread=5e-3)[:3] == [False, False, False]
+
+
+def test_a_schedule_that_keeps_most_of_the_variance_reduction_may_still_do_harm():
+    """One refresh half-way: little lost of the reduction next to uniform draws, much of what refreshing gains."""
+    run = made_up(1e-3, late=0.01, growing=[0, 200])
+    summary = summarise([run], (10, 50, 100), 50)
+    reductions = [1.0 - sum(run.traces[name].variances) / len(run.steps) for name in ("growing T", "T = 50")]
+    assert reductions[0] > 0.9 * reductions[1]
+    assert summary.lost("growing T") > 0.3
+    assert not claims(summary)[3].held
+
+
+def test_policies_are_compared_at_equal_numbers_of_refreshes():
+    run = made_up(1e-3, late=0.01)
+    assert len(run.traces["growing T, evenly"].refreshes) == len(run.traces["growing T"].refreshes) == 7
+    assert run.traces["growing T, evenly"].refreshes == [0, 55, 110, 170, 225, 285, 340]
+    for name in ("growing T", "on drift", "on variance"):
+        counts = [
+            row["refreshes"] for way in (name, f"{name}, evenly") for row in quick(5).select(step=55, batches=way)
+        ]
+        assert counts[0] == counts[1] > 0
+
+
 def test_summary_has_means_and_counts():
-    summary = summarise([made_up(1e-3)], (10, 50, 100), 100)
-    way = summary.ways["T = 100"]
+    way = summarise([made_up(1e-3)], (10, 50, 100), 100).ways["T = 100"]
+    ages = [(1.0 + 1e-3 * (step % 100)) / (1.0 + 1e-3 * (step % 10)) for step in range(0, 400, 5)]
     assert way.refreshes == 4
-    assert way.relative == pytest.approx(50.0 * (1 + 1e-3 * 47.5))
-    assert way.rise == pytest.approx(1.095)
-    assert way.excess == pytest.approx(1.095 / 1.005)
-    assert summary.noise == 0.0
+    assert way.aged == pytest.approx(math.exp(sum(map(math.log, ages)) / len(ages)))
+    assert way.before == way.early == way.late == pytest.approx(1.095 / 1.005)
+    assert summarise([made_up(1e-3)], (10, 50, 100), 100).noise == 0.0
 
 
 def test_noise_of_the_solver_is_seen_through_a_trend():
@@ -259,12 +296,12 @@ def test_standard_errors_of_figure4_are_over_seeds_with_n_minus_1():
 
 def test_points_of_figure4_are_those_of_the_solvers():
     z = points(60, 4).float()
-    result = batch_size_figure(z, [4, 8], seeds=[0, 1], batches=64, caption="", settings={})
+    found = measure(z, [4, 8], seeds=[0, 1], batches=64, progress=lambda share, message: None)
     kernel = KERNEL.fit(z)
 
-    def row(method, k=8):
-        (found,) = result.select(method=method, k=k)
-        return found
+    def row(method):
+        (point,) = (point for point in found if (point.method, point.k) == (method, 8))
+        return point.row()
 
     assert row("uniform")["variance"] == pytest.approx(uniform_variance(z, 8, kernel=kernel))
     without = uniform_variance(z, 8, kernel=kernel, replacement=False)
@@ -275,15 +312,15 @@ def test_points_of_figure4_are_those_of_the_solvers():
         assert row(name)["variance"] == pytest.approx(expected, rel=1e-6)
         assert row("lower bound")["variance"] <= row(name)["variance"]
     for name, kind in PLANNED.items():
-        found = []
+        errors = []
         for seed in (0, 1):
             sampler = kind(60, 8, kernel=kernel, seed=seed)
             sampler.refresh(z)
             chunk = sampler.sample_batches(64)
             weights = chunk.weights if chunk.weights is not None else torch.full((8,), 1 / 8)
-            found.append(sum(squared_error(kernel.matrix(z).double(), batch, weights) for batch in chunk.rows) / 64)
-        assert row(name)["variance"] == pytest.approx(sum(found) / 2, rel=1e-6)
-        assert row(name)["stderr"] == pytest.approx(abs(found[0] - found[1]) / 2, rel=1e-4)
+            errors.append(sum(squared_error(kernel.matrix(z).double(), batch, weights) for batch in chunk.rows) / 64)
+        assert row(name)["variance"] == pytest.approx(sum(errors) / 2, rel=1e-6)
+        assert row(name)["stderr"] == pytest.approx(abs(errors[0] - errors[1]) / 2, rel=1e-4)
         assert row(name)["variance"] < row(OURS)["variance"]
 
 

@@ -1,18 +1,16 @@
 """Figure 4: variance of the estimator against the batch size, for the paper's solver and its three ablations.
 
 The paper takes 1,000 feature embeddings of Humpbacks and an RBF kernel with unit bandwidth. Here they are features of
-a small network trained on the smart-watch data, in the unit of their median distance. `batch_size_figure` makes the
-same figure of any features; the demo shows it for inputs.
+a small network trained on the smart-watch data, in the unit of their median distance.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["KERNEL", "OURS", "PAPER", "PLANNED", "SOLVERS", "Point", "batch_size_figure", "figure4"]
+__all__ = ["KERNEL", "OURS", "PAPER", "PLANNED", "SOLVERS", "Point", "figure4"]
 
 KERNEL = RBFMixture(gammas=(1.0,), scale="median")
 """Unit bandwidth, for distances in the unit of their median: raw ones are far above 1, where exp(-d²) is 0."""
@@ -74,15 +72,12 @@ class Point:
         One for each seed; a single one where nothing is random.
     uniform : float
         Var(μ̂) of k uniform draws.
-    seconds : float
-        Of one solution.
     """
 
     k: int
     method: str
     variances: tuple[float, ...]
     uniform: float
-    seconds: float = 0.0
 
     @property
     def folds(self) -> list[float]:
@@ -102,7 +97,6 @@ class Point:
             "low": low,
             "high": high,
             "seeds": len(self.variances),
-            "seconds": self.seconds,
         }
 
 
@@ -122,23 +116,34 @@ def figure4(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
         160 features, k up to 32 and 3 seeds instead of 1,000, 256 and 20.
     progress : callable
         Called as ``progress(fraction, message)``.
+
+    Returns
+    -------
+    FigureResult
+        Columns ``k``, ``method``, the mean ``variance`` over seeds, ``relative_to_uniform``, ``stderr`` of the mean,
+        ``low`` and ``high`` (quantiles of 10 and 90 %) and the number of ``seeds``.
     """
     n, steps, repeats, batches = (160, 30, 3, 32) if quick else (1000, 1000, 20, 64)
     ks = (4, 8, 32) if quick else (2, 4, 8, 16, 32, 64, 128, 256)
     progress(0.0, "features")
-    return batch_size_figure(
-        trained_features(n, seed=seed, steps=steps),
-        ks,
-        seeds=range(seed, seed + repeats),
-        batches=batches,
+    features = trained_features(n, seed=seed, steps=steps)
+    points = measure(features, ks, seeds=range(seed, seed + repeats), batches=batches, progress=progress)
+    rows = [point.row() for point in points]
+    return FigureResult(
+        number=4,
+        title="variance of the estimator against batch size",
         caption=(
             f"{n:,} features of a small network after {steps:,} steps of MMD on the smart-watch data (source: left "
             "wrist, all people; the paper's are features of whale calls), Gaussian kernel with unit bandwidth in the "
             f"unit of the median distance. Means over {repeats} seeds of the solvers, bands from 10 to 90 % of them; "
             f"the variance of each is exact, of ordered and balanced measured on {batches} batches."
         ),
-        settings={"seed": seed, "quick": quick},
-        progress=progress,
+        columns=tuple(rows[0]),
+        rows=[tuple(row.values()) for row in rows],
+        claims=claims(points),
+        draw=lambda figure: _draw(figure, points),
+        size=(11.5, 5.4),
+        settings={"seed": seed, "quick": quick, "n": n, "sizes": ks, "solver_seeds": repeats, "batches": batches},
     )
 
 
@@ -150,17 +155,10 @@ def trained_features(n: int, *, seed: int, steps: int) -> Tensor:
     return z[torch.randperm(len(z), generator=as_generator(derive_seed(seed, 4)))[:n]]
 
 
-def batch_size_figure(
-    features: Tensor,
-    ks: Sequence[int],
-    *,
-    seeds: Sequence[int],
-    batches: int = 0,
-    caption: str,
-    settings: dict[str, Any],
-    progress: Progress | None = None,
-) -> FigureResult:
-    """Figure 4 of any features.
+def measure(
+    features: Tensor, ks: Sequence[int], *, seeds: Sequence[int], batches: int, progress: Progress
+) -> list[Point]:
+    """Var(μ̂) of every way to draw, for each k.
 
     Parameters
     ----------
@@ -171,53 +169,27 @@ def batch_size_figure(
     seeds : sequence of int
         Of the solvers and samplers, to show how much depends on them.
     batches : int
-        Batches of each of `PLANNED` to measure for each seed; 0 leaves these out.
-    caption, settings
-        What the features are.
-    progress : callable, optional
+        Batches of each of `PLANNED` to measure for each seed.
+    progress : callable
         Called as ``progress(fraction, message)``.
-
-    Returns
-    -------
-    FigureResult
-        Columns ``k``, ``method``, the mean ``variance`` over seeds, ``relative_to_uniform``, ``stderr`` of the mean,
-        ``low`` and ``high`` (quantiles of 10 and 90 %), number of ``seeds`` and ``seconds`` of one solution.
     """
-    report = progress or (lambda share, message: None)
     kernel = KERNEL.fit(features)
-    gram = Gram(features, kernel)
-    n = len(features)
+    gram, n = Gram(features, kernel), len(features)
     points = []
     for place, k in enumerate(ks):
+        progress(place / len(ks), f"k = {k}")
         uniform = gram.uniform(k)
         points.append(Point(k, "uniform", (uniform,), uniform))
         points.append(Point(k, _NO_REPEATS, (uniform * (n - k) / (n - 1),), uniform))
         for name, solver in SOLVERS.items():
-            report(place / len(ks), f"{name}, k = {k}")
-            clock = time.perf_counter()
             found = [stratify(features, k, kernel=kernel, solver=solver, seed=seed).variance for seed in seeds]
-            points.append(Point(k, name, tuple(found), uniform, (time.perf_counter() - clock) / len(seeds)))
-        for name, kind in PLANNED.items() if batches else ():
-            report((place + 0.6) / len(ks), f"{name}, k = {k}")
-            clock = time.perf_counter()
-            chunks = [_plan(kind(n, k, kernel=kernel, seed=seed), features, batches) for seed in seeds]
-            seconds = (time.perf_counter() - clock) / len(seeds)
-            found = [float(gram.drawn(rows, weights).mean()) for rows, weights in chunks]
-            points.append(Point(k, name, tuple(found), uniform, seconds))
+            points.append(Point(k, name, tuple(found), uniform))
+        for name, kind in PLANNED.items():
+            plans = [_plan(kind(n, k, kernel=kernel, seed=seed), features, batches) for seed in seeds]
+            points.append(Point(k, name, tuple(float(gram.drawn(*plan).mean()) for plan in plans), uniform))
         bound = nearest_neighbour_bound(features, k, kernel=kernel, rows=n).variance
         points.append(Point(k, _BOUND, (bound,), uniform))
-    rows = [point.row() for point in points]
-    return FigureResult(
-        number=4,
-        title="variance of the estimator against batch size",
-        caption=caption,
-        columns=tuple(rows[0]),
-        rows=[tuple(row.values()) for row in rows],
-        claims=claims(points),
-        draw=lambda figure: _draw(figure, points),
-        size=(11.5, 5.4),
-        settings={**settings, "n": n, "sizes": ks, "solver_seeds": len(seeds), "batches": batches},
-    )
+    return points
 
 
 def _plan(sampler: MinibatchSampler, features: Tensor, batches: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,10 @@ The paper follows one run on Humpbacks with k = 32 and a learning rate of 1e-4. 
 smart-watch data that comes with the package, with the same k and learning rate. The features of all source samples are
 recorded every few steps of one run, and every way to refresh is followed on them afterwards, so that ways differ in
 nothing else. The variance of the present strata on the present features is exact, between refreshes too.
+
+In training the features spread, and the variance of every way to draw grows with them. How much strata have aged is
+therefore their variance next to that of new strata on the same features, and policies are compared with refreshes of
+the same number at equal distances.
 """
 
 from __future__ import annotations
@@ -44,8 +48,10 @@ if TYPE_CHECKING:
 __all__ = ["figure5"]
 
 BATCH_SIZE = 32
-KEPT = 0.95
-"""A schedule that keeps this share of the variance reduction does negligible harm."""
+LOST = 0.05
+"""A schedule does negligible harm where it loses no more than this share of what refreshing gains."""
+NEVER = "never again"
+POLICIES = ("growing T", "on drift", "on variance")
 
 _EVERY = 5  # steps between recorded features
 _MAKERS = ("dynamic-kmeans", "min-sum", "ordered")
@@ -59,6 +65,7 @@ _OURS = {
     "growing T": (ORANGE, "^"),
     "on drift": (SKY, "v"),
     "on variance": (PURPLE, "X"),
+    NEVER: (GREY, "o"),
 }
 
 
@@ -78,8 +85,8 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     Returns
     -------
     FigureResult
-        Columns ``seed``, ``step``, ``batches`` (the way to draw), ``variance``, ``relative_to_uniform`` and
-        ``refreshes`` so far.
+        Columns ``seed``, ``step``, ``batches`` (the way to draw), ``variance``, ``relative_to_uniform``,
+        ``relative_to_fresh`` (strata of the smallest T on the same features) and ``refreshes`` so far.
     """
     steps, runs = (60, 1) if quick else (2000, 2)
     periods = (10, 20, 40) if quick else (10, 50, 100, 500, 1000)
@@ -91,7 +98,9 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
             progress((run + share) / runs, f"run {run + 1} of {runs}, {message}")
 
         record = record_training(seed + run, steps=steps, lr=lr, progress=report)
-        found.append(follow(_ways(periods, usual), record, progress=report))
+        aging = follow(_ways(periods, usual), record, progress=report)
+        even = follow(evenly_spaced(aging), record)
+        found.append(Aging(aging.steps, aging.uniform, {**aging.traces, **even.traces}))
     summary = summarise(found, periods, usual)
     return FigureResult(
         number=5,
@@ -100,10 +109,12 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
             f"A small network learns the watch task left-A->right-B with MMD, k = {BATCH_SIZE} and a learning rate of "
             f"{lr:g}, {steps:,} steps with the paper's strata and T = 100 (runs: {runs}). All curves are of the same "
             "runs: the variance of the present strata on the present features of the source domain, every "
-            f"{_EVERY} steps (ordered: measured on {_PLANNED} planned batches)."
+            f"{_EVERY} steps (ordered: measured on {_PLANNED} planned batches). Aged by: variance above that of "
+            f"strata made anew every {periods[0]} steps, on the same features. Each policy stands next to as many "
+            "refreshes at equal distances."
         ),
-        columns=("seed", "step", "batches", "variance", "relative_to_uniform", "refreshes"),
-        rows=[(seed + run, *row) for run, aging in enumerate(found) for row in _rows(aging)],
+        columns=("seed", "step", "batches", "variance", "relative_to_uniform", "relative_to_fresh", "refreshes"),
+        rows=[(seed + run, *row) for run, aging in enumerate(found) for row in _rows(aging, f"T = {periods[0]}")],
         claims=claims(summary),
         draw=lambda figure: _draw(figure, found, summary),
         size=(13.0, 5.4),
@@ -145,7 +156,33 @@ def _ways(periods: Sequence[int], usual: int) -> list[Way]:
         # told the drift of all samples, not of a batch: there is no noise for a longer window to smooth
         Way("on drift", partial(DriftRefresh, window=1)),
         Way("on variance", VarianceRefresh),
+        Way(NEVER, partial(_AtSteps, [0])),
     ]
+
+
+class _AtSteps(RefreshPolicy):
+    """Refresh at given steps."""
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = steps
+
+    def due(self, step: int) -> bool:
+        """Whether ``step`` is one of them."""
+        return step in self.steps
+
+
+def evenly_spaced(aging: Aging) -> list[Way]:
+    """For each policy as many refreshes as it made in this run, at recorded steps in equal distances."""
+    ways = []
+    for name in POLICIES:
+        count, recorded = len(aging.traces[name].refreshes), aging.steps
+        steps = [recorded[i * len(recorded) // count] for i in range(count)]
+        ways.append(Way(_evenly(name), partial(_AtSteps, steps)))
+    return ways
+
+
+def _evenly(name: str) -> str:
+    return f"{name}, evenly"
 
 
 @dataclass(frozen=True)
@@ -244,7 +281,7 @@ class Aging:
     traces: dict[str, Trace]
 
 
-def follow(ways: Sequence[Way], record: Record, *, progress: Progress) -> Aging:
+def follow(ways: Sequence[Way], record: Record, *, progress: Progress | None = None) -> Aging:
     """Var(μ̂) of all ``ways`` through a recorded run.
 
     A refresh that is due between two recorded steps is made at the second. Policies that go by drift or variance are
@@ -253,7 +290,8 @@ def follow(ways: Sequence[Way], record: Record, *, progress: Progress) -> Aging:
     followers = [_Follower(way, record) for way in ways]
     uniform = []
     for place, (step, z) in enumerate(zip(record.steps, record.features, strict=True)):
-        progress(0.5 + 0.5 * place / len(record.steps), f"strata at step {step}")
+        if progress is not None:
+            progress(0.5 + 0.5 * place / len(record.steps), f"strata at step {step}")
         kernel = record.kernel.fit(z)
         gram = Gram(z, kernel)
         uniform.append(gram.uniform(record.k))
@@ -300,13 +338,14 @@ class _Follower:
         return gram.stratified(*self.made) if len(self.made) == 1 else float(gram.drawn(*self.made).mean())
 
 
-def _rows(aging: Aging) -> list[tuple[Cell, ...]]:
+def _rows(aging: Aging, freshest: str) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for place, (step, uniform) in enumerate(zip(aging.steps, aging.uniform, strict=True)):
-        rows.append((step, "uniform", uniform, 1.0, 0))
+        fresh = aging.traces[freshest].variances[place]
+        rows.append((step, "uniform", uniform, 1.0, uniform / fresh, 0))
         for name, trace in aging.traces.items():
-            variance = trace.variances[place]
-            rows.append((step, name, variance, variance / uniform, sum(r <= step for r in trace.refreshes)))
+            variance, refreshes = trace.variances[place], sum(refresh <= step for refresh in trace.refreshes)
+            rows.append((step, name, variance, variance / uniform, variance / fresh, refreshes))
     return rows
 
 
@@ -316,22 +355,20 @@ class WaySummary:
 
     Attributes
     ----------
-    relative : float
-        Mean of Var(μ̂) over the recorded steps, % of uniform draws.
     refreshes : float
         Mean number in a run.
-    rise : float
-        Var(μ̂) just before a refresh over that just after the one before it, geometric mean over intervals.
-    excess : float
-        Var(μ̂) just before a refresh over that of strata made anew every few steps (the smallest T), likewise.
+    aged : float
+        Var(μ̂) over that of strata made anew every few steps (the smallest T) on the same features: geometric mean
+        over recorded steps.
+    before : float
+        The same just before a refresh, geometric mean over the intervals between refreshes.
     early, late : float
-        ``excess`` of the intervals that begin in the first and in the second half of the run.
+        ``before`` of the intervals that begin in the first and in the second half of the run.
     """
 
-    relative: float
     refreshes: float
-    rise: float
-    excess: float
+    aged: float
+    before: float
     early: float
     late: float
 
@@ -358,9 +395,14 @@ class Summary:
     runs: int
     noise: float
 
+    def lost(self, name: str) -> float:
+        """Share of what refreshing gains, from strata that are never made again to fresh ones, that a way loses."""
+        gained = self.ways[NEVER].aged - 1.0
+        return (self.ways[name].aged - 1.0) / gained if gained > 0.0 else math.nan
+
 
 def summarise(runs: Sequence[Aging], periods: Sequence[int], usual: int) -> Summary:
-    """Numbers of each way over all runs; the excess is over the first of ``periods``."""
+    """Numbers of each way over all runs; age is measured against the first of ``periods``."""
     fixed = tuple(f"T = {period}" for period in periods)
     ways = {name: _summarise_way(runs, name, fixed[0]) for name in runs[0].traces}
     return Summary(ways, fixed, f"T = {usual}", len(runs), solver_noise(runs, fixed[0]))
@@ -378,37 +420,29 @@ def solver_noise(runs: Sequence[Aging], freshest: str) -> float:
 
 
 def _summarise_way(runs: Sequence[Aging], name: str, freshest: str) -> WaySummary:
-    shares = [v / u for run in runs for v, u in zip(run.traces[name].variances, run.uniform, strict=True)]
-    ends = [end for run in runs for end in intervals(run.steps, run.traces[name], run.traces[freshest])]
+    aged, ends = [], []
+    for run in runs:
+        trace = run.traces[name]
+        ages = [v / f for v, f in zip(trace.variances, run.traces[freshest].variances, strict=True)]
+        aged += ages
+        ends += before_refreshes(run.steps, ages, trace.refreshes)
     middle = runs[0].steps[-1] / 2
     return WaySummary(
-        relative=100.0 * fmean(shares),
         refreshes=fmean(len(run.traces[name].refreshes) for run in runs),
-        rise=_mean_ratio(end.rise for end in ends),
-        excess=_mean_ratio(end.excess for end in ends),
-        early=_mean_ratio(end.excess for end in ends if end.start < middle),
-        late=_mean_ratio(end.excess for end in ends if end.start >= middle),
+        aged=geometric_mean(aged),
+        before=_mean_ratio(age for _, age in ends),
+        early=_mean_ratio(age for start, age in ends if start < middle),
+        late=_mean_ratio(age for start, age in ends if start >= middle),
     )
 
 
-@dataclass(frozen=True)
-class Interval:
-    """From one refresh to the last recorded step before the next: how much worse the strata became."""
-
-    start: int
-    rise: float
-    excess: float
-
-
-def intervals(steps: Sequence[int], trace: Trace, fresh: Trace) -> list[Interval]:
-    """Intervals between refreshes with at least two recorded steps, the last one to the end of the run."""
+def before_refreshes(steps: Sequence[int], ages: Sequence[float], refreshes: Sequence[int]) -> list[tuple[int, float]]:
+    """Start of each interval between refreshes and the age at its last recorded step, if it has more than one."""
     found = []
-    for start, stop in zip(trace.refreshes, [*trace.refreshes[1:], steps[-1] + 1], strict=True):
-        inside = [place for place, step in enumerate(steps) if start <= step < stop]
+    for start, stop in zip(refreshes, [*refreshes[1:], steps[-1] + 1], strict=True):
+        inside = [age for step, age in zip(steps, ages, strict=True) if start <= step < stop]
         if len(inside) > 1:
-            first, last = inside[0], inside[-1]
-            rise = trace.variances[last] / trace.variances[first]
-            found.append(Interval(start, rise, trace.variances[last] / fresh.variances[last]))
+            found.append((start, inside[-1]))
     return found
 
 
@@ -418,47 +452,64 @@ def _mean_ratio(ratios: Iterable[float]) -> float:
 
 
 def claims(summary: Summary) -> tuple[Claim, ...]:
-    """The paper's statements on the effect of T, and whether they held."""
+    """What the paper says on the effect of T and what we add, and whether it held."""
     ways, fixed = summary.ways, summary.fixed
     later = [ways[name] for name in fixed[1:]]
     usual, growing = ways[summary.usual], ways["growing T"]
-    kept = (100.0 - growing.relative) / (100.0 - usual.relative)
-    # two standard errors of a mean over as many solutions of the solver as the rarer of the two has refreshes
+    # two standard errors of a mean over as many solutions of the solver as the way has refreshes
     slack = [2.0 * summary.noise / math.sqrt(way.refreshes * summary.runs) for way in later]
-    ratios = [b.relative / a.relative for a, b in pairwise([ways[name] for name in fixed])]
-    over_all = later[-1].relative / ways[fixed[0]].relative
-    means = ", ".join(f"{ways[name].relative:.2f} % ({name})" for name in fixed)
-
-    def listed(*fields: str) -> str:
-        texts = [" and ".join(_percent(getattr(way, field)) for field in fields) for way in later]
-        return ", ".join(f"{text} ({name})" for text, name in zip(texts, fixed[1:], strict=True))
-
-    return (
+    rising = [b.aged / a.aged > 1.0 - s for (a, b), s in zip(pairwise([ways[n] for n in fixed]), slack, strict=True)]
+    lost = summary.lost("growing T") - summary.lost(summary.usual)
+    paper = (
         Claim(
             "the less frequently the strata are updated, the greater the estimator variance",
-            all(ratio > 1.0 - s for ratio, s in zip(ratios, slack, strict=True)) and over_all > 1.0 + slack[-1],
-            f"mean over the run, relative to uniform, {means}; allowing a longer T to be lower by "
-            f"{100.0 * slack[0]:.2f} to {100.0 * slack[-1]:.2f} % of these, two standard errors of the solver's "
-            "randomness, and asking the longest to be higher than the shortest by more than that",
+            all(rising) and later[-1].aged > 1.0 + slack[-1],
+            f"mean over the run above strata made anew every {fixed[0].removeprefix('T = ')} steps, "
+            f"{_listed(summary, 'aged')}; a longer T may be lower by {100.0 * slack[0]:.2f} to "
+            f"{100.0 * slack[-1]:.2f} %, two standard errors of the solver's randomness",
         ),
         Claim(
             "strata become worse over time, and so the estimator variance increases until they are updated",
-            all(way.rise > 1.0 for way in later) and later[-1].excess > 1.0 + slack[-1],
-            f"from refresh to refresh {listed('rise')}, of which due to the age of the strata {listed('excess')}",
+            all(way.before > 1.0 - s for way, s in zip(later, slack, strict=True))
+            and later[-1].before > 1.0 + slack[-1],
+            f"just before a refresh {_listed(summary, 'before')} above new strata on the same features",
         ),
         Claim(
             "this effect is strongest towards the start of training",
             all(way.early > way.late for way in later),
-            "excess over fresh strata just before a refresh, first half and second half of the run, "
-            + listed("early", "late"),
+            f"the same in the first and the second half of the run, {_listed(summary, 'early', 'late')}",
         ),
         Claim(
-            "an increasing schedule for T could save computation with negligible detriment",
-            growing.refreshes < usual.refreshes and kept >= KEPT,
-            f"the growing schedule keeps {100.0 * kept:.1f} % of the reduction of {summary.usual} with "
-            f"{growing.refreshes:.0f} refreshes instead of {usual.refreshes:.0f}",
+            "an increasing schedule for T could save computation with negligible detriment, taken as at most "
+            f"{100.0 * LOST:.0f} % more lost of what refreshing gains than with {summary.usual}, and less than with as "
+            "many refreshes at equal distances",
+            growing.refreshes < usual.refreshes and lost <= LOST and growing.aged < ways[_evenly("growing T")].aged,
+            f"{growing.refreshes:.0f} refreshes instead of {usual.refreshes:.0f}; lost "
+            + ", ".join(
+                f"{100.0 * summary.lost(name):.1f} % ({name})"
+                for name in ("growing T", _evenly("growing T"), *fixed[1:])
+            ),
         ),
     )
+    even = {name: ways[_evenly(name)].aged for name in POLICIES}
+    ours = Claim(
+        "each policy ages less than as many refreshes at equal distances",
+        all(ways[name].aged < aged for name, aged in even.items()),
+        ", ".join(
+            f"{_percent(ways[name].aged)} against {_percent(aged)} ({name}, {ways[name].refreshes:.3g} refreshes)"
+            for name, aged in even.items()
+        ),
+        source="ours",
+    )
+    return (*paper, ours)
+
+
+def _listed(summary: Summary, *fields: str) -> str:
+    """Numbers of all T but the smallest."""
+    texts = [
+        " and ".join(_percent(getattr(summary.ways[name], field)) for field in fields) for name in summary.fixed[1:]
+    ]
+    return ", ".join(f"{text} ({name})" for text, name in zip(texts, summary.fixed[1:], strict=True))
 
 
 def _percent(ratio: float) -> str:
@@ -466,31 +517,39 @@ def _percent(ratio: float) -> str:
 
 
 def _draw(figure: Figure, runs: Sequence[Aging], summary: Summary) -> None:
-    absolute, relative, cost = figure.subplots(1, 3, gridspec_kw={"width_ratios": (1.15, 1.15, 1.0)})
-    steps = runs[0].steps
-    absolute.plot(steps, _mean([r.uniform for r in runs]), color=BLACK, linestyle="--", linewidth=1.6, label="uniform")
-    for name in reversed(summary.fixed):
-        variances = _mean([run.traces[name].variances for run in runs])
-        absolute.plot(steps, variances, color=_look(name, summary)[0], linewidth=1.5, label=name)
-    absolute.set_ylabel("Var(μ̂), source domain, k = 32")
-    absolute.set_title("the paper's strata", loc="left", fontsize=11, fontweight="bold")
-    for name in (summary.usual, *(name for name in summary.ways if name not in summary.fixed)):
-        shares = [[100.0 * v / u for v, u in zip(run.traces[name].variances, run.uniform, strict=True)] for run in runs]
-        relative.plot(steps, _mean(shares), color=_look(name, summary)[0], linewidth=1.5, label=name)
-    relative.set_ylabel("Var(μ̂), % of uniform")
-    relative.set_title("other strata, other times", loc="left", fontsize=11, fontweight="bold")
-    for axes in (absolute, relative):
+    through, aging, cost = figure.subplots(1, 3)
+    steps, fixed = runs[0].steps, summary.fixed
+    others = [name for name in summary.ways if name.startswith(("min-sum", "ordered"))]
+    _plot(through, steps, [run.uniform for run in runs], "uniform", BLACK, "--")
+    for name in (*reversed(fixed), *others):
+        _plot(through, steps, [run.traces[name].variances for run in runs], name, _look(name, summary)[0])
+    through.set_ylabel(f"Var(μ̂), source domain, k = {BATCH_SIZE}")
+    through.set_title("through training", loc="left", fontsize=11, fontweight="bold")
+    fresh = [run.traces[fixed[0]].variances for run in runs]
+    for name in (NEVER, *reversed(fixed[1:])):
+        ages = [
+            [100.0 * (v / f - 1.0) for v, f in zip(run.traces[name].variances, new, strict=True)]
+            for run, new in zip(runs, fresh, strict=True)
+        ]
+        _plot(aging, steps, ages, name, _look(name, summary)[0], ":" if name == NEVER else "-")
+    aging.set_ylabel(f"aged by: % above strata with {fixed[0]}")
+    aging.set_title("what is due to age", loc="left", fontsize=11, fontweight="bold")
+    for axes in (through, aging):
         axes.set_xlabel("training step")
         axes.set_xlim(0, steps[-1])
-        dress(axes)
-    absolute.legend(fontsize=9, frameon=False, loc="lower right")
-    relative.legend(fontsize=9, frameon=False, loc="upper right")
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=1.1 * axes.get_ylim()[1])
+    through.set_ylim(bottom=0.0)
     _draw_cost(cost, summary)
+    for axes, place in ((through, "lower right"), (aging, "upper left"), (cost, "upper right")):
+        axes.legend(fontsize=9, frameon=False, loc=place)
+        dress(axes)
     figure.tight_layout(w_pad=2.0)
 
 
-def _mean(series: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(values) for values in zip(*series, strict=True)]
+def _plot(axes: Axes, steps: list[int], series: list[list[float]], name: str, colour: str, dashes: str = "-") -> None:
+    """The mean over runs."""
+    means = [fmean(values) for values in zip(*series, strict=True)]
+    axes.plot(steps, means, color=colour, linestyle=dashes, linewidth=1.5, label=name)
 
 
 def _look(name: str, summary: Summary) -> tuple[str, str]:
@@ -501,25 +560,31 @@ def _look(name: str, summary: Summary) -> tuple[str, str]:
 
 
 def _draw_cost(axes: Axes, summary: Summary) -> None:
-    """Refreshes against mean variance: further down and further left is better."""
-    fixed = [summary.ways[name] for name in summary.fixed]
-    axes.plot([way.refreshes for way in fixed], [way.relative for way in fixed], color=GREY, linewidth=1.0, zorder=1)
-    for name, way in summary.ways.items():
+    """Refreshes against mean age, each policy joined to as many refreshes at equal distances; lower is better."""
+    ways = summary.ways
+
+    def age(name: str) -> float:
+        return 100.0 * (ways[name].aged - 1.0)
+
+    fixed = [NEVER, *reversed(summary.fixed)]
+    axes.plot([ways[name].refreshes for name in fixed], [age(name) for name in fixed], color=GREY, linewidth=1.0)
+    for name in fixed:
         colour, marker = _look(name, summary)
-        axes.plot([way.refreshes], [way.relative], marker, color=colour, markersize=8.5, markeredgecolor="white")
-        side, offset = ("left", (4, 6)) if name in summary.fixed else ("center", (0, -16))
-        if name == "on variance":  # beside the mark: it often is at that of the longest T
-            side, offset = "left", (11, -4)
-        shown = name.removeprefix("T = ") if name in summary.fixed[:-1] else name
-        place = (way.refreshes, way.relative)
-        axes.annotate(shown, place, offset, textcoords="offset points", fontsize=8.5, color=INK, ha=side)
+        place = (ways[name].refreshes, age(name))
+        axes.plot(*place, marker, color=colour, markersize=7, markeredgecolor="white")
+        axes.annotate(name, place, (5, 5), textcoords="offset points", fontsize=8.5, color=INK)
+    for name in POLICIES:
+        colour, marker = _look(name, summary)
+        x, y = [ways[name].refreshes] * 2, [age(name), age(_evenly(name))]
+        axes.plot(x, y, color=colour, linewidth=1.2)
+        axes.plot(x[:1], y[:1], marker, color=colour, markersize=9, markeredgecolor="white", label=name)
+        axes.plot(x[1:], y[1:], marker, color=colour, markersize=7, markerfacecolor="white", label=_evenly(name))
     axes.set_xscale("log")
     ticks = [1, 2, 5, 10, 20, 50, 100, 200]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(min(way.refreshes for way in summary.ways.values()) / 1.6, fixed[0].refreshes * 1.9)
+    axes.set_xlim(0.7, 3.0 * ways[summary.fixed[0]].refreshes)
+    axes.set_ylim(bottom=min(0.0, 1.2 * min(map(age, (*fixed, *POLICIES, *map(_evenly, POLICIES))))))
     axes.set_xlabel("refreshes in the run (log scale)")
-    axes.set_ylabel("mean Var(μ̂) of the run, % of uniform")
+    axes.set_ylabel("aged by, mean of the run, %")
     axes.set_title("what a refresh buys", loc="left", fontsize=11, fontweight="bold")
-    axes.margins(y=0.12)
-    dress(axes)
