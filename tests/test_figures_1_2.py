@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quick_figures import quick, rho
+from vardass.figures.base import render
 from vardass.figures.figure1 import (
     COVARIANCES,
     all_partitions,
@@ -212,11 +213,30 @@ def test_figure_2_rows_are_the_variances_of_simulated_batches() -> None:
 
 def test_figure_2_verdicts_follow_the_rows() -> None:
     result = quick(2)
-    for claim, population in zip(result.claims, ("scaled", "one scale"), strict=True):
+    *papers, size = result.claims
+    for claim, population in zip(papers, ("scaled", "one scale"), strict=True):
         cases = itertools.product(("normal", "lognormal"), (1, 2, 8, 32))
         lowest = min(rho(result, distribution=name, d=d, population=population) for name, d in cases)
         assert claim.held == (lowest > 0.99)
         assert rho_text(lowest) in claim.evidence
+    ratios = sorted(float(row["target"]) / float(row["surrogate"]) for row in result.select())
+    low, high = (ratios[round(share * (len(ratios) - 1))] for share in (0.05, 0.95))
+    assert size.held == (low >= 0.9 and high <= 1.1)
+
+
+def test_figure_2_shows_the_ratio_below_each_panel() -> None:
+    result = quick(2)
+    axes = render(result).axes
+    assert len(axes) == 16
+    for row, distribution in ((1, "normal"), (3, "lognormal")):
+        for column, d in enumerate((1, 2, 8, 32)):
+            shown = torch.cat([torch.tensor(line.get_ydata()) for line in axes[4 * row + column].lines[:2]])
+            found = [*result.select(distribution=distribution, d=d)]
+            expected = [float(r["target"]) / float(r["surrogate"]) for r in found]
+            assert shown.tolist() == pytest.approx(expected, rel=1e-12)
+            low, high = axes[4 * row + column].get_ylim()
+            assert low == 0.0
+            assert high > max(expected)
 
 
 def test_figure_2_first_panel_is_theorem_4() -> None:
