@@ -119,7 +119,7 @@ class Row(NamedTuple):
     loss : float
         Σ_i D_{i,a_i} |S_{a_i}| in panels a to c, Var(μ̂) in d; the mean where trials were repeated.
     seconds : float
-        Of one run, on one core.
+        Of one run, CPU time on one thread: other work on the machine does not count.
     excess_percent : float
         Of the loss above the best assignment found for the problem or, in d, above a lower bound.
     """
@@ -158,6 +158,9 @@ def figure3(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     for number in range(scale.problems):
         progress(number / scale.problems, f"problem {number + 1} of {scale.problems}")
         points, distances = random_problem(generator)
+        if number == 0:  # compiled loops are made before the clock runs
+            greedy_assignment(distances, trials=1, parallel=PARALLEL, generator=0)
+            solver_rows(points, number, seed)
         fixed, split = fixed_distance_rows(distances, number, scale, generator)
         whole = solver_rows(points, number, seed + number)
         splits.append(split)
@@ -169,8 +172,8 @@ def figure3(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
         caption=(
             f"Means over {scale.problems} problems of n = {POINTS} smart-watch windows and k = {STRATA} centres, in "
             "per cent above the best assignment found for the problem; in (d) above what no partition can go below. "
-            "The interior-point method is the package's, not the paper's commercial one. Seconds are of one run on one "
-            "core. Panels (d) and (e) are not in the paper."
+            "The interior-point method is the package's, not the paper's commercial one. Seconds are CPU time of "
+            "one run. Panels (d) and (e) are not in the paper."
         ),
         columns=Row._fields,
         rows=list(rows),
@@ -247,9 +250,9 @@ def fixed_distance_rows(
     rows: list[Row] = []
 
     def add(panel: str, name: str, run: Callable[[], Tensor], trials: int = 0, parallel: int = 0) -> Tensor:
-        clock = time.perf_counter()
+        clock = time.process_time()
         found = [run() for _ in range(scale.repeats_of(trials) if trials else 1)]
-        seconds = (time.perf_counter() - clock) / len(found)
+        seconds = (time.process_time() - clock) / len(found)
         loss = fmean(centroid_objective(distances, labels) for labels in found)
         rows.append(Row(panel, number, name, trials, parallel, loss, seconds))
         return found[-1]
@@ -262,9 +265,9 @@ def fixed_distance_rows(
 
     nearest = add("a", "unweighted", lambda: distances.argmin(1))
     add("a", _MOVES, lambda: single_moves(distances, nearest))
-    clock = time.perf_counter()
+    clock = time.process_time()
     shares = relaxed_solution(distances)
-    seconds = time.perf_counter() - clock
+    seconds = time.process_time() - clock
     rows.append(Row("a", number, _RELAXED, 0, 0, relaxed_value(distances, shares), seconds))
     rounded = shares.argmax(1)
     rounded_loss = centroid_objective(distances, rounded)
@@ -285,9 +288,9 @@ def solver_rows(points: Tensor, number: int, seed: int) -> list[Row]:
     """Panel d for one problem: Var(μ̂) of whole solvers on the points, and what no partition can go below."""
     rows: list[Row] = []
     for solver in _SOLVERS:
-        clock = time.perf_counter()
+        clock = time.process_time()
         strata = stratify(points, STRATA, kernel="linear", solver=solver, seed=seed)
-        rows.append(Row("d", number, solver, 0, 0, strata.variance, time.perf_counter() - clock))
+        rows.append(Row("d", number, solver, 0, 0, strata.variance, time.process_time() - clock))
     certified = stratify(points, STRATA, kernel="linear", solver=_OURS, seed=seed, certify=True)
     assert certified.bound is not None
     return [*rows, Row("d", number, _BOUND, 0, 0, certified.bound.variance, 0.0)]
@@ -454,7 +457,7 @@ def _draw_time(axes: Axes, rows: Sequence[Row], scale: Scale) -> None:
         axes.plot([spent], [fmean(_values(rows, "a", name))], marker, color=colour, markersize=9, label=text)
     axes.set_xscale("log")
     axes.set_ylim(0.0, 1.5 * axes.get_ylim()[1])  # room for the legend
-    axes.set_xlabel("seconds on one core")
+    axes.set_xlabel("CPU seconds on one thread")
     axes.set_ylabel("loss, % above the best found")
     axes.legend(fontsize=9, frameon=False, loc="upper right")
     dress(axes)
