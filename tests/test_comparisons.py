@@ -130,6 +130,47 @@ def test_a_large_difference_is_shown_and_a_small_one_is_shown_to_be_small():
     assert shown == ["higher", "within 1", "open"]
 
 
+# discrepancies
+
+
+def discrepancy_records(factor, *, repeats=6, seed=0):
+    """MMD² with VaRDASS is ``factor`` times that with uniform batches, on tasks of very different size."""
+    rng = np.random.default_rng(seed)
+    return [
+        run(0.5, task=task, repeat=repeat, sampler=sampler, mmd2=size * ratio * float(np.exp(rng.normal(0, 0.05))))
+        for repeat in range(repeats)
+        for task, size in (("small", 0.01), ("large", 10.0))
+        for sampler, ratio in (("uniform", 1.0), ("vardass", factor))
+    ]
+
+
+@pytest.mark.parametrize(("factor", "shown"), [(1.0, "within 1.25"), (2.0, "higher"), (0.5, "lower")])
+def test_the_discrepancy_after_training_is_judged_by_ratios(factor, shown):
+    records = discrepancy_records(factor)
+    _, table = make_tables(collect(records), "discrepancy")
+    (row,) = table.rows
+    values = {r: {} for r in range(6)}
+    for record in records:
+        spec = record.spec
+        sign = 1 if spec.cell["sampler"] == "vardass" else -1
+        values[spec.repeat][spec.task] = values[spec.repeat].get(spec.task, 0.0) + sign * np.log(record.result["mmd2"])
+    means = [np.mean(list(found.values())) for found in values.values()]
+    test = stats.ttest_1samp(means, 0)
+    low, high = np.exp(test.confidence_interval(0.95))
+    assert row.name == "watch, MMD: VaRDASS / Uniform random"
+    assert row.entries[0] == pytest.approx(np.exp(np.mean(means)))
+    assert row.entries[1] == f"{low:.2f} to {high:.2f}"
+    assert row.entries[3].p == pytest.approx(test.pvalue)
+    assert row.entries[-1] == shown
+
+
+def test_a_discrepancy_of_zero_has_no_ratio():
+    records = [run(0.5, sampler=s, repeat=r, mmd2=0.1 * r) for s in ("uniform", "vardass") for r in range(3)]
+    _, table = make_tables(collect(records), "discrepancy")
+    assert table.rows[0].entries[0] == "1.00 (2/3)"
+    assert table.rows[0].entries[-1] == "incomplete"
+
+
 # pairs
 
 

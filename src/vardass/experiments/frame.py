@@ -380,12 +380,11 @@ class DataResults:
             differences = scale * (np.log(one) - np.log(other) if log else one - other)
         differences[~np.isfinite(differences)] = np.nan
         means, seen = _repeat_means(differences)
-        whole = self.cell(label, metric=metric).whole and self.cell(reference, metric=metric).whole
+        cell = Cell(*mean_and_error(means), len(means), len(self.repeats), tasks=seen, expected_tasks=len(self.tasks))
+        whole = cell.whole and all(self.cell(one, metric=metric).whole for one in (label, reference))
         wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
         return Gain(
-            cell=Cell(
-                *mean_and_error(means), len(means), len(self.repeats), tasks=seen, expected_tasks=len(self.tasks)
-            ),
+            cell=cell,
             result=difference(means if whole else [], margin=margin),
             wins=wins,
             ties=int(np.isfinite(differences).sum()) - wins - losses,

@@ -12,7 +12,7 @@ import pandas as pd
 
 from vardass.errors import InputError
 from vardass.experiments.frame import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Gain, Label, best_of
-from vardass.experiments.render import PValue, Row, Table, entry_mean
+from vardass.experiments.render import Entry, PValue, Row, Table, entry_mean
 from vardass.experiments.statistics import LEVEL, holm, mean_and_error
 
 __all__ = ["FACTOR", "POINTS", "TABLE_NAMES", "Comparison", "compare_samplers", "make_tables"]
@@ -26,6 +26,7 @@ _MAIN = ("erm", "coral", "mmd")
 _DISCREPANCIES = {"coral": "coral", "mmd": "mmd2"}  # what each algorithm trains on
 _PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _WHOLE = "whole run"
+_INTERVAL, _P_VALUES = "95 % interval", ("p", "Holm p")
 
 
 # --- Table 1, 2, 4 and the appendix ------------------------------------------------------------------
@@ -161,7 +162,35 @@ def _discrepancy_tables(results: Results) -> list[Table]:
             data=data.name,
         )
         tables.append(table)
-    return tables or [Table("discrepancy", title, notes=("no finished runs of CORAL or MMD with a discrepancy",))]
+    if not tables:
+        return [Table("discrepancy", title, notes=("no finished runs of CORAL or MMD with a discrepancy",))]
+    return [*tables, *_ratio_tables(results)]
+
+
+def _ratio_tables(results: Results) -> list[Table]:
+    """Whether the discrepancy after training depends on the sampler, by ratios in the same tasks and repeats."""
+    comparisons = compare_samplers(results, ["uniform"], _DISCREPANCIES)
+    comparisons = [one for one in comparisons if one.gain.cell.mean is not None]
+    if not comparisons:
+        return []
+    rows = []
+    for one in comparisons:
+        result, cell = one.gain.result, one.gain.cell
+        ratio = math.exp(cell.mean or 0.0)
+        interval = None
+        if result.low is not None and result.high is not None:
+            interval = f"{math.exp(result.low):.2f} to {math.exp(result.high):.2f}"
+        size: Entry = f"{ratio:.2f} {cell.mark}" if cell.mark else ratio
+        rows.append(_comparison_row(one, "/", size, interval, f"within {FACTOR:g}"))
+    columns = ["ratio", _INTERVAL, "higher / same / lower", *_P_VALUES, f"within {FACTOR:g}: p", "shown"]
+    note = (
+        "geometric mean of the ratios of a repeat's tasks, then of repeats; interval and t tests are of logarithms, "
+        "over repeats; higher is counted by task and repeat; Holm's correction is over all complete rows; "
+        f"within {FACTOR:g}: two one-sided tests that the ratio is between {1 / FACTOR:g} and {FACTOR:g}, also with Holm's "
+        f"correction; open: neither was shown at {LEVEL:g}"
+    )
+    title = "Discrepancy after training by that with uniform batches"
+    return [_table("discrepancy-ratio", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])]
 
 
 # --- Table 3 -----------------------------------------------------------------------------------------
@@ -349,31 +378,26 @@ def _pairs_tables(results: Results) -> list[Table]:
         return [Table("pairs", title, notes=("no sampler was run beside uniform batches or VaRDASS",))]
     rows = []
     for one in comparisons:
-        gain, result = one.gain, one.gain.result
+        result = one.gain.result
         interval = None if result.low is None else f"{result.low:.1f} to {result.high:.1f}"
-        counts = f"{gain.wins} / {gain.ties} / {gain.losses}"
-        p_values = [_p(result.p), _p(one.p), _p(one.equivalence_p)]
-        entries = (gain.cell, interval, counts, *p_values, one.verdict(f"within {POINTS:g}"))
-        block = 0 if one.reference.sampler in UNIFORM else 1
-        rows.append(Row(_versus(one), entries, block=block))
-    columns = ["difference", "95 % interval", "wins / ties / losses", "p", "Holm p", f"within {POINTS:g}: p", "shown"]
+        rows.append(_comparison_row(one, "−", one.gain.cell, interval, f"within {POINTS:g}"))
+    columns = ["difference", _INTERVAL, "wins / ties / losses", *_P_VALUES, f"within {POINTS:g}: p", "shown"]
     note = (
         "difference, interval and t tests are over repeats, each the mean of its tasks, since the tasks of a repeat "
         "share seeds and hyper-parameters; wins are counted by task and repeat; Holm's correction is over all complete "
         f"rows, those of ERM apart; within {POINTS:g}: two one-sided tests that the difference is below {POINTS:g} "
         f"point either way, also with Holm's correction; open: neither was shown at {LEVEL:g}"
     )
-    decimals = [2, 0, 0, 0, 0, 0, 0]
-    table = _table("pairs", title, "Comparison", columns, rows, decimals=decimals, notes=[note])
+    table = _table("pairs", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])
     return [table, *_wins_tables(results)]
 
 
-def _versus(one: Comparison, sign: str = "−") -> str:
-    return f"{one.data}, {one.label.algorithm_name}: {one.label.row_name} {sign} {one.reference.sampler_name}"
-
-
-def _p(p: float | None) -> PValue | None:
-    return None if p is None else PValue(p)
+def _comparison_row(one: Comparison, sign: str, size: Entry, interval: str | None, within: str) -> Row:
+    name = f"{one.data}, {one.label.algorithm_name}: {one.label.row_name} {sign} {one.reference.sampler_name}"
+    counts = f"{one.gain.wins} / {one.gain.ties} / {one.gain.losses}"
+    p_values = [None if p is None else PValue(p) for p in (one.gain.result.p, one.p, one.equivalence_p)]
+    block = 0 if one.reference.sampler in UNIFORM else 1
+    return Row(name, (size, interval, counts, *p_values, one.verdict(within)), block=block)
 
 
 def _wins_tables(results: Results) -> list[Table]:
