@@ -10,9 +10,11 @@ import torch
 from page_records import EVIL, record, sweep, write
 from vardass.cli.report import report
 from vardass.errors import InputError
+from vardass.experiments.frame import collect
 from vardass.experiments.page import make_page, strata_view, write_page
 from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS
 from vardass.experiments.page.strata_view import principal_plane, strata_content
+from vardass.experiments.tables import compare_samplers
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +135,28 @@ def test_curves_are_those_of_the_chosen_runs(page):
     assert uniform
     assert all("source/variance" not in one["values"] for one in uniform)
     assert "36 of 72 runs" in page
+
+
+def test_gains_are_those_of_the_pairs_table(tmp_path):
+    names = ("uniform", "uniform-replacement", "vardass")
+    records = [
+        replace(one, result={**one.result, "target_accuracy": 0.5 + 0.01 * (number % 5) ** 2})
+        for number, one in enumerate(record(sampler=name, repeat=repeat) for name in names for repeat in range(3))
+    ]
+    records.append(record(sampler="ordered"))
+    data = Parsed(make_page(write(tmp_path, records), strata=False)).data
+    compared = {one.label.row_name: one.gain for one in compare_samplers(collect(records), ["uniform"])}
+    assert {row["label"] for row in data["gains"]} == {"Uniform random", "VaRDASS", "ordered"} == set(compared)
+    for row in data["gains"]:
+        gain = compared[row["label"]]
+        assert row["reference"] == "Uniform, with replacement"
+        shown = [row[name] for name in ("mean", "stderr", "low", "high")]
+        exact = [gain.cell.mean, gain.cell.stderr, gain.result.low, gain.result.high]
+        assert shown == [None if value is None else pytest.approx(value, rel=1e-3) for value in exact]
+        assert row["mark"] == ("(1/3)" if row["label"] == "ordered" else "")
+    colours = {cell["sampler"]: cell["colour"] for cell in data["curves"]["cells"]}
+    assert len(set(colours.values())) == 4  # also the two kinds of uniform batches
+    assert {row["label"]: row["colour"] for row in data["gains"]}.items() <= colours.items()
 
 
 def test_accessible_tables(page):

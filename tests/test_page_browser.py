@@ -186,6 +186,39 @@ def test_curves_follow_the_choice(opened):
     assert {row[2]: row[3:6] for row in rows}["ordered"] == ["2", "0", "1"]
 
 
+def test_gains_are_drawn_for_the_chosen_data(opened):
+    page = opened()
+    figures = page.page.locator("#gain-panels figure")
+    assert figures.count() == 4
+    assert page.page.locator("#gain-panels g.gain").count() == 4 * 2
+    page.page.select_option("#filter-data", "photos")
+    page.page.select_option("#filter-algorithm", "MMD")
+    assert figures.count() == 1
+    assert "photos, MMD" in figures.inner_text()
+    ordered = page.page.locator("#gain-panels g.gain", has_text="ordered")
+    assert "+4.0" in ordered.text_content()
+    zero = float(page.page.locator("#gain-panels line.zero").get_attribute("x1"))
+    dots = [float(one.get_attribute("cx")) for one in page.page.locator("#gain-panels circle").all()]
+    assert zero < dots[0] < dots[1]  # VaRDASS is 2 points up, ordered 4
+    _, (header, *rows) = page.download("gains")
+    assert [row[2] for row in rows] == ["VaRDASS", "ordered"]
+    assert float(dict(zip(header, rows[1], strict=True))["gain"]) == pytest.approx(4.0)
+
+
+def test_a_partial_gain_is_a_ring(browser, tmp_path):
+    records = [record(sampler=name, repeat=repeat) for name in ("uniform", "vardass") for repeat in range(2)]
+    write(tmp_path, [*records, record(sampler="ordered")])
+    (tmp_path / "report.html").write_text(make_page(tmp_path, strata=False), encoding="utf-8")
+    page = Opened(browser, tmp_path / "report.html")
+    rings = page.page.locator("#gain-panels g.gain", has=page.page.locator("circle.ring"))
+    assert rings.count() == 1
+    assert "ordered" in rings.text_content()
+    assert "(1/2)" in rings.text_content()
+    assert rings.locator("line.interval").count() == 0
+    assert page.said == []
+    page.context.close()
+
+
 def test_pointing_shows_the_values_of_a_step(opened):
     page = opened()
     figure = page.page.locator("#curve-panels figure").first

@@ -185,8 +185,8 @@ def _ratio_tables(results: Results) -> list[Table]:
     columns = ["ratio", _INTERVAL, "higher / same / lower", *_P_VALUES, f"within {FACTOR:g}: p", "shown"]
     note = (
         "geometric mean of the ratios of a repeat's tasks, then of repeats; interval and t tests are of logarithms, "
-        "over repeats; higher is counted by task and repeat; Holm's correction is over all complete rows; "
-        f"within {FACTOR:g}: two one-sided tests that the ratio is between {1 / FACTOR:g} and {FACTOR:g}, also with Holm's "
+        "over repeats; higher is counted by task and repeat; Holm's correction is over all complete rows; within "
+        f"{FACTOR:g}: two one-sided tests that the ratio is between {1 / FACTOR:g} and {FACTOR:g}, also with Holm's "
         f"correction; open: neither was shown at {LEVEL:g}"
     )
     title = "Discrepancy after training by that with uniform batches"

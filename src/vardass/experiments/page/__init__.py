@@ -21,7 +21,7 @@ from vardass.files import atomic_write
 __all__ = ["PAGE_FILE", "make_page", "write_page"]
 
 PAGE_FILE = "report.html"
-_SCRIPTS = ("page.js", "charts.js", "strata.js")
+_SCRIPTS = ("page.js", "charts.js", "gains.js", "strata.js")
 
 
 def make_page(

@@ -63,6 +63,16 @@ function ticks(low, high, count) {
   return found;
 }
 
+// 1, 2 and 5 times powers of ten; powers alone if these are too many.
+function logTicks(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+    for (const lead of [1, 2, 5]) found.push(Number(`${lead}e${power}`));
+  }
+  const inside = found.filter((tick) => tick >= low && tick <= high);
+  return inside.length > 6 ? inside.filter((tick) => String(tick.toExponential()).startsWith('1e')) : inside;
+}
+
 // --- a chart with lines -------------------------------------------------------------------------------
 
 function lineChart(title, drawn, options = {}) {
@@ -96,15 +106,18 @@ function lineChart(title, drawn, options = {}) {
     if (options.include !== undefined) [low, high] = [Math.min(low, options.include), Math.max(high, options.include)];
     if (options.fromZero) low = Math.min(0, low);
     if (high === low) [low, high] = [low - Math.abs(low) * 0.05 - 1e-6, high + Math.abs(high) * 0.05 + 1e-6];
-    const margin = (high - low) * 0.05;
-    if (!options.fromZero) low -= margin;
-    high += margin;
+    const log = !options.fromZero && options.include === undefined && low > 0 && high / low > 20; // else small values lie on the axis
+    const margin = log ? (high / low) ** 0.05 : (high - low) * 0.05;
+    if (log) low /= margin;
+    else if (!options.fromZero) low -= margin;
+    high = log ? high * margin : high + margin;
     const [first, last] = [steps[0], steps[steps.length - 1]];
     const x = (step) => left + (last === first ? 0.5 : (step - first) / (last - first)) * (width - left - right);
-    const y = (value) => top + (1 - (value - low) / (high - low)) * (height - top - bottom);
+    const share = (value) => (log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low));
+    const y = (value) => top + (1 - share(value)) * (height - top - bottom);
     const svg = make('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', tabindex: 0,
       'aria-label': `${title}, by step; arrow keys move along the steps` });
-    for (const tick of ticks(low, high, 4)) {
+    for (const tick of log ? logTicks(low, high) : ticks(low, high, 4)) {
       svg.append(make('line', { class: 'axis', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }),
         make('text', { x: left - 6, y: y(tick) + 4, 'text-anchor': 'end' }, shortNumber(tick)));
     }

@@ -9,9 +9,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vardass.experiments.frame import Cell, DataResults, Label, collect
-from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS, PARTS, curve_content, mean_seconds
+from vardass.experiments.page.curves import (
+    MOST_CURVES,
+    MOST_POINTS,
+    PARTS,
+    colour_of,
+    curve_content,
+    mean_seconds,
+    sampler_places,
+    short,
+)
 from vardass.experiments.page.reading import Found, Unfinished
 from vardass.experiments.record import Record
+from vardass.experiments.tables import POINTS, compare_samplers
 
 __all__ = ["duration", "page_content"]
 
@@ -35,7 +45,7 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
     """
     records = found.records
     results = collect(records)
-    curves, seconds = curve_content(results), mean_seconds(results)
+    curves, seconds, gains = curve_content(results), mean_seconds(results), _gains(results)
     failures: list[tuple[Any, str]] = [_failure(record) for record in records if record.status != "finished"]
     failures += [(_cut(entry.name), f"under way or interrupted, {_where(entry)}") for entry in found.unfinished]
     rows = [row for data in results.values() for row in _summary(data)]
@@ -49,6 +59,8 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
         "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
         "failures": failures[:_MOST_FAILURES],
         "failures_left_out": max(0, len(failures) - _MOST_FAILURES),
+        "gained": bool(gains),
+        "margin": POINTS,
         "trained": bool(curves["series"] or seconds),
         "settings": _settings([record.spec.config for record in records]),
         "environment": _settings([{"vardass": record.version, **record.environment} for record in records]),
@@ -56,7 +68,7 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
         "specification": found.specification,
         "notes": {"summary": _summary_note(found), "curves": _curves_note(found, curves)},
         "strata": strata,
-        "data": {"curves": curves, "seconds": seconds, "parts": PARTS, "strata": strata},
+        "data": {"curves": curves, "gains": gains, "seconds": seconds, "parts": PARTS, "strata": strata},
     }
 
 
@@ -83,6 +95,29 @@ def _summary(data: DataResults) -> list[dict[str, Any]]:
             mean = float(means[name].get(label, math.nan))
             row[name] = None if math.isnan(mean) else scale * mean
         rows.append(row)
+    return rows
+
+
+def _gains(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
+    """Gains over uniform batches with their intervals, for the picture of them."""
+    places = sampler_places(results)
+    rows = []
+    for one in compare_samplers(results, ["uniform"]):
+        cell, result = one.gain.cell, one.gain.result
+        if cell.mean is not None:
+            numbers = {"mean": cell.mean, "stderr": cell.stderr, "low": result.low, "high": result.high}
+            rows.append(
+                {
+                    "data": one.data,
+                    "algorithm": one.label.algorithm_name,
+                    "label": one.label.row_name,
+                    "reference": one.reference.row_name,
+                    "colour": colour_of(places[one.label.sampler]),
+                    "mark": "" if one.gain.whole else cell.mark or "(incomplete)",
+                    "shown": one.verdict(f"within {POINTS:g} point"),
+                    **{name: short(value) for name, value in numbers.items()},
+                }
+            )
     return rows
 
 

@@ -8,7 +8,16 @@ from typing import Any
 from vardass.experiments.frame import UNIFORM, DataResults, Label, number
 from vardass.experiments.record import Record
 
-__all__ = ["MOST_CURVES", "MOST_POINTS", "PARTS", "curve_content", "mean_seconds", "short"]
+__all__ = [
+    "MOST_CURVES",
+    "MOST_POINTS",
+    "PARTS",
+    "colour_of",
+    "curve_content",
+    "mean_seconds",
+    "sampler_places",
+    "short",
+]
 
 MOST_POINTS = 60  # of a curve
 MOST_CURVES = 600
@@ -20,7 +29,7 @@ _METRICS = {
     "mmd": "MMD² of held-out features",
 }
 _VARIANCES = ("source/variance", "source/uniform_variance")
-_COLOURS, _DASHES = 8, 4  # in page.css
+_COLOURS, _DASHES = 10, 4  # in page.css
 
 
 def curve_content(results: Mapping[str, DataResults]) -> dict[str, Any]:
@@ -46,7 +55,7 @@ def curve_content(results: Mapping[str, DataResults]) -> dict[str, Any]:
         del metrics["score"]
     present = {name for one in series for name in one["values"]}
     return {
-        "cells": _drawn_cells(labels),
+        "cells": _drawn_cells(labels, sampler_places(results)),
         "metrics": [{"key": key, "title": title} for key, title in metrics.items() if key in present],
         "series": series,
         "chosen": len(chosen),
@@ -76,21 +85,33 @@ def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _drawn_cells(labels: Sequence[Label]) -> list[dict[str, Any]]:
-    """Name, colour and dashes: a sampler has one colour on the whole page, settings differ in dashes."""
-    samplers = list(dict.fromkeys(label.sampler for label in labels if label.sampler not in UNIFORM))
+def sampler_places(results: Mapping[str, DataResults]) -> dict[str, int]:
+    """Number of each sampler, for its colour on the whole page; what the others are compared with has 0, a grey."""
+    rows = sorted({label.under("") for data in results.values() for label in data.labels})
+    samplers = list(dict.fromkeys(label.sampler for label in rows))
+    baseline = next((name for name in UNIFORM if name in samplers), None)
+    others = [name for name in samplers if name != baseline]
+    return {name: 1 + place for place, name in enumerate(others)} | ({} if baseline is None else {baseline: 0})
+
+
+def colour_of(place: int) -> int:
+    """Of ``page.css``, by the number of a sampler."""
+    return 1 + (place - 1) % (_COLOURS - 1) if place else 0
+
+
+def _drawn_cells(labels: Sequence[Label], places: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Name, colour and dashes: a sampler has one colour, settings differ in dashes."""
     grids = list(dict.fromkeys(label.grid for label in labels))
     drawn = []
     for label in labels:
-        # the first colour is a grey, for what the others are compared with
-        place = -1 if label.sampler in UNIFORM else samplers.index(label.sampler)
+        place = places[label.sampler]
         drawn.append(
             {
                 "algorithm": label.algorithm_name,
                 "sampler": label.sampler_name,
                 "label": label.row_name,
-                "colour": 0 if place < 0 else 1 + place % (_COLOURS - 1),
-                "dash": (grids.index(label.grid) + max(0, place) // (_COLOURS - 1)) % _DASHES,
+                "colour": colour_of(place),
+                "dash": (grids.index(label.grid) + max(0, place - 1) // (_COLOURS - 1)) % _DASHES,
             }
         )
     return drawn
