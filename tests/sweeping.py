@@ -35,6 +35,10 @@ def make_runs(count=4, steps=20, **settings):
     return runs
 
 
+def finished(spec, **result):
+    return Record(spec=spec, status="finished", result={"score": 0.5, **result}, wall=2.0)
+
+
 def numbers(records: list[Record]) -> dict[str, object]:
     """All that must not depend on where, when and how often a run was begun."""
     return {

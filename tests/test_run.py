@@ -1,0 +1,132 @@
+"""One run of a sweep: stopped and gone on with, its times, its data, its record."""
+
+import errno
+import json
+import os
+import sys
+
+import pytest
+import torch
+
+from sweeping import make_runs, numbers
+from vardass.adapt.run_folder import CHECKPOINT_FILE
+from vardass.errors import InputError
+from vardass.experiments import run as execute_module
+from vardass.experiments.run import Stopped, execute
+from vardass.experiments.store import locked, read_records
+
+
+def after(steps):
+    """Says stop after so many steps."""
+    left = iter(range(steps - 1))
+    return lambda: next(left, None) is None
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "vardass"])
+def test_stopped_run_goes_on_bit_for_bit(tmp_path, sampler):
+    (spec,) = make_runs(1, sampler=sampler, refresh_every=10, eval_every=10, checkpoint_every=5)
+    whole = execute(spec, tmp_path / "whole")
+    for steps in (7, 6):
+        with pytest.raises(Stopped):
+            execute(spec, tmp_path / "parts", stop=after(steps))
+    parts = execute(spec, tmp_path / "parts")
+    assert numbers([parts]) == numbers([whole])
+    log = (tmp_path / "parts" / "log.txt").read_text()
+    assert "going on from step 7" in log
+    assert "going on from step 13" in log
+    assert parts.wall > 0
+    # a finished run is not done again, even if its sweep never heard of it
+    assert execute(spec, tmp_path / "parts", stop=after(1)) == parts
+
+
+def test_damaged_checkpoint_starts_from_the_beginning(tmp_path):
+    (spec,) = make_runs(1, eval_every=10)
+    whole = execute(spec, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        execute(spec, tmp_path / "cut", stop=after(12))
+    checkpoint = tmp_path / "cut" / CHECKPOINT_FILE
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    assert numbers([execute(spec, tmp_path / "cut")]) == numbers([whole])
+    assert "starting from the beginning, as the checkpoint cannot be used" in (tmp_path / "cut/log.txt").read_text()
+
+
+def test_time_of_killed_attempts_counts(tmp_path):
+    (spec,) = make_runs(1)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "progress.json").write_text(json.dumps({"wall": 1000.0, "seconds": {"training": 900.0}}))
+    record = execute(spec, folder)
+    assert record.wall > 1000
+    assert record.seconds["training"] > 900
+    assert record.curve[0]["seconds"]["training"] > 900
+
+
+def test_time_beyond_the_checkpoint_counts(tmp_path):
+    (spec,) = make_runs(1, eval_every=10)
+    with pytest.raises(Stopped):
+        execute(spec, tmp_path, stop=after(7))
+    # an attempt that was killed before it wrote a checkpoint of its own
+    progress = json.loads((tmp_path / "progress.json").read_text())
+    saved = progress["seconds"]["training"]
+    progress["wall"] += 1000.0
+    progress["seconds"]["training"] += 900.0
+    progress["seconds"]["drawing"] = 0.0  # noted before the checkpoint was written
+    (tmp_path / "progress.json").write_text(json.dumps(progress))
+    with pytest.raises(Stopped):
+        execute(spec, tmp_path, stop=after(7))
+    noted = json.loads((tmp_path / "progress.json").read_text())
+    assert saved + 900 < noted["seconds"]["training"] < 1000
+    record = execute(spec, tmp_path)
+    assert record.seconds["training"] > noted["seconds"]["training"]
+    assert record.seconds["drawing"] > 0
+    assert 900 < sum(record.seconds.values()) < record.wall - 100 + 1e-6
+    assert all(line["seconds"]["training"] > 900 for line in record.curve)
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "I/O error")])
+def test_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, error):
+    (spec,) = make_runs(1)
+    with pytest.raises(Stopped):
+        execute(spec, tmp_path, stop=after(7))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name not in ("log.txt", "lock")}
+
+    def fail(*given, **options):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.load", fail)
+        with pytest.raises(InputError, match=r"cannot read .* the file is left alone: try again"):
+            execute(spec, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "safetensors", None)
+        with pytest.raises(InputError, match="need safetensors, which is not installed"):
+            execute(spec, tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    execute(spec, tmp_path)
+    assert "going on from step 7" in (tmp_path / "log.txt").read_text()
+
+
+def test_data_are_read_once(tmp_path, monkeypatch):
+    calls = []
+    load = execute_module.load_task
+    monkeypatch.setattr(execute_module, "load_task", lambda *given, **options: calls.append(1) or load(*given))
+    execute_module._task.cache_clear()
+    for spec in make_runs(3, 2):
+        execute(spec, tmp_path / spec.run_id)
+    assert len(calls) == 1
+
+
+def test_values_that_json_lacks_become_null(tmp_path, monkeypatch):
+    monkeypatch.setattr(execute_module, "mmd2", lambda x, y: torch.tensor(float("nan")))
+    (spec,) = make_runs(1, 2)
+    record = execute(spec, tmp_path)
+    assert record.result["mmd2"] is None
+    assert read_records(tmp_path.parent / tmp_path.name / "record.json") == [record]
+
+
+def test_two_workers_never_share_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(execute_module, "_LOCK_SECONDS", 0.1)
+    (spec,) = make_runs(1, 2)
+    with locked(tmp_path), pytest.raises(InputError, match=f"another run is at work .*process {os.getpid()} on"):
+        execute(spec, tmp_path)
+    assert execute(spec, tmp_path).status == "finished"
