@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from test_networks import RECIPE, tiny_resnet
 from test_trainer import Stop, assert_same_run
 from vardass.adapt import RunConfig, Trainer, load_model
 from vardass.adapt.batches import Inputs
 from vardass.adapt.evaluation import outputs
+from vardass.cli import main
 from vardass.data import Domain, ImageDataset, Task, TaskSplits, TensorInputs, split_task
 from vardass.data.images import normalise
+from vardass.experiments.record import RunSpec
+from vardass.experiments.run import execute
 
 CPU = torch.device("cpu")
 LABELS = torch.arange(24) % 2
@@ -31,8 +35,6 @@ def image_splits(folder: Path | None = None) -> TaskSplits:
         if folder is None:
             tensor = torch.from_numpy(pixels[:, :32, :32]).permute(0, 3, 1, 2).float() / 255
             return Domain(name, TensorInputs(tensor), LABELS, ("dark", "bright"), kind="image")
-        from PIL import Image
-
         paths = [folder / f"{name}{i}.png" for i in range(24)]
         for path, image in zip(paths, pixels.astype(np.uint8), strict=True):
             Image.fromarray(image).save(path)
@@ -151,3 +153,38 @@ def test_crops_of_files_are_new_in_each_step_and_resumed(workers: int, tmp_path:
     for place, row in enumerate(first.rows.tolist()):
         again = second.rows.tolist().index(row)
         assert not torch.equal(first.batch.x[place], second.batch.x[again])
+
+
+def test_commands_and_sweeps_decode_images_as_the_backbone_wants(
+    backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (backbone / "preprocessor_config.json").write_text(json.dumps({**RECIPE, "size": 40, "resample": 3}))
+    for domain in ("day", "night"):
+        for i, kind in enumerate(("dark", "bright")):
+            folder = tmp_path / "data" / domain / kind
+            folder.mkdir(parents=True)
+            for j in range(6):
+                pixels = np.random.default_rng(j).integers(0, 128, (50, 60, 3)) + 100 * i
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{j}.png")
+    common = f"--network {backbone} --algorithm erm --sampler uniform --steps 2 --batch-size 4 --device cpu".split()
+    data = tmp_path / "data"
+    runs = {
+        "adapt": ["--source", f"{data}/day", "--target", f"{data}/night"],
+        "train": ["--dataset", "images", "--root", str(data), "--task", "day->night"],
+    }
+    for command, arguments in runs.items():
+        out = tmp_path / command
+        assert main([command, *arguments, *common, "--out", str(out)]) == 0, capsys.readouterr().err
+        assert json.loads((out / "data.json").read_text())["interpolation"] == "bicubic"
+        assert tuple(load_model(out / "model.safetensors")[1]["input_shape"]) == (3, 40, 40)
+    predicted = tmp_path / "again.csv"
+    assert main(["predict", str(tmp_path / "adapt"), str(data / "night"), "--out", str(predicted)]) == 0
+    assert predicted.read_text() == (tmp_path / "adapt/predictions.csv").read_text()
+    assert main(["adapt", *runs["adapt"], *common, "--size", "36", "--out", str(tmp_path / "small")]) == 0
+    assert tuple(load_model(tmp_path / "small/model.safetensors")[1]["input_shape"]) == (3, 36, 36)  # said last
+
+    config = settings(network=str(backbone), algorithm="erm", sampler="uniform").to_dict()
+    cell = {"algorithm": "erm", "sampler": "uniform"}
+    spec = RunSpec("images", "day->night", "images", config, cell, root=str(data))
+    execute(spec, tmp_path / "record")
+    assert tuple(load_model(tmp_path / "record/model.safetensors")[1]["input_shape"]) == (3, 40, 40)

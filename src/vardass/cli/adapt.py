@@ -12,6 +12,7 @@ import typer
 
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
+from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import CONFIG_FILE, METRICS_FILE, TENSORBOARD_FOLDER, RunFolder
 from vardass.adapt.trainer import Trainer
 from vardass.cli.predict import (
@@ -26,8 +27,9 @@ from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
 from vardass.data.domains import Kind, Task
+from vardass.data.images import IMAGENET
 from vardass.data.own_data import find_kind, how_read, own_task
-from vardass.data.registry import DATASETS, load_task, task_names
+from vardass.data.registry import DATASETS, image_options, load_task, task_names
 from vardass.data.scaling import standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
@@ -36,7 +38,7 @@ from vardass.files import write_text
 __all__ = ["adapt", "tasks", "train"]
 
 _NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
-_SMALL, _USUAL = 64, 224  # pixels: of the small network, and of pretrained ones
+_SMALL = 64  # pixels, for the small network
 _LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
@@ -69,7 +71,7 @@ def adapt(
     key: Annotated[str | None, _data(text="Array of features in .npz files.")] = None,
     labels: Annotated[str | None, _data(text=_LABELS)] = None,
     columns: Annotated[str | None, _data(text="Columns of features in .csv or .parquet files.")] = None,
-    size: Annotated[int | None, _data(text=r"Height and width of images \[64 for conv, else 224].")] = None,
+    size: Annotated[int | None, _data(text=r"Height and width of images \[64 for conv, else its own, or 224].")] = None,
     channels: Annotated[int, _data(text="3 for colour, 1 for grey images.")] = 3,
     cache: Annotated[bool, _data("--cache", text="Keep decoded files in memory.")] = False,
     standardise: Standardise = False,
@@ -90,9 +92,20 @@ def adapt(
     sources, target = [path.expanduser() for path in source], target.expanduser()
     found = find_kind([*sources, target], kind)
     config = RunConfig.from_dict({"network": _NETWORKS[found], **chosen})
-    pixels = size if size is not None else _SMALL if config.network == "conv" else _USUAL
+    wanted = preprocessing_of(config.network, config.network_options) or IMAGENET
+    usual = _SMALL if config.network == "conv" else wanted.to_dict()["size"]
+    pixels = usual if size is None else size
     task = own_task(
-        sources, target, found, key=key, labels=labels, columns=columns, size=pixels, channels=channels, cache=cache
+        sources,
+        target,
+        found,
+        key=key,
+        labels=labels,
+        columns=columns,
+        size=pixels,
+        channels=channels,
+        cache=cache,
+        interpolation=wanted.interpolation,
     )
     if standardise:
         task, _ = standardise_task(task)
@@ -135,10 +148,11 @@ def train(
 ) -> None:
     """Train on a benchmark task and measure the chosen model on target samples that were not trained on."""
     chosen = settings_of(given)
-    RunConfig.from_dict(chosen)  # before any data is read
+    early = RunConfig.from_dict(chosen)  # before any data is read
     loader_options = parse_pairs("--data-option", data_option)
+    wanted = image_options(dataset, preprocessing_of(early.network, early.network_options))
     try:
-        loaded = load_task(dataset, task, root, **loader_options)
+        loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
     except InputError as error:
         raise InputError(str(error).replace("root is None", "--root is not given")) from error
     config = RunConfig.from_dict({"network": _NETWORKS[loaded.target.kind], **chosen})

@@ -10,11 +10,12 @@ from typing import Any
 
 from vardass.data import camelyon17, digits, embedding_tasks, folders, humpbacks, office_home, spawrious, watch
 from vardass.data.domains import Task
+from vardass.data.images import ImagePreprocessing
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
 from vardass.validate import choose, import_by_name
 
-__all__ = ["DATASETS", "DatasetInfo", "find_dataset", "load_task", "task_names"]
+__all__ = ["DATASETS", "DatasetInfo", "find_dataset", "image_options", "load_task", "task_names"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,13 @@ def find_dataset(name: str) -> DatasetInfo:
             "returns a Task"
         )
     return DatasetInfo(name, "your own code", "", name, found, lambda root: ())
+
+
+def image_options(dataset: str, preprocessing: ImagePreprocessing | None) -> dict[str, Any]:
+    """Options for `load_task` that make images as a network wants them; none if the data set has no such options."""
+    if preprocessing is None or "interpolation" not in inspect.signature(find_dataset(dataset).load).parameters:
+        return {}
+    return {"size": preprocessing.size, "interpolation": preprocessing.interpolation}
 
 
 def task_names(dataset: str, root: PathLike | None = None) -> tuple[str, ...]:

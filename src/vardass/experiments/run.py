@@ -24,10 +24,11 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import RunResult, final_report
+from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import RunFolder
 from vardass.adapt.trainer import Trainer
 from vardass.data.domains import Domain, Task
-from vardass.data.registry import load_task
+from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.experiments.record import Record, RunSpec, versions
@@ -118,7 +119,8 @@ def execute(
 def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Callable[[], bool] | None) -> Record:
     clock = _Clock(spec, folder, wall_before)
     config = RunConfig.from_dict(spec.config)
-    options = json.dumps(spec.data_options, sort_keys=True)
+    wanted = preprocessing_of(config.network, config.network_options)
+    options = json.dumps({**image_options(spec.dataset, wanted), **spec.data_options}, sort_keys=True)
     task = _task(spec.dataset, spec.task, spec.root, options)
     splits = split_task(task, seed=spec.split_seed, holdout=spec.holdout, unlabelled_fraction=spec.unlabelled_fraction)
     if config.selection == "oracle":

@@ -11,12 +11,19 @@ import torch
 from torch import nn
 
 from vardass.adapt.networks.base import Network, output_size, seeded
-from vardass.adapt.networks.pretrained import RESNET18, efficientnet_lite0, resnet18_random, transformers_model
+from vardass.adapt.networks.pretrained import (
+    RESNET18,
+    backbone_preprocessing,
+    efficientnet_lite0,
+    resnet18_random,
+    transformers_model,
+)
 from vardass.adapt.networks.small import AudioFeaturiser, ConvFeaturiser, MLPFeaturiser
+from vardass.data.images import EFFICIENTNET_LITE, ImagePreprocessing
 from vardass.errors import InputError
 from vardass.validate import check_count, import_by_name, unknown
 
-__all__ = ["NETWORK_NAMES", "is_pretrained", "make_network"]
+__all__ = ["NETWORK_NAMES", "is_pretrained", "make_network", "preprocessing_of"]
 
 
 def _resnet18(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
@@ -38,6 +45,16 @@ NETWORK_NAMES = tuple(_BUILDERS)
 def is_pretrained(spec: str) -> bool:
     """Whether a network starts from parameters that were trained on other data."""
     return spec in ("resnet18", "efficientnet-lite0") or (spec not in _BUILDERS and _is_backbone(spec))
+
+
+def preprocessing_of(spec: str, options: Mapping[str, Any]) -> ImagePreprocessing | None:
+    """How a pretrained network with such options wants its images, without building it; None for other networks."""
+    if not is_pretrained(spec):
+        return None
+    if spec == "efficientnet-lite0":
+        return EFFICIENTNET_LITE
+    local = bool(options.get("local_files_only"))
+    return backbone_preprocessing(RESNET18 if spec == "resnet18" else spec, local_files_only=local)
 
 
 def _is_backbone(spec: str) -> bool:

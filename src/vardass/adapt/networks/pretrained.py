@@ -22,6 +22,7 @@ __all__ = [
     "RESNET18",
     "backbone_config",
     "backbone_from_config",
+    "backbone_preprocessing",
     "efficientnet_lite0",
     "resnet18_random",
     "transformers_model",
@@ -76,22 +77,29 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
     if not folder.is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
     load = transformers.AutoModel.from_pretrained
-    recipe: str | None = None
     try:
         if folder.is_dir():
             model = load(folder, local_files_only=True)
-            recipe = str(folder / _RECIPE) if (folder / _RECIPE).is_file() else None
         else:
             model = _from_cache_or_hub(load, source, local_files_only)
-            recipe = _hub_recipe(transformers, source, local_files_only)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"cannot load the backbone {source!r}: {reason}; check the name and the network, or pass a local folder "
             "saved with save_pretrained ('resnet18-random' needs no download)"
         ) from error
-    preprocessing = IMAGENET if recipe is None else ImagePreprocessing.from_hub(recipe)
+    preprocessing = backbone_preprocessing(source, local_files_only=local_files_only)
     return _checked_channels(TransformersFeaturiser(model, preprocessing), source, input_shape)
+
+
+def backbone_preprocessing(source: str, *, local_files_only: bool = False) -> ImagePreprocessing:
+    """How a backbone wants its images, from its folder or the hub; as those of ImageNet if it does not say."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        recipe = str(folder / _RECIPE) if (folder / _RECIPE).is_file() else None
+    else:
+        recipe = _hub_recipe(_library("transformers", "adapt"), source, local_files_only)
+    return IMAGENET if recipe is None else ImagePreprocessing.from_hub(recipe)
 
 
 def backbone_config(featuriser: nn.Module) -> dict[str, Any] | None:
