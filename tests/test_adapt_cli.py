@@ -160,6 +160,18 @@ def test_csv_labels_are_no_features(tmp_path, capsys):
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
 
 
+def test_embeddings_in_double_precision(tmp_path, capsys):
+    for name, seed in (("a", 0), ("b", 1)):
+        x, y = clusters(seed, shift=0.5 * seed)
+        np.savez(tmp_path / f"{name}.npz", x=x.astype(np.float64), labels=y)
+    done(capsys, *adapt(tmp_path / "a.npz", tmp_path / "b.npz", tmp_path / "run"))
+    done(capsys, "predict", tmp_path / "run", tmp_path / "b.npz", "--out", tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
+    np.savez(tmp_path / "large.npz", x=1e300 * x.astype(np.float64), labels=y)
+    command = adapt(tmp_path / "large.npz", tmp_path / "b.npz", tmp_path / "other")
+    assert "in float32 have NaN or infinite values" in refused(capsys, tmp_path, *command)
+
+
 def test_adapt_image_folders_and_predict(folders, capsys):
     out = folders / "run"
     more = ("--size", 16, "--network-option", "widths=(8,16)", "--sampler", "vardass", "--lr", 0.01)
@@ -248,6 +260,21 @@ def test_names_that_are_unknown_get_the_nearest(files, capsys):
     assert "--root" in refused(capsys, files, "tasks", "--dataset", "images")
     unknown_task = ("train", "--dataset", "watch", "--task", "left-A->right-C", "--out", out)
     assert "right-B" in refused(capsys, files, *unknown_task)
+
+
+def test_options_of_other_data_are_refused(files, folders, capsys):
+    tables = files / "clinic.npz", files / "home.npz", files / "run"
+    pictures = folders / "day", folders / "night", files / "run"
+    for data, option, said in (
+        (tables, ("--size", 16), "--size is for images, the data are embeddings"),
+        (tables, ("--channels", 1), "--channels is for images"),
+        (tables, ("--cache",), "--cache is for images and sounds"),
+        (pictures, ("--key", "x"), "--key is for embeddings, the data are images"),
+        (pictures, ("--standardize",), "--standardise is for embeddings"),
+    ):
+        assert said in refused(capsys, files, *adapt(*data, *option))
+    watch = ("train", "--dataset", "watch", "--task", "left-A->right-B", "--root", files, "--out", files / "run")
+    assert "watch is not read from a folder" in refused(capsys, files, *watch)
 
 
 def test_data_that_do_not_fit(files, folders, capsys):

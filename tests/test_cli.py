@@ -222,7 +222,7 @@ def test_python_m_vardass(embeddings, tmp_path):
     [
         (["--k", "0"], "k must be"),
         (["--k", "301"], "300"),
-        (["--k", "x"], "integer"),
+        (["--k", "x"], "integer, got 'x'"),
         ([], "--k"),
         (["--k", "4", "--kernel", "cosine"], "unknown kernel 'cosine'"),
         (["--k", "4", "--solver", "magic"], "unknown solver 'magic'"),

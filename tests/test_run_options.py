@@ -73,6 +73,7 @@ def test_config_reads_what_a_run_wrote(tmp_path):
         ({"penalty": 1.0, "algorithm_options": ["penalty=2"]}, "--penalty 1.0 and --option penalty=2 differ"),
         ({"penalty": 1.0, "settings": ["penalty=2"]}, "--set penalty=2 and --option penalty=1.0 differ"),
         ({"sampler_options": ["k=1"], "settings": ["sampler_options.k=2"]}, "--sampler-option k=1 differ"),
+        ({"settings": ["sampler_options={'k': 1}", "sampler_options.k=2"]}, "--sampler-option k=1 differ"),
         ({"settings": ["steps"]}, "--set takes key=value, got 'steps'"),
         ({"refresh_options": ["=1"]}, "--refresh-option takes key=value"),
     ],
@@ -81,6 +82,11 @@ def test_two_that_say_different_things_are_refused(given, words):
     with pytest.raises(InputError, match=words):
         settings_of(given)
     assert settings_of({"steps": 1, "settings": ["steps=1"]})["steps"] == 1
+
+
+def test_only_groups_of_options_have_dots():
+    with pytest.raises(InputError, match=r"unknown setting 'steps\.x'"):
+        RunConfig.from_dict(settings_of({"steps": 3, "settings": ["steps.x=1"]}))
 
 
 @pytest.mark.parametrize(

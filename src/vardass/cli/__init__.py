@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from vardass.errors import VardassError, VardassWarning
@@ -58,9 +59,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         where = "" if error.filename is None else f" at {error.filename}"
         return _fail(f"{error.strerror or error}{where}; check disk space and permissions")
     except usage_error as error:
-        message = error.format_message().strip().rstrip(".")
+        message = error.format_message().strip().rstrip(".") + _value_of(error, arguments)
         # without any argument the help was printed and there is nothing to add
         return _fail(f"{message}; see vardass --help") if message else 2
+
+
+def _value_of(error: Any, arguments: Sequence[str] | None) -> str:
+    """What was given for the option of an error, if its message does not say."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    flags = getattr(getattr(error, "param", None), "opts", ())
+    values = [value for flag, value in pairwise(given) if flag in flags]
+    return f", got {values[-1]!r}" if values and repr(values[-1]) not in error.format_message() else ""
 
 
 def _fail(message: str, *, code: int = 2) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from vardass.adapt.config import RunConfig
+from vardass.adapt.devices import pick_device
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import CONFIG_FILE, METRICS_FILE, TENSORBOARD_FOLDER, RunFolder
@@ -18,7 +19,6 @@ from vardass.adapt.trainer import Trainer
 from vardass.cli.predict import (
     DATA_FILE,
     PREDICTIONS_FILE,
-    check_device,
     clean_message,
     predict_domain,
     read_data_file,
@@ -28,7 +28,7 @@ from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_r
 from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
 from vardass.data.domains import Kind, Task
 from vardass.data.images import IMAGENET
-from vardass.data.own_data import find_kind, how_read, own_task
+from vardass.data.own_data import KINDS, find_kind, how_read, own_task
 from vardass.data.registry import DATASETS, image_options, load_task, task_names
 from vardass.data.scaling import standardise_task
 from vardass.data.splits import TaskSplits, split_task
@@ -72,7 +72,7 @@ def adapt(
     labels: Annotated[str | None, _data(text=_LABELS)] = None,
     columns: Annotated[str | None, _data(text="Columns of features in .csv or .parquet files.")] = None,
     size: Annotated[int | None, _data(text=r"Height and width of images \[64 for conv, else its own, or 224].")] = None,
-    channels: Annotated[int, _data(text="3 for colour, 1 for grey images.")] = 3,
+    channels: Annotated[int | None, _data(text=r"3 for colour, 1 for grey images \[3].")] = None,
     cache: Annotated[bool, _data("--cache", text="Keep decoded files in memory.")] = False,
     standardise: Standardise = False,
     holdout: Holdout = 0.2,
@@ -91,6 +91,13 @@ def adapt(
     RunConfig.from_dict(chosen)  # before any data is read
     sources, target = [path.expanduser() for path in source], target.expanduser()
     found = find_kind([*sources, target], kind)
+    _check_options_of_kind(
+        found,
+        image={"--size": size, "--channels": channels},
+        features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise or None},
+    )
+    if cache and found == "features":
+        raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
     config = RunConfig.from_dict({"network": _NETWORKS[found], **chosen})
     wanted = preprocessing_of(config.network, config.network_options) or IMAGENET
     usual = _SMALL if config.network == "conv" else wanted.to_dict()["size"]
@@ -103,7 +110,7 @@ def adapt(
         labels=labels,
         columns=columns,
         size=pixels,
-        channels=channels,
+        channels=channels or 3,
         cache=cache,
         interpolation=wanted.interpolation,
     )
@@ -150,6 +157,8 @@ def train(
     chosen = settings_of(given)
     early = RunConfig.from_dict(chosen)  # before any data is read
     loader_options = parse_pairs("--data-option", data_option)
+    if root is not None and dataset in DATASETS and not DATASETS[dataset].layout:
+        raise InputError(f"--root {root} is given, but {dataset} is not read from a folder; leave it out")
     wanted = image_options(dataset, preprocessing_of(early.network, early.network_options))
     try:
         loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
@@ -196,6 +205,15 @@ def tasks(
     print("\n".join(names))
 
 
+def _check_options_of_kind(found: Kind, **options: Mapping[str, Any]) -> None:
+    """Refuse options that only another kind of data has a use for."""
+    names: dict[str, str] = {kind: name for name, kind in KINDS.items()}
+    for kind, given in options.items():
+        for option, value in given.items():
+            if value is not None and kind != found:
+                raise InputError(f"{option} is for {names[kind]}, the data are {names[found]}; leave it out")
+
+
 def _facts(task: Task) -> dict[str, Any]:
     return {
         "source_samples": [len(domain) for domain in task.sources],
@@ -216,7 +234,7 @@ def _run(
 ) -> RunResult:
     """Train, with a progress bar where somebody is looking; exit with code 130 if it was interrupted."""
     _check_folder(out, data, resume=resume, domains=domains)
-    check_device(config.device)
+    pick_device(config.device)  # before the folder is made
     try:
         trainer = _trainer(config, splits, out)
         _make_folder(out)

@@ -30,7 +30,6 @@ __all__ = [
     "DATA_FILE",
     "PREDICTIONS_FILE",
     "Predictions",
-    "check_device",
     "clean_message",
     "predict",
     "predict_domain",
@@ -57,7 +56,7 @@ def predict(
         raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
     if out is not None and out.exists() and (out.is_dir() or out.resolve() == data.resolve()):
         raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'the input'}; choose another file name")
-    algorithm, about = load_model(file, device=check_device(device))
+    algorithm, about = load_model(file, device=pick_device(device))
     domain = own_domain(data, about, read_data_file(file.parent), key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
@@ -132,14 +131,6 @@ def _sample_names(domain: Domain, root: Path | None) -> list[str]:
     base = None if root is None else root.expanduser()
     files = [Path(paths[row]) for row in rows]
     return [(file.relative_to(base) if base and file.is_relative_to(base) else file).as_posix() for file in files]
-
-
-def check_device(name: str) -> torch.device:
-    """Device by name, if it is there."""
-    device = pick_device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"--device {name} is not there, torch sees {torch.cuda.device_count()} GPUs; use cpu or auto")
-    return device
 
 
 def read_data_file(run: Path) -> dict[str, Any]:

@@ -156,8 +156,11 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
 def _add(chosen: dict[str, Any], said: dict[str, str], name: str, value: Any, words: str) -> None:
     """Add one setting, unless another option says something else."""
     name = "algorithm_options.penalty" if name == "penalty" else name
-    group, dot, option = name.partition(".")
-    inner = {option: value} if dot else value
+    group, _, option = name.partition(".")
+    if _SCHEMA.get(group, {}).get("type") == "object" and option:
+        inner: Any = {option: value}
+    else:
+        group, inner = name, value
     before = chosen.get(group)
     if isinstance(before, dict) and isinstance(inner, dict):
         differing = [key for key in inner if key in before and before[key] != inner[key]]

@@ -99,7 +99,7 @@ def read_labelled(
 
     Returns
     -------
-    Tensor of shape (n, d), float, and an array of shape (n,) or None
+    Tensor of shape (n, d), float32 as networks are, and an array of shape (n,) or None
     """
     path = as_path(path)
     ending = _check_content(path)
@@ -109,7 +109,9 @@ def read_labelled(
             what = "array" if ending == ".npz" else "column"
             raise InputError(f"no {what} {labels!r} for labels in {path}; it has {shorten(known)}; name another one")
     others = [name for name in (labels, *leave_out) if name is not None]
-    features = as_features(read_embeddings(path, key=key, columns=columns, leave_out=others), f"features of {path}")
+    table = read_embeddings(path, key=key, columns=columns, leave_out=others)
+    # checked twice: what float64 holds may be infinite in float32
+    features = as_features(as_features(table, f"features of {path}").float(), f"features of {path} in float32")
     if labels is None:
         return features, None
     values = _read_labels(path, labels)
