@@ -70,7 +70,7 @@ function logTicks(low, high) {
     for (const lead of [1, 2, 5]) found.push(Number(`${lead}e${power}`));
   }
   const inside = found.filter((tick) => tick >= low && tick <= high);
-  return inside.length > 6 ? inside.filter((tick) => String(tick.toExponential()).startsWith('1e')) : inside;
+  return inside.length > 7 ? inside.filter((tick) => String(tick.toExponential()).startsWith('1e')) : inside;
 }
 
 // --- a chart with lines -------------------------------------------------------------------------------
