@@ -159,6 +159,10 @@ def test_features_that_cannot_be_used_are_refused() -> None:
         BackgroundSampler(UniformBatchSampler(N, K))
     with pytest.raises(InputError, match="keys"):
         sampler.load_state_dict({"n": 3})
+    with pytest.raises(InputError, match="type NoneType"):
+        sampler.load_state_dict(None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="needs a MinibatchSampler, got RandomSampler"):
+        BackgroundSampler(torch.utils.data.RandomSampler(range(N)))  # type: ignore[arg-type]
     sampler.close()
 
 

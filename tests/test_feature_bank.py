@@ -197,6 +197,9 @@ def test_unseen_rows_sampled_beat_unseen_rows_at_the_mean() -> None:
     [
         (lambda: FeatureBank(0), "n must be at least 1, got 0"),
         (lambda: FeatureBank(3, dtype=torch.int32), "floating-point type, got torch.int32"),
+        (lambda: FeatureBank(3, dtype="float32"), "floating-point type, got 'float32'; use torch.float32"),
+        (lambda: FeatureBank(3, device="gpu"), r"device 'gpu' cannot be used \(.*\); use 'cpu'"),
+        (lambda: FeatureBank(3, device="cuda:99"), r"device 'cuda:99' cannot be used"),
         (lambda: FeatureBank(3).update([0, 3], X[:2]), r"index 3 is outside 0..2"),
         (lambda: FeatureBank(3).update([0, -1], X[:2]), r"index -1 is outside 0..2"),
         (lambda: FeatureBank(3).update([0], X[:2]), "1 indices for 2 rows"),

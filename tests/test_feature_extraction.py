@@ -143,6 +143,18 @@ def test_mixed_precision_is_close_and_returns_float32() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_models_of_another_precision_get_inputs_of_it(dtype: torch.dtype) -> None:
+    model, exact = network().to(dtype), reference(network(), X)
+    for data in (X, TensorDataset(X, Y)):
+        z = extract_features(model, data)
+        assert z.dtype == torch.float32
+        torch.testing.assert_close(z, exact, atol=0.05, rtol=0.05)
+    assert FeatureBank(23).fill(model, X) == 23
+    table = nn.Sequential(nn.Embedding(23, 4), nn.Flatten()).to(dtype)
+    assert extract_features(table, Y[:, None]).shape == (23, 4)  # whole numbers stay what they are
+
+
 def test_out_device_dtype_and_progress() -> None:
     calls: list[tuple[float, str]] = []
     z = extract_features(

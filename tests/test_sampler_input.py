@@ -186,6 +186,8 @@ def test_given_strata_are_used_and_must_fit() -> None:
     strata = stratify(z, K, kernel="rbf")
     sampler.use(strata)
     assert next(iter(sampler)).weights == pytest.approx(strata.weights.tolist())
+    with pytest.raises(InputError, match="strata must be Strata, got Tensor; make them with stratify"):
+        sampler.use(strata.labels)  # type: ignore[arg-type]
     uncoupled = OrderedBatchSampler(N, K)
     uncoupled.use(strata)  # without features there is nothing to couple
     assert next(iter(uncoupled)).weights == pytest.approx(strata.weights.tolist())
@@ -195,6 +197,54 @@ def test_given_strata_are_used_and_must_fit() -> None:
 def test_seeds_are_whole_numbers(seed: Any) -> None:
     with pytest.raises(InputError, match=rf"seed must be a whole number, got {seed!r}"):
         UniformBatchSampler(N, K, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (StratifiedBatchSampler, {"kernel": "mdm"}, "unknown kernel 'mdm'; did you mean 'mmd'"),
+        (OrderedBatchSampler, {"kernel": "mdm"}, "unknown kernel 'mdm'; did you mean 'mmd'"),
+        (BalancedBatchSampler, {"kernel": "corall"}, "unknown kernel 'corall'; did you mean 'coral'"),
+        (DPPBatchSampler, {"kernel": "mdm"}, "unknown kernel 'mdm'"),
+        (StratifiedBatchSampler, {"solver": "minsum"}, "unknown solver 'minsum'; did you mean 'min-sum'"),
+        (StratifiedBatchSampler, {"min_sise": 2}, "unknown option of Strat.* 'min_sise'; did you mean 'min_size'"),
+        (OrderedBatchSampler, {"trials": 2}, "unknown option of Ord.*solver 'min-sum': 'trials'"),
+        (StratifiedBatchSampler, {"kernel_rank": -1}, "kernel_rank must be at least 0, got -1"),
+    ],
+)
+def test_typos_are_found_where_the_sampler_is_made(make: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(N, K, **options)
+    StratifiedBatchSampler(N, K, solver="dynamic-kmeans", trials=2, restarts=2, init="random")
+
+
+def test_strata_of_low_rank_features() -> None:
+    full, low = StratifiedBatchSampler(N, K), StratifiedBatchSampler(N, K, kernel_rank=3)
+    for sampler in (full, low):
+        sampler.refresh(cloud())
+    assert full.strata is not None
+    assert low.strata is not None
+    assert (full.strata.info["path"], low.strata.info["path"], low.strata.info["rank"]) == ("exact", "low-rank", 3)
+
+
+@pytest.mark.parametrize("make", [StratifiedBatchSampler, OrderedBatchSampler, BalancedBatchSampler])
+@pytest.mark.parametrize("kernel", ["mmd", "coral", "linear"])
+def test_features_that_overflow_are_refused(make: Any, kernel: str) -> None:
+    sampler, other = (make(N, K, kernel=kernel) for _ in range(2))
+    with pytest.raises(InputError, match=r"overflows torch.float32 on features of up to .*e\+3\d; scale them down"):
+        sampler.refresh(cloud() * 1e30)
+    assert taken(sampler) == taken(other)
+
+
+def test_fitted_kernels_stay_as_they_are() -> None:
+    z = cloud()
+    fitted = RBFMixture((1.0,), scale="median").fit(z * 100)
+    same = RBFMixture((1.0,), scale=fitted.fitted_scale)
+    for make in (OrderedBatchSampler, BalancedBatchSampler, DPPBatchSampler, KMeansPlusPlusBatchSampler):
+        one, other = make(N, K, kernel=fitted), make(N, K, kernel=same)
+        for sampler in (one, other):
+            sampler.refresh(z)
+        assert taken(one) == taken(other), make
 
 
 def test_options_that_do_not_fit_are_refused() -> None:

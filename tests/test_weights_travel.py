@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.samplers import (
     BalancedBatchSampler,
     IndexBatch,
@@ -183,9 +183,27 @@ def test_samplers_without_weights_give_one_over_the_batch_size(workers: int) -> 
             torch.testing.assert_close(weight, torch.full_like(weight, 1.0 / len(weight)))
 
 
-def test_ordinary_batches_of_a_wrapped_dataset_are_uniform() -> None:
-    for index, _, weight in DataLoader(with_weights(Indices()), batch_size=7, shuffle=True):
-        torch.testing.assert_close(weight, torch.full((len(index),), 1.0 / len(index)))
+def test_batches_without_weights_are_uniform_and_said_to_be() -> None:
+    sampler = StratifiedBatchSampler(N, K, kernel="rbf", batches=3)
+    sampler.refresh(cloud(0))
+    padded = [list(batch) for batch in sampler]  # as a wrapper makes that fills up the last batch
+    for loader in (
+        DataLoader(with_weights(Indices()), batch_size=7, shuffle=True),
+        DataLoader(Subset(with_weights(Indices()), range(N)), batch_sampler=sampler),
+        DataLoader(with_weights(Indices()), batch_sampler=padded),
+    ):
+        with pytest.warns(VardassWarning, match=r"plain indices came without weights.*wrap the data set last") as said:
+            batches = list(loader)
+        assert len(said) == 1
+        for index, _, weight in batches:
+            torch.testing.assert_close(weight, torch.full((len(index),), 1.0 / len(index)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_sampler_in_the_place_of_a_sampler_is_refused(workers: int) -> None:
+    loader = DataLoader(with_weights(Indices()), sampler=UniformBatchSampler(N, K), num_workers=workers)
+    with pytest.raises(InputError, match=r"asks for 1 batches as if each were one sample.*batch_sampler=sampler"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -212,14 +230,25 @@ def test_a_single_sample_has_no_weight() -> None:
 
 
 def test_what_is_no_dataset_is_refused() -> None:
-    with pytest.raises(InputError, match="__getitem__ and __len__, got generator"):
-        with_weights(i for i in range(3))
+    class Sized(IterableDataset[int]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    for data, kind in (((i for i in range(3)), "generator"), ({"x": torch.zeros(3)}, "dict"), (Sized(), "Sized")):
+        with pytest.raises(InputError, match=f"__getitem__ and __len__, got {kind}; its samples are asked"):
+            with_weights(data)
 
 
 def test_a_key_named_weight_is_not_overwritten() -> None:
     data = with_weights([{"x": 1, "weight": 70.0}])
     with pytest.raises(InputError, match=r"key 'weight' of their own \(keys \['x', 'weight'\]\).*rename it"):
-        data.__getitems__([0])
+        data.__getitems__(IndexBatch([0]))
 
 
 def batch_of(indices: Iterable[int], weights: Sequence[float] | None) -> IndexBatch:

@@ -67,7 +67,7 @@ _NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
     "kmeans-inputs": (StratifiedBatchSampler, {"solver": "kmeans", "kernel": "linear"}),
     "kmeans-features": (StratifiedBatchSampler, {"solver": "kmeans"}),
 }
-_SET_BY_CALLER = ("seed", "endless", "batches", "num_replicas", "warm_start", "progress")
+_SET_BY_CALLER = ("seed", "endless", "batches", "num_replicas", "rank", "warm_start", "progress")
 _SOLVER_OPTIONS = ("trials", "parallel", "patience", "max_iter", "max_passes", "tol")  # each solver checks its own
 
 SAMPLER_NAMES = tuple(_NAMED)

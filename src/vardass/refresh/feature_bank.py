@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.refresh.feature_extraction import PassOptions, evaluation_mode, feature_batches
+from vardass.refresh.feature_extraction import PassOptions, as_device, evaluation_mode, feature_batches
 from vardass.refresh.strata_spread import feature_distances, known_kernel
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, as_weights, check_count
 
@@ -65,10 +65,10 @@ class FeatureBank:
     ) -> None:
         self.n = check_count(n, "n")
         self.d = None if d is None else check_count(d, "d")
-        if not dtype.is_floating_point:
-            raise InputError(f"dtype must be a floating-point type, got {dtype}; use torch.float32")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InputError(f"dtype must be a floating-point type, got {dtype!r}; use torch.float32")
         self.dtype = dtype
-        self.device = torch.device(device)
+        self.device = as_device(device)
         self.updated_at = torch.full((self.n,), _NEVER, device=self.device)
         self.last_step = _NEVER
         self._rows: Tensor | None = None

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from vardass.errors import InputError
 from vardass.validate import Progress, check_count, row_blocks
 
-__all__ = ["PassOptions", "evaluation_mode", "extract_features", "feature_batches"]
+__all__ = ["PassOptions", "as_device", "evaluation_mode", "extract_features", "feature_batches"]
 
 
 class PassOptions(TypedDict, total=False):
@@ -63,7 +63,8 @@ def extract_features(
     batch_size : int
         Samples in a forward pass, 256 unless told.
     device : device, optional
-        Where inputs go: by default where the model's first parameter is.
+        Where inputs go: by default where the model's first parameter is. Floating-point inputs of a model in half or
+        double precision become of that precision.
     num_workers : int
         Worker processes that load samples.
     autocast_dtype : torch.dtype, optional
@@ -152,11 +153,12 @@ def feature_batches(
     """Yield the features (batch, d) of all samples in order, or of the given ``rows`` in theirs."""
     batch_size = check_count(batch_size, "batch_size")
     num_workers = check_count(num_workers, "num_workers", low=0)
-    place = _device_of(model) if device is None else torch.device(device)
+    place = _device_of(model) if device is None else as_device(device)
+    precision = _precision_of(model) if autocast_dtype is None else None
     batches = _batches(data, rows, batch_size, num_workers, collate_fn, place)
     width: int | None = None
     for batch in batches:
-        inputs = _to_device(_inputs(batch, key) if select is None else select(batch), place)
+        inputs = _placed(_inputs(batch, key) if select is None else select(batch), place, precision)
         # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
         autocast = torch.autocast(
             place.type, dtype=autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
@@ -267,13 +269,35 @@ def _device_of(model: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def _to_device(inputs: Any, device: torch.device) -> Any:
+def _precision_of(model: Any) -> torch.dtype | None:
+    """What a model in half or double precision wants its inputs to be; None for one that takes them as they are."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    kinds = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+    return next(iter(kinds)) if len(kinds) == 1 and torch.float32 not in kinds else None
+
+
+def as_device(device: torch.device | str) -> torch.device:
+    """Return ``device``, checked to be there."""
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"device {device!r} cannot be used ({reason}); use 'cpu', or 'cuda' where there is one"
+        ) from None
+    return place
+
+
+def _placed(inputs: Any, device: torch.device, precision: torch.dtype | None) -> Any:
+    """``inputs`` on the device, their floating-point parts in the given precision unless that is None."""
     if isinstance(inputs, Tensor):
-        return inputs.to(device, non_blocking=device.type != "cpu")
+        dtype = precision if inputs.is_floating_point() else None
+        return inputs.to(device, dtype=dtype, non_blocking=device.type != "cpu")
     if isinstance(inputs, Mapping):
-        return {name: _to_device(value, device) for name, value in inputs.items()}
+        return {name: _placed(value, device, precision) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):
-        moved = [_to_device(value, device) for value in inputs]
+        moved = [_placed(value, device, precision) for value in inputs]
         return moved if isinstance(inputs, list) else tuple(moved)
     return inputs
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from vardass.errors import InputError
+from vardass.refresh.feature_extraction import as_device
 
 __all__ = ["TimeAccount"]
 
@@ -50,7 +51,7 @@ class TimeAccount:
     def __init__(
         self, *, device: torch.device | str | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else as_device(device)
         self.seconds: dict[str, float] = {}
         self.counts: dict[str, int] = {}
         self._clock = clock

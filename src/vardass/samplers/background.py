@@ -89,6 +89,11 @@ class BackgroundSampler(WatchedSampler):
     """
 
     def __init__(self, sampler: MinibatchSampler, *, ahead: int = 32, in_process: bool = False) -> None:
+        if not isinstance(sampler, MinibatchSampler):
+            raise InputError(
+                f"a background process needs a MinibatchSampler, got {type(sampler).__name__}; pass one of vardass, or "
+                "derive yours from it"
+            )
         if not sampler.endless:
             raise InputError(
                 f"a background process draws ahead, over the end of an epoch, but this {type(sampler).__name__} has "

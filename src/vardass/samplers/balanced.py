@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from vardass.kernels import KernelLike, fitted_kernel
+from vardass.kernels import KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import StreamOptions, derive_seed, kernel_name
 from vardass.samplers.plan import PLAN_RANK, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
@@ -67,6 +67,7 @@ class BalancedBatchSampler(EpochSampler):
         **options: Unpack[StreamOptions],
     ) -> None:
         super().__init__(n, batch_size, drop_last=drop_last, **options)
+        as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
         self.groups = None if groups is None else as_labels(groups, n, "groups")
         self.plan_rank = check_count(plan_rank, "plan_rank")

@@ -8,10 +8,13 @@ do change is which members meet: they bring each row's weighted mean embedding t
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
 from vardass.backend import hot_loops
+from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.lowrank import LowRankFeatures, low_rank_features
 from vardass.strata import Strata
@@ -28,7 +31,16 @@ def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: tor
 
     Twice as many, as strata have, cost three times as much here, and batches gain nothing that can be measured.
     """
-    return low_rank_features(features, kernel, rank, landmarks=rank, generator=generator)
+    found: LowRankFeatures | None = None
+    with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # the matrix is not finite
+        found = low_rank_features(features, kernel, rank, landmarks=rank, generator=generator)
+    # swaps look at squares
+    if found is None or not bool(torch.isfinite(found.features.square().sum() + found.residual.sum())):
+        raise InputError(
+            f"{kernel!r} overflows {features.dtype} on features of up to {float(features.abs().max()):.3g}; scale them "
+            "down or pass float64"
+        )
+    return found
 
 
 def cycle_table(strata: Strata, rows: int, generator: torch.Generator, *, draws: int = 1) -> Tensor:

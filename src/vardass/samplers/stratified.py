@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import KernelLike
+from vardass.kernels import KernelLike, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed, kernel_name
 from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify, stratify_groups
+from vardass.solvers.stratification import option_names
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_labels, check_count
+from vardass.validate import ArrayLike, as_labels, check_count, unknown
 
 __all__ = ["StratifiedBatchSampler"]
 
@@ -46,8 +47,10 @@ class StratifiedBatchSampler(MinibatchSampler):
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions.
+    kernel_rank : int, optional
+        Columns of the low-rank kernel features, which `stratify` calls ``rank``.
     strata_options
-        Passed to `stratify`: ``min_size``, ``equal``, ``rank``, ``trials``, ...
+        Passed to `stratify`: ``min_size``, ``equal``, ``restarts``, ``trials``, ...
 
     Attributes
     ----------
@@ -74,6 +77,7 @@ class StratifiedBatchSampler(MinibatchSampler):
         replacement: bool = True,
         draws_per_stratum: int = 1,
         groups: ArrayLike | None = None,
+        kernel_rank: int | None = None,
         seed: int = 0,
         batches: int | None = None,
         endless: bool = False,
@@ -84,7 +88,12 @@ class StratifiedBatchSampler(MinibatchSampler):
         super().__init__(
             n, batch_size, seed=seed, batches=batches, endless=endless, num_replicas=num_replicas, rank=rank
         )
+        as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
+        known = [name for name in option_names(solver) if name not in ("kernel", "solver", "seed", "rank")]
+        for name in strata_options:
+            if name not in known:
+                raise unknown(f"option of {type(self).__name__} with solver {solver!r}:", name, known)
         self.solver = solver
         self.replacement = bool(replacement)
         self.draws_per_stratum = check_count(draws_per_stratum, "draws_per_stratum")
@@ -94,6 +103,7 @@ class StratifiedBatchSampler(MinibatchSampler):
                 f"use batch_size={batch_size // draws_per_stratum * draws_per_stratum or draws_per_stratum}"
             )
         self.groups = None if groups is None else as_labels(groups, n, "groups")
+        self.kernel_rank = None if kernel_rank is None else check_count(kernel_rank, "kernel_rank", low=0)
         self.strata_options = strata_options
         self.strata: Strata | None = None
 
@@ -109,6 +119,7 @@ class StratifiedBatchSampler(MinibatchSampler):
             "seed": derive_seed(self.seed, self._refreshes),
             "warm_start": self._warm_start(),
             "min_size": self._smallest_size,
+            "rank": self.kernel_rank,
             **self.strata_options,
         }
         if self.groups is not None:
@@ -132,6 +143,11 @@ class StratifiedBatchSampler(MinibatchSampler):
         return 1 if self.replacement else self.draws_per_stratum
 
     def _use(self, strata: Strata) -> None:
+        if not isinstance(strata, Strata):
+            raise InputError(
+                f"strata must be Strata, got {type(strata).__name__}; make them with stratify, which takes labels to "
+                "start from as init"
+            )
         if strata.n != self.n or strata.k != self.strata_count:
             raise InputError(
                 f"the strata have n={strata.n}, k={strata.k}, the sampler needs n={self.n}, k={self.strata_count} "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, SupportsIndex, cast
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 
 __all__ = ["IndexBatch", "WeightedDataset", "with_weights"]
 
@@ -44,6 +45,7 @@ class WeightedDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -58,10 +60,29 @@ class WeightedDataset(Dataset[Any]):
         """Fetch one batch: called by the DataLoader, in the worker."""
         weights = getattr(batch, "weights", None)
         if weights is None:
+            if not isinstance(batch, IndexBatch):
+                self._notice_plain_indices(batch)
             weights = [1.0 / len(batch)] * len(batch)
         fetch = getattr(self.dataset, "__getitems__", None)
         samples = fetch(list(batch)) if callable(fetch) else [self.dataset[i] for i in batch]
         return [_append(sample, np.float32(weight)) for sample, weight in zip(samples, weights, strict=True)]
+
+    def _notice_plain_indices(self, batch: Sequence[Any]) -> None:
+        """A batch sampler's batches know their weights; what wraps it, or is in its place, may have dropped them."""
+        if any(isinstance(index, Sequence) for index in batch):
+            raise InputError(
+                f"the loader asks for {len(batch)} batches as if each were one sample, such as {list(batch[0])}; pass "
+                "the sampler as DataLoader(..., batch_sampler=sampler), not as sampler="
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"a batch of {len(batch)} plain indices came without weights, so each sample gets 1 / {len(batch)}; "
+                "use a sampler of vardass as batch_sampler, wrap the data set last (with_weights(Subset(...)), not "
+                "Subset(with_weights(...))), and let no wrapper make up batches",
+                VardassWarning,
+                stacklevel=3,
+            )
 
 
 def with_weights(dataset: Any) -> WeightedDataset:
@@ -69,7 +90,7 @@ def with_weights(dataset: Any) -> WeightedDataset:
 
     ``(x, y)`` becomes ``(x, y, weight)``, a mapping gains the key ``"weight"``, anything else becomes
     ``(sample, weight)``. Batches from a sampler without weights get 1 / batch size. Wrap last: a Subset or
-    another wrapper around the result would hand on bare indices.
+    another wrapper around the result would hand on bare indices, which get 1 / batch size and a warning.
 
     Examples
     --------
@@ -78,8 +99,12 @@ def with_weights(dataset: Any) -> WeightedDataset:
     >>> [(x, float(w)) for x, w in with_weights(["a", "b", "c"]).__getitems__(batch)]
     [('c', 0.75), ('a', 0.25)]
     """
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise InputError(f"with_weights needs a dataset with __getitem__ and __len__, got {type(dataset).__name__}")
+    is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_indexed or isinstance(dataset, Mapping | IterableDataset):
+        raise InputError(
+            f"with_weights needs a dataset with __getitem__ and __len__, got {type(dataset).__name__}; its samples are "
+            "asked for by number"
+        )
     return WeightedDataset(dataset)
 
 

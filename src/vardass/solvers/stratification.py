@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from vardass.solvers.starts import INITS, given_labels, start_labels, within_lim
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, choose
 
-__all__ = ["BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "solve", "stratify"]
+__all__ = ["BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
 
 EXACT_LIMIT = 2048
 """Up to this many samples ``min-sum`` uses the full kernel matrix unless ``rank`` is given."""
@@ -257,6 +258,13 @@ def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
             VardassWarning,
             stacklevel=4,  # past no_grad, which wraps stratify
         )
+
+
+def option_names(solver: str) -> list[str]:
+    """Names of the options that `stratify` takes with the given solver."""
+    of_solver = _SOLVERS[choose(solver, "solver", _SOLVERS)][1]
+    parameters = inspect.signature(stratify).parameters.values()
+    return [*(one.name for one in parameters if one.kind is one.KEYWORD_ONLY), *sorted(of_solver)]
 
 
 def solve(
