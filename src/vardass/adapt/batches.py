@@ -396,7 +396,8 @@ def _ignore_interrupt(worker: int) -> None:
 def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None) -> Iterator[dict[str, Tensor]]:
     """Collect the features z that a step computes anyway: ``{"source": (b_s, d), "target": (b_t, d)}``.
 
-    Of several passes the last counts. What the step does not compute is absent.
+    They are those before dropout, which evaluation leaves out. Of several passes the last one with the network's own
+    parameters counts, not one at SDAT's climbed ones. What the step does not compute is absent.
     """
     found: dict[str, Tensor] = {}
     which = "source"
@@ -409,14 +410,17 @@ def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None)
         if target is not None and x is not source.x:
             which = "target" if x is target.x else "both"
 
-    def leave(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> None:
+    def leave(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if algorithm.is_climbed:
+            return
+        z = args[0].detach()
         if which == "both":
-            found["source"], found["target"] = z.detach()[: len(source.x)], z.detach()[len(source.x) :]
+            found["source"], found["target"] = z[: len(source.x)], z[len(source.x) :]
         else:
-            found[which] = z.detach()
+            found[which] = z
 
     network = algorithm.network
-    hooks = [network.featuriser.register_forward_pre_hook(enter), network.dropout.register_forward_hook(leave)]
+    hooks = [network.featuriser.register_forward_pre_hook(enter), network.dropout.register_forward_pre_hook(leave)]
     try:
         yield found
     finally:

@@ -25,6 +25,7 @@ from vardass.refresh import (
     TimeAccount,
     VarianceRefresh,
 )
+from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.validate import choose, unknown
 
 if TYPE_CHECKING:
@@ -83,6 +84,15 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
 
 class StrataUpdater:
     """Keep the strata of ``streams`` up to date with the features of ``algorithm`` while a run trains.
+
+    A bank holds what the discrepancy sees at evaluation, apart from age and what training mode changes: features before
+    dropout, with the network's own parameters. BatchNorm makes them differ, as training normalises by the batch and
+    evaluation by running statistics of both domains. Measured after 60 steps of MMD at batch 32, as the root mean
+    square difference to a full pass over the features' deviation: rows of the last step 0.02 for an MLP, with dropout
+    or without, and rows of the last 20 steps 0.25 to 0.28; for a convolutional network with BatchNorm 0.6 to 0.7 (source)
+    and 1.1 to 1.2 (target) in the very step. There strata describe features as training sees them; who wants those of
+    evaluation takes ``feature_source="full"``, or ``freeze_bn`` for a pretrained network. Augmented samples are in the
+    bank as they were augmented.
 
     With several processes the leading one makes the strata and sends them to the others: those of another one might
     differ by rounding, and then no batch would fit together.
@@ -168,18 +178,26 @@ class StrataUpdater:
                 self.streams[name].sampler.load_state_dict(state)
 
     def after_step(self, step: int, draws: Mapping[str, Draw], features: Mapping[str, Tensor]) -> None:
-        """Store the features that a step computed."""
+        """Store the features that a step computed; a batch that only SDAT's ascent looked at is computed anew."""
         for name in self.banks:
-            if name in features:
-                draw = draws[name]
-                whole = self.processes.whole(features[name])
-                if self.processes.leads:
-                    self.refresher.observe(name, draw.rows, whole, step=step, weights=draw.batch.weights)
-            elif name == "source":
+            found = features.get(name)
+            if found is None and name == "source":
                 raise InputError(
                     f"a network of type {type(self.algorithm.network).__name__} does not show the features of its "
                     "steps to the feature bank; use feature_source='full'"
                 )
+            if found is None and self.algorithm.sharpness > 0.0:
+                found = self._features_of(draws[name])
+            if found is not None:
+                draw, whole = draws[name], self.processes.whole(found)
+                if self.processes.leads:
+                    self.refresher.observe(name, draw.rows, whole, step=step, weights=draw.batch.weights)
+
+    def _features_of(self, draw: Draw) -> Tensor:
+        half = self.config.autocast_dtype
+        autocast = torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None)
+        with evaluation_mode(self.algorithm), torch.no_grad(), autocast:
+            return self.algorithm.features(draw.batch.x)
 
     def all_features(self, name: str) -> Tensor:
         """Features (n, d) of a domain by a pass over all its samples."""

@@ -55,6 +55,10 @@ class CommonOptions(TypedDict, total=False):
 class Algorithm(nn.Module):
     """A rule for unsupervised domain adaptation: losses of a source and a target batch, and a step.
 
+    BatchNorm layers count all rows of a batch alike. Under strata of unequal sizes rows stand for different shares of
+    the data, so the statistics are those of the batch as drawn, in which small strata count too much; samplers
+    without weights (uniform, balanced) have no such bias, nor have networks with ``freeze_bn``.
+
     A rule of one's own needs ``name``, ``uses_target`` and `losses`; options beyond those below are keyword-only
     arguments of its constructor. See ``examples/own_algorithm.py``.
 
@@ -82,6 +86,8 @@ class Algorithm(nn.Module):
     ----------
     processes : Processes
         Those that share each batch; by default this one alone. The trainer sets it.
+    is_climbed : bool
+        Whether the parameters are those of SDAT's ascent just now, not the network's own.
     seen_together : int
         Samples of one domain that `features` must see together, where a sample's features depend on others. Passes
         over data are then made one domain at a time, in batches of at least as many.
@@ -113,6 +119,7 @@ class Algorithm(nn.Module):
         chosen = self.joint_by_default if joint_forward is None else joint_forward
         self.joint_forward = check_flag(chosen, "joint_forward")
         self.seed = seed
+        self.is_climbed = False
         self.processes = Processes()
 
     @property
@@ -166,9 +173,13 @@ class Algorithm(nn.Module):
             with paused_statistics(self):
                 backward(self.task_only(source, target))
             with climbed(self.parameter_groups()["network"], self.sharpness):
-                zero_gradients(optimisers)
-                parts = losses()
-                backward(parts["total"])
+                self.is_climbed = True
+                try:
+                    zero_gradients(optimisers)
+                    parts = losses()
+                    backward(parts["total"])
+                finally:
+                    self.is_climbed = False
         for optimiser in optimisers.values():
             optimiser.step()
         return {name: value.detach() for name, value in parts.items()}
