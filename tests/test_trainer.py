@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,39 @@ def test_contexts_of_arm_are_of_one_domain_and_one_size_in_training_and_evaluati
             torch.testing.assert_close(logits[ids == domain], expected.detach(), rtol=1e-4, atol=1e-5)
     # batches whose last one would be smaller than a support set are made smaller: 32 = 1 + 31
     assert torch.equal(outputs(algorithm, inputs, batch_size=31)[1], outputs(algorithm, inputs, batch_size=29)[1])
+
+
+class Counted(Dataset[Tensor]):
+    """Images that are made when they are asked for; it counts those that are alive."""
+
+    def __init__(self, pixels: int) -> None:
+        self.pixels, self.alive, self.most = pixels, 0, 0
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> Tensor:
+        image = torch.rand(3, self.pixels, self.pixels, generator=torch.Generator().manual_seed(index))
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(image, self.forget)
+        return image
+
+    def forget(self) -> None:
+        self.alive -= 1
+
+
+def test_inputs_for_kmeans_are_projected_a_few_at_a_time() -> None:
+    data = Counted(40)
+    inputs = Inputs(Domain("s", data, None, ("a", "b"), kind="image"), torch.device("cpu"))
+    found = inputs.flat()
+    assert found.shape == (300, 256)
+    assert data.most <= 66  # of 300: those of a batch
+    plain = torch.stack([data[i] for i in range(300)]).flatten(1)
+    exact, near = (torch.pdist(z).square() for z in (plain, found))
+    assert float(((near - exact) / exact).square().mean().sqrt()) < 1.2 * math.sqrt(2 / 256)
+    small = torch.rand(20, 5)
+    assert torch.equal(Inputs(Domain("s", TensorInputs(small), None, ("a", "b")), torch.device("cpu")).flat(), small)
 
 
 # --- learning ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -142,6 +143,8 @@ def _options(kind: type[MinibatchSampler]) -> list[str]:
 # --- samples of a domain ------------------------------------------------------------------------------
 
 _IMAGE_CHANNELS = (1, 3)
+_WIDEST = 256  # columns of inputs that k-means sees
+_PROJECTED = 64  # samples at a time
 
 
 def in_memory(dataset: Dataset[Tensor]) -> Tensor | None:
@@ -192,10 +195,27 @@ class Inputs:
         self.data, self.shape, self.is_image = embeddings, tuple(embeddings.shape[1:]), False
         self.is_embedded = True
 
-    def flat(self) -> Tensor:
-        """All samples as vectors (n, d), in memory."""
-        data = self._samples
-        return (data if isinstance(data, Tensor) else torch.stack([data[i] for i in range(len(self))])).flatten(1)
+    def flat(self, *, workers: int = 0) -> Tensor:
+        """All samples as vectors (n, d) with d at most 256, a few samples in memory at a time.
+
+        Wider ones are projected on 256 random directions, the same for all data of one width. That keeps squared
+        distances up to a relative error whose standard deviation is at most √(2 / 256), 9 % (Johnson and
+        Lindenstrauss).
+        """
+        width = math.prod(self._samples[0].shape)
+        if width <= _WIDEST:
+            directions = None
+        else:
+            generator = torch.Generator().manual_seed(derived_seed("projection", width))
+            directions = torch.randn(width, _WIDEST, generator=generator).div_(_WIDEST**0.5).to(self.device)
+
+        def project(_: Any, x: Tensor) -> Tensor:
+            rows = x.flatten(1).float()
+            return rows if directions is None else rows @ directions
+
+        return extract_features(
+            None, self._samples, forward=project, device=self.device, batch_size=_PROJECTED, num_workers=workers
+        )
 
     def prepare(
         self, x: Tensor, preprocessing: ImagePreprocessing, *, augment_seed: int | None = None, crop: bool = True
