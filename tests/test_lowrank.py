@@ -17,6 +17,7 @@ from vardass.kernels import (
     LinearKernel,
     PolynomialKernel,
     RBFMixture,
+    fitted_kernel,
 )
 from vardass.lowrank import LowRankFeatures, fit_feature_map, low_rank_features
 from vardass.solvers.problem import ExactProblem, LowRankProblem
@@ -317,3 +318,17 @@ def test_same_generator_same_features(pivoting: str) -> None:
 def test_unknown_pivoting_is_named() -> None:
     with pytest.raises(InputError, match="'rpcholesky' or 'uniform', got 'greedy'"):
         low_rank_features(cloud(9), RBFMixture(), 4, pivoting="greedy", generator=gen())
+
+
+@pytest.mark.parametrize("kernel", ["mmd", "rbf", "laplacian", "polynomial", "coral", "linear"])
+def test_columns_come_by_falling_variance(kernel: str) -> None:
+    """Bisection looks at the first columns. The largest second moment is mostly that of the mean, which goes."""
+    x = 0.3 * torch.randn(500, 30, generator=gen(1), dtype=torch.float64) + 0.2
+    fitted = fitted_kernel(kernel, x)
+    low_rank = low_rank_features(x, fitted, 24, generator=gen())
+    variances = low_rank.features.var(0)
+    assert bool((variances[1:] <= variances[:-1] * (1 + 1e-9)).all())
+    raw, residual = fit_feature_map(x, fitted, 24, generator=gen())(x)
+    raw = raw - raw.mean(0)
+    torch.testing.assert_close(low_rank.features @ low_rank.features.T, raw @ raw.T)  # only turned
+    torch.testing.assert_close(low_rank.residual, residual)

@@ -6,7 +6,7 @@ miss of a point is kept as its residual r_i = K_ii - |φ_i|² ≥ 0, a direction
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ _BLOCK_BYTES = 16 * 2**20  # a block of kernel rows should stay in cache
 @dataclass(frozen=True)
 class LowRankFeatures:
     """Centred features φ (n, r), columns by falling variance, and the residual diagonal (n,).
+
+    The order of the columns is that of all rows for up to 4,096 of them, else that of as many rows.
 
     Attributes
     ----------
@@ -98,6 +100,11 @@ def low_rank_features(
     See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
     """
     feature_map = fit_feature_map(x, kernel, rank, landmarks=landmarks, pivoting=pivoting, generator=generator)
+    if feature_map.landmarks is not None:
+        # its axes are those of the largest second moment, of which the mean has a part: turn them to the variance
+        some, _ = feature_map(x[:: -(-len(x) // _SAMPLE)])
+        turn = _principal_axes(some - some.mean(0), some.shape[1])
+        feature_map = replace(feature_map, transform=feature_map.transform @ turn)
     features, residual = feature_map(x)
     # a common shift changes no distance and makes later sums exact
     features -= features.mean(0)
