@@ -201,10 +201,37 @@ def test_duplicates_in_their_own_strata_have_no_variance() -> None:
 @each_solver
 @pytest.mark.parametrize(("kernel", "rank"), [("mmd", 0), ("coral", 8), ("linear", 0)])
 def test_constant_features(solver: str, kernel: str, rank: int) -> None:
-    strata = stratify(torch.full((20, 3), 0.3), 4, kernel=kernel, solver=solver, rank=rank, **QUICK[solver])
-    assert int(strata.sizes.min()) >= 1
+    """One stratum of all but a few would be as good in variance, and useless once the features change."""
+    with pytest.warns(VardassWarning, match=r"all 22 samples are alike to .*; look for collapsed features"):
+        strata = stratify(torch.full((22, 3), 0.3), 4, kernel=kernel, solver=solver, rank=rank, **QUICK[solver])
+    assert sorted(strata.sizes.tolist()) == [5, 5, 6, 6]
     assert strata.variance == pytest.approx(0.0, abs=1e-6)
     assert strata.uniform_variance == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("rank", [0, 32])
+def test_features_that_differ_by_no_more_than_rounding(rank: int) -> None:
+    noise = torch.randn(200, 8, generator=gen())
+    with pytest.warns(VardassWarning, match=r"differ from their mean by up to .*e-05 in features of up to 1;"):
+        strata = stratify(torch.ones(200, 8) + 1e-5 * noise, 8, rank=rank)
+    assert strata.sizes.tolist() == [25] * 8
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, kernel in (
+            (torch.ones(200, 8) + 1e-2 * noise, "mmd"),
+            (torch.ones(200, 8) + 1e-5 * noise, "linear"),  # centred, so that these differences are seen
+            (torch.ones(200, 8).double() + 1e-5 * noise, "mmd"),
+            (torch.cat([torch.ones(199, 8), torch.zeros(1, 8)]), "mmd"),  # one that differs
+        ):
+            assert stratify(x, 8, kernel=kernel, rank=rank).reduction > 1.2
+        stratify(torch.ones(5, 2), 5)
+        stratify(torch.ones(5, 2), 1)
+
+
+def test_collapsed_features_keep_a_warm_start() -> None:
+    good = stratify(cloud(60), 6)
+    with pytest.warns(VardassWarning, match="alike"):
+        assert torch.equal(stratify(torch.ones(60, 3), 6, warm_start=good).labels, good.labels)
 
 
 @each_solver
@@ -264,6 +291,7 @@ def requests(draw: st.DrawFn) -> tuple[Tensor, int, dict[str, Any]]:
 
 
 @each_solver
+@pytest.mark.filterwarnings("ignore:all .* samples are alike")
 @settings(max_examples=25, deadline=None)
 @given(requests())
 def test_limits_are_honoured_and_no_stratum_is_empty(solver: str, request_: tuple[Tensor, int, dict[str, Any]]) -> None:

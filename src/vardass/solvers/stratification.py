@@ -22,7 +22,7 @@ from vardass.solvers.kernel_kmeans import kernel_kmeans
 from vardass.solvers.min_sum import min_sum
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
 from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import INITS, given_labels, start_labels, within_limits
+from vardass.solvers.starts import INITS, given_labels, random_balanced_labels, start_labels, within_limits
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, choose
 
@@ -113,6 +113,7 @@ def stratify(
     Returns
     -------
     Strata
+        Of equal size and with a warning where all samples are alike to the kernel, as those of a collapsed network.
 
     Examples
     --------
@@ -150,15 +151,20 @@ def stratify(
     else:
         searched, info = _problem(x, fitted, solver, rank, generator)
         problem = searched
-    diag = fitted.diag(x) if problem is None else problem.diag
-    if not bool(torch.isfinite(diag.double().sum())):
+    if not bool(torch.isfinite(searched.diag.double().sum())):  # k-means squares features, whatever the kernel does
         raise InputError(
-            f"{fitted!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down or "
-            "pass float64"
+            f"solver {solver!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down"
         )
     prepared = time.perf_counter()
     solution = None
-    for attempt in range(check_count(restarts, "restarts")):
+    restarts = check_count(restarts, "restarts")
+    if 1 < k < n and _is_collapsed(searched, searched.diag if problem is None else fitted.diag(x)):
+        _warn_of_collapse(fitted, x)
+        labels = random_balanced_labels(n, k, generator, x.device)
+        if start is not None and limits.hold(torch.bincount(start, minlength=k)):
+            labels = start
+        solution, restarts = Solution(labels, 0, searched.objective(labels, k), True), 0
+    for attempt in range(restarts):
         found = solve(
             searched,
             k,
@@ -239,6 +245,26 @@ def _problem(
         "irreducible": low_rank.irreducible,
     }
     return LowRankProblem(low_rank.features, low_rank.residual), info
+
+
+_COLLAPSED = 32.0  # units of rounding
+
+
+def _is_collapsed(problem: Problem, diag: Tensor) -> bool:
+    """Whether no point is farther from the mean than the rounding of kernel values κ(z, z) = ``diag`` (n,)."""
+    rounding = torch.finfo(diag.dtype).eps * float(diag.double().mean())
+    return float(problem.spread().max()) <= _COLLAPSED * rounding
+
+
+def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
+    spread = float((x - x.mean(0)).abs().max())
+    warnings.warn(
+        f"all {len(x)} samples are alike to {kernel!r} in {x.dtype}: they differ from their mean by up to {spread:.3g} "
+        f"in features of up to {float(x.abs().max()):.3g}; strata are random and of equal size, as none are better; "
+        "look for collapsed features, scale them up or use RBFMixture(scale='median') and float64",
+        VardassWarning,
+        stacklevel=4,  # past no_grad, which wraps stratify
+    )
 
 
 def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
