@@ -495,3 +495,32 @@ def test_coral_is_the_distance_between_the_moments(batches, preset, weighted):
     weights = (w_x, w_y) if weighted else (None, None)
     loss = CORALLoss(preset=preset)
     torch.testing.assert_close(loss.between(*loss.moments(x, y, *weights)), loss(x, y, *weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_may_be_off_by_the_rounding_of_their_type(dtype):
+    for b in (12, 24, 36, 48, 100):
+        x, y, w = normal(b, 3, 1), normal(b, 3, 2), some_weights(b)
+        uniform = torch.full((b,), 1 / b, dtype=dtype)
+        torch.testing.assert_close(mmd2(x, y, weights_x=uniform, weights_y=uniform), mmd2(x, y), rtol=1e-9, atol=1e-12)
+        rounded = mmd2(x, y, weights_x=w.to(dtype))
+        torch.testing.assert_close(rounded, mmd2(x, y, weights_x=w), rtol=0.05, atol=0.02)
+    with pytest.raises(InputError, match=r"must sum to 1, got 1\.0"):
+        mmd2(x, y, weights_x=torch.full((b,), 1.03 / b).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("uniform", "weights_x must be real numbers, got str; pass a tensor or an array"),
+        ([[0.5], [0.25, 0.25]], "weights_x must be real numbers in rows of one length, got a list"),
+        (torch.tensor([True, False, False]), "weights_x must be real numbers, got dtype torch.bool"),
+        (torch.full((3,), 1 / 3).to_sparse(), "weights_x must be a dense tensor, got a torch.sparse_coo one"),
+        ([0.2, 0.2, 0.09], r"must sum to 1, got 0.49; divide them by their sum, or, .*split_batches=True"),
+    ],
+    ids=["name", "ragged", "bool", "sparse", "half a batch"],
+)
+def test_weights_that_are_none(weights, message):
+    for loss in (mmd2, coral):
+        with pytest.raises(InputError, match=message):
+            loss(X, Y, weights_x=weights)

@@ -15,7 +15,7 @@ from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LaplacianKernel, LinearKernel, RBFMixture
 from vardass.refresh.strata_spread import strata_spread
-from vardass.samplers import StratifiedBatchSampler
+from vardass.samplers import BalancedBatchSampler, StratifiedBatchSampler
 from vardass.solvers import stratify, stratify_groups
 from vardass.variance import stratified_variance, uniform_variance
 
@@ -219,7 +219,7 @@ def test_good_kernels_do_not_warn() -> None:
         stratify(cloud(60), 5, kernel=laplacian)
         stratify(cloud(60), 5, kernel=FunctionKernel(lambda x, y: x @ y.T))
         stratify(cloud(60), 5, kernel=LaplacianKernel())
-        stratify(torch.ones(60, 3), 5, kernel=lambda x, y: x @ y.T)  # rank one
+        stratify(torch.arange(60.0)[:, None], 5, kernel=lambda x, y: x @ y.T)  # rank one
 
 
 # --- errors -----------------------------------------------------------------------------------------------
@@ -282,3 +282,85 @@ def test_bad_rows_are_named() -> None:
 def test_bad_features_are_named(x: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         stratify(x, 1)
+
+
+# --- whatever numpy and torch can hold -------------------------------------------------------------------------
+
+
+ARRAYS = {
+    "negative strides": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
+    "big-endian": lambda x: x.astype(">f8"),
+    "long double": lambda x: x.astype(np.longdouble),
+    "nested list": lambda x: x.tolist(),
+    "read-only": lambda x: np.broadcast_to(x, x.shape),
+}
+
+
+@pytest.mark.parametrize("convert", ARRAYS.values(), ids=ARRAYS.keys())
+def test_arrays_of_any_make(convert: Any) -> None:
+    x = cloud(40).numpy()
+    expected = stratify(x, 5, kernel="linear")
+    assert torch.equal(stratify(convert(x), 5, kernel="linear").labels, expected.labels)
+    assert stratified_variance(convert(x), expected.labels, kernel="linear") == pytest.approx(expected.variance)
+
+
+def test_labels_of_any_make() -> None:
+    x, start = cloud(40), np.arange(40) % 5
+    for labels in (start[::-1][::-1], np.ascontiguousarray(start[::-1])[::-1], start.astype(">i4"), start.tolist()):
+        assert stratify(x, 5, init=labels, max_passes=0).labels.tolist() == start.tolist()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch calls them a prototype
+    NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([[1.0, 2.0], [3.0]], "features must be real numbers in rows of one length, got a list that numpy cannot read"),
+        (torch.eye(4).to_sparse(), r"features must be a dense tensor, got a torch.sparse_coo one; .*to_dense"),
+        (NESTED, "must be a dense tensor, got a nested one"),
+        (object(), "features must be real numbers, got object; pass a tensor or an array"),
+        ({"a": 1}, "features must be real numbers, got dict"),
+    ],
+    ids=["ragged", "sparse", "nested", "object", "mapping"],
+)
+def test_what_is_no_array_is_named(features: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        stratify(features, 1)
+
+
+@pytest.mark.parametrize("seed", ["a", 1.7, True, [3], 2**64, -(2**63) - 1])
+def test_bad_seeds_are_named(seed: Any) -> None:
+    with pytest.raises(InputError, match=r"seed must be .*, got .*; use"):
+        stratify(cloud(40), 5, seed=seed)
+
+
+def test_good_seeds() -> None:
+    x = cloud(40)
+    for one, other in ((None, 0), (np.int64(7), 7)):
+        assert torch.equal(stratify(x, 5, seed=one).labels, stratify(x, 5, seed=other).labels)
+    stratify(x, 5, seed=2**64 - 1)
+
+
+@pytest.mark.parametrize("rank", [0, 16])
+@pytest.mark.parametrize("kernel", ["mmd", RBFMixture(scale="median"), "coral", "linear", "polynomial"], ids=str)
+def test_features_too_large_for_a_kernel(kernel: Any, rank: int) -> None:
+    x = cloud(60, 30, dtype=torch.float32) * 1e30
+    message = r"overflows torch\.float32 on features of up to .*e.3.; scale them down or pass float64"
+    for use in (
+        lambda: stratify(x, 5, kernel=kernel, rank=rank),
+        lambda: uniform_variance(x, 5, kernel=kernel),
+        lambda: nearest_neighbour_bound(x, 5, kernel=kernel),
+        lambda: BalancedBatchSampler(60, 8, kernel=kernel).refresh(x),
+    ):
+        with pytest.raises(InputError, match=message):
+            use()
+    with pytest.raises(InputError, match=r"overflows torch\.float64 on features of up to .*; scale them down$"):
+        stratify(x.double() * 1e140, 5, kernel=kernel, rank=rank)
+
+
+def test_features_too_large_for_kmeans() -> None:
+    with pytest.raises(InputError, match=r"solver 'kmeans' overflows torch\.float32"):
+        stratify(cloud(60, 3, dtype=torch.float32) * 1e30, 5, kernel="laplacian", solver="kmeans")

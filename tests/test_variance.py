@@ -408,7 +408,7 @@ def index_zero(generator: torch.Generator) -> tuple[Tensor, None]:
         (lambda: uniform_variance(torch.full((2, 2), torch.nan), 1, kernel="mmd"), "NaN or infinite"),
         (lambda: stratified_variance(points(), [0, 1], kernel="mmd"), r"shape \(6,\).*got \(2,\)"),
         (lambda: stratified_variance(points(), [[0]] * 6, kernel="mmd"), r"shape \(6,\).*got \(6, 1\)"),
-        (lambda: stratified_variance(points(), [0.5] * 6, kernel="mmd"), "whole numbers, got dtype float64"),
+        (lambda: stratified_variance(points(), [0.5] * 6, kernel="mmd"), "whole numbers, got dtype torch.float64"),
         (lambda: stratified_variance(points(), ["a"] * 6, kernel="mmd"), "whole numbers, got dtype <U1"),
         (lambda: stratified_variance(points(), torch.ones(6), kernel="mmd"), "got dtype torch.float32"),
         (lambda: stratified_variance(points(), torch.ones(6) > 0, kernel="mmd"), "got dtype torch.bool"),

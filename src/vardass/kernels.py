@@ -98,6 +98,15 @@ class Kernel(ABC):
         for block in row_blocks(len(x), rows):
             yield block, self.matrix(x[block], x if y is None else y)
 
+    def check_range(self, x: Tensor) -> None:
+        """Raise an InputError if values on the rows of ``x`` (n, d) overflow their floating-point type."""
+        self._require_finite(self.diag(x), x)
+
+    def _require_finite(self, values: Tensor, x: Tensor) -> None:
+        if not bool(torch.isfinite(values.double().sum())):
+            remedy = "scale them down" if x.dtype == torch.float64 else "scale them down or pass float64"
+            raise InputError(f"{self!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; {remedy}")
+
     def square_matrix(self, x: Tensor) -> Tensor:
         """Assemble ``matrix(x)`` (n, n) from blocks, with ``diag(x)`` on its diagonal; no gradient."""
         matrix = x.new_empty(len(x), len(x))
@@ -254,6 +263,12 @@ class RBFMixture(Kernel):
     def with_state(self, state: Mapping[str, Any]) -> Self:
         """Take the scale from ``state``."""
         return replace(self, fitted_scale=state.get("fitted_scale", self.fitted_scale))
+
+    def check_range(self, x: Tensor) -> None:
+        """Raise an InputError if squared distances between rows of ``x`` overflow, which would make the kernel NaN."""
+        mean = x.mean(0)
+        largest = [_full_precision(x[b] - mean).square().sum(1).max() for b in row_blocks(len(x), 65536)]
+        self._require_finite(4.0 * torch.stack(largest), x)  # |x - y|² is at most 4 times the larger |x - mean|²
 
     @property
     def rates(self) -> list[float]:
@@ -452,6 +467,9 @@ class FunctionKernel(Kernel):
             return self.diagonal(x)
         return torch.cat([self._matrix(x[b], x[b]).diagonal() for b in row_blocks(len(x), 64)])
 
+    def check_range(self, x: Tensor) -> None:
+        """Nothing is known of the function; whoever needs finite values looks at those that are used."""
+
 
 _NAMED: dict[str, Callable[[], Kernel]] = {
     "mmd": RBFMixture,
@@ -489,7 +507,14 @@ def as_kernel(kernel: Any) -> Kernel:
     raise InputError(f"kernel must be a Kernel, a name or a callable, got {type(kernel).__name__}")
 
 
-def fitted_kernel(kernel: KernelLike, x: Tensor) -> Kernel:
-    """Return what `as_kernel` makes of ``kernel``, fitted to the rows of ``x`` (n, d) unless it is fitted already."""
+def fitted_kernel(kernel: KernelLike, x: Tensor, *, check_range: bool = True) -> Kernel:
+    """Return what `as_kernel` makes of ``kernel``, fitted to the rows of ``x`` (n, d) unless it is fitted already.
+
+    Features whose kernel overflows are refused, unless ``check_range`` is False: to look at values would make a
+    training loop wait for the device.
+    """
     known = as_kernel(kernel)
-    return known if known.is_fitted else known.fit(x)
+    fitted = known if known.is_fitted else known.fit(x)
+    if check_range:
+        fitted.check_range(x)
+    return fitted

@@ -93,7 +93,7 @@ def mmd2(
         w_y = _unit_weights(weights_y, y, "weights_y", pairs_for)
         pairs = _pair_weights(w_x, w_y, estimator)
         joint = torch.cat([x, y])
-        chosen = fitted_kernel(chosen, joint.detach())
+        chosen = fitted_kernel(chosen, joint.detach(), check_range=False)
         if type(chosen) is RBFMixture and torch.is_grad_enabled() and joint.requires_grad:
             value: Tensor = _MixtureForm.apply(joint, pairs, chosen.rates)[0]  # type: ignore[no-untyped-call]
             return value

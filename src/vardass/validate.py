@@ -27,10 +27,12 @@ __all__ = [
     "as_features",
     "as_generator",
     "as_labels",
+    "as_tensor",
     "as_weights",
     "check_count",
     "check_flag",
     "check_number",
+    "check_seed",
     "choose",
     "import_by_name",
     "row_blocks",
@@ -46,6 +48,43 @@ Progress: TypeAlias = Callable[[float, str], object]
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
+    """Return a tensor, an array or a list of numbers as a dense tensor without gradient, of its own dtype and device.
+
+    What numpy holds but torch does not is converted: other byte orders, negative strides, long doubles, and whole
+    numbers without sign.
+
+    Raises
+    ------
+    InputError
+        If ``values`` are not numbers, have rows of unequal length, or are a sparse or a nested tensor.
+    """
+    if isinstance(values, Tensor):
+        if values.is_nested or values.layout != torch.strided:
+            kind = "nested" if values.is_nested else str(values.layout)
+            raise InputError(f"{name} must be a dense tensor, got a {kind} one; convert it with .to_dense()")
+        return values.detach()
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # rows of unequal length, tensors on another device
+        raise InputError(
+            f"{name} must be {what} in rows of one length, got a {type(values).__name__} that numpy cannot read; "
+            "pad or cut the rows, and move tensors to the CPU"
+        ) from None
+    if array.dtype.kind not in "biufc":
+        got = type(values).__name__ if array.ndim == 0 else f"dtype {array.dtype}"
+        raise InputError(f"{name} must be {what}, got {got}; pass a tensor or an array of them")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        beyond = array.size > 0 and int(array.max()) >= 2**63
+        array = array.astype(np.float64 if beyond else np.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    # a memory-mapped file is read-only, which torch.from_numpy warns about
+    plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if plain else np.array(array, order="C"))
+
+
 def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = True) -> Tensor:
     """Return ``x`` as a detached (n, d) float32 or float64 tensor on its own device.
 
@@ -57,18 +96,7 @@ def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = Tr
         If ``x`` is not numeric, has more than two dimensions, no rows or columns, or a NaN or an
         infinity (the message says which rows).
     """
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "fiu":
-            raise InputError(
-                f"{name} must be real numbers, got dtype {array.dtype}; convert it, for example with "
-                "np.asarray(x, dtype=np.float32)"
-            )
-        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-            array = array.astype(np.float32)  # torch lacks most unsigned types
-        # a memory-mapped file is read-only, which torch.from_numpy warns about: it is only read here
-        x = torch.from_numpy(array if array.flags.writeable else np.array(array))
-    x = x.detach()
+    x = as_tensor(x, name)
     if x.is_complex() or x.dtype == torch.bool:
         raise InputError(f"{name} must be real numbers, got dtype {x.dtype}; convert it with x.float()")
     if x.ndim == 1:
@@ -110,7 +138,9 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
     """
     if weights is None:
         return None
-    w = torch.as_tensor(weights).detach()
+    w = as_tensor(weights, name)
+    if w.is_complex() or w.dtype == torch.bool:
+        raise InputError(f"{name} must be real numbers, got dtype {w.dtype}; use stratum size / n")
     if w.ndim != 1 or len(w) != n:
         raise InputError(
             f"{name} must have shape ({n},), one for each row, got {tuple(w.shape)}; pass the weights of this batch"
@@ -119,28 +149,34 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
         total = float(w.double().sum())
         if not math.isfinite(total) or bool((w < 0).any()):
             raise InputError(f"{name} must be finite and not negative; use stratum size / n")
-        if abs(total - 1.0) > 1e-3:
-            raise InputError(f"{name} must sum to 1, got {total:.6g}; divide them by their sum")
+        # each weight is off by half a unit of its own rounding: in bfloat16 the sum by up to 0.004
+        rounding = torch.finfo(w.dtype).eps if w.is_floating_point() else 0.0
+        if abs(total - 1.0) > max(1e-3, rounding):
+            raise InputError(f"{name} must sum to 1, got {total:.6g}; divide them by their sum" + _part_of_batch(total))
     return w.to(device=like.device, dtype=like.dtype)
+
+
+def _part_of_batch(total: float) -> str:
+    """What to say of weights that sum to less than one."""
+    if not 0.0 < total < 1.0:
+        return ""
+    return (
+        ", or, where these are a part of a batch that was split between processes (split_batches=True of Accelerate), "
+        "let the sampler shard whole batches (split_batches=False)"
+    )
 
 
 def as_labels(labels: ArrayLike, n: int, name: str = "labels") -> Tensor:
     """Return ``labels``, any whole numbers, as an int64 tensor of shape (n,) on its own device."""
-    if not isinstance(labels, Tensor):
-        array = np.asarray(labels)
-        # torch lacks most unsigned types
-        labels = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else np.zeros(0))
-        kind: Any = array.dtype
-    else:
-        kind = labels.dtype
+    labels = as_tensor(labels, name, "whole numbers")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"{name} must be whole numbers, got dtype {kind}; number the groups 0..k-1")
+        raise InputError(f"{name} must be whole numbers, got dtype {labels.dtype}; number the groups 0..k-1")
     if labels.shape != (n,):
         raise InputError(
             f"{name} must have shape ({n},), one for each row, got {tuple(labels.shape)}; "
             f"pass the {name} of these samples"
         )
-    return labels.detach().long()
+    return labels.long()
 
 
 def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None, remedy: str = "") -> int:
@@ -178,7 +214,18 @@ def as_generator(seed: int | torch.Generator | None, device: torch.device | str 
         if seed.device.type == torch.device(device).type:
             return seed
         seed = int(torch.randint(2**62, (1,), generator=seed, device=seed.device))
-    return torch.Generator(device=device).manual_seed(int(seed or 0))
+    return torch.Generator(device=device).manual_seed(check_seed(seed))
+
+
+def check_seed(seed: Any) -> int:
+    """Return ``seed`` as a whole number that torch takes; None is 0."""
+    if seed is None:
+        return 0
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InputError(f"seed must be a whole number or a torch.Generator, got {seed!r}; use seed=0")
+    if not -(2**63) <= seed < 2**64:
+        raise InputError(f"seed must be between -2**63 and 2**64 - 1, got {seed}; use a smaller one")
+    return int(seed)
 
 
 def row_blocks(n: int, rows: int) -> Iterator[slice]:

@@ -12,7 +12,7 @@ from vardass.errors import InputError
 from vardass.solvers.problem import LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_generator, check_count, row_blocks
+from vardass.validate import ArrayLike, as_generator, as_tensor, check_count, row_blocks
 
 __all__ = [
     "INITS",
@@ -72,10 +72,7 @@ def given_labels(
         if given.k != k:
             raise InputError(f"{name} has k={given.k} strata, asked for k={k}; use the same k or leave it out")
         values = given.labels
-    try:
-        labels = torch.as_tensor(values, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{name} must be {n} whole numbers, got {type(given).__name__}") from None
+    labels = as_tensor(values, name, f"{n} whole numbers").to(device)
     if labels.shape != (n,):
         raise InputError(
             f"{name} has labels of shape {tuple(labels.shape)}, features have n={n} rows; "
