@@ -200,7 +200,8 @@ class Cell:
 
         A run of a search that failed is an outcome of the search, not a gap.
         """
-        return self.repeats >= self.expected > 0 and self.tasks >= self.expected_tasks and self._searched
+        averaged = self.repeats >= self.expected > 0 and self.tasks >= self.expected_tasks
+        return averaged and self.runs + self.failed >= self.expected_runs
 
     @property
     def mark(self) -> str:
@@ -210,10 +211,6 @@ class Cell:
         if self.tasks < self.expected_tasks:
             return f"({self.tasks}/{self.expected_tasks} tasks)"
         return "" if self.runs >= self.expected_runs else f"({self.runs}/{self.expected_runs} runs)"
-
-    @property
-    def _searched(self) -> bool:
-        return self.runs + self.failed >= self.expected_runs
 
 
 Key = TypeVar("Key")

@@ -60,7 +60,6 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
         "failures": failures[:_MOST_FAILURES],
         "failures_left_out": max(0, len(failures) - _MOST_FAILURES),
         "gained": bool(gains),
-        "margin": POINTS,
         "trained": bool(curves["series"] or seconds),
         "settings": _settings([record.spec.config for record in records]),
         "environment": _settings([{"vardass": record.version, **record.environment} for record in records]),
@@ -68,7 +67,14 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
         "specification": found.specification,
         "notes": {"summary": _summary_note(found), "curves": _curves_note(found, curves)},
         "strata": strata,
-        "data": {"curves": curves, "gains": gains, "seconds": seconds, "parts": PARTS, "strata": strata},
+        "data": {
+            "curves": curves,
+            "gains": gains,
+            "margin": POINTS,
+            "seconds": seconds,
+            "parts": PARTS,
+            "strata": strata,
+        },
     }
 
 

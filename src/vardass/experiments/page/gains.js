@@ -1,5 +1,5 @@
 // Gains over uniform batches: a dot with its interval for each sampler, a figure for each data set and algorithm.
-const { gains } = data;
+const { gains, margin } = data; // differences up to the margin hardly matter
 
 const signed = (value) => `${value > 0 ? '+' : ''}${value.toFixed(1)}`.replace('-', '−').replace(/^[+−]0\.0$/, '0.0');
 
@@ -9,7 +9,7 @@ function gainChart(title, rows) {
   figure.append(holder);
   // wide enough for dots and errors; an interval of few repeats can be far wider and is cut off
   const ends = rows.flatMap((row) => [row.mean - 2 * (row.stderr || 0), row.mean + 2 * (row.stderr || 0)]);
-  const reach = 1.08 * Math.max(2, ...ends.map(Math.abs));
+  const reach = 1.08 * Math.max(2 * margin, ...ends.map(Math.abs));
   function draw() {
     const width = Math.max(240, holder.clientWidth);
     const narrow = width < 400;
@@ -18,7 +18,7 @@ function gainChart(title, rows) {
     const x = (value) => left + ((Math.max(-reach, Math.min(reach, value)) + reach) / (2 * reach)) * (width - left - right);
     const svg = make('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img',
       'aria-label': `${title}: gains over uniform batches; the table has the numbers` });
-    svg.append(make('rect', { class: 'region', x: x(-1), width: x(1) - x(-1), y: 0, height: height - bottom }));
+    svg.append(make('rect', { class: 'region', x: x(-margin), width: x(margin) - x(-margin), y: 0, height: height - bottom }));
     for (const tick of ticks(-reach, reach, Math.max(2, Math.floor((width - left - right) / 60)))) {
       svg.append(make('line', { class: tick === 0 ? 'zero' : 'axis', x1: x(tick), x2: x(tick), y1: 0, y2: height - bottom }),
         make('text', { x: x(tick), y: height - bottom + 17, 'text-anchor': 'middle' }, String(tick).replace('-', '−')));
