@@ -16,6 +16,7 @@ import vardass.adapt
 from vardass.cli import adapt as adapt_module
 from vardass.cli import main
 from vardass.data.own_data import find_kind, own_task
+from vardass.data.registry import DATASETS
 from vardass.errors import InputError
 
 CLASSES = np.array(["cat", "dog", "emu"])
@@ -345,3 +346,48 @@ def test_adapt_package_has_the_trainer_on_request():
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     with pytest.raises(AttributeError, match="Trainr"):
         vardass.adapt.Trainr  # noqa: B018
+
+
+class Stop(Exception):
+    """Raised in place of training."""
+
+
+def test_data_sets_of_the_paper_have_its_network_unless_told_otherwise(folders, monkeypatch):
+    """A tiny Office-Home: what would be trained, without a download."""
+    styles = {"Art": "day", "Clipart": "night", "Product": "day", "Real World": "night"}
+    for style, domain in styles.items():
+        for label in range(65):
+            place = folders / "office" / style / f"class{label:02}"
+            place.mkdir(parents=True)
+            for number in range(5):
+                (place / f"{number}.png").symlink_to(folders / domain / "red" / f"{number}.png")
+    monkeypatch.setattr(adapt_module, "preprocessing_of", lambda *_: None)
+    seen = []
+
+    def stop(config, *_, **__):
+        seen.append(config)
+        raise Stop
+
+    monkeypatch.setattr(adapt_module, "_run", stop)
+    command = (
+        "train",
+        "--dataset",
+        "office-home",
+        "--task",
+        "A-C",
+        "--root",
+        folders / "office",
+        "--out",
+        folders / "x",
+    )
+    for more in ((), ("--network", "conv", "--no-augment")):
+        with pytest.raises(Stop):
+            main([str(part) for part in (*command, *more)])
+    assert (seen[0].network, seen[0].augment, seen[0].lr, seen[0].steps) == ("resnet18", True, 5e-5, 3000)
+    assert (seen[1].network, seen[1].augment, seen[1].lr) == ("conv", False, 1e-3)
+    networks = {name: DATASETS[name].settings.get("network") for name in DATASETS}
+    assert {name for name, network in networks.items() if network == "resnet18"} == {
+        "camelyon17",
+        "spawrious",
+        "office-home",
+    }

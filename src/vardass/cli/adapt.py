@@ -29,7 +29,7 @@ from vardass.cli.run_summary import Summary, print_json, print_summary, write_re
 from vardass.data.domains import Kind, Task
 from vardass.data.images import IMAGENET
 from vardass.data.own_data import KINDS, find_kind, how_read, own_task
-from vardass.data.registry import DATASETS, image_options, load_task, task_names
+from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
 from vardass.data.scaling import standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
@@ -154,12 +154,14 @@ def train(
     **given: Any,
 ) -> None:
     """Train on a benchmark task and measure the chosen model on target samples that were not trained on."""
-    chosen = settings_of(given)
+    info = find_dataset(dataset)
+    chosen = {**info.settings, **settings_of(given)}
     early = RunConfig.from_dict(chosen)  # before any data is read
     loader_options = parse_pairs("--data-option", data_option)
-    if root is not None and dataset in DATASETS and not DATASETS[dataset].layout:
+    if root is not None and dataset in DATASETS and not info.layout:
         raise InputError(f"--root {root} is given, but {dataset} is not read from a folder; leave it out")
-    wanted = image_options(dataset, preprocessing_of(early.network, early.network_options))
+    # without a folder there is nothing to load, and no reason to ask a hub what the network wants
+    wanted = {} if root is None else image_options(dataset, preprocessing_of(early.network, early.network_options))
     try:
         loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
     except InputError as error:

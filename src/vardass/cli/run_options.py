@@ -36,7 +36,7 @@ _TYPES: dict[str, Any] = {"integer": int, "number": float, "boolean": bool, "str
 _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "network": "network_options"}
 # where a command knows better than ``RunConfig``, whose network is not made for the data
 _DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
-_SHOWN = {"network": "the small one for the data"}
+_SHOWN = {"network": "the paper's for its data sets, else a small one for the data"}
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
 _CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier run; other options come first."

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,9 @@ class DatasetInfo:
         ``load(task, root, **options) -> Task``.
     tasks : callable
         ``tasks(root) -> names of tasks``; for user data the names depend on what is in ``root``.
+    settings : mapping
+        Settings of a run that suit the data unless told otherwise: for those of the paper, the network that it names
+        (the one for humpbacks is not public) and DomainBed's augmentation.
     """
 
     name: str
@@ -42,6 +45,7 @@ class DatasetInfo:
     origin: str
     load: Callable[..., Task]
     tasks: Callable[[PathLike | None], tuple[str, ...]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def check_options(self, names: Iterable[str]) -> None:
         """Raise an InputError for a name that is no option of the loader."""
@@ -51,6 +55,7 @@ class DatasetInfo:
                 choose(name, f"option of {self.name}:", [option.name for option in options])
 
 
+_PAPER_IMAGES = {"network": "resnet18", "augment": True}
 _ENTRIES = (
     DatasetInfo(
         "watch",
@@ -59,6 +64,7 @@ _ENTRIES = (
         "comes with vardass",
         watch.load_watch_task,
         watch.watch_names,
+        {"network": "mlp"},
     ),
     DatasetInfo(
         "digits",
@@ -75,6 +81,7 @@ _ENTRIES = (
         camelyon17.ORIGIN,
         camelyon17.load_camelyon17,
         camelyon17.camelyon17_names,
+        _PAPER_IMAGES,
     ),
     DatasetInfo(
         "humpbacks",
@@ -83,6 +90,7 @@ _ENTRIES = (
         humpbacks.ORIGIN,
         humpbacks.load_humpbacks,
         humpbacks.humpback_names,
+        {"network": "audio"},
     ),
     DatasetInfo(
         "spawrious",
@@ -91,6 +99,7 @@ _ENTRIES = (
         spawrious.ORIGIN,
         spawrious.load_spawrious,
         spawrious.spawrious_names,
+        _PAPER_IMAGES,
     ),
     DatasetInfo(
         "office-home",
@@ -99,6 +108,7 @@ _ENTRIES = (
         office_home.ORIGIN,
         office_home.load_office_home,
         office_home.office_home_names,
+        _PAPER_IMAGES,
     ),
     DatasetInfo(
         "images",
@@ -115,6 +125,7 @@ _ENTRIES = (
         "your own files",
         partial(folders.load_folders, kind="audio"),
         folders.folder_names,
+        {"network": "audio"},
     ),
     DatasetInfo(
         "embeddings",
@@ -123,6 +134,7 @@ _ENTRIES = (
         "your own files",
         embedding_tasks.load_embeddings,
         embedding_tasks.embedding_names,
+        {"network": "mlp"},
     ),
 )
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ENTRIES}

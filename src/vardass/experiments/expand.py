@@ -17,6 +17,7 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import _NEED_SOURCE
 from vardass.adapt.networks import NETWORK_NAMES, make_network
 from vardass.adapt.networks.make import _builder, _check_options
+from vardass.data.registry import find_dataset
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
 from vardass.experiments.record import RunSpec
@@ -27,9 +28,7 @@ from vardass.validate import unknown
 
 __all__ = ["Tries", "expand"]
 
-# as `vardass train` has them
-_NETWORKS = {"watch": "mlp", "embeddings": "mlp", "humpbacks": "audio", "audio": "audio"}
-_IMAGE_NETWORK = "conv"
+_IMAGE_NETWORK = "conv"  # where the data set names none
 _VECTORS = ("watch", "embeddings")
 _SEED_RANGE = 2**31
 
@@ -119,7 +118,7 @@ def _cell(
     for name in set(compared) - set(of_this_algorithm(compared)):
         raise unknown(f"option of algorithm {algorithm.name!r}:", name.partition(".")[2], owned)
     # what is said last counts, be it a value or a distribution; a named space gives way to all of them
-    values: dict[str, Any] = {"network": _NETWORKS.get(data.dataset, _IMAGE_NETWORK)}
+    values: dict[str, Any] = {"network": _IMAGE_NETWORK, **find_dataset(data.dataset).settings}
     searched: dict[str, Distribution] = {}
     like, fixed = None, set()
     for part in (spec, data, algorithm, sampler):
