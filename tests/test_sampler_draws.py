@@ -27,6 +27,7 @@ from sampler_cases import (
     taken,
     visits_once,
 )
+from vardass.losses import mmd2
 from vardass.samplers import (
     BalancedBatchSampler,
     MinibatchSampler,
@@ -99,6 +100,19 @@ def test_a_plan_of_whole_cycles_averages_to_the_whole(draws: int, coupled: bool)
     whole = chunk.rows[: len(chunk.rows) // rows * rows]
     means = batch_means(whole, chunk.weights, any_function(n))
     torch.testing.assert_close(means.mean(0), any_function(n).mean(0), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("draws", [1, 2])
+def test_the_v_statistic_fits_strata_and_the_u_statistic_is_too_low(draws: int) -> None:
+    # strata of equal samples leave no variance: two batches of one domain have MMD² = 0
+    z = torch.tensor([0.0, 0.0, 10.0, 10.0])[:, None]
+    sampler = StratifiedBatchSampler(4, 2 * draws, draws_per_stratum=draws)
+    sampler.use(Strata(torch.tensor([0, 0, 1, 1]), k=2, variance=0.0, uniform_variance=0.0))
+    batch = next(iter(sampler))
+    weights = {"weights_x": torch.tensor(batch.weights), "weights_y": torch.tensor(batch.weights)}
+    values = {how: float(mmd2(z[batch], z[batch], kernel="linear", estimator=how, **weights)) for how in ("v", "u")}
+    assert values["v"] == pytest.approx(0.0, abs=1e-4)
+    assert values["u"] < -10.0
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

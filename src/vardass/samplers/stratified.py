@@ -42,8 +42,10 @@ class StratifiedBatchSampler(MinibatchSampler):
         which visits samples more evenly. The cycles start again when strata change, when an epoch begins, and
         after about a million draws.
     draws_per_stratum : int
-        Two or more make the U-statistic exact inside strata, at the price of fewer strata. Without replacement
-        the draws from one stratum are distinct samples, and ``min_size`` is at least that many unless it is set.
+        Two or more show from one batch how much a stratum varies, at the price of fewer strata. Use the
+        V-statistic of `mmd2`, whatever their number: the U-statistic takes all rows for draws from one distribution,
+        and is too low for strata. Without replacement the draws from one stratum are distinct samples, and
+        ``min_size`` is at least that many unless it is set.
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions.
