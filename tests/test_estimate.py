@@ -111,7 +111,9 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
     found = estimate([run], jobs=2)
     assert found.seconds == {}
     assert found.left_out[0].startswith("watch left-A->right-B: ")
-    assert "left out: watch" in found.describe()
+    assert found.describe().startswith("time and memory cannot be estimated\n  left out: watch")
+    (other,) = runs_of(tmp_path)
+    assert "left out: watch" in estimate([run, other], jobs=2).describe()
 
 
 def test_the_description_adds_up() -> None:

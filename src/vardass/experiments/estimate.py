@@ -43,6 +43,7 @@ _PASS_SAMPLES = 8
 _FILES = 8
 _SAMPLER_ROWS = 4096  # beyond the sizes up to which samplers other than the paper's use full matrices
 _ENOUGH = 0.1  # seconds after which a measurement is not repeated
+_SHOWN = 5  # of what could not be measured
 _TASKS_KEPT = 2  # in a worker's memory, see run.py
 _RANDOM = {"resnet18": "resnet18-random"}  # the same architecture, without a download
 _PARTS = ("training", "evaluation", "features", "strata", "drawing")
@@ -80,6 +81,11 @@ class Estimate:
 
     def describe(self) -> str:
         """The estimate in a few lines, with how it was made."""
+        unknown = [f"  left out: {each}" for each in self.left_out[:_SHOWN]]
+        if len(self.left_out) > _SHOWN:
+            unknown.append(f"  and {len(self.left_out) - _SHOWN} more")
+        if not self.seconds:
+            return "\n".join(["time and memory cannot be estimated", *unknown])
         jobs = f"{self.jobs} at a time"
         lines = [f"time    about {_time(self.total / self.jobs)} with {jobs}, {_time(self.total)} in one process"]
         for name, parts in self.seconds.items():
@@ -97,7 +103,7 @@ class Estimate:
             f"samples where they are large, a pass, {_FILES} files, and each sampler on at most {_SAMPLER_ROWS:,} "
             "samples, taken to grow with the square of their number; networks have random weights"
         )
-        return "\n".join([*lines, *(f"  left out: {each}" for each in self.left_out)])
+        return "\n".join([*lines, *unknown])
 
 
 def estimate(runs: list[RunSpec], *, jobs: int | None = None) -> Estimate:
@@ -259,7 +265,8 @@ class _Measured:
             used = rows * (2 if algorithm.uses_target else 1)
             return _timed(update) / used, algorithm.uses_target, network.feature_dim
 
-        options = {name: value for name, value in config.algorithm_options.items() if name not in _SCALARS}
+        # numbers, such as λ, are many and change little; kinds, such as that of an adversary, may change what is done
+        options = {name: value for name, value in config.algorithm_options.items() if isinstance(value, str | bool)}
         key = ["step", rows, config.algorithm, options, *self._architecture(config), data.shape, data.classes]
         found: tuple[float, bool, int] = self._once(key, make)
         return found
@@ -313,9 +320,6 @@ class _Measured:
     def _architecture(self, config: RunConfig) -> tuple[str, dict[str, Any]]:
         options = {name: value for name, value in config.network_options.items() if name != "dropout"}
         return _RANDOM.get(config.network, config.network), options
-
-
-_SCALARS = ("penalty", "smoothing", "grad_penalty", "discriminator_dropout", "discriminator_width")
 
 
 def _power_of_two(size: int) -> int:
