@@ -428,7 +428,7 @@ def _compare(axes: Axes, rows: Sequence[Row], panel: str, looks: dict[str, tuple
         mean, seconds = fmean(values), fmean(row.seconds for row in rows if (row.panel, row.method) == (panel, name))
         axes.plot(values, [place] * len(values), "o", color=colour, markersize=4, markeredgewidth=0, alpha=0.5)
         axes.plot([mean], [place], marker, color=colour, markersize=9, markeredgecolor="white")
-        spent = f"{seconds:.2g} s" if seconds >= 1.0 else f"{1000.0 * seconds:.2g} ms"
+        spent = f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000.0 * seconds:.2g} ms"
         text = f"{mean:.1f} %, {spent}".replace("-", "−")
         axes.annotate(text, (mean, place), (0, 9), textcoords="offset points", ha="center", fontsize=9, color=INK)
     axes.set_yticks(range(len(looks)), [text for text, *_ in looks.values()], fontsize=9.5)
