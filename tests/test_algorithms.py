@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vardass.adapt import ALGORITHM_NAMES, Algorithm, Batch, Network, algorithm_options, make_algorithm, make_network
+from vardass.adapt import Algorithm, Batch, Network, algorithm_options, make_algorithm, make_network
 from vardass.adapt.algorithms.adversary import GradientReversal, domain_loss
 from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.adapt.algorithms.moving import MovingAverage, fourier_features, fourier_frequencies
@@ -532,86 +531,6 @@ def test_alternating_steps_take_turns() -> None:
             changed = {k.split(".")[0] for k, v in algorithm.named_parameters() if not torch.equal(v, before[k])}
             assert changed == {"network" if turn == "n" else "discriminator"}, step
             assert ("task" in parts) == (turn == "n")
-
-
-# training and state
-
-
-@every
-def test_overfits_two_blobs(name: str, options: dict[str, Any]) -> None:
-    algorithm = build(name, options)
-    source, target = batches(n_s=16, n_t=16)
-    groups = algorithm.parameter_groups()
-    optimisers = {role: torch.optim.Adam(parameters, lr=0.01) for role, parameters in groups.items()}
-    first = algorithm.cross_entropy(algorithm.predict(source.x), source).detach()
-    for step in range(100):
-        algorithm.update(source, target, step, optimisers=optimisers, backward=lambda loss: loss.backward())
-    logits = algorithm.eval().predict(source.x)
-    assert torch.equal(logits.argmax(1), source.y)
-    assert float(algorithm.cross_entropy(logits, source).detach()) < 0.5 * float(first)
-    assert algorithm.features(source.x).shape == (16, 8)
-
-
-@every
-def test_state_goes_on_identically(name: str, options: dict[str, Any]) -> None:
-    algorithm = build(name, options)
-    optimisers = sgd(algorithm)
-    train(algorithm, optimisers, range(3))
-    other = build(name, options, seed=1)
-    assert not same_state(algorithm, other)
-    other.load_state_dict({key: entry.clone() for key, entry in algorithm.state_dict().items()})
-    others = sgd(other)
-    for role, optimiser in others.items():
-        optimiser.load_state_dict(copy.deepcopy(optimisers[role].state_dict()))  # it does not copy tensors
-    train(algorithm, optimisers, range(3, 6))
-    train(other, others, range(3, 6))
-    assert same_state(algorithm, other)
-
-
-def test_random_parts_are_in_the_state() -> None:
-    keys = build("cdan", {**SMALL, "randomised": True}).state_dict().keys()
-    assert {"map.random_z", "map.random_p", "reversal.calls"} <= keys
-    keys = build("mmd", {"ema": 0.9}).state_dict().keys()
-    assert {"frequencies", "mean_s.total", "mean_t.mass"} <= keys
-
-
-def test_the_global_generator_is_left_alone() -> None:
-    state = torch.get_rng_state()
-    for name in ALGORITHM_NAMES:
-        build(name, {})
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-class Secret:
-    """A label that may not be looked at."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise AssertionError(f"target labels were read: {name}")
-
-    def __len__(self) -> int:
-        raise AssertionError("target labels were read")
-
-
-@every
-def test_target_labels_are_never_read(name: str, options: dict[str, Any]) -> None:
-    algorithm = build(name, options)
-    source, target = batches()
-    secret: Any = Secret()
-    for step in range(2):
-        algorithm.update(
-            source,
-            target._replace(y=secret),
-            step,
-            optimisers=sgd(algorithm),
-            backward=lambda loss: loss.backward(),
-        )
-
-
-def test_groups_hold_every_trainable_parameter_once() -> None:
-    for name in ALGORITHM_NAMES:
-        algorithm = build(name, {})
-        grouped = [p for group in algorithm.parameter_groups().values() for p in group]
-        assert len(grouped) == len({id(p) for p in grouped}) == len(list(algorithm.parameters()))
 
 
 # errors

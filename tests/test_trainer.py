@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import weakref
 from pathlib import Path
 from typing import Any
@@ -24,7 +18,6 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import accuracy
 from vardass.adapt.model import RunResult, build_algorithm, final_report, load_model, outputs
 from vardass.adapt.optimisation import make_optimisers, plain_backward
-from vardass.adapt.run_folder import load_checkpoint
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
 from vardass.errors import InputError, VardassError
@@ -81,12 +74,51 @@ class Stop:
             raise KeyboardInterrupt
 
 
+DROPOUT: dict[str, Any] = {"hidden": [8, 6], "dropout": 0.3}
+
+
+def resumable(**changes: Any) -> RunConfig:
+    steps = {"steps": 15, "refresh_every": 4, "eval_every": 5, "checkpoint_every": 4}
+    return config(network_options=DROPOUT, **{**steps, **changes})
+
+
+class Slow(Dataset[Tensor]):
+    """Samples that are not in memory, as far as the trainer can see."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.tensor[index]
+
+
+def on_disk(domain: Domain) -> Domain:
+    tensor = in_memory(domain.dataset)
+    assert tensor is not None
+    return domain._derive(domain.name, Slow(tensor), domain._labels, domain.domain_ids, hidden=domain._hidden)
+
+
+def loaded_splits() -> TaskSplits:
+    return TaskSplits(**{name: on_disk(domain) for name, domain in vars(SPLITS).items()})
+
+
 # --- all combinations -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampler", SAMPLER_NAMES)
-@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
-def test_every_algorithm_runs_with_every_sampler(algorithm: str, sampler: str) -> None:
+# each algorithm with three or four samplers, each sampler with three algorithms
+PAIRS = [
+    (algorithm, sampler)
+    for i, algorithm in enumerate(ALGORITHM_NAMES)
+    for j, sampler in enumerate(SAMPLER_NAMES)
+    if (i + j) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(("algorithm", "sampler"), PAIRS)
+def test_algorithms_run_with_samplers(algorithm: str, sampler: str) -> None:
     trainer = Trainer(config(algorithm=algorithm, sampler=sampler), SPLITS)
     before = {name: value.clone() for name, value in trainer.algorithm.named_parameters()}
     result = trainer.run()
@@ -263,251 +295,6 @@ def test_a_tiny_task_is_learnt(algorithm: str) -> None:
     assert accuracy(outputs(result.algorithm, inputs)[1], splits.source_train.known_labels()) == 1.0
     assert final_report(result, splits)["target_accuracy"] >= 0.95
     assert result.metrics[-1]["loss/task"] < 0.5 * result.metrics[0]["loss/task"]
-
-
-# --- resumption -------------------------------------------------------------------------------------------
-
-DROPOUT: dict[str, Any] = {"hidden": [8, 6], "dropout": 0.3}
-RESUMED = [
-    {"algorithm": "mmd", "sampler": "vardass"},
-    {"algorithm": "mmd", "sampler": "stratified", "algorithm_options": {"ema": 0.9}},
-    {"algorithm": "cdan+sdat", "sampler": "ordered", "feature_source": "full"},
-    {"algorithm": "coral", "sampler": "balanced", "optimiser": "sgd", "lr": 1e-4},
-    {"algorithm": "dann", "sampler": "dpp", "algorithm_options": {"adversary": "alternating"}},
-    {"algorithm": "mcc", "sampler": "kmeans++", "selection": "information-maximisation"},
-    {"algorithm": "arm", "sampler": "kmeans-inputs"},
-    {"algorithm": "erm", "sampler": "uniform", "target_batch_size": 3},
-]
-
-
-def resumable(**changes: Any) -> RunConfig:
-    steps = {"steps": 15, "refresh_every": 4, "eval_every": 5, "checkpoint_every": 4}
-    return config(network_options=DROPOUT, **{**steps, **changes})
-
-
-@pytest.mark.parametrize("changes", RESUMED, ids=lambda changes: f"{changes['algorithm']}-{changes['sampler']}")
-def test_a_resumed_run_is_the_same_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = resumable(**changes)
-    whole = Trainer(settings, SPLITS, tmp_path / "whole")
-    whole.run()
-    first = Trainer(settings, SPLITS, tmp_path / "parts").run(progress=Stop(7))
-    assert (first.step, first.interrupted) == (7, True)
-    torch.manual_seed(99)  # another process has other global random numbers
-    second = Trainer(settings, SPLITS, tmp_path / "parts")
-    result = second.run(resume=True)
-    assert (result.step, result.interrupted) == (15, False)
-    assert_same_run(whole, second)
-    lines = [
-        [flat(json.loads(line)) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "parts")
-    ]
-    assert lines[0] == lines[1]
-    assert [line["/step"] for line in lines[0]] == [5, 10, 15]
-
-
-def test_another_seed_is_another_run() -> None:
-    runs = [Trainer(resumable(seed=seed), SPLITS) for seed in (0, 1)]
-    for run in runs:
-        run.run()
-    with pytest.raises(AssertionError):
-        assert_same_run(*runs)
-
-
-def test_dropout_is_new_in_every_step_and_global_randomness_is_left_alone() -> None:
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    states: list[Tensor] = []
-    trainer = Trainer(resumable(steps=2), SPLITS)
-    trainer.algorithm.network.dropout.register_forward_hook(
-        lambda module, args, z: states.append(torch.get_rng_state()) if module.training else None
-    )
-    trainer.run()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(states[0], states[2])
-
-
-class Slow(Dataset[Tensor]):
-    """Samples that are not in memory, as far as the trainer can see."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __len__(self) -> int:
-        return len(self.tensor)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.tensor[index]
-
-
-def on_disk(domain: Domain) -> Domain:
-    tensor = in_memory(domain.dataset)
-    assert tensor is not None
-    return domain._derive(domain.name, Slow(tensor), domain._labels, domain.domain_ids, hidden=domain._hidden)
-
-
-def loaded_splits() -> TaskSplits:
-    return TaskSplits(**{name: on_disk(domain) for name, domain in vars(SPLITS).items()})
-
-
-def test_a_loader_gives_the_same_run_as_memory() -> None:
-    runs = [Trainer(config(sampler="ordered"), splits) for splits in (SPLITS, loaded_splits())]
-    for run in runs:
-        run.run()
-    assert not isinstance(runs[1].streams["source"].inputs.data, Tensor)
-    assert_same_run(*runs)
-
-
-def test_batches_that_workers_prepare_ahead_survive_an_interruption(tmp_path: Path) -> None:
-    settings = resumable(workers=1, steps=9, refresh_every=3, eval_every=9, eval_batch_size=64)
-    whole = Trainer(settings, loaded_splits())
-    whole.run()
-    Trainer(settings, loaded_splits(), tmp_path).run(progress=Stop(4))
-    meta = load_checkpoint(tmp_path / "checkpoint.pt")
-    assert len(meta["state"]["streams"]["source"]["pending"]) > 0
-    second = Trainer(settings, loaded_splits(), tmp_path)
-    second.run(resume=True)
-    assert_same_run(whole, second)
-
-
-@pytest.mark.parametrize("splits", [SPLITS, loaded_splits()], ids=["memory", "loader"])
-def test_a_run_goes_on_in_the_same_process_without_a_folder(splits: TaskSplits) -> None:
-    whole, parts = Trainer(resumable(), splits), Trainer(resumable(), splits)
-    whole.run()
-    assert parts.run(progress=Stop(7)).interrupted
-    with pytest.raises(InputError, match="is at step 7; pass resume=True"):
-        parts.run()
-    parts.run(resume=True)
-    assert_same_run(whole, parts)
-
-
-def test_resuming_where_nothing_was_saved_yet_begins(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n')
-    whole, begun = Trainer(resumable(), SPLITS), Trainer(resumable(), SPLITS, tmp_path)
-    whole.run()
-    begun.run(resume=True)
-    assert_same_run(whole, begun)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
-
-
-def test_augmented_images_in_half_precision_resume_too(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(40) % 2
-
-    def domain(name: str) -> Domain:
-        pixels = torch.rand(40, 3, 16, 16, generator=generator) * 0.5 + 0.4 * labels[:, None, None, None]
-        return Domain(name, TensorInputs(pixels), labels, ("dark", "bright"), kind="image")
-
-    splits = split_task(Task("images", (domain("s"),), domain("t")), seed=0)
-    settings = RunConfig(
-        algorithm="dann",
-        sampler="stratified",
-        network="conv",
-        network_options={"widths": [4, 8]},
-        steps=4,
-        batch_size=4,
-        refresh_every=2,
-        eval_every=2,
-        augment=True,
-        precision="bf16-mixed",
-        device="cpu",
-    )
-    whole, plain = Trainer(settings, splits), Trainer(settings.changed(augment=False), splits)
-    whole.run()
-    plain.run()
-    Trainer(settings, splits, tmp_path).run(progress=Stop(3))
-    resumed = Trainer(settings, splits, tmp_path)
-    report = final_report(resumed.run(resume=True), splits)
-    assert_same_run(whole, resumed)
-    assert report["source_accuracy"] == resumed._best["score"]  # type: ignore[index]
-    with pytest.raises(AssertionError):
-        assert_same_run(whole, plain)
-
-
-def test_a_killed_run_loses_only_the_steps_since_its_checkpoint(tmp_path: Path) -> None:
-    settings = resumable()
-    script = f"""
-        import os, signal, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_trainer import SPLITS, Trainer, resumable
-
-        def kill(share, message):
-            if message.startswith("step 11 of"):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        Trainer(resumable(), SPLITS, {str(tmp_path / "killed")!r}).run(progress=kill)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
-    metrics = tmp_path / "killed" / "metrics.jsonl"
-    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [5, 10]
-    with metrics.open("a") as file:
-        file.write('{"step": 11, "half a li')  # as if it had died while writing
-    meta = load_checkpoint(tmp_path / "killed" / "checkpoint.pt")
-    assert meta["state"]["step"] == 8
-    whole, resumed = Trainer(settings, SPLITS), Trainer(settings, SPLITS, tmp_path / "killed")
-    whole.run()
-    resumed.run(resume=True)
-    assert_same_run(whole, resumed)
-    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [5, 10, 15]
-
-
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = Trainer(resumable(), SPLITS, tmp_path)
-    handler = signal.getsignal(signal.SIGINT)
-    seen: list[str] = []
-
-    def press(share: float, message: str) -> None:
-        seen.append(message)
-        if len(seen) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    result = trainer.run(progress=press)
-    assert (result.step, result.interrupted, result.score) == (3, True, None)
-    assert signal.getsignal(signal.SIGINT) is handler
-    said = capsys.readouterr().err
-    assert "stopped after step 3 of 15" in said
-    assert str(tmp_path) in said
-    assert "--resume" in said
-    meta = load_checkpoint(tmp_path / "checkpoint.pt")
-    assert meta["state"]["step"] == 3
-
-
-def test_a_second_ctrl_c_stops_at_once() -> None:
-    def press(share: float, message: str) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    trainer = Trainer(resumable(), SPLITS)
-
-    def interrupted_update(*args: Any, **options: Any) -> Any:
-        press(0.0, "")
-
-    trainer.algorithm.update = interrupted_update  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
-    assert trainer.step == 0
-
-
-def test_a_run_that_is_over_can_be_made_longer(tmp_path: Path) -> None:
-    Trainer(resumable(steps=6), SPLITS, tmp_path).run()
-    longer, whole = Trainer(resumable(steps=10, eval_every=5), SPLITS, tmp_path), Trainer(resumable(steps=10), SPLITS)
-    assert longer.run(resume=True).step == 10
-    whole.run()
-    assert torch.equal(longer.algorithm.network.head.weight, whole.algorithm.network.head.weight)  # type: ignore[arg-type]
-
-
-def test_a_folder_in_use_and_other_settings_are_refused(tmp_path: Path) -> None:
-    Trainer(resumable(steps=4), SPLITS, tmp_path).run()
-    with pytest.raises(InputError, match=r"already holds a run.*resume"):
-        Trainer(resumable(steps=4), SPLITS, tmp_path).run()
-    with pytest.raises(InputError, match=r"has lr=0.001, this one lr=0.5"):
-        Trainer(resumable(steps=8, lr=0.5), SPLITS, tmp_path).run(resume=True)
-    path = tmp_path / "checkpoint.pt"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(InputError, match="not a whole checkpoint"):
-        Trainer(resumable(steps=8), SPLITS, tmp_path).run(resume=True)
 
 
 # --- labels and selection ---------------------------------------------------------------------------------

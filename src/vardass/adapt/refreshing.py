@@ -91,8 +91,9 @@ class StrataUpdater:
     batch 32 as the root mean square difference to a full pass, over the deviation of the features: rows of the last
     step 0.02 for an MLP on the watch data, with dropout or without, rows of the last 20 steps 0.25 to 0.28; for a
     convolutional network on digits, rows of the last step 0.23 without BatchNorm's statistics (``freeze_bn``), with
-    them 0.6 to 0.7 of the source and 1.1 to 1.2 of the target. There strata are those of features as training sees
-    them; for those of evaluation take ``feature_source="full"``, or ``freeze_bn`` with a pretrained network.
+    them 0.6 to 0.7 of the source (0.83 augmented) and 1.1 to 1.2 of the target. There strata are those of features as
+    training sees them; for those of evaluation take ``feature_source="full"``, or ``freeze_bn`` with a pretrained
+    network.
 
     With several processes the leading one makes the strata and sends them to the others: those of another one might
     differ by rounding, and then no batch would fit together.
