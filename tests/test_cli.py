@@ -174,7 +174,7 @@ def test_labels_csv_holds_stratum_and_weight_of_each_row(embeddings, tmp_path, c
 
 
 def test_more_strata_than_distinct_points_still_gives_json(tmp_path, capsys):
-    np.save(tmp_path / "same.npy", np.arange(10, dtype=np.float32) % 3)
+    np.save(tmp_path / "same.npy", np.arange(10, dtype=np.float32)[:, None] % 3)
     code, out, err = run(capsys, "stratify", tmp_path / "same.npy", "-k", 4, "--json")
     assert code == 0, err
     record = json.loads(out, parse_constant=pytest.fail)
