@@ -110,6 +110,15 @@ def _betas(value: Any, name: str) -> list[float] | None:
     return [check_number(beta, name, low=0.0, below=1.0) for beta in value]
 
 
+def _device(value: Any, name: str) -> str:
+    if value != "auto":
+        try:
+            torch.device(value)  # whether it is there is another question: settings may be made elsewhere
+        except (RuntimeError, TypeError):
+            raise InputError(f"{name} is {value!r}, which is no device; use auto, cpu, cuda or cuda:1") from None
+    return str(value)
+
+
 def _devices(value: Any, name: str) -> int | str:
     return "auto" if value == "auto" else check_count(value, name, remedy="'auto' takes all GPUs")
 
@@ -264,7 +273,9 @@ class RunConfig(BaseModel):
     precision: Annotated[str, _one_of(PRECISIONS)] = Field(
         "32-true", description="Precision of the forward pass, by Lightning's names; 16-mixed scales the loss."
     )
-    device: str = Field("auto", description="Such as cpu or cuda:1; auto is a GPU if there is one.")
+    device: Annotated[str, _Checked(_device, {"type": "string"})] = Field(
+        "auto", description="Such as cpu or cuda:1; auto is a GPU if there is one."
+    )
     devices: Annotated[
         int | Literal["auto"], _Checked(_devices, {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]})
     ] = Field(1, description="Processes that train together, each on a device of its own; auto takes all GPUs.")

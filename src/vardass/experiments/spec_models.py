@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -79,11 +78,6 @@ def check_setting(name: str, value: Any) -> Any:
         return value
     if name == "refresh_options":  # what they may be depends on the policy: checked when all is known
         return as_mapping(value)
-    if name == "device" and value != "auto":
-        try:
-            torch.device(value)
-        except (RuntimeError, TypeError):
-            raise InputError(f"is {value!r}, which is no device; use auto, cpu, cuda or cuda:1") from None
     given: dict[str, Any] = {name: value}
     return getattr(RunConfig(**given), name)
 
@@ -140,6 +134,10 @@ def _share(given: Any) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 < given <= 1.0:
         raise InputError(f"must be a number above 0 and at most 1, got {given!r}; 0.5 is usual")
     return float(given)
+
+
+def _first(given: Any) -> Any:
+    return choose(given, "choice", ("defaults", "random"))
 
 
 def _settings_schema() -> dict[str, Any]:
@@ -353,18 +351,10 @@ class Search(Entry):
     """How hyper-parameters are searched."""
 
     size: Count = Field(default=1, description="Trials of each cell.")
-    first: Literal["defaults", "random"] = Field(
+    first: Annotated[Literal["defaults", "random"], BeforeValidator(_first)] = Field(
         default="defaults", description="Whether the first trial has the defaults, as in DomainBed, or is drawn too."
     )
     space: Space | None = Field(default=None, description="What is searched.")
-
-    @classmethod
-    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Say the nearest choice."""
-        super().prepare(given)
-        with at("first"):
-            choose(given.get("first", "defaults"), "choice", ("defaults", "random"))
-        return given
 
 
 class Specification(Part):
