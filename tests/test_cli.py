@@ -252,12 +252,43 @@ def test_bad_options(embeddings, capsys, monkeypatch, arguments, part):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"),
-    [(["nonsense"], "nonsense"), (["stratify"], "FILE"), (["demo"], "--out"), (["--nonsense"], "--nonsense")],
-    ids=["command", "no file", "no folder", "option"],
+    ("command", "part"),
+    [
+        ("nonsense", "nonsense"),
+        ("--nonsense", "--nonsense"),
+        ("stratify", "FILE"),
+        ("adapt", "--source"),
+        ("adapt --source notes.txt --target notes.txt --out run", "no file of embeddings"),
+        ("adapt --source none --target none --out run --steps 1.5", "integer, got '1.5'"),
+        ("adapt --source none --target none --out run --lr abc", "number, got 'abc'"),
+        ("train --dataset watch --out run", "--task"),
+        ("train --dataset wach --task a --out run", "'watch'"),
+        ("train --dataset watch --task left-A->right-B --out run --data-option x=1", "option of watch: 'x'"),
+        ("train --dataset watch --task left-A->right-B --out run --data-option standardised=maybe", "got 'maybe'"),
+        ("train --dataset watch --task left-A->right-B --out run --unlabelled-fraction 2", "got 2.0"),
+        ("tasks --root .", "--dataset"),
+        ("predict none none", "no model at none"),
+        ("predict notes.txt none", "not a whole safetensors file"),
+        ("sweep", "FILE_OR_PRESET"),
+        ("sweep none", "unknown preset 'none'"),
+        ("sweep notes.txt --dry-run", "a mapping of keys"),
+        ("sweep watch-quick", "--out is not given"),
+        ("sweep watch-quick --out sweep --engine slurm", "unknown engine 'slurm'"),
+        ("sweep watch-quick --out notes.txt", "is a file"),
+        ("sweep watch-quick --out sweep --set stepz=3", "'steps'"),
+        ("status none", "not the folder of a sweep"),
+        ("tables none", "there is no none"),
+        ("tables notes.txt --table 9", "unknown table '9'"),
+        ("report notes.txt", "is a file"),
+        ("report none", "no folder at none"),
+        ("figure 9", "no figure '9'"),
+        ("demo", "--out"),
+    ],
 )
-def test_bad_commands(tmp_path, capsys, arguments, part):
-    assert part.lower() in refused(capsys, tmp_path, *arguments).lower()
+def test_bad_commands(tmp_path, capsys, monkeypatch, command, part):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    assert part.lower() in refused(capsys, tmp_path, *command.split()).lower()
 
 
 def bad_files(folder):

@@ -57,7 +57,9 @@ Json = Annotated[bool, _data("--json", text="Print the summary as JSON.")]
 Standardise = Annotated[
     bool,
     _data(
-        "--standardise", "--standardize", text="Scale the columns of embeddings by mean and deviation of the sources."
+        "--standardise",
+        "--standardize",
+        text="Scale the columns of embeddings by those of the sources, robustly.",
     ),
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import sys
@@ -108,7 +107,7 @@ def demo(
         print(f"{why}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130 if ended.interrupted else 1)
     batch_size = runs[0].config["batch_size"]
-    setting = f"{repeats} x {len(tasks)} source-target pairs, {steps} steps, batches of {batch_size}"
+    setting = f"{repeats} repeats x {len(tasks)} source-target pairs, {steps} steps, batches of {batch_size}"
     _show_results(out, noise, setting, console)
 
 
@@ -259,24 +258,22 @@ def _plus_minus(error: float | None) -> str:
 
 
 def _csv(records: Sequence[Record], noise: Noise) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("algorithm", "sampler", "task", "repeat", "steps", "target_accuracy", "relative_loss_variance"))
-    for record in records:
-        spec, config = record.spec, record.spec.config
-        ratio = noise.get((config["algorithm"], config["sampler"]))
-        writer.writerow(
-            (
-                config["algorithm"],
-                config["sampler"],
-                spec.task,
-                spec.repeat,
-                config["steps"],
-                f"{record.result['target_accuracy']:.6f}",
-                "" if ratio is None else f"{ratio:.6f}",
-            )
-        )
-    return text.getvalue()
+    """One line for each run."""
+    import pandas as pd
+
+    rows = [
+        {
+            "algorithm": record.spec.config["algorithm"],
+            "sampler": record.spec.config["sampler"],
+            "task": record.spec.task,
+            "repeat": record.spec.repeat,
+            "steps": record.spec.config["steps"],
+            "target_accuracy": record.result["target_accuracy"],
+            "relative_loss_variance": noise.get((record.spec.config["algorithm"], record.spec.config["sampler"])),
+        }
+        for record in records
+    ]
+    return pd.DataFrame(rows).to_csv(index=False, float_format="%.6f")
 
 
 def _figure(rows: Sequence[_Row], setting: str) -> Figure:

@@ -211,6 +211,10 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
         raise InputError(f"task must be a name, got {task!r}; choose one of task_names({entry.name!r})")
     root = None if root is None else as_path(root, "root")
     entry.check_options(options)
+    for name, parameter in inspect.signature(entry.load).parameters.items():
+        value = options.get(name, parameter.default)
+        if isinstance(parameter.default, bool) and not isinstance(value, bool):
+            raise InputError(f"option {name} of {entry.name} must be true or false, got {value!r}")
     loaded = entry.load(task, root, **options)
     if not isinstance(loaded, Task):
         raise InputError(f"data set {dataset!r} gave a {type(loaded).__name__} for task {task!r}; return a Task")
