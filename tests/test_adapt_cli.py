@@ -245,6 +245,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(files):
     assert (files / "run/checkpoint.pt").exists()
 
 
+def test_strata_may_have_another_kernel_than_the_loss(files, capsys):
+    command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "stratified")
+    assert "kernel must be" in refused(capsys, files, *command, "--sampler-option", "kernel=3")
+    done(capsys, *command, "--sampler-option", "kernel=linear")
+
+
 def test_names_that_are_unknown_get_the_nearest(files, capsys):
     clinic, home, out = files / "clinic.npz", files / "home.npz", files / "run"
     assert "'coral'" in refused(capsys, files, *adapt(clinic, home, out, "--algorithm", "corral"))

@@ -482,13 +482,11 @@ def training_streams(
         if name in given:
             sampler = _checked_sampler(given.pop(name), name, inputs)
         else:
-            options = dict(config.sampler_options)
+            options = {"kernel": algorithm.kernel, **config.sampler_options}
             if config.groups == "classes" and labels is not None:
                 options["groups"] = labels
             seed = derived_seed("sampler", name, config.seed)
-            sampler = make_sampler(
-                config.sampler, len(inputs), batch_size, kernel=algorithm.kernel, seed=seed, **options
-            )
+            sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
         processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:
             sampler = _in_background(sampler, config, processes)

@@ -50,10 +50,8 @@ def pick_device(name: str, accelerator: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(
-            f"unknown device {name!r}: {str(error).splitlines()[0]}; use 'auto', 'cpu' or 'cuda'"
-        ) from None
+    except RuntimeError:
+        raise InputError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1") from None
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         raise InputError(f"device {name!r} is not there, torch sees {count} GPUs; use cpu or auto")

@@ -180,8 +180,8 @@ def _place(run: RunSpec) -> tuple[str, int, str]:
 
 def _sampler(run: RunSpec, n: int) -> Any:
     config = run.config
-    kernel = config["algorithm"]
-    return make_sampler(config["sampler"], n, config["batch_size"], kernel=kernel, **config["sampler_options"])
+    options = {"kernel": config["algorithm"], **config["sampler_options"]}
+    return make_sampler(config["sampler"], n, config["batch_size"], **options)
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,7 @@ class _Measured:
 
         def make() -> tuple[float, float, bool]:
             kernel = "coral" if config.algorithm.startswith("coral") else "mmd"
-            sampler = make_sampler(config.sampler, rows, size, kernel=kernel, **config.sampler_options)
+            sampler = make_sampler(config.sampler, rows, size, **{"kernel": kernel, **config.sampler_options})
             refresh = 0.0
             if sampler.needs_features:
                 z = torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
