@@ -28,7 +28,7 @@ from vardass.strata import Strata
 __all__ = ["stratify"]
 
 _KERNEL = "mmd (the paper's RBF mixture), rbf, coral, linear, polynomial or laplacian."
-_SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans or interior-point."
+_SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans; interior-point, of Figure 3, for small n."
 _COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
 _CSV_HEADER = "row,stratum,weight\n"
 _BAR = 28  # characters
