@@ -8,6 +8,7 @@ import torch
 
 from vardass.cli import main
 from vardass.experiments.spec import load_sweep
+from vardass.sampler_noise import variance_report
 from vardass.strata import Strata
 
 SAMPLERS = {"uniform", "vardass", "stratified", "ordered", "balanced"}
@@ -37,8 +38,20 @@ def test_the_preset_compares_five_ways_to_draw_with_two_losses():
 def test_demo_shows_what_its_files_hold_and_goes_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
     monkeypatch.setattr("vardass.cli.demo._NOISE_BATCHES", 40)
+    kernels = []
+
+    def spy(samplers, *features, kernel, **options):
+        kernels.append((kernel, [getattr(make(100), "kernel", kernel) for make in samplers.values()]))
+        return variance_report(samplers, *features, kernel=kernel, **options)
+
+    monkeypatch.setattr("vardass.cli.demo.variance_report", spy)
     folder = tmp_path / "new" / "demo"
     assert demo(folder) == 0
+    # noise is that of strata for the very loss that is trained: DomainBed's CORAL has a term of the means
+    assert {type(kernel).__name__ for kernel, _ in kernels} == {"RBFMixture", "CoralKernel"}
+    for kernel, of_samplers in kernels:
+        assert all(one is kernel for one in of_samplers)
+        assert getattr(kernel, "mean_scale", 1.0) > 0.0
     shown = capsys.readouterr().out
     # vardass stratify
     assert Strata.load(folder / "data/right-wrist.strata.npz").k == 64

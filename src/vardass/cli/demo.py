@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vardass.experiments.record import Record, RunSpec
+    from vardass.kernels import KernelLike
 
 __all__ = ["demo"]
 
@@ -156,12 +157,13 @@ def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, consol
         device = next(algorithm.parameters()).device
         features = [outputs(algorithm, Inputs(domain, device))[0] for domain in domains]
         loss: Any = algorithm.loss
+        kernel = algorithm.kernel
         # runs of one task, repeat and algorithm differ in their sampler only
         rivals = [other for other in runs if _place(other) == _place(run)]
         report = variance_report(
-            {other.config["sampler"]: partial(_sampler, other) for other in rivals},
+            {other.config["sampler"]: partial(_sampler, other, kernel) for other in rivals},
             *features,
-            kernel=config["algorithm"],
+            kernel=kernel,
             loss=loss,
             batches=_NOISE_BATCHES,
             gradient_batches=0,
@@ -178,9 +180,10 @@ def _place(run: RunSpec) -> tuple[str, int, str]:
     return run.task, run.repeat, run.config["algorithm"]
 
 
-def _sampler(run: RunSpec, n: int) -> Any:
+def _sampler(run: RunSpec, kernel: KernelLike, n: int) -> Any:
+    """A sampler as the run has it: its strata and plans see the kernel of the very loss that is trained."""
     config = run.config
-    options = {"kernel": config["algorithm"], **config["sampler_options"]}
+    options = {"kernel": kernel, **config["sampler_options"]}
     return make_sampler(config["sampler"], n, config["batch_size"], **options)
 
 
