@@ -61,6 +61,12 @@ def test_all_presets_load(roots: dict[str, Path]) -> None:
     assert {run.dataset for run in chosen.runs()} == {"office-home"}
 
 
+def test_a_folder_named_as_a_preset_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()  # as `make demo` leaves it
+    assert load_sweep("demo").runs()
+
+
 def test_tables_1_and_2_share_runs(roots: dict[str, Path]) -> None:
     one, two = (load(name, roots, repeats=1, search_size=2) for name in ("paper-table1", "paper-table2"))
     assert len(ids(one) & ids(two)) == TASKS * 2 * 5  # ERM, and both samplers of CORAL and MMD

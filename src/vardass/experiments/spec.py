@@ -166,12 +166,12 @@ def _find(given: PathLike) -> tuple[str, str, Path, str]:
             raise InputError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; name the YAML file of the sweep, such as {path / 'sweep.yaml'}")
     name = str(given)
-    if name in preset_names():
+    if name in preset_names():  # a folder of that name is what a sweep of it left, as that of `make demo`
         preset = files("vardass.experiments") / "presets" / f"{name}.yaml"
         return f"preset {name}", preset.read_text(encoding="utf-8"), Path.cwd(), name
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the YAML file of the sweep, such as {path / 'sweep.yaml'}")
     if path.suffix in _ENDINGS or len(path.parts) > 1:
         raise InputError(f"no file at {path.resolve()}; give a YAML file or a preset: {', '.join(preset_names())}")
     raise InputError(f"there is no such file, and {unknown('preset', name, preset_names())}")
