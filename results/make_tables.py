@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vardass.experiments.frame import collect, current_records
+from vardass.experiments.averages import collect, current_records
 from vardass.experiments.page import write_page
 from vardass.experiments.render import render
 from vardass.experiments.tables import make_tables

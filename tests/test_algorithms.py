@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vardass.adapt import Algorithm, Batch, Network, algorithm_options, make_algorithm, make_network
 from vardass.adapt.algorithms.adversary import GradientReversal, domain_loss
 from vardass.adapt.algorithms.mcc import class_confusion
-from vardass.adapt.algorithms.moving import MovingAverage, fourier_features, fourier_frequencies
+from vardass.adapt.algorithms.moving_average import MovingAverage, fourier_features, fourier_frequencies
 from vardass.adapt.algorithms.sharpness import climbed
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture

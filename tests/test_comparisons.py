@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from table_records import best_names, entries, random_records, run, write_records
-from vardass.experiments.frame import Cell, Label, best_of, collect
+from vardass.experiments.averages import Cell, Label, best_of, collect
 from vardass.experiments.page import make_page
 from vardass.experiments.render import entry_text, render
 from vardass.experiments.statistics import difference, holm, mean_and_error

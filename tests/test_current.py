@@ -10,7 +10,7 @@ import pytest
 from vardass.adapt.config import RunConfig
 from vardass.cli import main
 from vardass.errors import InputError
-from vardass.experiments.frame import current_records
+from vardass.experiments.averages import current_records
 from vardass.experiments.record import Record, RunSpec
 
 

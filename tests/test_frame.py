@@ -8,7 +8,7 @@ import pytest
 
 from table_records import best_names, brute_values, entries, random_records, run
 from vardass.errors import InputError
-from vardass.experiments.frame import Label, collect
+from vardass.experiments.averages import Label, collect
 from vardass.experiments.record import Record
 from vardass.experiments.render import FORMATS, entry_text, render
 from vardass.experiments.tables import make_tables

@@ -10,7 +10,7 @@ import torch
 from page_records import EVIL, record, sweep, write
 from vardass.cli.report import report
 from vardass.errors import InputError
-from vardass.experiments.frame import collect
+from vardass.experiments.averages import collect
 from vardass.experiments.page import make_page, strata_view, write_page
 from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS
 from vardass.experiments.page.strata_view import principal_plane, strata_content

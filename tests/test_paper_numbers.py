@@ -5,7 +5,7 @@ import pytest
 
 from table_records import best_names, entries, random_records, run
 from vardass.experiments import paper
-from vardass.experiments.frame import Cell, collect
+from vardass.experiments.averages import Cell, collect
 from vardass.experiments.record import Record
 from vardass.experiments.render import FORMATS, render
 from vardass.experiments.spec import load_sweep

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from table_records import random_records, run
-from vardass.experiments.frame import Cell, collect
+from vardass.experiments.averages import Cell, collect
 from vardass.experiments.render import FORMATS, PValue, Row, Table, entry_text, render
 from vardass.experiments.tables import TABLE_NAMES, make_tables
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from table_records import best_names, entries, random_records, run, write_records
 from vardass.cli import report as command
 from vardass.errors import InputError
-from vardass.experiments.frame import collect
+from vardass.experiments.averages import collect
 from vardass.experiments.render import render
 from vardass.experiments.tables import make_tables
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from vardass.adapt.algorithms import ALGORITHM_NAMES, Algorithm, Batch, algorithm_options, make_algorithm, weighted_mean
 from vardass.adapt.networks import NETWORK_NAMES, Network, make_network
+from vardass.samplers.registry import make_sampler
 
 if TYPE_CHECKING:
-    from vardass.adapt.batches import make_sampler
     from vardass.adapt.config import RunConfig
     from vardass.adapt.model import RunResult, final_report, load_model
     from vardass.adapt.trainer import Trainer
@@ -37,7 +37,6 @@ _LATER = {
     "Trainer": "trainer",
     "final_report": "model",
     "load_model": "model",
-    "make_sampler": "batches",
 }
 
 

@@ -1,8 +1,7 @@
-"""From a domain to batches: samples, samplers by name, and endless streams that can be saved."""
+"""From a domain to batches: its samples, and endless streams of batches that can be saved."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import signal
 from collections import deque
@@ -20,124 +19,27 @@ from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import IMAGENET, ImagePreprocessing, augment, normalise, random_crops
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
-from vardass.kernels import Kernel
 from vardass.refresh import extract_features
 from vardass.samplers import (
     BackgroundSampler,
-    BalancedBatchSampler,
-    DPPBatchSampler,
     IndexBatch,
-    KMeansPlusPlusBatchSampler,
     MinibatchSampler,
-    OrderedBatchSampler,
     RefreshableSampler,
-    StratifiedBatchSampler,
-    UniformBatchSampler,
 )
-from vardass.solvers import stratify
-from vardass.validate import choose, import_by_name, unknown
+from vardass.samplers.registry import make_sampler
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 __all__ = [
-    "SAMPLER_NAMES",
     "Draw",
     "Inputs",
     "Stream",
     "in_memory",
-    "make_sampler",
     "pass_over",
     "recorded_features",
     "training_streams",
 ]
-
-
-# --- samplers by name ---------------------------------------------------------------------------------
-
-_NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
-    "uniform": (UniformBatchSampler, {}),
-    "uniform-replacement": (UniformBatchSampler, {"replacement": True}),
-    "stratified": (StratifiedBatchSampler, {}),
-    "vardass": (StratifiedBatchSampler, {"solver": "dynamic-kmeans"}),
-    "ordered": (OrderedBatchSampler, {}),
-    "balanced": (BalancedBatchSampler, {}),
-    "kmeans++": (KMeansPlusPlusBatchSampler, {}),
-    "dpp": (DPPBatchSampler, {}),
-    # a loss's kernel is made for features, not for inputs
-    "kmeans-inputs": (StratifiedBatchSampler, {"solver": "kmeans", "kernel": "linear"}),
-    "kmeans-features": (StratifiedBatchSampler, {"solver": "kmeans"}),
-}
-_SET_BY_CALLER = ("seed", "endless", "batches", "num_replicas", "rank", "warm_start", "progress")
-_SOLVER_OPTIONS = ("trials", "parallel", "patience", "max_iter", "max_passes", "tol")  # each solver checks its own
-
-SAMPLER_NAMES = tuple(_NAMED)
-
-
-def make_sampler(
-    name: str, n: int, batch_size: int, *, kernel: Kernel | str = "mmd", seed: int = 0, **options: Any
-) -> MinibatchSampler:
-    """Make an endless sampler from its name.
-
-    Parameters
-    ----------
-    name : str
-        ``"package.module:Name"`` for a sampler of one's own, a subclass of ``MinibatchSampler``, or one of
-        ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
-        paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the
-        paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the inputs and which is
-        refreshed once, or on the network's features.
-    n, batch_size : int
-        Samples of the data set and of a batch.
-    kernel : Kernel or name
-        The kernel of the loss, for samplers that have such an option; k-means on inputs has its own.
-    seed : int
-        Of the stream.
-    **options
-        Of the sampler, and of ``stratify`` where it makes strata. They come before what the name sets.
-
-    Raises
-    ------
-    InputError
-        If the name or an option is unknown; the message has the nearest one.
-
-    Examples
-    --------
-    >>> make_sampler("vardass", 100, 8, kernel="coral").solver
-    'dynamic-kmeans'
-    """
-    kind, preset = _kind(name)
-    known = _options(kind)
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of sampler {name!r}:", option, known)
-    given: dict[str, Any] = {**preset, **options}
-    if "kernel" in known:
-        given.setdefault("kernel", kernel)
-    sampler = kind(n, batch_size, seed=seed, endless=True, **given)
-    sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
-    return sampler
-
-
-def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:
-    if not isinstance(name, str) or ":" not in name:
-        return _NAMED[choose(name, "sampler", SAMPLER_NAMES)]
-    own = import_by_name(name, "sampler")
-    if not isinstance(own, type) or not issubclass(own, MinibatchSampler):
-        raise InputError(f"sampler {name!r} is {own!r}, not a subclass of vardass.samplers.MinibatchSampler")
-    return own, {}
-
-
-def _options(kind: type[MinibatchSampler]) -> list[str]:
-    owners: list[Any] = [parent for parent in kind.__mro__ if "__init__" in vars(parent)]
-    if issubclass(kind, StratifiedBatchSampler):
-        owners.append(stratify)
-    found: dict[str, None] = {}
-    for owner in owners:
-        for parameter in inspect.signature(owner).parameters.values():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in _SET_BY_CALLER:
-                found[parameter.name] = None
-    return [*found, *(_SOLVER_OPTIONS if stratify in owners else ())]
 
 
 # --- samples of a domain ------------------------------------------------------------------------------

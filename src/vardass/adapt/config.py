@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import core_schema
 
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
-from vardass.adapt.batches import SAMPLER_NAMES
 from vardass.adapt.evaluation import SELECTION_NAMES
 from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
 from vardass.errors import InputError
+from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
 __all__ = ["RunConfig", "as_input_error"]

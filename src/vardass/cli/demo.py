@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from vardass.adapt.batches import Inputs, make_sampler
+from vardass.adapt.batches import Inputs
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import RunFolder
@@ -33,6 +33,7 @@ from vardass.figures.base import one_thread
 from vardass.files import write_text
 from vardass.plots import new_figure, require_matplotlib, save_figure
 from vardass.sampler_noise import variance_report
+from vardass.samplers.registry import make_sampler
 from vardass.validate import check_count
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class _Row:
 
 def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> None:
     """Print tables, and write figure and numbers."""
-    from vardass.experiments.frame import collect, current_records
+    from vardass.experiments.averages import collect, current_records
     from vardass.experiments.render import render
     from vardass.experiments.tables import make_tables
 

@@ -31,7 +31,7 @@ def tables(
 
     Numbers that lack runs are marked. Target labels play no part in choosing.
     """
-    from vardass.experiments.frame import collect, current_records
+    from vardass.experiments.averages import collect, current_records
     from vardass.experiments.paper import against_paper
     from vardass.experiments.render import FORMATS, render
     from vardass.experiments.tables import TABLE_NAMES, make_tables

@@ -54,9 +54,9 @@ def sweep(
     It may be killed at any moment: the same command goes on. Finished runs are not done again, those under way go on
     from their checkpoints, failed ones are tried anew.
     """
-    from vardass.experiments.estimate import estimate
     from vardass.experiments.spec import load_sweep
     from vardass.experiments.sweep import run_sweep
+    from vardass.experiments.sweep_cost import estimate
 
     asked = load_sweep(
         specification,

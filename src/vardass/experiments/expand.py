@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from vardass.adapt.algorithms import algorithm_options, make_algorithm
-from vardass.adapt.batches import make_sampler
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import _NEED_SOURCE
 from vardass.adapt.networks import NETWORK_NAMES, make_network
-from vardass.adapt.networks.make import _builder, _check_options
+from vardass.adapt.networks.registry import _builder, _check_options
 from vardass.data.registry import find_dataset
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
@@ -24,6 +23,7 @@ from vardass.experiments.record import RunSpec
 from vardass.experiments.search import Distribution, draw, named_space
 from vardass.experiments.spec_models import AlgorithmPart, DataPart, SamplerPart, Specification, full_name
 from vardass.experiments.yaml_file import at
+from vardass.samplers.registry import make_sampler
 from vardass.validate import unknown
 
 __all__ = ["Tries", "expand"]

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from vardass.experiments.frame import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
+from vardass.experiments.averages import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
 from vardass.experiments.render import Entry, Row, Table, entry_mean
 
 __all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]

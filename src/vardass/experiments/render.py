@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vardass.errors import InputError
-from vardass.experiments.frame import Cell, Label
+from vardass.experiments.averages import Cell, Label
 
 __all__ = ["FORMATS", "Entry", "PValue", "Row", "Table", "entry_mean", "entry_text", "render"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from vardass.errors import InputError
-from vardass.experiments.frame import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Gain, Label, best_of
+from vardass.experiments.averages import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Gain, Label, best_of
 from vardass.experiments.render import Entry, PValue, Row, Table, entry_mean
 from vardass.experiments.statistics import LEVEL, holm, mean_and_error
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms.mmd import Discrepancy, DiscrepancyOptions
-from vardass.adapt.algorithms.moving import MovingAverage
+from vardass.adapt.algorithms.moving_average import MovingAverage
 from vardass.adapt.networks import Network
 from vardass.kernels import CoralKernel
 from vardass.losses import CORALLoss, Moments

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, weighted_mean
-from vardass.adapt.algorithms.moving import MovingAverage, fourier_features, fourier_frequencies
+from vardass.adapt.algorithms.moving_average import MovingAverage, fourier_features, fourier_frequencies
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.kernels import Kernel, KernelLike

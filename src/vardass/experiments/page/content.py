@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vardass.experiments.frame import Cell, DataResults, Label, collect
+from vardass.experiments.averages import Cell, DataResults, Label, collect
 from vardass.experiments.page.curves import (
     MOST_CURVES,
     MOST_POINTS,

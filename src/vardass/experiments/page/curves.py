@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vardass.experiments.frame import UNIFORM, DataResults, Label, number
+from vardass.experiments.averages import UNIFORM, DataResults, Label, number
 from vardass.experiments.record import Record
 
 __all__ = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vardass.errors import InputError
-from vardass.experiments.frame import current_records, number
+from vardass.experiments.averages import current_records, number
 from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.store import read_json
 

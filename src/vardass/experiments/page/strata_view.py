@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.adapt.batches import make_sampler
 from vardass.data import standardise, watch_domains
 from vardass.errors import InputError
-from vardass.experiments.frame import SAMPLERS
+from vardass.experiments.averages import SAMPLERS
 from vardass.experiments.page.curves import short
 from vardass.kernels import RBFMixture
 from vardass.sampler_noise import variance_report
 from vardass.samplers import StratifiedBatchSampler
+from vardass.samplers.registry import make_sampler
 from vardass.validate import ArrayLike, as_features, as_generator, check_count
 
 __all__ = ["principal_plane", "strata_content", "watch_features"]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from vardass.adapt.algorithms import Batch, make_algorithm
-from vardass.adapt.batches import in_memory, make_sampler
+from vardass.adapt.batches import in_memory
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.networks import make_network
@@ -33,6 +33,7 @@ from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.experiments.engines import count_cpus
 from vardass.experiments.record import RunSpec
+from vardass.samplers.registry import make_sampler
 from vardass.solvers.stratification import BASELINE_EXACT_LIMIT
 
 __all__ = ["Estimate", "estimate"]
