@@ -231,13 +231,14 @@ def _improve_block(problem: Problem, state: _State, block: slice, limits: SizeLi
         kernel = problem.block(block)
     scores.scatter_(0, source[None], own[None])
     # each move depends on the one before: they are made on the host, one transfer for each block
+    on_host = scores.cpu()
     part = _Part(
-        scores.cpu().numpy(),
+        on_host.numpy(),
         kernel.cpu().numpy(),
         state.diag[rows].cpu().numpy(),
         source.cpu().numpy(),
         state.sizes.cpu().numpy(),
-        hot_loops(scores.cpu()),
+        hot_loops(on_host),
     )
     decrease = part.move_points(limits, noise, worthwhile)
     decrease += part.swap_points(_at_limit(part.sizes, limits, n), noise)
