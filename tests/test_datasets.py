@@ -5,6 +5,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import soundfile
+import torch
 from PIL import Image
 
 from vardass.data import (
@@ -162,10 +163,13 @@ def test_watch_tasks():
     assert [source.name for source in task.sources] == ["left-A"]
     assert task.target.name == "right-B"
     x = task.sources[0].dataset.tensor
-    assert float(x.mean(0).abs().max()) < 1e-3  # scaled by the source
+    assert float(x.mean(0).abs().max()) < 0.02  # scaled by the source, then cut
     assert float(task.target.dataset.tensor.mean(0).abs().max()) > 0.1
     raw = load_task("watch", "left-A->right-B", standardised=False)
     assert float(raw.sources[0].dataset.tensor.mean(0).abs().max()) > 0.1
+    cut, plain = (load_task("watch", "left-B->right-A", clip=clip).target.dataset.tensor for clip in (True, False))
+    assert float(plain.abs().max()) > 30
+    assert torch.equal(cut, plain.clamp(-8.0, 8.0))
     several = load_task("watch", "left-A+left-B->right-A")
     parts = split_task(several, seed=0)
     assert parts.source_train.domain_ids.unique().tolist() == [0, 1]

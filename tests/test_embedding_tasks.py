@@ -58,13 +58,14 @@ def test_embeddings_of_a_folder_and_of_one_file(tmp_path):
     for name in ("a", "b", "c"):
         np.savez(tmp_path / f"{name}.npz", z=x, labels=np.arange(6) % 2)
     assert len(task_names("embeddings", tmp_path)) == 6
-    task = load_task("embeddings", "a+b->c", tmp_path, standardise=True)
+    task = load_task("embeddings", "a+b->c", tmp_path)
     assert [source.name for source in task.sources] == ["a", "b"]
     assert torch.allclose(task.target.dataset.tensor.std(0, correction=0), torch.ones(3))
     assert task.target.labels.tolist() == [0, 1] * 3
     assert load_task("embeddings", "a->c", tmp_path, target_labelled=False).target.labels is None
     np.savez(tmp_path / "all.npz", x_p=x, y_p=np.arange(6) % 2, x_q=x + 1, y_q=np.arange(6) % 2)
-    one = load_task("embeddings", "p->q", tmp_path / "all.npz", key="x_{domain}", labels="y_{domain}")
+    names = {"key": "x_{domain}", "labels": "y_{domain}", "standardise": False}
+    one = load_task("embeddings", "p->q", tmp_path / "all.npz", **names)
     assert torch.equal(one.target.dataset.tensor, torch.from_numpy(x + 1))
     with pytest.raises(InputError, match="is one file and key is None"):
         load_task("embeddings", "p->q", tmp_path / "all.npz")

@@ -83,6 +83,19 @@ def test_a_setting_that_is_added_renames_no_run() -> None:
     assert set(RunConfig.model_fields) == {*_UNNAMED, *_SURROUNDINGS}
 
 
+def test_scaling_that_became_the_default_renames_no_run() -> None:
+    def spec(dataset: str, **options: bool) -> RunSpec:
+        return dataclasses.replace(SPEC, dataset=dataset, data_options=options)
+
+    for dataset, option in (("embeddings", "standardise"), ("watch", "clip")):
+        now, off = spec(dataset), spec(dataset, **{option: False})
+        assert now.data_options == {option: True}  # a record says what it means in every version
+        assert now.run_id == spec(dataset, **{option: True}).run_id != off.run_id
+        before = now.to_dict() | {"data_options": {}}  # a record of when it was off
+        assert RunSpec.from_dict(before) == off
+        assert RunSpec.from_dict(before).run_id == off.run_id
+
+
 def test_a_record_comes_back_as_it_was() -> None:
     line = RECORD.to_json()
     assert "\n" not in line

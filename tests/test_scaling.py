@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from vardass.cli import main
 from vardass.data import Domain, Task, TensorInputs, load_task, standardise
 from vardass.data.own_data import how_read
 from vardass.data.scaling import scale_columns, standardise_task
@@ -69,6 +70,24 @@ def test_a_task_is_scaled_once_and_only_if_it_holds_vectors(tmp_path):
         standardise_task(task)
     np.savez(tmp_path / "a.npz", z=draw(1.0, 2.0).numpy(), labels=np.arange(40) % 2)
     np.savez(tmp_path / "b.npz", z=draw(1.0, 2.0).numpy() + 1e4, labels=np.arange(40) % 2)
-    loaded = load_task("embeddings", "a->b", tmp_path, standardise=True)
+    loaded = load_task("embeddings", "a->b", tmp_path)
     assert how_read(loaded.target)["scale"]["clip"] == 8.0
     assert loaded.target.dataset.tensor.unique().tolist() == [8.0]
+
+
+def test_train_scales_what_its_loader_scales_and_can_be_told_not_to(tmp_path, capsys):
+    raw = {name: draw(1.0, 200.0, seed=seed) for seed, name in enumerate(("a", "b"))}
+    for name, x in raw.items():
+        np.savez(tmp_path / f"{name}.npz", z=x.numpy(), labels=np.arange(40) % 2)
+    mine = ("--dataset", "embeddings", "--task", "a->b", "--root", tmp_path)
+    watch = ("--dataset", "watch", "--task", "left-A->right-B")
+    for place, (data, *flags) in enumerate(
+        [(mine,), (mine, "--standardise"), (mine, "--no-standardise"), (watch,), (watch, "--no-standardise")]
+    ):
+        out = tmp_path / f"run{place}"
+        assert main([str(part) for part in ("train", *data, *flags, "--steps", 1, "--batch-size", 8, "--out", out)]) == 0
+        scale = json.loads((out / "data.json").read_text())["scale"]
+        assert (scale is None) == ("--no-standardise" in flags)
+        if scale and data is mine:
+            assert scale["mean"] == pytest.approx(raw["a"].mean(0).tolist(), rel=1e-4)
+    capsys.readouterr()

@@ -390,19 +390,24 @@ def test_options_of_the_command_reach_the_run(tables: Path, capsys: pytest.Captu
 def test_standardised_columns_are_scaled_alike_when_predicting(
     tables: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task, scale = standardise_task(embedding_task(tables / "clinic.npz", tables / "home.npz"))
-    expected = embedding_task(tables / "clinic.npz", tables / "home.npz", standardise=True)
+    task, scale = standardise_task(embedding_task(tables / "clinic.npz", tables / "home.npz", standardise=False))
+    expected = embedding_task(tables / "clinic.npz", tables / "home.npz")
     for mine, theirs in ((task.sources[0], expected.sources[0]), (task.target, expected.target)):
         torch.testing.assert_close(mine.dataset.tensor, theirs.dataset.tensor)  # type: ignore[attr-defined]
     assert len(scale["mean"]) == 4
-    assert command(tables, "run", "--standardise", "--steps", 100, "--lr", 0.01, "--json") == 0
+    assert command(tables, "run", "--steps", 100, "--lr", 0.01, "--json") == 0
     assert json.loads(capsys.readouterr().out)["score"] > 0.9
     again = ("predict", tables / "run", tables / "home.npz", "--out", tables / "p.csv")
     assert main([str(part) for part in again]) == 0
     assert (tables / "p.csv").read_bytes() == (tables / "run/predictions.csv").read_bytes()
     capsys.readouterr()
-    assert command(tables, "run", "--resume", "--steps", 120) == 2  # other data: not standardised
-    assert "same data" in capsys.readouterr().err
+    assert json.loads((tables / "run/data.json").read_text())["scale"] == scale
+    assert command(tables, "run", "--no-standardise", "--resume", "--steps", 120) == 2
+    said = capsys.readouterr().err
+    assert f"has scale of columns with mean {scale['mean'][0]:.6g}, ..., this one none (--no-standardise)" in said
+    assert "same data" in said
+    assert command(tables, "raw", "--no-standardise", "--steps", 2) == 0
+    assert json.loads((tables / "raw/data.json").read_text())["scale"] is None
     with pytest.raises(InputError, match="only embeddings can be standardised"):
         standardise_task(Task("images", (image_domain("s"),), image_domain("t")))
 

@@ -29,8 +29,8 @@ from vardass.cli.run_summary import Summary, print_json, print_summary, write_re
 from vardass.data.domains import Kind, Task
 from vardass.data.images import IMAGENET
 from vardass.data.own_data import KINDS, find_kind, how_read, own_task
-from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
-from vardass.data.scaling import standardise_task
+from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, scaling_options, task_names
+from vardass.data.scaling import ScaledInputs, standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import write_text
@@ -55,11 +55,11 @@ Holdout = Annotated[float, _data(text="Share of each domain kept out of training
 Resume = Annotated[bool, _data("--resume", text="Go on with the run in --out.")]
 Json = Annotated[bool, _data("--json", text="Print the summary as JSON.")]
 Standardise = Annotated[
-    bool,
+    bool | None,
     _data(
-        "--standardise",
-        "--standardize",
-        text="Scale the columns of embeddings by those of the sources, robustly.",
+        "--standardise/--no-standardise",
+        "--standardize/--no-standardize",
+        text=r"Scale the columns of embeddings by those of the sources, with a floor and a clip \[yes].",
     ),
 ]
 
@@ -76,7 +76,7 @@ def adapt(
     size: Annotated[int | None, _data(text=r"Height and width of images \[64 for conv, else its own, or 224].")] = None,
     channels: Annotated[int | None, _data(text=r"3 for colour, 1 for grey images \[3].")] = None,
     cache: Annotated[bool, _data("--cache", text="Keep decoded files in memory.")] = False,
-    standardise: Standardise = False,
+    standardise: Standardise = None,
     holdout: Holdout = 0.2,
     resume: Resume = False,
     as_json: Json = False,
@@ -96,7 +96,7 @@ def adapt(
     _check_options_of_kind(
         found,
         image={"--size": size, "--channels": channels},
-        features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise or None},
+        features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise},
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
@@ -111,13 +111,12 @@ def adapt(
         key=key,
         labels=labels,
         columns=columns,
+        standardise=standardise is not False,
         size=pixels,
         channels=channels or 3,
         cache=cache,
         interpolation=wanted.interpolation,
     )
-    if standardise:
-        task, _ = standardise_task(task)
     data = {
         "kind": found,
         "sources": [str(path.resolve()) for path in sources],
@@ -146,7 +145,7 @@ def train(
     out: Out,
     root: Annotated[Path | None, _data(text="Folder of the data set.")] = None,
     data_option: Annotated[list[str] | None, _data(text="key=value of the loader; repeatable.")] = None,
-    standardise: Standardise = False,
+    standardise: Standardise = None,
     holdout: Holdout = 0.2,
     unlabelled_fraction: Annotated[
         float, _data(text="Share of the rest of the target that is adapted to; the other part is the test.")
@@ -160,6 +159,8 @@ def train(
     chosen = {**info.settings, **settings_of(given)}
     early = RunConfig.from_dict(chosen)  # before any data is read
     loader_options = parse_pairs("--data-option", data_option)
+    if standardise is not None:
+        loader_options = {**scaling_options(dataset, standardise), **loader_options}
     if root is not None and dataset in DATASETS and not info.layout:
         raise InputError(f"--root {root} is given, but {dataset} is not read from a folder; leave it out")
     # without a folder there is nothing to load, and no reason to ask a hub what the network wants
@@ -169,7 +170,7 @@ def train(
     except InputError as error:
         raise InputError(str(error).replace("root is None", "--root is not given")) from error
     config = RunConfig.from_dict({"network": _NETWORKS[loaded.target.kind], **chosen})
-    if standardise:
+    if standardise and not isinstance(loaded.target.dataset, ScaledInputs):
         loaded, _ = standardise_task(loaded)
     data = {
         "kind": loaded.target.kind,
@@ -273,10 +274,18 @@ def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: 
     before = read_data_file(out) if is_run else {}
     for name, value in data.items():
         if name in before and before[name] != value:
+            was, now = (_shown(name, entry) for entry in (before[name], value))
             raise InputError(
-                f"the run in {out} has {name} {before[name]!r}, this one {value!r}; resume with the same data, or "
+                f"the run in {out} has {name} {was}, this one {now}; resume with the same data, or "
                 "choose another folder with --out"
             )
+
+
+def _shown(name: str, value: Any) -> str:
+    if name != "scale":
+        return repr(value)
+    # hundreds of numbers
+    return "none (--no-standardise)" if value is None else f"of columns with mean {value['mean'][0]:.6g}, ..."
 
 
 def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:

@@ -147,7 +147,6 @@ def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, consol
                 source=[source],
                 target=target,
                 out=place,
-                standardise=True,
                 resume=RunFolder(place).has_checkpoint,
                 algorithm_options=[f"{name}={value}" for name, value in config["algorithm_options"].items()],
                 **options,

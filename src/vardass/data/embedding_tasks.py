@@ -31,7 +31,7 @@ def embedding_task(
     columns: Columns | None = None,
     names: Sequence[str] | None = None,
     name: str | None = None,
-    standardise: bool = False,
+    standardise: bool = True,
 ) -> Task:
     """Make a task of files of embeddings.
 
@@ -50,7 +50,7 @@ def embedding_task(
     name : str, optional
         Of the task.
     standardise : bool
-        Scale all columns by mean and deviation of the sources together.
+        Scale all columns by mean and deviation of the sources together, robustly; see `standardise_task`.
 
     Raises
     ------
@@ -101,12 +101,13 @@ def load_embeddings(
     labels: str = "labels",
     target_labelled: bool = True,
     columns: Columns | None = None,
-    standardise: bool = False,
+    standardise: bool = True,
 ) -> Task:
     """Task ``"a->b"``, or ``"a+b->c"``, between the files ``a``, ``b``, ``c`` of a folder, or arrays of one .npz file.
 
     ``{domain}`` in ``key`` and ``labels`` stands for the name of the domain, so that one file can hold all:
     ``load_embeddings("photo->sketch", "pacs.npz", key="feat_{domain}", labels="y_{domain}")``.
+    Columns are scaled unless ``standardise`` is False, see `standardise_task`.
     """
     if root is None:
         raise InputError("root is None; give a folder with one file of embeddings for each domain, or one .npz file")

@@ -47,6 +47,7 @@ def own_task(
     key: str | None = None,
     labels: str | None = None,
     columns: str | None = None,
+    standardise: bool = True,
     **reading: Any,
 ) -> Task:
     """Make a task of folders of files, or of files of embeddings.
@@ -61,6 +62,8 @@ def own_task(
         From `find_kind`.
     key, labels, columns : str, optional
         Of embeddings. ``{name}`` in ``labels`` stands for the name of the file without ending.
+    standardise : bool
+        Scale the columns of embeddings, see `standardise_task`.
     **reading
         Of files: size, channels, interpolation, front_end, cache, see `folder_domain`.
     """
@@ -69,7 +72,7 @@ def own_task(
     marks: list[str | None] = [_labels_name(path, labels) for path in sources]
     of_target = _labels_name(target, labels)
     marks.append(of_target if has_labels(target, of_target) else None)
-    return embedding_task(list(sources), target, key=key, labels=marks, columns=columns)
+    return embedding_task(list(sources), target, key=key, labels=marks, columns=columns, standardise=standardise)
 
 
 def how_read(domain: Domain) -> dict[str, Any]:

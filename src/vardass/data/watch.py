@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair
-from vardass.data.scaling import standardise
+from vardass.data.scaling import standardise, standardise_task
 from vardass.files import PathLike
 
 __all__ = ["WatchData", "load_watch", "load_watch_task", "watch_domains", "watch_names"]
@@ -100,7 +100,7 @@ def watch_names(root: PathLike | None = None) -> tuple[str, ...]:
     return pair_names(_DOMAINS)
 
 
-def load_watch_task(task: str, root: PathLike | None = None, *, standardised: bool = True) -> Task:
+def load_watch_task(task: str, root: PathLike | None = None, *, standardised: bool = True, clip: bool = True) -> Task:
     """Task between wrists and groups of people, such as ``"left-A->right-B"`` or ``"left-A+left-B->right-A"``.
 
     Parameters
@@ -111,6 +111,8 @@ def load_watch_task(task: str, root: PathLike | None = None, *, standardised: bo
         Not used; the data come with the package.
     standardised : bool
         Scale the 78 features by mean and deviation of the sources together.
+    clip : bool
+        Do so robustly, as embeddings are by default: what is beyond 8 deviations, a few values in a thousand, is cut.
 
     Examples
     --------
@@ -124,7 +126,8 @@ def load_watch_task(task: str, root: PathLike | None = None, *, standardised: bo
 
     def domain(name: str) -> Domain:
         features, labels = tables[name]
-        scaled = standardise(features, reference=reference) if standardised else features
+        scaled = standardise(features, reference=reference) if standardised and not clip else features
         return Domain(name, TensorInputs(scaled), labels, names)
 
-    return Task(task, tuple(domain(source) for source in sources), domain(target))
+    loaded = Task(task, tuple(domain(source) for source in sources), domain(target))
+    return standardise_task(loaded)[0] if standardised and clip else loaded

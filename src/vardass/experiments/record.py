@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import platform
 import subprocess
@@ -18,6 +19,7 @@ import torch
 
 import vardass
 from vardass.adapt.algorithms import algorithm_options
+from vardass.data.registry import find_dataset
 from vardass.errors import InputError
 
 __all__ = ["FORMAT", "Record", "RunSpec", "versions"]
@@ -66,6 +68,8 @@ _UNNAMED: dict[str, Any] = {
 # The same for options of algorithms whose default has changed since. A run's settings always say these, so that a
 # record means the same in every version; those of format 1 that do not say them have these.
 _UNNAMED_OPTIONS: dict[str, dict[str, Any]] = {"coral": {"preset": "paper"}}
+# And for options of data sets.
+_UNNAMED_DATA: dict[str, dict[str, Any]] = {"embeddings": {"standardise": False}, "watch": {"clip": False}}
 _NOT_NAMED_BY = ("cache",)  # options of data that change how fast, but not what
 
 
@@ -111,13 +115,21 @@ class RunSpec:
             defaults = algorithm_options(self.config["algorithm"])
             said = {**{name: defaults[name] for name in changed}, **self.config.get("algorithm_options", {})}
             object.__setattr__(self, "config", {**self.config, "algorithm_options": said})
+        scaling = _UNNAMED_DATA.get(self.dataset, {})
+        if scaling:
+            parameters = inspect.signature(find_dataset(self.dataset).load).parameters
+            defaults = {name: parameters[name].default for name in scaling}
+            object.__setattr__(self, "data_options", {**defaults, **self.data_options})
 
     @cached_property
     def run_id(self) -> str:
         """Name made from all that determines the result; the data's place and the machine's do not."""
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "root"}
+        before = _UNNAMED_DATA.get(self.dataset, {})
         content["data_options"] = {
-            name: value for name, value in self.data_options.items() if name not in _NOT_NAMED_BY
+            name: value
+            for name, value in self.data_options.items()
+            if name not in _NOT_NAMED_BY and (name not in before or before[name] != value)
         }
         changed = _options_that_changed(self.config)
         options = {
@@ -145,7 +157,8 @@ class RunSpec:
         before = _options_that_changed(config)
         if before:
             config = {**config, "algorithm_options": {**before, **config.get("algorithm_options", {})}}
-        return cls(**{**values, "config": config})
+        options = {**_UNNAMED_DATA.get(values["dataset"], {}), **values.get("data_options", {})}
+        return cls(**{**values, "config": config, "data_options": options})
 
 
 @dataclass(frozen=True)
