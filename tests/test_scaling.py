@@ -85,7 +85,8 @@ def test_train_scales_what_its_loader_scales_and_can_be_told_not_to(tmp_path, ca
         [(mine,), (mine, "--standardise"), (mine, "--no-standardise"), (watch,), (watch, "--no-standardise")]
     ):
         out = tmp_path / f"run{place}"
-        assert main([str(part) for part in ("train", *data, *flags, "--steps", 1, "--batch-size", 8, "--out", out)]) == 0
+        command = ("train", *data, *flags, "--steps", 1, "--batch-size", 8, "--out", out)
+        assert main([str(part) for part in command]) == 0
         scale = json.loads((out / "data.json").read_text())["scale"]
         assert (scale is None) == ("--no-standardise" in flags)
         if scale and data is mine:
