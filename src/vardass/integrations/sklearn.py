@@ -1,0 +1,293 @@
+"""scikit-learn: strata as a clusterer, and classifiers that adapt to a target domain, alone or in skada's pipelines."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin
+from sklearn.utils import _safe_indexing, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
+
+from vardass.adapt import RunConfig, Trainer
+from vardass.data import Domain, Task, split_task
+from vardass.errors import InputError, VardassWarning
+from vardass.kernels import KernelLike, fitted_kernel
+from vardass.refresh import extract_features
+from vardass.solvers import stratify
+from vardass.validate import as_features
+
+__all__ = ["CORALAdapter", "MMDAdapter", "Stratifier"]
+
+_FLOATS = (np.float64, np.float32)
+_ROWS = 4096  # in one forward pass
+
+
+class Stratifier(ClusterMixin, BaseEstimator):
+    """Strata of least variance as a clusterer, see `vardass.stratify`.
+
+    Parameters
+    ----------
+    n_strata : int
+        Number of strata, k.
+    kernel : Kernel, str or callable
+        That of the loss.
+    solver : str
+        See `vardass.stratify`.
+    options : mapping, optional
+        Further options of `vardass.stratify`, such as ``{"min_size": 2}``.
+    random_state : int, RandomState or None
+        The same number gives the same strata.
+
+    Attributes
+    ----------
+    labels_ : array of shape (n,)
+        Stratum of each sample.
+    variance_, uniform_variance_ : float
+        Of the mean embedding of a batch that has one sample of each stratum, and of k uniform ones.
+    strata_ : Strata
+        All that is known of them.
+    kernel_ : Kernel
+        Fitted to the samples.
+    n_features_in_ : int
+        Columns of X.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(100, 3))
+    >>> stratifier = Stratifier(n_strata=5).fit(X)
+    >>> stratifier.predict(X[:9]).tolist() == stratifier.labels_[:9].tolist()
+    True
+    """
+
+    def __init__(
+        self,
+        n_strata: int = 8,
+        *,
+        kernel: KernelLike = "mmd",
+        solver: str = "min-sum",
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.n_strata = n_strata
+        self.kernel = kernel
+        self.solver = solver
+        self.options = options
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Make strata of the rows of X (n, d); y is ignored."""
+        x = as_features(validate_data(self, X, dtype=_FLOATS, ensure_min_samples=self.n_strata))
+        self.kernel_ = fitted_kernel(self.kernel, x)
+        self.strata_ = stratify(
+            x,
+            self.n_strata,
+            kernel=self.kernel_,
+            solver=self.solver,
+            seed=_seed(self.random_state),
+            **(self.options or {}),
+        )
+        self._features = x
+        self.labels_ = self.strata_.labels.numpy()
+        self.variance_, self.uniform_variance_ = self.strata_.variance, self.strata_.uniform_variance
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.int64]:
+        """Strata of the rows of X (m, d), by `Strata.assign`: (m,)."""
+        check_is_fitted(self)
+        x = as_features(validate_data(self, X, dtype=_FLOATS, reset=False))
+        found: NDArray[np.int64] = self.strata_.assign(x, self._features, kernel=self.kernel_).numpy()
+        return found
+
+
+class _Adapter(ClassifierMixin, BaseEstimator):
+    """What the adapters share; `MMDAdapter` explains it."""
+
+    algorithm: ClassVar[str]
+    __metadata_request__fit: ClassVar[dict[str, bool]] = {"sample_domain": True}  # asked for in a skada pipeline
+
+    def __init__(
+        self,
+        *,
+        penalty: float = 1.0,
+        sampler: str = "balanced",
+        hidden: Sequence[int] = (128, 64),
+        steps: int = 600,
+        batch_size: int = 32,
+        refresh_every: int = 100,
+        lr: float = 1e-3,
+        settings: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.penalty = penalty
+        self.sampler = sampler
+        self.hidden = hidden
+        self.steps = steps
+        self.batch_size = batch_size
+        self.refresh_every = refresh_every
+        self.lr = lr
+        self.settings = settings
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, X_target: Any = None, *, sample_domain: Any = None) -> Self:
+        """Train on the source (X, y) and adapt to ``X_target``.
+
+        Parameters
+        ----------
+        X : array of shape (n, d)
+            Samples of the source; with ``sample_domain`` those of both domains.
+        y : array of shape (n,)
+            Labels. Those of target rows are not read.
+        X_target : array of shape (m, d), optional
+            Samples of the target. Without any, the network learns from the source alone, with a warning.
+        sample_domain : array of shape (n,), optional
+            As in skada: negative for rows of the target.
+        """
+        if sample_domain is not None:
+            X, y, X_target = _split(X, y, X_target, sample_domain)
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(
+                f"a classifier needs samples of two classes, got 1 class, {self.classes_[0]!r}; add others"
+            )
+        adapts = X_target is not None
+        target = validate_data(self, X_target, dtype=np.float32, reset=False) if adapts else X
+        if not adapts:
+            warnings.warn(
+                f"{type(self).__name__} got no target, so it learns from the {len(X)} samples of the source alone; "
+                "pass fit(X, y, X_target), or sample_domain with negative numbers for rows of the target",
+                VardassWarning,
+                stacklevel=2,
+            )
+        names = [str(name) for name in self.classes_]
+        task = Task(
+            "fit", (Domain("source", as_features(X), codes, names),), Domain("target", as_features(target), None, names)
+        )
+        seed = _seed(self.random_state)
+        given = dict(self.settings or {})
+        config = RunConfig(
+            **{
+                "algorithm": self.algorithm if adapts else "erm",
+                "algorithm_options": {"penalty": self.penalty} if adapts else {},
+                "sampler": self.sampler,
+                "network_options": {"hidden": list(self.hidden)},
+                "steps": self.steps,
+                "batch_size": min(self.batch_size, len(X)),
+                "target_batch_size": min(self.batch_size, len(target)),
+                "refresh_every": self.refresh_every,
+                "lr": self.lr,
+                "seed": seed,
+                "selection": "last",  # nothing is held out
+                **({} if "selection" in given else {"eval_every": self.steps}),
+                **given,
+            }
+        )
+        result = Trainer(config, split_task(task, seed=seed, holdout=0.0, unlabelled_fraction=1.0)).run()
+        if result.interrupted:
+            raise KeyboardInterrupt  # a search over many fits is to end
+        # rows get the same outputs in double precision, whichever other rows are in the same batch
+        self.model_ = result.algorithm.cpu().double()
+        return self
+
+    def _logits(self, X: Any) -> torch.Tensor:
+        check_is_fitted(self)
+        x = as_features(validate_data(self, X, dtype=np.float64, reset=False))
+        return extract_features(
+            self.model_, x, forward=lambda model, rows: model.predict(rows), dtype=torch.float64, batch_size=_ROWS
+        )
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Logits of the rows of X: (m, classes), or for two classes (m,), that of the second less that of the first."""
+        logits = self._logits(X)
+        scores: NDArray[np.float64] = (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits).numpy()
+        return scores
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of the classes: (m, classes)."""
+        shares: NDArray[np.float64] = self._logits(X).softmax(1).numpy()
+        return shares
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Most likely class of each row of X: (m,)."""
+        best = self._logits(X).argmax(1).numpy()
+        labels: NDArray[Any] = self.classes_[best]
+        return labels
+
+
+class MMDAdapter(_Adapter):
+    """A network trained on a labelled source, its features kept close to those of an unlabelled target by MMD².
+
+    Parameters
+    ----------
+    penalty : float
+        λ, the weight of the discrepancy.
+    sampler : str
+        How batches are drawn, see ``RunConfig``.
+    hidden : sequence of int
+        Widths of the layers; the last are the features.
+    steps, batch_size, refresh_every : int
+        Batches trained on, samples of each domain in one (at most all), steps between refreshes of strata.
+    lr : float
+        Learning rate.
+    settings : mapping, optional
+        Any other settings of ``RunConfig``; they come before the arguments above.
+    random_state : int, RandomState or None
+        The same number gives the same network.
+
+    Attributes
+    ----------
+    classes_ : array of shape (classes,)
+        Labels of the source.
+    model_ : Algorithm
+        The network, in double precision: ``model_.features(x)`` are its features, ``model_.predict(x)`` logits.
+    n_features_in_ : int
+        Columns of X.
+
+    Notes
+    -----
+    Columns should be of about one scale: put a ``StandardScaler`` before it.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(80, 2)), np.repeat(["a", "b"], 40)
+    >>> X[40:] += 5
+    >>> MMDAdapter(steps=60, lr=1e-2).fit(X, y, X + [0.0, 2.0]).predict([[0.0, 2.0], [5.0, 7.0]]).tolist()
+    ['a', 'b']
+    """
+
+    algorithm = "mmd"
+
+
+class CORALAdapter(_Adapter):
+    """As `MMDAdapter`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
+
+    algorithm = "coral"
+
+
+def _split(X: Any, y: Any, X_target: Any, sample_domain: Any) -> tuple[Any, Any, Any]:
+    """X and y of the source, X of the target."""
+    if X_target is not None:
+        raise InputError("X_target and sample_domain were both given; with sample_domain the rows of both are in X")
+    domains = column_or_1d(sample_domain)
+    if len(domains) != _num_samples(X):
+        raise InputError(f"sample_domain has {len(domains)} entries, X {_num_samples(X)} rows; give one for each row")
+    source = np.flatnonzero(domains >= 0)
+    target = np.flatnonzero(domains < 0)
+    if not len(source) or not len(target):
+        raise InputError(
+            f"sample_domain has {len(source)} rows of a source (0 or above) and {len(target)} of a target (negative); "
+            "both are needed"
+        )
+    return _safe_indexing(X, source), _safe_indexing(y, source), _safe_indexing(X, target)
+
+
+def _seed(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
