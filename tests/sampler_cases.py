@@ -23,6 +23,8 @@ from vardass.samplers import (
 
 N, K = 26, 4  # K does not divide N
 TWO_CLASSES = torch.arange(N) % 2
+# shares unlike those of the data, one sample in no group
+UNLIKE: dict[str, Any] = {"groups": torch.tensor([-1] + [0] * 15 + [1] * 10), "shares": [0.25, 0.75]}
 QUICK = {"kernel": "rbf", "swap_rounds": 3}
 
 # every sampler with and without each of its options, and every pair of options once
@@ -46,6 +48,9 @@ MAKERS: dict[str, Callable[..., MinibatchSampler]] = {
     "balanced, tail, classes": lambda **o: BalancedBatchSampler(
         N, K, drop_last=False, groups=torch.arange(N) % 3, **QUICK, **o
     ),
+    "shares, stratified": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", **UNLIKE, **o),
+    "shares, ordered": lambda **o: OrderedBatchSampler(N, K, plan_rows=5, **UNLIKE, **QUICK, **o),
+    "shares, balanced": lambda **o: BalancedBatchSampler(N, K, **UNLIKE, **QUICK, **o),
 }
 ONCE = [name for name in MAKERS if name.startswith("balanced") or name in ("uniform", "uniform, tail")]
 STRATA = [name for name in MAKERS if name.startswith(("stratified", "cycling", "ordered"))]

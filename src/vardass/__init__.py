@@ -24,6 +24,7 @@ from vardass.samplers import (
     OrderedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
+    align_classes,
     with_weights,
 )
 from vardass.solvers import stratify
@@ -50,6 +51,7 @@ __all__ = [
     "StratifiedBatchSampler",
     "UniformBatchSampler",
     "VardassError",
+    "align_classes",
     "coral",
     "extract_features",
     "mmd2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ __all__ = ["LowerBound", "Strata"]
 
 _FORMAT = "vardass-strata"
 _VERSION = 1
-_PLAIN_FIELDS = ("k", "variance", "uniform_variance", "variance_stderr", "solver", "kernel", "info")
+_PLAIN_FIELDS = ("k", "variance", "uniform_variance", "variance_stderr", "solver", "kernel", "info", "shares")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Strata:
     Attributes
     ----------
     labels : Tensor of shape (n,)
-        Stratum of each sample, 0 to k - 1.
+        Stratum of each sample, 0 to k - 1; with ``shares`` also -1, for samples that no batch is to hold.
     k : int
         Number of strata, the minibatch size that draws one sample from each.
     variance : float
@@ -68,6 +68,9 @@ class Strata:
         What no other partition could go below, if it was asked for.
     info : mapping
         Solver's remarks: passes, seconds, rank, captured and irreducible share.
+    shares : sequence of float or None
+        Weight of each stratum, summing to 1, where it is not size / n: ``stratify_groups`` sets them for a mixture of
+        groups other than the data's.
 
     Examples
     --------
@@ -85,17 +88,21 @@ class Strata:
     kernel: str = ""
     bound: LowerBound | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    shares: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
             raise InputError(
                 f"labels must be int64 of shape (n,), got {self.labels.dtype} of shape {tuple(self.labels.shape)}"
             )
-        if len(self.labels) == 0 or int(self.labels.min()) < 0 or int(self.labels.max()) >= self.k:
+        least = 0 if self.shares is None else -1
+        if len(self.labels) == 0 or int(self.labels.min()) < least or int(self.labels.max()) >= self.k:
             raise InputError(f"labels must lie in 0..{self.k - 1}, one for each sample")
         if int(self.sizes.min()) == 0:
             empty = int((self.sizes == 0).sum())
             raise InputError(f"{empty} of k={self.k} strata are empty; every stratum needs a sample")
+        if self.shares is not None and len(self.shares) != self.k:
+            raise InputError(f"shares are one for each of k={self.k} strata, got {len(self.shares)}")
 
     @property
     def n(self) -> int:
@@ -105,17 +112,25 @@ class Strata:
     @cached_property
     def sizes(self) -> Tensor:
         """Samples in each stratum: (k,) int64."""
-        return torch.bincount(self.labels, minlength=self.k)
+        counts = torch.bincount(self.labels + 1, minlength=self.k + 1)
+        return counts[1:]
+
+    @cached_property
+    def exact_weights(self) -> Tensor:
+        """Weight of the draw from each stratum, size / n unless there are ``shares``: (k,) float64, sums to 1."""
+        if self.shares is not None:
+            return torch.tensor(self.shares, dtype=torch.float64, device=self.labels.device)
+        return self.sizes.double() / self.n
 
     @cached_property
     def weights(self) -> Tensor:
-        """Weight of the draw from each stratum, size / n: (k,) float32, sums to 1."""
-        return (self.sizes.double() / self.n).float()
+        """The same as float32."""
+        return self.exact_weights.float()
 
     @cached_property
     def order(self) -> Tensor:
-        """Sample indices sorted by stratum: (n,); stratum h is ``order[starts[h]:starts[h] + sizes[h]]``."""
-        return self.labels.argsort(stable=True)
+        """Indices of samples in strata, sorted: stratum h is ``order[starts[h]:starts[h] + sizes[h]]``."""
+        return self.labels.argsort(stable=True)[self.n - int(self.sizes.sum()) :]
 
     @cached_property
     def starts(self) -> Tensor:
@@ -242,7 +257,8 @@ class Strata:
             raise InputError(f"not strata of version {_VERSION}; make them with Strata.to_dict or Strata.save")
         try:
             bound = None if state["bound"] is None else LowerBound(**state["bound"])
-            fields = {name: state[name] for name in _PLAIN_FIELDS}
+            fields = {name: state[name] for name in _PLAIN_FIELDS if name != "shares"}
+            fields["shares"] = state.get("shares")  # older states have none
             fields["k"] = check_count(fields["k"], "k", high=len(state["labels"]))
             return cls(labels=state["labels"], bound=bound, **fields)
         except (KeyError, TypeError) as error:

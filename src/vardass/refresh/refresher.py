@@ -36,6 +36,10 @@ class Refresher:
         ``needs_features`` is False are left alone, and their features are not computed.
     sources : source, or sequence or mapping of the same length or names
         From what: a `FeatureBank`, or a function without arguments that returns (n, d) features.
+    groups : callable, optional
+        ``groups(step)`` is called before each refresh and returns, for samplers by name, ``groups`` and ``shares`` for
+        their ``refresh``, such as ``align_classes(...).by_domain``; an empty mapping leaves all as they are. Under a
+        process group only the first process calls it.
     account : TimeAccount, optional
         Gets the seconds, in the parts "features" and "solver".
     share : bool
@@ -63,6 +67,7 @@ class Refresher:
         samplers: Any,
         sources: FeatureSource | Sequence[FeatureSource] | Mapping[str, FeatureSource],
         *,
+        groups: Callable[[int], Mapping[str, Mapping[str, ArrayLike]]] | None = None,
         account: TimeAccount | None = None,
         share: bool = True,
     ) -> None:
@@ -79,6 +84,7 @@ class Refresher:
                 f"samplers are named {sorted(self.samplers)}, sources {sorted(self.sources)}; "
                 "give each sampler the source of its data set"
             )
+        self.groups = groups
         self.share = bool(share)
         for name, sampler in self.samplers.items():
             if getattr(sampler, "needs_features", True) and not callable(getattr(sampler, "refresh", None)):
@@ -128,9 +134,10 @@ class Refresher:
         for name in self._arrived():
             log.update(self._strata_log(name))
         if self._is_due(step):
+            groups = self._new_groups(step)
             for name, sampler in self.samplers.items():
                 if getattr(sampler, "needs_features", True):
-                    log.update(self._refresh(name, sampler))
+                    log.update(self._refresh(name, sampler, groups.get(name, {})))
         if len(log) == 1:
             return None
         if self.policy.observes == "variance" and not self._awaited and self._leads:
@@ -165,16 +172,25 @@ class Refresher:
                 self._take_scale(name, as_features(source.features()))
         return arrived
 
-    def _refresh(self, name: str, sampler: Any) -> dict[str, Any]:
+    def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
+        if self.groups is None or not self._leads:
+            return {}
+        with self.account("features"):
+            found = self.groups(step)
+        if not found.keys() <= self.samplers.keys():
+            raise InputError(f"groups(step) returned {sorted(found)}, samplers are named {sorted(self.samplers)}")
+        return found
+
+    def _refresh(self, name: str, sampler: Any, groups: Mapping[str, ArrayLike]) -> dict[str, Any]:
         source = self.sources[name]
         before = dict(self.account.seconds)
         with self.account("features"):
             features = source.features() if isinstance(source, FeatureBank) else source()
         with self.account("solver"):
             if self._group is None:
-                sampler.refresh(features)
+                sampler.refresh(features, **groups)
             else:
-                self._refresh_all_processes(sampler, features)
+                self._refresh_all_processes(sampler, features, groups)
             if self.policy.observes == "drift":
                 self._take_kernel(name, as_features(features))
             if getattr(sampler, "is_refreshing", False):
@@ -188,22 +204,22 @@ class Refresher:
         log = {f"{name}/seconds_{part}": self.account.seconds[part] - before.get(part, 0.0) for part in parts}
         return log if name in self._awaited else {**log, **self._strata_log(name)}
 
-    def _refresh_all_processes(self, sampler: Any, features: ArrayLike) -> None:
+    def _refresh_all_processes(self, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:
         """Refresh ``sampler`` from the features of the first process, and let the others have what it found."""
         sends_strata = hasattr(sampler, "fitted_state")
         message: Any = None
         if self._leads:
             try:
                 if sends_strata:
-                    sampler.refresh(features)
-                message = sampler.fitted_state() if sends_strata else as_features(features)
+                    sampler.refresh(features, **groups)
+                message = sampler.fitted_state() if sends_strata else (as_features(features), dict(groups))
             except Exception as error:  # the others wait for an answer
                 message = error
         message = from_first_process(message)
         if isinstance(message, Exception):
             raise message
         if not sends_strata:  # the same features give the same strata
-            sampler.refresh(message)
+            sampler.refresh(message[0], **message[1])
         elif not self._leads:
             sampler.use_fitted_state(message)
 
@@ -213,7 +229,9 @@ class Refresher:
         return {f"{name}/{key}": float(getattr(strata, key)) for key in keys}
 
     def _take_scale(self, name: str, features: Tensor) -> None:
-        spread = strata_spread(features, self._labels(name, features), kernel=self._kernels[name])
+        strata = getattr(self.samplers[name], "strata", None)
+        weights = None if strata is None else strata.exact_weights
+        spread = strata_spread(features, self._labels(name, features), kernel=self._kernels[name], weights=weights)
         self._scales[name] = spread.within
 
     def _take_kernel(self, name: str, features: Tensor) -> None:
@@ -275,8 +293,8 @@ class Refresher:
             if strata is None or not isinstance(source, FeatureBank):
                 continue
             features, kernel = source.features(), getattr(sampler, "kernel", None)
-            inside += strata_spread(features, strata.labels, kernel=kernel).variance
-            everything = torch.zeros_like(strata.labels)
+            inside += strata_spread(features, strata.labels, kernel=kernel, weights=strata.exact_weights).variance
+            everything = strata.labels.clamp_max(0)
             whole += strata_spread(features, everything, kernel=kernel).within / strata.k
         if whole == 0.0:
             return math.nan

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel, as_kernel, fitted_kernel
-from vardass.validate import ArrayLike, as_features, as_generator, as_labels, row_blocks
+from vardass.validate import ArrayLike, as_features, as_generator, as_labels, as_tensor, row_blocks
 
 __all__ = ["StrataSpread", "strata_spread"]
 
@@ -34,7 +34,12 @@ class StrataSpread(NamedTuple):
 
 @torch.no_grad()
 def strata_spread(
-    features: ArrayLike, labels: ArrayLike, *, kernel: Any = None, seed: int | torch.Generator = 0
+    features: ArrayLike,
+    labels: ArrayLike,
+    *,
+    kernel: Any = None,
+    weights: ArrayLike | None = None,
+    seed: int | torch.Generator = 0,
 ) -> StrataSpread:
     """Measure given strata on given features, cheaply enough to be done between refreshes.
 
@@ -43,12 +48,14 @@ def strata_spread(
     features : array of shape (n, d)
         Current features of one domain.
     labels : integer array of shape (n,)
-        The stratum of each row.
+        The stratum of each row; rows with -1 are in none and are left out.
     kernel : Kernel, str, callable or None
         None measures the features themselves, exactly. With a kernel each row is compared with one random
         other member of its stratum: an unbiased estimate from n kernel evaluations, where
         `vardass.variance.stratified_variance` sums all pairs. The kernel is fitted to the features if it
         has to be.
+    weights : array of shape (k,), optional
+        w_h of stratum h, where it is not |S_h|/n; labels are then 0 to k - 1.
     seed : int or torch.Generator
         For the random partners; the same seed pairs the same rows, so two estimates compare well.
 
@@ -58,14 +65,23 @@ def strata_spread(
     StrataSpread(within=0.5, variance=0.25)
     """
     x = as_features(features)
+    given = as_labels(labels, len(x)).to(x.device)
+    if bool((given < 0).any()):
+        x, given = x[given >= 0], given[given >= 0]
     n = len(x)
-    _, label, sizes = torch.unique(as_labels(labels, n).to(x.device), return_inverse=True, return_counts=True)
+    _, label, sizes = torch.unique(given, return_inverse=True, return_counts=True)
     if kernel is None:
         squared = _distances_to_means(x, label, sizes)
     else:
         fitted = fitted_kernel(kernel, x)
         squared = _half_distances_to_partners(x, label, sizes, fitted, as_generator(seed, x.device))
-    return StrataSpread(within=float(squared.sum()) / n, variance=float((squared * sizes[label]).sum()) / n**2)
+    if weights is None:
+        return StrataSpread(within=float(squared.sum()) / n, variance=float((squared * sizes[label]).sum()) / n**2)
+    w = as_tensor(weights, "weights").to(squared)
+    if len(w) != len(sizes):
+        raise InputError(f"weights are one for each stratum, got {len(w)} for {len(sizes)} strata")
+    each = squared / sizes[label]  # sums to σ_h² over a stratum
+    return StrataSpread(within=float((w[label] * each).sum()), variance=float((w[label].square() * each).sum()))
 
 
 def feature_distances(a: Tensor, b: Tensor, kernel: Kernel | None) -> Tensor:

@@ -3,6 +3,7 @@
 from vardass.samplers.background import BackgroundSampler
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import Chunk, MinibatchSampler, RefreshableSampler
+from vardass.samplers.class_alignment import ClassAlignment, align_classes
 from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
@@ -13,6 +14,7 @@ __all__ = [
     "BackgroundSampler",
     "BalancedBatchSampler",
     "Chunk",
+    "ClassAlignment",
     "DPPBatchSampler",
     "IndexBatch",
     "KMeansPlusPlusBatchSampler",
@@ -21,5 +23,6 @@ __all__ = [
     "RefreshableSampler",
     "StratifiedBatchSampler",
     "UniformBatchSampler",
+    "align_classes",
     "with_weights",
 ]

@@ -21,7 +21,7 @@ from vardass.samplers.base import MinibatchSampler, features_of_all
 from vardass.samplers.loaders_and_processes import WatchedSampler
 from vardass.samplers.weighted_batches import IndexBatch
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, check_count
+from vardass.validate import ArrayLike, as_tensor, check_count
 
 __all__ = ["BackgroundSampler"]
 
@@ -42,10 +42,10 @@ class _Server:
             self.sampler.load_state_dict(argument)
             self.batches = iter(self.sampler)
             return None
-        features, count = argument
+        features, groups, count = argument
         strata = None
         if features is not None:
-            self.sampler.refresh(features)
+            self.sampler.refresh(features, **groups)
             found: Strata | None = getattr(self.sampler, "strata", None)
             strata = None if found is None else found.to_dict()
         drawn = [next(self.batches) for _ in range(count)]
@@ -166,8 +166,11 @@ class BackgroundSampler(WatchedSampler):
         to_begin = list(self._store)[1 if self._used else 0 :]
         return any(self._asked) or any(answer["refreshed"] for answer in to_begin)
 
-    def refresh(self, features: ArrayLike) -> None:
-        """Hand the current ``features`` (n, d) over; see the class for when they apply."""
+    def refresh(self, features: ArrayLike, **groups: ArrayLike) -> None:
+        """Hand the current ``features`` (n, d) over; see the class for when they apply.
+
+        ``groups`` and ``shares`` are for samplers that have them, see `StratifiedBatchSampler`.
+        """
         if not self.needs_features:
             return
         x = features_of_all(features, self.n)
@@ -175,11 +178,12 @@ class BackgroundSampler(WatchedSampler):
         if self._in_store < self.ahead:
             self._ask(None)
         # a copy: whoever made the features may write to them while the other process has not read them
-        self._ask(x.detach().to("cpu", copy=True))
+        copies = {name: as_tensor(value, name).to("cpu", copy=True) for name, value in groups.items()}
+        self._ask(x.detach().to("cpu", copy=True), copies)
 
-    def _ask(self, features: Tensor | None) -> None:
+    def _ask(self, features: Tensor | None, groups: Mapping[str, Tensor] | None = None) -> None:
         assert self._link is not None
-        self._link.send("draw", (features, self.ahead))
+        self._link.send("draw", (features, groups or {}, self.ahead))
         self._asked.append(features is not None)
 
     def _receive(self) -> None:

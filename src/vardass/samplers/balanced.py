@@ -9,19 +9,23 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vardass.kernels import KernelLike, as_kernel, fitted_kernel
-from vardass.samplers.base import StreamOptions, derive_seed, kernel_name
+from vardass.samplers.base import Chunk, StreamOptions, derive_seed, kernel_name
+from vardass.samplers.groups import GroupedSampler
+from vardass.samplers.ordered import centred_on, coupled_rows
 from vardass.samplers.plan import PLAN_RANK, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
+from vardass.solvers import stratify_groups
 from vardass.solvers.min_sum import min_sum
 from vardass.solvers.problem import LowRankProblem
 from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.solvers.starts import bisection_labels
-from vardass.validate import ArrayLike, as_generator, as_labels, check_count
+from vardass.strata import Strata
+from vardass.validate import ArrayLike, as_generator, check_count
 
 __all__ = ["BalancedBatchSampler"]
 
 
-class BalancedBatchSampler(EpochSampler):
+class BalancedBatchSampler(GroupedSampler, EpochSampler):
     """Visit each sample once per epoch, in batches whose mean embedding is close to the full one.
 
     A refresh cuts the samples into batch_size strata of equal size. In each epoch a batch takes one sample of
@@ -39,7 +43,12 @@ class BalancedBatchSampler(EpochSampler):
     kernel : Kernel, name or callable
         The kernel of the loss.
     groups : array of shape (n,), optional
-        Class labels, whose shares are balanced too.
+        Class labels, whose shares are balanced too. `refresh` may replace them.
+    shares : array of shape (g,), optional
+        Shares that the groups 0 to g - 1 are to have in each batch instead of those of their samples, as for
+        `StratifiedBatchSampler`. Strata of equal size are then made within groups, and batches have weights, equal
+        within a group up to the rounding of sizes. An epoch of n / batch_size batches visits the samples of a group
+        equally often, to within one visit for each of its strata, and a refresh begins another one.
     plan_rank : int
         Columns of the kernel features that the plan looks at.
     swap_rounds : int
@@ -61,6 +70,7 @@ class BalancedBatchSampler(EpochSampler):
         *,
         kernel: KernelLike = "mmd",
         groups: ArrayLike | None = None,
+        shares: ArrayLike | None = None,
         plan_rank: int = PLAN_RANK,
         swap_rounds: int = 48,
         drop_last: bool = True,
@@ -69,18 +79,26 @@ class BalancedBatchSampler(EpochSampler):
         super().__init__(n, batch_size, drop_last=drop_last, **options)
         as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
-        self.groups = None if groups is None else as_labels(groups, n, "groups")
+        self._set_groups(groups, shares)
         self.plan_rank = check_count(plan_rank, "plan_rank")
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
         self._labels: Tensor | None = None
+        self.strata: Strata | None = None  # with shares
 
     def _fit(self, features: Tensor) -> None:
         kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         low_rank = plan_features(features, kernel, self.plan_rank, generator=generator)
         planned = low_rank.features
-        if self.groups is not None:
+        if self.shares is not None and self.groups is not None:
+            options: dict[str, Any] = {"kernel": kernel, "seed": derive_seed(self.seed, self._refreshes), "equal": True}
+            found = stratify_groups(features, self.batch_size, self.groups, shares=self.shares, **options)
+            self.strata, self._labels = found.to("cpu"), None
+            self._features = centred_on(self.strata, planned)
+            return
+        self.strata = None
+        if self.groups is not None and bool((self.groups != self.groups[0]).any()):
             planned = torch.cat([planned, self._group_features(planned)], dim=1)
         self._labels = _equal_strata(planned, low_rank.residual, self.batch_size)
         self._features = planned
@@ -93,6 +111,13 @@ class BalancedBatchSampler(EpochSampler):
         indicator -= indicator.mean(0)
         size = indicator.square().sum().clamp_min(torch.finfo(features.dtype).tiny)
         return indicator * (features.square().sum() / size).sqrt()
+
+    def _plan(self, left: Tensor | None, generator: torch.Generator) -> Chunk:
+        if self.strata is None or self._features is None:
+            return super()._plan(left, generator)
+        count = max(1, self.n // self.batch_size // self.num_replicas) * self.num_replicas
+        rows = coupled_rows(self.strata, count, self._features, rounds=self.swap_rounds, generator=generator)
+        return Chunk(rows, self.strata.exact_weights)
 
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
         if self._features is None or self._labels is None:
@@ -115,11 +140,13 @@ class BalancedBatchSampler(EpochSampler):
         return {**super()._settings(), "kernel": kernel_name(self.kernel)}
 
     def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "features": self._features, "labels": self._labels}
+        strata = None if self.strata is None else self.strata.to_dict()
+        return {**super()._extra_state(), "features": self._features, "labels": self._labels, "strata": strata}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
         self._features, self._labels = state["features"], state["labels"]
+        self.strata = None if state.get("strata") is None else Strata.from_dict(state["strata"])
 
 
 _REFINED = 4096  # samples up to which the strata are refined by exchanges between them

@@ -11,6 +11,7 @@ from vardass.kernels import KernelLike, fitted_kernel
 from vardass.samplers.base import Chunk, derive_seed
 from vardass.samplers.plan import PLAN_RANK, couple_rows, cycle_table, plan_features
 from vardass.samplers.stratified import StratifiedBatchSampler
+from vardass.strata import Strata
 from vardass.validate import as_generator, check_count
 
 __all__ = ["OrderedBatchSampler"]
@@ -29,7 +30,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
 
     Parameters
     ----------
-    n, batch_size, kernel, solver, groups, seed, batches, endless, num_replicas, rank, strata_options
+    n, batch_size, kernel, solver, groups, shares, seed, batches, endless, num_replicas, rank, strata_options
         As for `StratifiedBatchSampler`.
     plan_rows : int
         Batches planned together. More give the swaps more choice and cost more time.
@@ -61,23 +62,22 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         planned = plan_features(features, kernel, self.plan_rank, generator=generator).features
         super()._fit(features)
-        self._features = planned
+        assert self.strata is not None
+        self._features = centred_on(self.strata, planned)
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.strata is None or self._features is None:
             return super()._make_chunk(rounds, generator)
         count = -(-self.plan_rows // self.num_replicas) * self.num_replicas
-        q = self.draws_per_stratum
-        table = cycle_table(self.strata, count, generator, draws=q)
-        features = self._features
-        units = table.to(features.device)
-        if q > 1:  # swapping one of several draws could bring a sample into its batch twice
-            units = units.view(-1, q)
-            features, units = features[units].mean(1), torch.arange(len(units), device=units.device).view(count, -1)
-        weights = self._column_weights.view(-1, q).sum(1)
-        units = couple_rows(units, features, weights, rounds=self.swap_rounds, generator=generator).to("cpu")
-        rows = table.view(-1, q)[units].view(count, -1) if q > 1 else units
-        return Chunk(rows[torch.randperm(count, generator=generator)], self._column_weights)
+        rows = coupled_rows(
+            self.strata,
+            count,
+            self._features,
+            draws=self.draws_per_stratum,
+            rounds=self.swap_rounds,
+            generator=generator,
+        )
+        return Chunk(rows, self._column_weights)
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "features": self._features}
@@ -85,3 +85,30 @@ class OrderedBatchSampler(StratifiedBatchSampler):
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
         self._features = state["features"]
+
+
+def centred_on(strata: Strata, features: Tensor) -> Tensor:
+    """Features (n, r) of a plan minus the mean that its rows have together, which no swap changes.
+
+    They come centred on the data set's mean, which is that of the rows unless strata have shares of their own.
+    """
+    if strata.shares is None:
+        return features
+    labels = strata.labels.to(features.device)
+    each = torch.cat([strata.exact_weights / strata.sizes, torch.zeros(1, dtype=torch.float64)])
+    return features - each.to(features)[labels] @ features
+
+
+def coupled_rows(
+    strata: Strata, count: int, features: Tensor, *, draws: int = 1, rounds: int, generator: torch.Generator
+) -> Tensor:
+    """Plan (count, k * draws) of strata whose rows are coupled on ``features`` (n, r), in random order."""
+    table = cycle_table(strata, count, generator, draws=draws)
+    units = table.to(features.device)
+    if draws > 1:  # swapping one of several draws could bring a sample into its batch twice
+        units = units.view(-1, draws)
+        features, units = features[units].mean(1), torch.arange(len(units), device=units.device).view(count, -1)
+    weights = strata.exact_weights
+    units = couple_rows(units, features, weights, rounds=rounds, generator=generator).to("cpu")
+    rows = table.view(-1, draws)[units].view(count, -1) if draws > 1 else units
+    return rows[torch.randperm(count, generator=generator)]

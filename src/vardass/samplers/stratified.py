@@ -9,12 +9,13 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
-from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed, kernel_name
+from vardass.samplers.base import Chunk, derive_seed, kernel_name
+from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify, stratify_groups
 from vardass.solvers.stratification import option_names
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_labels, check_count, unknown
+from vardass.validate import ArrayLike, check_count, unknown
 
 __all__ = ["StratifiedBatchSampler"]
 
@@ -22,7 +23,7 @@ _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
 
 
-class StratifiedBatchSampler(MinibatchSampler):
+class StratifiedBatchSampler(GroupedSampler):
     """Draw from every stratum of the current features; uniform until the first `refresh`.
 
     Each batch holds ``draws_per_stratum`` samples of each of ``batch_size / draws_per_stratum`` strata, in
@@ -48,7 +49,12 @@ class StratifiedBatchSampler(MinibatchSampler):
         ``min_size`` is at least that many unless it is set.
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
-        batch keeps the class proportions.
+        batch keeps the class proportions. `refresh` may replace them.
+    shares : array of shape (g,), optional
+        Shares that the groups 0 to g - 1 are to have in each batch, in weight, instead of those of their samples: a
+        stratum of class c weighs share_c |S_h| / n_c. The weighted mean is then unbiased for the mixture
+        Σ_c share_c P_c of the classes, for a weighted task loss as well, and samples of group -1 or of a group with
+        share 0 are in no batch. See `vardass.samplers.class_alignment` for the same classes in both domains.
     kernel_rank : int, optional
         Columns of the low-rank kernel features, which `stratify` calls ``rank``.
     strata_options
@@ -79,6 +85,7 @@ class StratifiedBatchSampler(MinibatchSampler):
         replacement: bool = True,
         draws_per_stratum: int = 1,
         groups: ArrayLike | None = None,
+        shares: ArrayLike | None = None,
         kernel_rank: int | None = None,
         seed: int = 0,
         batches: int | None = None,
@@ -104,7 +111,7 @@ class StratifiedBatchSampler(MinibatchSampler):
                 f"batch_size={batch_size} is not a multiple of draws_per_stratum={draws_per_stratum}; "
                 f"use batch_size={batch_size // draws_per_stratum * draws_per_stratum or draws_per_stratum}"
             )
-        self.groups = None if groups is None else as_labels(groups, n, "groups")
+        self._set_groups(groups, shares)
         self.kernel_rank = None if kernel_rank is None else check_count(kernel_rank, "kernel_rank", low=0)
         self.strata_options = strata_options
         self.strata: Strata | None = None
@@ -125,7 +132,7 @@ class StratifiedBatchSampler(MinibatchSampler):
             **self.strata_options,
         }
         if self.groups is not None:
-            found = stratify_groups(features, self.strata_count, self.groups, **options)
+            found = stratify_groups(features, self.strata_count, self.groups, shares=self.shares, **options)
         else:
             found = stratify(features, self.strata_count, **options)
         self._use(found)
@@ -162,7 +169,7 @@ class StratifiedBatchSampler(MinibatchSampler):
                 f"replacement; make strata with min_size={self._smallest_size} or draw with replacement"
             )
         self.strata = strata.to("cpu")
-        each = self.strata.sizes.double() / (self.n * self.draws_per_stratum)
+        each = self.strata.exact_weights / self.draws_per_stratum
         self._column_weights = each.repeat_interleave(self.draws_per_stratum)
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
@@ -191,9 +198,10 @@ class StratifiedBatchSampler(MinibatchSampler):
         }
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"strata": None if self.strata is None else self.strata.to_dict()}
+        return {**super()._extra_state(), "strata": None if self.strata is None else self.strata.to_dict()}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
+        super()._load_extra_state(state)
         if state["strata"] is None:
             self.strata = None
         else:

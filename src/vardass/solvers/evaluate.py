@@ -55,9 +55,23 @@ def evaluate(
     return Evaluation(inside / n**2, error / n**2, uniform, uniform_stderr)
 
 
-def uniform_evaluation(x: Tensor, k: int, *, kernel: Kernel, generator: torch.Generator) -> tuple[float, float]:
-    """Variance of k uniform draws from the rows of ``x`` (n, d), and its standard error."""
+def uniform_evaluation(
+    x: Tensor, k: int, *, kernel: Kernel, generator: torch.Generator, probabilities: Tensor | None = None
+) -> tuple[float, float]:
+    """Variance of k independent draws from the rows of ``x`` (n, d), and its standard error.
+
+    Uniform draws, or with ``probabilities`` p (n,) that sum to 1: (Σ_i p_i κ_ii - Σ_ij p_i p_j κ_ij) / k.
+    """
     n, d = x.shape
+    if probabilities is not None:
+        p = probabilities.double()
+        if float(n) * n * d <= _EXACT_WORK:
+            spread = float(p @ kernel.diag(x).double())
+            spread -= sum(float(p[rows] @ (block.double() @ p)) for rows, block in kernel.blocks(x))
+            return max(0.0, spread) / k, 0.0
+        i, j = torch.multinomial(p, 2 * _PAIRS, replacement=True, generator=generator).view(2, -1)
+        half = (0.5 * (kernel.diag(x[i]) + kernel.diag(x[j])) - kernel.paired(x[i], x[j])).double()
+        return float(half.mean()) / k, float(half.std()) / (k * _PAIRS**0.5)
     if float(n) * n * d <= _EXACT_WORK:
         return uniform_variance(x, k, kernel=kernel), 0.0
     everything = torch.zeros(n, dtype=torch.int64, device=x.device)

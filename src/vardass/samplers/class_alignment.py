@@ -1,0 +1,154 @@
+"""The same classes on both sides of a batch: source samples by label, target samples by pseudo-label.
+
+Where class shares differ between domains, a discrepancy is lowered by mapping classes onto wrong ones. Batches that
+hold the same classes in the same shares do not ask for that (implicit class-conditioned alignment, Jiang et al. 2020,
+arXiv 2006.04996). `align_classes` makes groups and shares for the ``refresh`` of both samplers from source labels and
+the present network's predictions for the target. No target label is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.solvers.grouped import fits
+from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
+
+__all__ = ["CLASS_SHARES", "ClassAlignment", "align_classes"]
+
+CLASS_SHARES = ("uniform", "target")
+
+
+class ClassAlignment(NamedTuple):
+    """Groups and shares of both domains, for ``sampler.refresh(features, **alignment.source)``.
+
+    Attributes
+    ----------
+    source, target : dict
+        ``"groups"`` (n,) and ``"shares"`` (g,); where no aligned batch can be made, groups of zeros without shares,
+        which is as good as no groups.
+    """
+
+    source: dict[str, Any]
+    target: dict[str, Any]
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether aligned batches can be made."""
+        return "shares" in self.source
+
+    @property
+    def by_domain(self) -> dict[str, dict[str, Any]]:
+        """``{"source": ..., "target": ...}``, as `Refresher` takes them."""
+        return self._asdict()
+
+
+@torch.no_grad()
+def align_classes(
+    source_labels: ArrayLike,
+    target_logits: ArrayLike,
+    *,
+    strata: int | tuple[int, int],
+    shares: str = "uniform",
+    confidence: float = 0.0,
+    floor: float = 0.1,
+    min_size: int = 1,
+) -> ClassAlignment:
+    """Group source samples by label and target samples by the class that the network gives them.
+
+    Every class that both domains have gets the same share on both sides. Batches of samplers that are refreshed with
+    the result are unbiased for the mixture Σ_c share_c P_c of each domain's classes, which is what discrepancy and task
+    loss are then of.
+
+    Parameters
+    ----------
+    source_labels : array of shape (n_s,)
+        Classes 0 to C - 1.
+    target_logits : array of shape (n_t, C)
+        Of the present network, before the softmax.
+    strata : int or two of them
+        Strata of a batch (of source and target, where they differ): batch_size / draws_per_stratum.
+    shares : {"uniform", "target"}
+        All classes alike; or as the pseudo-labels have them, (1 - floor) m_c / m + floor / C for m_c of m.
+    confidence : float
+        Target samples whose largest probability is below it are in no class, and so in no batch until a later
+        refresh finds them surer.
+    floor : float
+        Least share of a class, in parts of 1 / C. With ``"uniform"`` a class that has fewer pseudo-labels than rows in
+        a batch, m_c < strata / C, falls from 1 / C in proportion to m_c, so that no few samples stand for it, but not
+        below floor / C. A class that vanishes from the pseudo-labels keeps that much in the source, so that
+        the network does not unlearn it and it can come back; the target has its other classes in proportion.
+    min_size : int
+        Least samples of a stratum, as the samplers have it. Smaller classes are left out, as if they had vanished.
+
+    Returns
+    -------
+    ClassAlignment
+        Where there are more classes than strata, the class with the least share is joined to the one that the network
+        confuses it with most, again and again; what is aligned is then these joint classes.
+
+    Examples
+    --------
+    >>> labels, logits = torch.tensor([0, 0, 0, 1]), torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+    >>> aligned = align_classes(labels, logits, strata=2)
+    >>> aligned.target["groups"].tolist(), aligned.target["shares"].tolist()
+    ([0, 1, 1], [0.5, 0.5])
+    """
+    choose(shares, "shares", CLASS_SHARES)
+    confidence = check_number(confidence, "confidence", low=0.0, high=1.0)
+    floor = check_number(floor, "floor", low=0.0, high=1.0)
+    wanted = [check_count(k, "strata") for k in (strata if isinstance(strata, tuple) else (strata, strata))]
+    probabilities = as_features(target_logits, "target_logits").double().softmax(1)
+    classes = probabilities.shape[1]
+    source = as_labels(source_labels, len(source_labels), "source_labels").to(probabilities.device)
+    if int(source.min()) < 0 or int(source.max()) >= classes:
+        raise InputError(
+            f"source_labels lie in {int(source.min())}..{int(source.max())}, target_logits have {classes} columns; "
+            "number the classes as the network does"
+        )
+    sureness, target = probabilities.max(1)
+    target = target.masked_fill(sureness < confidence, -1)
+
+    def counted(groups: Tensor, count: int) -> Tensor:
+        return torch.bincount(groups + 1, minlength=count + 1)[1:]
+
+    seen = counted(target, classes)
+    if shares == "uniform":
+        share = (seen.double() * classes / wanted[1]).clamp(floor, 1.0)
+    else:
+        share = (1.0 - floor) * classes * seen / seen.sum().clamp_min(1) + floor
+    share = share.masked_fill(counted(source, classes) < min_size, 0.0)
+    joint = _joined(share, probabilities, min(wanted))
+    count = int(joint.max()) + 1
+    total = share.new_zeros(count).index_add_(0, joint, share)
+    found = []
+    for groups, k in zip((source, target), wanted, strict=True):
+        groups = torch.where(groups < 0, groups, joint[groups])
+        size = counted(groups, count)
+        mine = total.masked_fill(size < min_size, 0.0)
+        if not fits(size[mine > 0], k, min_size=min_size):
+            return ClassAlignment(*({"groups": torch.zeros_like(each)} for each in (source, target)))
+        found.append({"groups": groups, "shares": mine / mine.sum()})
+    return ClassAlignment(*found)
+
+
+def _joined(share: Tensor, probabilities: Tensor, most: int) -> Tensor:
+    """Number of the joint class of each class (C,), with at most ``most`` joint classes that have a share."""
+    likeness = probabilities.T @ probabilities
+    joint = torch.arange(len(share), device=share.device)
+    share = share.clone()
+    while int((share > 0).sum()) > most:
+        least = int(share.masked_fill(share == 0, torch.inf).argmin())
+        others = (share > 0) & (torch.arange(len(share), device=share.device) != least)
+        # cosine of the columns: a class that is often given is not like all others for that
+        cosine = likeness[least] / likeness.diagonal().clamp_min(torch.finfo(likeness.dtype).tiny).sqrt()
+        partner = int(cosine.masked_fill(~others, -torch.inf).argmax())
+        joint[joint == least] = partner
+        share[partner] += share[least]
+        share[least] = 0.0
+        likeness[partner] += likeness[least]
+        likeness[:, partner] += likeness[:, least]
+    return joint
