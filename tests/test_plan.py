@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vardass.kernels import RBFMixture, as_kernel
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler, StratifiedBatchSampler, plan
-from vardass.samplers.plan import _flip, _pair_rows, couple_rows, cycle_table, row_errors
+from vardass.samplers.plan import _match, couple_rows, cycle_table, row_errors
 from vardass.strata import Strata
 from vardass.variance import stratified_variance
 
@@ -150,21 +150,20 @@ def test_columns_keep_their_members_and_the_total_never_rises(shape: tuple[int, 
 
 @given(shape=shapes)
 @settings(max_examples=60, deadline=None)
-def test_each_round_books_what_it_changes(shape: tuple[int, int, int, int]) -> None:
+def test_each_column_books_what_it_changes(shape: tuple[int, int, int, int]) -> None:
     rows, k, n, seed = shape
     features, weights = centred(n, seed=seed), random_weights(k, seed)
     table = random_table(rows, k, n, seed)
     errors = row_errors(table, features, weights)
     total = energy(table, features, weights)
-    for turn in range(4):
-        a, b = _pair_rows(errors, turn, gen(seed + turn))
-        assert len(a) == len(b) == rows // 2
-        assert len(torch.cat([a, b]).unique()) == rows // 2 * 2
-        fell = _flip(table, features, weights, errors, a, b)
-        assert fell >= -1e-12 * total
-        total -= fell
+    size = max(1, rows // 2)
+    for h in range(k):
+        groups = torch.randperm(rows, generator=gen(seed + h))[: rows // size * size].view(-1, size)
+        _match(table[:, h], features, weights[h], errors, groups, is_placed=True)
         torch.testing.assert_close(errors, row_errors(table, features, weights), rtol=1e-9, atol=1e-12)
-        assert total == pytest.approx(energy(table, features, weights), rel=1e-9, abs=1e-12)
+        after = energy(table, features, weights)
+        assert after <= total * (1 + 1e-12)
+        total = after
 
 
 def test_row_errors_are_weighted_means() -> None:
@@ -174,23 +173,16 @@ def test_row_errors_are_weighted_means() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_pair_ends_where_no_single_swap_helps(seed: int) -> None:
-    k = 6
-    features, weights, table = centred(12, seed=seed), random_weights(k, seed), random_table(2, k, 12, seed)
+def test_a_column_ends_where_no_exchange_helps(seed: int) -> None:
+    rows, k = 7, 4
+    features, weights, table = centred(12, seed=seed), random_weights(k, seed), random_table(rows, k, 12, seed)
     errors = row_errors(table, features, weights)
-    start = energy(table, features, weights)
-    fell = _flip(table, features, weights, errors, torch.tensor([0]), torch.tensor([1]))
+    _match(table[:, 2], features, weights[2], errors, torch.randperm(rows, generator=gen(seed))[None], is_placed=True)
     end = energy(table, features, weights)
-    assert start - end == pytest.approx(fell, rel=1e-9, abs=1e-12)
-    for h in range(k):
+    for a, b in itertools.combinations(range(rows), 2):
         swapped = table.clone()
-        swapped[:, h] = table[:, h].flip(0)
-        # the change that the swap rule states: 2 w_h <E_a - E_b, e> + 2 w_h² |e|², e = φ_b - φ_a
-        e = features[table[1, h]] - features[table[0, h]]
-        stated = 2 * weights[h] * (errors[0] - errors[1]) @ e + 2 * weights[h] ** 2 * e.square().sum()
-        change = energy(swapped, features, weights) - end
-        assert change == pytest.approx(float(stated), rel=1e-9, abs=1e-12)
-        assert change >= -1e-12
+        swapped[[a, b], 2] = table[[b, a], 2]
+        assert energy(swapped, features, weights) >= end * (1 - 1e-6)
 
 
 def all_arrangements(table: Tensor) -> Tensor:
@@ -211,7 +203,7 @@ def test_tiny_plans_come_close_to_the_best_arrangement() -> None:
         best, mean = float(energies.min()), float(energies.mean())
         assert best * (1 - 1e-12) <= reached
         gaps.append((reached - best) / (mean - best))
-    # the share of what arranging can gain that pairwise swaps miss
+    # the share of what arranging can gain that exchanges miss
     assert sum(gap < 1e-9 for gap in gaps) >= 32
     assert sum(gaps) / len(gaps) < 0.02
     assert max(gaps) < 0.2
@@ -238,11 +230,11 @@ def test_equal_features_and_no_features_are_left_alone() -> None:
 
 
 def test_the_same_generator_gives_the_same_plan_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, weights, table = centred(50, 4), random_weights(5), random_table(31, 5, 50)
+    features, weights, table = centred(50, 4), random_weights(5), random_table(131, 5, 50)  # three groups
     first = couple_rows(table, features, weights, rounds=16, generator=gen(1))
     assert torch.equal(first, couple_rows(table, features, weights, rounds=16, generator=gen(1)))
     assert not torch.equal(first, couple_rows(table, features, weights, rounds=16, generator=gen(2)))
-    monkeypatch.setattr(plan, "_PAIR_NUMBERS", 100)  # two pairs at a time
+    monkeypatch.setattr(plan, "_NUMBERS", 100)  # a few rows at a time
     assert torch.equal(first, couple_rows(table, features, weights, rounds=16, generator=gen(1)))
 
 
@@ -254,24 +246,23 @@ def test_single_precision_does_as_well() -> None:
     assert double < 0.2 * energy(table, features, weights)
 
 
-def test_the_search_ends_when_it_gains_little(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    if backend == "compiled":
-        pytest.skip("the loop of this backend is looked into in test_compiled.py")
-    rounds: list[int] = []
-    pair_rows = plan._pair_rows
+def test_the_search_ends_when_it_gains_little() -> None:
+    features, weights, table = centred(300), random_weights(8), random_table(60, 8, 300)
+    after = [couple_rows(table, features, weights, rounds=r, generator=gen(), tol=0.0) for r in (1, 2, 40)]
+    energies = [energy(found, features, weights) for found in after]
+    assert energies[0] > energies[1] > energies[2]
+    # orders are drawn for all rounds at the beginning, so that the first two are the same ones
+    ended = couple_rows(table, features, weights, rounds=40, generator=gen(), tol=1.0)
+    assert torch.equal(ended, after[1])
 
-    def counted(errors: Tensor, turn: int, generator: torch.Generator) -> Any:
-        rounds.append(turn)
-        return pair_rows(errors, turn, generator)
 
-    monkeypatch.setattr(plan, "_pair_rows", counted)
-    opposite, even = torch.tensor([[1.0], [-1.0]]), torch.ones(2) / 2
-    solved = couple_rows(torch.tensor([[0, 0], [1, 1]]), opposite, even, rounds=400, generator=gen())
-    assert energy(solved, opposite, even) == 0.0  # by the first swap
-    assert len(rounds) == 16
-    rounds.clear()
-    couple_rows(random_table(8, 3, 30), centred(30), random_weights(3), rounds=400, generator=gen(), tol=0.005)
-    assert 8 <= len(rounds) < 200
+def test_a_table_that_no_sweep_improves_is_kept() -> None:
+    # every row has mean zero, which a sweep that builds the rows anew need not find again
+    features = torch.tensor([[-3.0], [-2.0], [-1.0], [1.0], [2.0], [3.0]])
+    table, weights = torch.tensor([[0, 5, 2, 3], [1, 4, 1, 4], [2, 3, 0, 5]]), torch.full((4,), 0.25)
+    for seed in range(20):
+        coupled = couple_rows(table, features, weights, rounds=1, generator=gen(seed))
+        assert energy(coupled, features, weights) == 0.0
 
 
 # --- the variance of plans ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Hot loops compiled with numba: swaps between the rows of a plan, moves and exchanges of points, greedy assignment.
+"""Hot loops compiled with numba: rows of a plan, moves and exchanges of points, greedy assignment.
 
 Each has a twin in torch or numpy, which runs on a GPU and where numba is not installed. Import this module only
 through `hot_loops`, which says whether it can be used: importing numba takes longer than most of the loops.
@@ -20,72 +20,113 @@ Ints = NDArray[np.int64]
 
 
 @njit(nogil=True, cache=True, fastmath=True)
-def couple_rows(
-    table: Ints, features: Floats, weights: Floats, errors: Floats, orders: Ints, directions: Floats, tol: float
-) -> float:
-    """Swap entries of ``table`` (T, k) within columns, in place, where that lowers |E_a|² + |E_b|² of two rows.
+def _products(a: Floats, b: Floats, out: Floats) -> None:
+    """``a @ b.T`` of two (s, r) arrays, in tiles of 2 x 4 sums: no call of a library that starts threads."""
+    s, r = a.shape
+    zero = a[0, 0] * 0
+    for i in range(0, s, 2):
+        i1 = min(i + 1, s - 1)
+        for j in range(0, s, 4):
+            j1, j2, j3 = min(j + 1, s - 1), min(j + 2, s - 1), min(j + 3, s - 1)
+            x0, x1, x2, x3 = zero, zero, zero, zero
+            y0, y1, y2, y3 = zero, zero, zero, zero
+            for c in range(r):
+                u, v = a[i, c], a[i1, c]
+                b0, b1, b2, b3 = b[j, c], b[j1, c], b[j2, c], b[j3, c]
+                x0 += u * b0
+                x1 += u * b1
+                x2 += u * b2
+                x3 += u * b3
+                y0 += v * b0
+                y1 += v * b1
+                y2 += v * b2
+                y3 += v * b3
+            out[i, j], out[i, j1], out[i, j2], out[i, j3] = x0, x1, x2, x3
+            out[i1, j], out[i1, j1], out[i1, j2], out[i1, j3] = y0, y1, y2, y3
 
-    Rows are paired as ``orders`` (rounds, T) says, and in every second round by opposite errors along the round's
-    direction. A swap in column h changes the total by 2 w_h (<d, e> + w_h |e|²) with d = E_a - E_b and
-    e = φ_bh - φ_ah, and is made where that is negative, first come first served. ``errors`` (T, r) are E and stay so.
-    Returns Σ |E_t|²; ends early once eight rounds together gain less than ``tol`` of it.
+
+@njit(nogil=True, cache=True, fastmath=True)
+def _sum_of_squares(errors: Floats) -> float:
+    total = 0.0
+    for t in range(errors.shape[0]):
+        for c in range(errors.shape[1]):
+            total += errors[t, c] * errors[t, c]
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def _add_entries(errors: Floats, table: Ints, features: Floats, weights: Floats, rows: Ints, h: int) -> None:
+    for t in rows:
+        for c in range(features.shape[1]):
+            errors[t, c] += weights[h] * features[table[t, h], c]
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def couple_rows(table: Ints, features: Floats, weights: Floats, orders: Ints, size: int, tol: float) -> float:
+    """Match the entries of each column of ``table`` (T, k) to the rows anew, in place; see `vardass.samplers.plan`.
+
+    Groups of ``size`` rows in the order of ``orders`` (sweeps, T) share out their entries of a column by exchanges,
+    pair after pair until none helps. Returns Σ |E_t|², which is no more than before; ends early once a sweep after the
+    first gains less than ``tol`` of it.
     """
     count, k = table.shape
     r = features.shape[1]
-    half = count // 2
-    zero = weights[0] * 0
-    difference = np.empty(r, features.dtype)
-    along = np.empty(count, features.dtype)
+    rest = np.empty((size, r), features.dtype)
+    own = np.empty((size, r), features.dtype)
+    inner = np.empty((size, size), features.dtype)
+    member = np.empty(size, np.int64)
+    place = np.empty(size, np.int64)
+    kept = table.copy()
+    errors = np.zeros((count, r), features.dtype)
+    for h in range(k):
+        _add_entries(errors, table, features, weights, orders[0], h)
+    first = _sum_of_squares(errors)
+    errors[:] = 0
     total = 0.0
-    for t in range(count):
-        for c in range(r):
-            total += errors[t, c] * errors[t, c]
-    checkpoint = total
     for turn in range(len(orders)):
         order = orders[turn]
-        opposite = turn % 2 == 1
-        if opposite:
-            for t in range(count):
-                inner = zero
-                for c in range(r):
-                    inner += errors[t, c] * directions[turn, c]
-                along[t] = inner
-            order = np.argsort(along)
-        gained = 0.0
-        for pair in range(half):
-            a = order[pair]
-            b = order[count - 1 - pair] if opposite else order[half + pair]
-            for c in range(r):
-                difference[c] = errors[a, c] - errors[b, c]
-            first = (7919 * pair + 104729 * turn) % k  # no column is always asked first
-            for step in range(k):
-                h = first + step
-                if h >= k:
-                    h -= k
-                i, j = table[a, h], table[b, h]
-                if i == j:
-                    continue
-                inner = zero
-                square = zero
-                for c in range(r):
-                    e = features[j, c] - features[i, c]
-                    inner += difference[c] * e
-                    square += e * e
-                w = weights[h]
-                # rounding of the sums is no gain
-                if inner + w * square < -1e-6 * w * square:
-                    gained -= 2.0 * w * (inner + w * square)
-                    table[a, h], table[b, h] = j, i
+        for h in range(k):
+            w = weights[h]
+            placed = w if turn else w * 0  # in the first sweep a row holds the columns before h only
+            for start in range(0, count - size + 1, size):
+                noise = w * 0
+                for i in range(size):
+                    t = order[start + i]
+                    member[i], place[i] = table[t, h], i
+                    square = w * 0
                     for c in range(r):
-                        e = w * (features[j, c] - features[i, c])
-                        errors[a, c] += e
-                        errors[b, c] -= e
-                        difference[c] += 2 * e
-        total -= gained
-        if turn % 8 == 7:
-            if total >= (1.0 - tol) * checkpoint:
-                break
-            checkpoint = total
+                        value = features[member[i], c]
+                        own[i, c] = value
+                        rest[i, c] = errors[t, c] - placed * value
+                        square += value * value
+                    noise = max(noise, square)
+                noise *= w * 1e-6  # rounding of the sums is no gain
+                _products(rest, own, inner)
+                for _ in range(size):
+                    moved = False
+                    for i in range(1, size):
+                        a = place[i]
+                        for j in range(i):
+                            b = place[j]
+                            if inner[i, a] + inner[j, b] - inner[i, b] - inner[j, a] > noise:
+                                place[i], place[j] = b, a
+                                a = b
+                                moved = True
+                    if not moved:
+                        break
+                for i in range(size):
+                    t, a = order[start + i], place[i]
+                    table[t, h] = member[a]
+                    for c in range(r):
+                        errors[t, c] = rest[i, c] + w * own[a, c]
+            if turn == 0:  # rows that fill no group
+                _add_entries(errors, table, features, weights, order[count - count % size :], h)
+        before, total = total, _sum_of_squares(errors)
+        if turn and total >= (1.0 - tol) * before:
+            break
+    if total > first:
+        table[:] = kept
+        return first
     return total
 
 

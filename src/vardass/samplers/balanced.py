@@ -12,7 +12,7 @@ from vardass.kernels import KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, StreamOptions, derive_seed, kernel_name
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import centred_on, coupled_rows
-from vardass.samplers.plan import PLAN_RANK, couple_rows, plan_features
+from vardass.samplers.plan import PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
 from vardass.solvers.min_sum import min_sum
@@ -52,7 +52,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
     plan_rank : int
         Columns of the kernel features that the plan looks at.
     swap_rounds : int
-        Most rounds of swaps.
+        Most sweeps of swaps over the columns of the plan; 0 leaves the draws uncoupled.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         groups: ArrayLike | None = None,
         shares: ArrayLike | None = None,
         plan_rank: int = PLAN_RANK,
-        swap_rounds: int = 48,
+        swap_rounds: int = SWAP_ROUNDS,
         drop_last: bool = True,
         **options: Unpack[StreamOptions],
     ) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vardass.kernels import KernelLike, fitted_kernel
 from vardass.samplers.base import Chunk, derive_seed
-from vardass.samplers.plan import PLAN_RANK, couple_rows, cycle_table, plan_features
+from vardass.samplers.plan import PLAN_RANK, SWAP_ROUNDS, couple_rows, cycle_table, plan_features
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.strata import Strata
 from vardass.validate import as_generator, check_count
@@ -37,7 +37,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
     plan_rank : int
         Columns of the kernel features that the plan looks at.
     swap_rounds : int
-        Most rounds of swaps; 0 leaves the draws uncoupled.
+        Most sweeps of swaps over the columns of the plan; 0 leaves the draws uncoupled.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         kernel: KernelLike = "mmd",
         plan_rows: int = 128,
         plan_rank: int = PLAN_RANK,
-        swap_rounds: int = 48,
+        swap_rounds: int = SWAP_ROUNDS,
         **options: Any,
     ) -> None:
         super().__init__(n, batch_size, kernel=kernel, replacement=False, **options)

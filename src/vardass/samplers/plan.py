@@ -20,7 +20,7 @@ from vardass.lowrank import LowRankFeatures, low_rank_features
 from vardass.strata import Strata
 from vardass.validate import row_blocks
 
-__all__ = ["PLAN_RANK", "couple_rows", "cycle_table", "plan_features", "row_errors"]
+__all__ = ["PLAN_RANK", "SWAP_ROUNDS", "couple_rows", "cycle_table", "plan_features", "row_errors"]
 
 PLAN_RANK = 256
 """Columns of the kernel features that plans look at; coupling profits from more than strata do."""
@@ -72,6 +72,12 @@ def row_errors(table: Tensor, features: Tensor, weights: Tensor) -> Tensor:
     return torch.einsum("tkr,k->tr", features[table], weights)
 
 
+SWAP_ROUNDS = 2
+"""Sweeps over the columns of a plan: the first brings most, and from the third on each gains one or two percent."""
+
+_GROUP = 64  # rows that share out their entries: more gain more, and cost as much more
+
+
 def couple_rows(
     table: Tensor,
     features: Tensor,
@@ -83,11 +89,11 @@ def couple_rows(
 ) -> Tensor:
     """Swap entries within columns to make every row's weighted mean close to zero.
 
-    Each round pairs the rows. Two rows with entries φ_a, φ_b differ by Σ_h v_h with v_h = w_h (φ_ah - φ_bh);
-    swapping column h flips the sign of v_h, and |E_a|² + |E_b|² falls exactly as |Σ_h s_h v_h|² does. Signs
-    are flipped one by one, so no flip is made that does not lower the total: the best first, for all pairs
-    together, on the k x k inner products of the v_h; or, compiled, in the order of the columns, which is so much
-    cheaper that each round counts for two pairings.
+    Each round goes over the columns. Given the rest of the rows, E_t - w_h φ(P_th), the entries of column h are
+    matched to the rows of a group so that Σ_t <E_t - w_h φ(P_th), φ(P_th)> is small, which is what Σ |E_t|² depends
+    on: all inner products come from one matrix product, and entries of two rows are exchanged where that lowers the
+    sum, until no exchange does. In the first round a row consists of the columns that were matched so far. Torch makes
+    the exchanges of all rows that are each other's best at once, the compiled loop one after the other.
 
     Parameters
     ----------
@@ -98,7 +104,7 @@ def couple_rows(
     weights : Tensor of shape (k,)
         Weight of each column.
     rounds : int
-        Most rounds; the search ends earlier once eight rounds together gain less than ``tol``.
+        Most rounds; the search ends earlier once one of them gains less than ``tol``.
     generator : torch.Generator
         On the CPU.
     tol : float
@@ -107,85 +113,58 @@ def couple_rows(
     Returns
     -------
     Tensor of shape (T, k)
-        The same columns in another order.
+        The same columns in another order, and Σ |E_t|² no larger.
     """
     count, k = table.shape
     if count < 2 or k < 2 or rounds == 0:
         return table
-    table = table.clone()
     weights = weights.to(features)
-    errors = _blockwise_errors(table, features, weights)
+    # drawn here, so that the generator is the only source of randomness
+    orders = torch.stack([torch.randperm(count, generator=generator) for _ in range(rounds)])
+    size = count // -(-count // _GROUP)
     if (compiled := hot_loops(features)) is not None:
-        # drawn here, so that the generator is the only source of randomness
-        orders = torch.stack([torch.randperm(count, generator=generator) for _ in range(2 * rounds)])
-        directions = torch.randn(2 * rounds, features.shape[1], generator=generator, dtype=features.dtype)
-        arrays = (table, features.contiguous(), weights.contiguous(), errors, orders, directions)
-        compiled.couple_rows(*(array.numpy() for array in arrays), tol)
-        return table
-    total = float(errors.square().sum())
-    checkpoint = total
-    for turn in range(rounds):
-        a, b = _pair_rows(errors, turn, generator)
-        gained = 0.0
-        per_block = max(1, _PAIR_NUMBERS // (k * (features.shape[1] + k)))
-        for start in range(0, len(a), per_block):
-            gained += _flip(
-                table, features, weights, errors, a[start : start + per_block], b[start : start + per_block]
-            )
-        total -= gained
-        if turn % 8 == 7:
-            if total >= (1.0 - tol) * checkpoint:
-                break
-            checkpoint = total
-    return table
-
-
-_PAIR_NUMBERS = 2**22  # numbers held at a time while pairs are looked at
-
-
-def _blockwise_errors(table: Tensor, features: Tensor, weights: Tensor) -> Tensor:
-    step = max(1, _PAIR_NUMBERS // (table.shape[1] * features.shape[1]))
-    return torch.cat([row_errors(table[rows], features, weights) for rows in row_blocks(len(table), step)])
-
-
-def _pair_rows(errors: Tensor, turn: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pair all rows (but one, if odd): at random, or those with opposite errors along a random direction."""
-    count = len(errors)
-    order = torch.randperm(count, generator=generator).to(errors.device)
-    half = count // 2
-    if turn % 2 == 0:
-        return order[:half], order[half : 2 * half]
-    # a pair can at best reach its mean, so rows whose errors cancel gain most
-    direction = torch.randn(errors.shape[1], generator=generator, dtype=errors.dtype).to(errors.device)
-    order = (errors @ direction).argsort()
-    return order[:half], order.flip(0)[:half]
-
-
-def _flip(table: Tensor, features: Tensor, weights: Tensor, errors: Tensor, a: Tensor, b: Tensor) -> float:
-    """Improve the pairs (a, b) in place; return by how much Σ |E_t|² fell."""
-    rows_a, rows_b = table[a], table[b]
-    difference = (features[rows_a] - features[rows_b]).mul_(weights[:, None])  # v: (p, k, r)
-    inner = difference @ difference.transpose(1, 2)
-    diagonal = inner.diagonal(dim1=1, dim2=2)
-    # for signs s: g = s ∘ (inner s) is how far each v_h points along the sum; flipping h lowers |Σ s v|² by
-    # 4 (g_h - inner_hh)
-    signs = torch.ones_like(diagonal)
-    along = inner.sum(2)
-    scale = torch.finfo(inner.dtype).eps * 16.0 * diagonal.sum(1)
-    pairs = torch.arange(len(a), device=a.device)
-    for _ in range(2 * table.shape[1]):
-        gain, column = (signs * along - diagonal).max(1)
-        better = gain > scale
-        if not bool(better.any()):
+        arrays = (table.clone(), features.contiguous(), weights.contiguous(), orders)
+        compiled.couple_rows(*(array.numpy() for array in arrays), size, tol)
+        return arrays[0]
+    coupled, total = table.clone(), 0.0
+    errors = features.new_zeros(count, features.shape[1])
+    for turn, order in enumerate(orders.to(table.device)):
+        groups, rest = order[: count - count % size].view(-1, size), order[count - count % size :]
+        for h in range(k):
+            _match(coupled[:, h], features, weights[h], errors, groups, is_placed=turn > 0)
+            if turn == 0:
+                errors[rest] += weights[h] * features[coupled[rest, h]]
+        before, total = total, float(errors.square().sum())
+        if turn and total >= (1.0 - tol) * before:
             break
-        flipped = torch.where(better, signs[pairs, column], torch.zeros_like(gain))
-        along = torch.addcmul(along, inner[pairs, column], flipped[:, None], value=-2.0)
-        signs[pairs, column] -= 2.0 * flipped
-    swap = signs < 0
-    table[a] = torch.where(swap, rows_b, rows_a)
-    table[b] = torch.where(swap, rows_a, rows_b)
-    shift = torch.einsum("pkr,pk->pr", difference, swap.to(difference))
-    before = errors[a].square().sum() + errors[b].square().sum()
-    errors[a] -= shift
-    errors[b] += shift
-    return float(before - errors[a].square().sum() - errors[b].square().sum())
+    blocks = row_blocks(count, max(1, _NUMBERS // (k * features.shape[1])))
+    start = sum(float(row_errors(table[rows], features, weights).square().sum()) for rows in blocks)
+    return coupled if total <= start else table.clone()
+
+
+_NUMBERS = 2**22  # held at a time
+
+
+def _match(
+    column: Tensor, features: Tensor, weight: Tensor, errors: Tensor, groups: Tensor, *, is_placed: bool
+) -> None:
+    """Match the entries of ``column`` (T,) to the rows of each of ``groups`` (g, s) anew, in place, with the errors."""
+    own = features[column[groups]]
+    rest = errors[groups]
+    if is_placed:
+        rest -= weight * own
+    inner = rest @ own.transpose(1, 2)
+    noise = 1e-6 * weight * own.square().sum(2).amax(1)[:, None]  # rounding of the sums is no gain
+    here = torch.arange(groups.shape[1], device=column.device).expand_as(groups)
+    place = here
+    for _ in range(groups.shape[1]):
+        diagonal = inner.diagonal(dim1=1, dim2=2)
+        gain, partner = (diagonal[:, :, None] + diagonal[:, None, :] - inner - inner.transpose(1, 2)).max(2)
+        swaps = (gain > noise) & (partner.gather(1, partner) == here)
+        if not bool(swaps.any()):
+            break
+        partner = torch.where(swaps, partner, here)
+        inner = inner.gather(2, partner[:, None, :].expand_as(inner))
+        place = place.gather(1, partner)
+    column[groups] = column[groups].gather(1, place)
+    errors[groups] = rest + weight * own.gather(1, place[:, :, None].expand_as(own))
