@@ -20,7 +20,7 @@ def some_weights(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 LOSSES = {
     "mmd v": lambda x, y, **w: mmd2(x, y, **w),
-    "mmd u": lambda x, y, **w: mmd2(x, y, estimator="u", **w),
+    "mmd u": lambda x, y, **w: mmd2(x, y, estimator="u", strata_x=[0] * len(x), strata_y=[0] * len(y), **w),
     "mmd domainbed": lambda x, y, **w: mmd2(x, y, preset="domainbed", **w),
     "mmd laplacian": lambda x, y, **w: mmd2(x, y, kernel=LaplacianKernel(0.02), **w),
     "coral paper": lambda x, y, **w: coral(x, y, **w),

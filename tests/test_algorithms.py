@@ -17,7 +17,7 @@ from vardass.adapt.algorithms.moving_average import MovingAverage, fourier_featu
 from vardass.adapt.algorithms.sharpness import climbed
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
-from vardass.losses import coral, mmd2
+from vardass.losses import Bank, coral, mmd2
 
 SMALL = {"discriminator_width": 16}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -25,10 +25,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("erm+sdat", {}),
     ("mmd", {}),
     ("mmd", {"estimator": "u"}),
+    ("mmd", {"estimator": "reference"}),
     ("mmd", {"ema": 0.8, "ema_frequencies": 16}),
     ("mmd+sdat", {"joint_forward": True}),
     ("coral", {}),
     ("coral", {"preset": "paper"}),
+    ("coral", {"estimator": "u", "contraction": 0.3}),
+    ("coral", {"estimator": "reference"}),
     ("coral", {"ema": 0.8}),
     ("dann", SMALL),
     ("dann", {**SMALL, "adversary": "alternating", "grad_penalty": 0.1, "smoothing": 0.1}),
@@ -58,10 +61,11 @@ def batches(seed: int = 0, *, n_s: int = 8, n_t: int = 12, d: int = 5, weighted:
     y = torch.arange(n_s) % 2
     x_s = torch.randn(n_s, d, generator=g) + 3.0 * y[:, None]
     x_t = torch.randn(n_t, d, generator=g) + 3.0 * (torch.arange(n_t) % 2)[:, None] + 0.5
-    if not weighted:
-        return Batch(x_s, y), Batch(x_t)
     w_s, w_t = torch.rand(n_s, generator=g) + 0.1, torch.rand(n_t, generator=g) + 0.1
-    return Batch(x_s, y, w_s / w_s.sum()), Batch(x_t, None, w_t / w_t.sum())
+    banks = [Bank(torch.randn(20, 8, generator=g) + shift) for shift in (0.0, 0.5)]
+    source = Batch(x_s, y, w_s / w_s.sum(), strata=torch.zeros(n_s, dtype=torch.long), bank=banks[0])
+    target = Batch(x_t, None, w_t / w_t.sum(), strata=torch.zeros(n_t, dtype=torch.long), bank=banks[1])
+    return (source, target) if weighted else (source._replace(weights=None), target._replace(weights=None))
 
 
 def sgd(algorithm: Algorithm, lr: float = 0.05, momentum: float = 0.9) -> dict[str, torch.optim.Optimizer]:
@@ -330,7 +334,7 @@ def test_gradient_reversal_and_its_schedule() -> None:
 
 SMOOTH: list[tuple[str, dict[str, Any]]] = [
     ("mmd", {}),
-    ("mmd", {"estimator": "u", "kernel": "rbf"}),
+    ("mmd", {"estimator": "u", "kernel": "rbf", "contraction": 0.5}),
     ("coral", {}),
     ("coral", {"preset": "domainbed"}),
 ]
@@ -341,7 +345,9 @@ def test_discrepancies_pass_gradcheck(name: str, options: dict[str, Any]) -> Non
     algorithm = make_algorithm(name, plain_network(), 2, **options)
     z_s, z_t = SOURCE.x.clone().requires_grad_(), TARGET.x.clone().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda a, b: algorithm.discrepancy(a, b, SOURCE.weights, TARGET.weights), (z_s, z_t), atol=1e-6
+        lambda a, b: algorithm.discrepancy(a, b, SOURCE.weights, TARGET.weights, strata_x=[0] * 2, strata_y=[0] * 3),
+        (z_s, z_t),
+        atol=1e-6,
     )
 
 
@@ -445,7 +451,7 @@ def test_no_weights_equals_equal_weights(name: str, options: dict[str, Any]) -> 
 def test_weights_change_every_part(name: str, options: dict[str, Any]) -> None:
     source, target = batches(weighted=True)
     weighted = build(name, options).losses(source, target, 0)
-    plain = build(name, options).losses(Batch(source.x, source.y), Batch(target.x), 0)
+    plain = build(name, options).losses(source._replace(weights=None), target._replace(weights=None), 0)
     for part in plain:
         assert not torch.allclose(plain[part], weighted[part], rtol=1e-4), part
 
@@ -543,6 +549,8 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: build("mmd", {"penalty": -1.0}), "penalty must be .* got -1.0"),
     (lambda: build("mmd", {"kernel": "laplacian", "ema": 0.5}), "explicit features"),
     (lambda: build("mmd", {"estimator": "u", "ema": 0.5}), "ema=0"),
+    (lambda: value("mmd", "mmd", estimator="u"), "depend on one another"),
+    (lambda: value("coral", "coral", estimator="reference"), "bank_x is missing"),
     (lambda: build("coral", {"ema": 1.0}), "below 1, got 1.0"),
     (lambda: build("dann", {"adversary": "alternate"}), "did you mean 'alternating'"),
     (lambda: build("dann", {"discriminator_width": "big"}), "auto"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel, rbf_kernel
 from torch import Tensor
 
-from loss_batches import normal, some_weights
+from loss_batches import LOSSES, normal, some_weights
 from vardass.errors import InputError
 from vardass.kernels import (
     PAPER_GAMMAS,
@@ -151,7 +151,8 @@ def test_u_statistic_is_the_double_sum_over_distinct_pairs(batches, weighted):
         return sum(float(w[i] * w[j]) * k(z[i], z[j]) for i, j in pairs) / total
 
     cross = sum(float(u[i] * v[j]) * k(x[i], y[j]) for i in range(7) for j in range(5))
-    options = {"weights_x": w_x, "weights_y": w_y} if weighted else {}
+    one = {"strata_x": [0] * 7, "strata_y": [0] * 5}
+    options = {"weights_x": w_x, "weights_y": w_y, **one} if weighted else {}
     value = mmd2(x, y, estimator="u", **options)
     assert float(value) == pytest.approx(within(x, u) + within(y, v) - 2 * cross, rel=1e-10)
 
@@ -168,7 +169,8 @@ def test_expectation_over_all_draws(weights):
         for j in itertools.product(range(3), repeat=2)
     ]
     truth = float(mmd2(population_x, population_y, kernel="rbf"))
-    mean_u = np.mean([float(mmd2(x, y, estimator="u", **options)) for x, y in draws])
+    one = {"strata_x": [0, 0], "strata_y": [0, 0]}
+    mean_u = np.mean([float(mmd2(x, y, estimator="u", **options, **one)) for x, y in draws])
     assert mean_u == pytest.approx(truth, rel=1e-10)
 
     def variance(z: Tensor) -> float:
@@ -289,7 +291,8 @@ def test_equal_weights_are_no_weights(batches, loss):
     if loss in CORAL_PRESETS:
         with_weights, without = coral(x, y, preset=loss, **equal), coral(x, y, preset=loss)
     else:
-        with_weights, without = mmd2(x, y, estimator=loss, **equal), mmd2(x, y, estimator=loss)
+        one = {"strata_x": [0] * 7, "strata_y": [0] * 5}
+        with_weights, without = mmd2(x, y, estimator=loss, **equal, **one), mmd2(x, y, estimator=loss)
     torch.testing.assert_close(with_weights, without, rtol=1e-9, atol=1e-12)
 
 
@@ -317,7 +320,9 @@ def test_a_row_of_no_weight_does_not_count(batches):
     padded = torch.cat([w_x, torch.zeros(1)])
     for loss in (
         lambda a, w: mmd2(a, y, weights_x=w, weights_y=w_y),
-        lambda a, w: mmd2(a, y, weights_x=w, weights_y=w_y, estimator="u"),
+        lambda a, w: mmd2(
+            a, y, weights_x=w, weights_y=w_y, estimator="u", strata_x=[0] * len(a), strata_y=[0] * len(y)
+        ),
         lambda a, w: coral(a, y, weights_x=w, weights_y=w_y, preset="domainbed"),
     ):
         torch.testing.assert_close(loss(extra, padded), loss(x, w_x))
@@ -341,7 +346,7 @@ def test_translation_rotation_and_order_change_nothing(shift, seed):
     x, y, w_x = normal(6, 4, seed), normal(4, 4, seed + 1) + 0.5, some_weights(6, seed)
     rotation = torch.linalg.qr(normal(4, 4, seed + 2))[0]
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
-    for loss in (mmd2, lambda *a, **k: mmd2(*a, **k, estimator="u"), coral):
+    for loss in (mmd2, LOSSES["mmd u"], coral):
         value = loss(x, y, weights_x=w_x)
         near = {"rtol": 1e-8, "atol": 1e-10}
         torch.testing.assert_close(loss(x + shift, y + shift, weights_x=w_x), value, **near)
@@ -366,9 +371,14 @@ def test_a_batch_is_at_no_distance_from_itself():
 def test_modules_equal_the_functions(batches):
     x, y, w_x, w_y = batches
     weights = {"weights_x": w_x, "weights_y": w_y}
+    draws = {"strata_x": [0] * 7, "strata_y": [0] * 5, "bank_x": x + 1.0, "bank_y": y}
+    for estimator in ("u", "reference"):
+        options = {"estimator": estimator, "contraction": 0.25}
+        assert torch.equal(MMDLoss(**options)(x, y, w_x, w_y, **draws), mmd2(x, y, **weights, **options, **draws))
+        assert torch.equal(CORALLoss(**options)(x, y, w_x, w_y, **draws), coral(x, y, **weights, **options, **draws))
     for options in (
         {},
-        {"preset": "domainbed", "estimator": "u"},
+        {"preset": "domainbed"},
         {"kernel": "coral"},
         {"kernel": RBFMixture(scale="mean")},
     ):
@@ -387,8 +397,10 @@ def test_modules_equal_the_functions(batches):
 def test_modules_name_their_options():
     assert repr(MMDLoss(kernel="linear")) == "MMDLoss(kernel=LinearKernel(), estimator='v')"
     assert repr(CORALLoss(population_x=9, population_y=8)) == (
-        "CORALLoss(include_mean=False, correction='population', normalization='none', population_x=9, population_y=8)"
+        "CORALLoss(include_mean=False, correction='population', normalization='none', population_x=9, population_y=8, "
+        "estimator='v')"
     )
+    assert repr(CORALLoss(estimator="u", contraction=0.5)).endswith("estimator='unbiased', contraction=0.5)")
     assert not list(MMDLoss().parameters())
 
 
@@ -431,21 +443,14 @@ def test_weights_that_do_not_fit(loss, weights, message):
         loss(X, Y, **weights)
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        (lambda **k: mmd2(k.pop("x", X), k.pop("y", Y), estimator="u", **k), "estimator='u'"),
-        (lambda **k: coral(k.pop("x", X), k.pop("y", Y), correction="batch", **k), "correction='batch'"),
-    ],
-)
-def test_pairs_need_two_rows(call, what):
+def test_pairs_need_two_rows():
     for options, got in (
         ({"x": X[:1]}, "got 1 of 1 for weights_x"),
         ({"y": Y[:1]}, "got 1 of 1 for weights_y"),
         ({"weights_y": [0.0, 1.0, 0.0, 0.0]}, "got 1 of 4 for weights_y"),
     ):
-        with pytest.raises(InputError, match=f"{what} needs at least 2 rows.*{got}; use a larger batch"):
-            call(**options)
+        with pytest.raises(InputError, match=f"correction='batch' needs at least 2 rows.*{got}; use a larger batch"):
+            coral(**{"x": X, "y": Y, "correction": "batch", **options})
 
 
 def test_one_row_is_enough_otherwise():
@@ -457,7 +462,7 @@ def test_one_row_is_enough_otherwise():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "w"}, "unknown estimator 'w'; choose one of v, u"),
+        ({"estimator": "w"}, "unknown estimator 'w'; choose one of v, unbiased, u, reference"),
         ({"preset": "deep"}, "unknown preset 'deep'; choose one of paper, domainbed"),
         ({"preset": "paper", "kernel": "rbf"}, "preset='paper' .* kernel='rbf' is given; leave out one"),
         ({"kernel": "gauss"}, "unknown kernel 'gauss'"),

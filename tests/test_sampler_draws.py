@@ -27,7 +27,7 @@ from sampler_cases import (
     taken,
     visits_once,
 )
-from vardass.losses import mmd2
+from vardass.losses import Bank, mmd2
 from vardass.samplers import (
     BalancedBatchSampler,
     MinibatchSampler,
@@ -103,16 +103,23 @@ def test_a_plan_of_whole_cycles_averages_to_the_whole(draws: int, coupled: bool)
 
 
 @pytest.mark.parametrize("draws", [1, 2])
-def test_the_v_statistic_fits_strata_and_the_u_statistic_is_too_low(draws: int) -> None:
+def test_pairs_as_if_from_one_stratum_are_too_low_for_strata(draws: int) -> None:
     # strata of equal samples leave no variance: two batches of one domain have MMD² = 0
     z = torch.tensor([0.0, 0.0, 10.0, 10.0])[:, None]
     sampler = StratifiedBatchSampler(4, 2 * draws, draws_per_stratum=draws)
     sampler.use(Strata(torch.tensor([0, 0, 1, 1]), k=2, variance=0.0, uniform_variance=0.0))
     batch = next(iter(sampler))
     weights = {"weights_x": torch.tensor(batch.weights), "weights_y": torch.tensor(batch.weights)}
-    values = {how: float(mmd2(z[batch], z[batch], kernel="linear", estimator=how, **weights)) for how in ("v", "u")}
-    assert values["v"] == pytest.approx(0.0, abs=1e-4)
-    assert values["u"] < -10.0
+    assert float(mmd2(z[batch], z[batch], kernel="linear", **weights)) == pytest.approx(0.0, abs=1e-4)
+
+    def unbiased(strata: list[int], **banks: Any) -> float:
+        told = {"strata_x": strata, "strata_y": strata, **weights, **banks}
+        return float(mmd2(z[batch], z[batch], kernel="linear", estimator="u", **told))
+
+    assert unbiased([0] * len(batch)) < -10.0
+    bank = Bank(z, strata=sampler.strata.labels)  # type: ignore[union-attr]
+    assert batch.strata is not None
+    assert unbiased(list(batch.strata), bank_x=bank, bank_y=bank) == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -325,3 +332,20 @@ def test_every_sample_is_left_out_equally_often(name: str) -> None:
     # 2 of 26 without replacement: the variances are a little smaller than a multinomial's
     statistic = float((out - epochs * 2 / N).square().sum() / (epochs * 2 / N)) * (N - 1) / (N - 2)
     assert 1e-4 < stats.chi2(N - 1).sf(statistic) < 1 - 1e-4
+
+
+@each_sampler
+def test_batches_say_which_samples_are_independent_draws(name: str) -> None:
+    sampler = made(name)
+    for batch in itertools.islice(iter(sampler), 2 * round_length(name)):
+        if "ordered" in name or "balanced" in name:
+            assert batch.strata is None
+            continue
+        assert batch.strata is not None
+        if name.startswith("uniform"):
+            assert batch.strata == [0] * len(batch)
+        else:
+            assert batch.strata == sampler.strata.labels[batch].tolist()  # type: ignore[attr-defined]
+        assert batch.pool == (N if name in ("uniform", "uniform, tail") or name.startswith("cycling") else None)
+        part = batch[1:3]
+        assert (part.strata, part.pool) == (batch.strata[1:3], batch.pool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,7 @@ from vardass.samplers import (
 )
 
 N, M, D, K = 90, 70, 3, 6
+ONE_STRATUM = [0] * K
 
 
 def features(n: int, shift: float = 0.0, seed: int = 0, d: int = D) -> Tensor:
@@ -77,6 +78,7 @@ class FixedBatches:
     def __iter__(self) -> Iterator[IndexBatch]:
         for i, row in enumerate(self.rows.tolist()):
             batch = IndexBatch(row)
+            batch.strata = ONE_STRATUM
             if self.weights is not None:
                 batch.weights = self.weights[i].tolist()
             yield batch
@@ -170,7 +172,7 @@ def test_a_sample_of_columns_gives_the_same_variance_in_the_mean() -> None:
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "mmd2": mmd2,
-    "mmd2-u": lambda x, y, **w: mmd2(x, y, estimator="u", **w),
+    "mmd2-u": lambda x, y, **w: mmd2(x, y, estimator="u", strata_x=ONE_STRATUM, strata_y=ONE_STRATUM, **w),
     "coral": lambda x, y, **w: coral(x, y, population_x=N, population_y=M, **w),
 }
 
@@ -198,6 +200,20 @@ def test_loss_against_a_plain_loop(loss: str, weighted: bool) -> None:
     assert report.loss_value == pytest.approx(whole, rel=1e-9)
     assert row.loss_bias == pytest.approx(np.mean(values) - whole, rel=1e-9)
     assert row.gradient_mse is None
+
+
+def test_the_unbiased_loss_of_pairs_from_strata_and_of_epochs_has_no_bias() -> None:
+    samplers = {
+        "epoch": lambda n: UniformBatchSampler(n, K),
+        "pairs": lambda n: StratifiedBatchSampler(n, K, draws_per_stratum=2),
+        "pairs without replacement": lambda n: StratifiedBatchSampler(n, K, draws_per_stratum=2, replacement=False),
+    }
+    for row in variance_report(samplers, X, Y, loss="mmd2-u", batches=400, gradient_batches=0).rows:
+        assert row.loss_mean is not None
+        assert abs(row.loss_bias) < 4 * row.loss_mean.stderr, row.name  # type: ignore[operator, arg-type]
+    for coupled in (BalancedBatchSampler, OrderedBatchSampler):
+        with pytest.raises(InputError, match="depend on one another"):
+            variance_report({"plan": partial(coupled, batch_size=K)}, X, Y, loss="mmd2-u", batches=4)
 
 
 def test_bias_of_the_v_statistic_is_the_variance_of_both_embeddings() -> None:

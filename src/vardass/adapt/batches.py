@@ -274,7 +274,8 @@ class Stream:
         x = inputs.prepare(x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None)
         ids = inputs.domain_ids
         domains = None if ids is None else ids.index_select(0, rows.to(ids.device))
-        return Draw(rows, Batch(x, y, weights, len(rows), domains))
+        strata = None if indices.strata is None else torch.tensor(indices.strata)  # on the host, where it is checked
+        return Draw(rows, Batch(x, y, weights, len(rows), domains, strata, indices.pool))
 
     def close(self) -> None:
         """End the workers; batches under way stay pending, and the next draw goes on with them."""
@@ -284,7 +285,10 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way."""
-        pending = [{"indices": list(batch), "weights": batch.weights} for batch in self._pending.batches]
+        pending = [
+            {"indices": list(batch), "weights": batch.weights, "strata": batch.strata, "pool": batch.pool}
+            for batch in self._pending.batches
+        ]
         return {"sampler": self.sampler.state_dict(), "pending": pending, "delivered": self._pending.delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -295,7 +299,7 @@ class Stream:
         self._pending.delivered = state["delivered"]
         for saved in state["pending"]:
             batch = IndexBatch(saved["indices"])
-            batch.weights = saved["weights"]
+            batch.weights, batch.strata, batch.pool = saved["weights"], saved.get("strata"), saved.get("pool")
             self._pending.batches.append(batch)
 
     def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, fitted_kernel
 from vardass.losses import CORALLoss, MMDLoss
-from vardass.samplers import BackgroundSampler, MinibatchSampler, StratifiedBatchSampler, UniformBatchSampler
+from vardass.samplers import (
+    BackgroundSampler,
+    Chunk,
+    IndexBatch,
+    MinibatchSampler,
+    StratifiedBatchSampler,
+    UniformBatchSampler,
+)
 from vardass.validate import ArrayLike, as_generator, row_blocks
 from vardass.variance import stratified_variance
 
@@ -69,11 +76,17 @@ class Batches(NamedTuple):
         Their weights, double; each row sums to 1.
     weighted : bool
         False where the sampler gives no weights, so that losses are called without them.
+    strata : Tensor of shape (k,) or None
+        Stratum of each sample of a batch, where the samples are independent draws.
+    pool : int or None
+        See `IndexBatch`.
     """
 
     rows: Tensor
     weights: Tensor
     weighted: bool
+    strata: Tensor | None = None
+    pool: int | None = None
 
     def pick(self, i: int) -> tuple[Tensor, Tensor | None]:
         """Indices and weights of batch ``i`` as a loss takes them."""
@@ -165,20 +178,21 @@ def _copy(name: str, sampler: Any) -> Any:
 def _batches(name: str, sampler: Any, n: int, count: int, seed: int) -> Batches:
     if isinstance(sampler, MinibatchSampler):
         chunk = sampler.sample_batches(count, seed=seed)
-        rows, weights = chunk.rows, chunk.weights
     else:
-        rows, weights = _iterate(name, sampler, count)
+        chunk = _iterate(name, sampler, count)
+    rows, weights = chunk.rows, chunk.weights
     if int(rows.min()) < 0 or int(rows.max()) >= n:
         raise InputError(
             f"{name!r} draws indices from {int(rows.min())} to {int(rows.max())}, the features have {n} rows; "
             "pass the features of the whole data set"
         )
     if weights is None:
-        return Batches(rows, torch.full(rows.shape, 1.0 / rows.shape[1], dtype=torch.float64), False)
-    return Batches(rows, weights.double().to(rows.device).expand(rows.shape), True)
+        even = torch.full(rows.shape, 1.0 / rows.shape[1], dtype=torch.float64)
+        return Batches(rows, even, False, chunk.strata, chunk.pool)
+    return Batches(rows, weights.double().to(rows.device).expand(rows.shape), True, chunk.strata, chunk.pool)
 
 
-def _iterate(name: str, sampler: Any, count: int) -> tuple[Tensor, Tensor | None]:
+def _iterate(name: str, sampler: Any, count: int) -> Chunk:
     """Batches of any iterable, as often as it takes; a smaller one at its end is left out."""
     found: list[Any] = []
     while len(found) < count:
@@ -192,14 +206,18 @@ def _iterate(name: str, sampler: Any, count: int) -> tuple[Tensor, Tensor | None
             raise InputError(f"{name!r} yields no batches; lower its batch size or set drop_last=False")
     rows = torch.stack([torch.as_tensor(list(batch), dtype=torch.int64) for batch in found])
     weights = [getattr(batch, "weights", None) for batch in found]
-    if all(given is None for given in weights):
-        return rows, None
+    # plain lists are those of torch, whose samples are independent
+    given = getattr(found[0], "strata", None if isinstance(found[0], IndexBatch) else [0] * rows.shape[1])
+    strata = None if given is None else torch.as_tensor(given)
+    if all(each is None for each in weights):
+        return Chunk(rows, strata=strata)
     even = torch.full((rows.shape[1],), 1.0 / rows.shape[1], dtype=torch.float64)
-    return rows, torch.stack([even if w is None else torch.as_tensor(w, dtype=torch.float64) for w in weights])
+    stacked = torch.stack([even if w is None else torch.as_tensor(w, dtype=torch.float64) for w in weights])
+    return Chunk(rows, stacked, strata=strata)
 
 
 def _on(batches: Batches, device: torch.device) -> Batches:
-    return Batches(batches.rows.to(device), batches.weights.to(device), batches.weighted)
+    return batches._replace(rows=batches.rows.to(device), weights=batches.weights.to(device))
 
 
 # --- the mean embedding ------------------------------------------------------------------------------------
@@ -453,15 +471,29 @@ def _slopes(loss: Loss, features: list[Tensor]) -> list[Tensor]:
     return [slopes[: len(features[0])], slopes[len(features[0]) :]]
 
 
+def _told(loss: Loss, batches: list[Batches]) -> dict[str, Any]:
+    """How the batches were drawn, for an unbiased loss."""
+    if getattr(loss.value, "estimator", "v") != "unbiased":
+        return {}
+    if any(batch.strata is None for batch in batches):
+        raise InputError(
+            f"loss {loss.name!r} is unbiased for independent draws, but the samples of a batch of one of the samplers "
+            "depend on one another, or it gives no strata; use loss='mmd2', or samplers such as UniformBatchSampler "
+            "and StratifiedBatchSampler(..., draws_per_stratum=2)"
+        )
+    return {f"{what}_{s}": getattr(batch, what) for s, batch in zip("xy", batches) for what in ("strata", "pool")}
+
+
 @torch.no_grad()
 def loss_noise(
     loss: Loss, domains: list[Tensor], batches: list[Batches], pairing: list[int], whole: Whole
 ) -> dict[str, Any]:
     """Mean, bias and variance of the loss of source batch i with target batch ``pairing[i]``."""
-    values = []
+    values, told = [], _told(loss, batches)
     for i, j in enumerate(pairing):
         (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
-        values.append(loss.value(domains[0][rows_x], domains[1][rows_y], weights_x=weights_x, weights_y=weights_y))
+        weights = {"weights_x": weights_x, "weights_y": weights_y}
+        values.append(loss.value(domains[0][rows_x], domains[1][rows_y], **weights, **told))
     values_of_pairs = torch.stack(values).double()
     count = len(values)
     mean, variance = float(values_of_pairs.mean()), float(values_of_pairs.var())
@@ -480,10 +512,11 @@ def gradient_noise(
     truth = whole.gradient
     assert truth is not None
     total = torch.zeros_like(truth)
-    errors = []
+    errors, told = [], _told(loss, batches)
     for i, j in enumerate(pairing):
         (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
-        value = loss.value(producer(0, rows_x), producer(1, rows_y), weights_x=weights_x, weights_y=weights_y)
+        weights = {"weights_x": weights_x, "weights_y": weights_y}
+        value = loss.value(producer(0, rows_x), producer(1, rows_y), **weights, **told)
         error = producer.gradient(value) - truth
         errors.append(error.square().sum())
         total += error

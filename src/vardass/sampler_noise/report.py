@@ -271,8 +271,9 @@ def variance_report(
     kernel : Kernel, name or callable
         Whose mean embedding is measured; what it takes from data comes from each domain, as in samplers.
     loss : {"mmd2", "mmd2-u", "coral"} or callable, optional
-        V- or U-statistic of MMD² with ``kernel``, fitted to both domains together, or the paper's CORAL; by
-        default the one that belongs to ``kernel``. A callable, such as `CORALLoss`, is called as
+        V-statistic or unbiased estimate of MMD² with ``kernel``, fitted to both domains together, or the paper's
+        CORAL; by default the one that belongs to ``kernel``. The unbiased one is for samplers of independent draws, two
+        or more from each stratum. A callable, such as `CORALLoss`, is called as
         ``loss(x, y, weights_x=..., weights_y=...)``, and as ``loss(x, y)`` with all samples.
     batches : int
         Batches drawn from each sampler in each domain.

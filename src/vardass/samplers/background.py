@@ -51,7 +51,9 @@ class _Server:
         drawn = [next(self.batches) for _ in range(count)]
         # between two refreshes all batches have the same weights
         rows = [list(batch) for batch in drawn]
-        return {"rows": rows, "weights": drawn[0].weights, "strata": strata, "refreshed": features is not None}
+        first = drawn[0]
+        how = {"weights": first.weights, "draws": (first.strata, first.pool)}
+        return {"rows": rows, **how, "strata": strata, "refreshed": features is not None}
 
 
 class BackgroundSampler(WatchedSampler):
@@ -151,6 +153,8 @@ class BackgroundSampler(WatchedSampler):
             self.strata = Strata.from_dict(answer["strata"])
         batch = IndexBatch(answer["rows"][self._used])
         batch.weights = answer["weights"]
+        strata, batch.pool = answer.get("draws", (None, None))
+        batch.strata = strata if strata is None else strata[: len(batch)]
         self._used += 1
         self.position += 1
         return batch

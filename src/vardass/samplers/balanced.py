@@ -119,6 +119,10 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         rows = coupled_rows(self.strata, count, self._features, rounds=self.swap_rounds, generator=generator)
         return Chunk(rows, self.strata.exact_weights)
 
+    @property
+    def _is_coupled(self) -> bool:  # type: ignore[override]
+        return self._features is not None
+
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
         if self._features is None or self._labels is None:
             return super()._arrange(pool, generator)

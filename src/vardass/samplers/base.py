@@ -87,11 +87,17 @@ class Chunk(NamedTuple):
         Weights of each batch's samples, summing to 1; None for uniform.
     tail : Tensor of shape (fewer than batch_size,) or None
         A last, smaller batch.
+    strata : Tensor of shape (batch_size,) or None
+        Stratum of each sample, see `IndexBatch`; None where the samples of a batch depend on one another.
+    pool : int or None
+        n, where draws from one stratum are without replacement.
     """
 
     rows: Tensor
     weights: Tensor | None = None
     tail: Tensor | None = None
+    strata: Tensor | None = None
+    pool: int | None = None
 
 
 class MinibatchSampler(WatchedSampler, ABC):
@@ -164,6 +170,7 @@ class MinibatchSampler(WatchedSampler, ABC):
         self._chunk: Chunk | None = None
         self._lists: list[list[int]] = []
         self._weights: list[float] | None = None
+        self._strata: list[int] | None = None
         self._first = 0  # round of the first row of the chunk
 
     def _default_batches(self) -> int:
@@ -302,6 +309,8 @@ class MinibatchSampler(WatchedSampler, ABC):
             offset = position - self._first
         batch = IndexBatch(self._lists[offset])
         batch.weights = self._weights
+        batch.strata = self._strata if self._strata is None else self._strata[: len(batch)]
+        batch.pool = self._chunk.pool if self._chunk is not None else None
         return batch
 
     def _load_chunk(self, position: int) -> None:
@@ -317,6 +326,7 @@ class MinibatchSampler(WatchedSampler, ABC):
         usable = len(batches) // self.num_replicas * self.num_replicas
         self._lists = batches[self.rank : usable : self.num_replicas]
         self._weights = None if chunk.weights is None else chunk.weights.tolist()
+        self._strata = None if chunk.strata is None else chunk.strata.tolist()
 
     # --- refresh --------------------------------------------------------------------------------------
 
@@ -367,15 +377,13 @@ class MinibatchSampler(WatchedSampler, ABC):
         count = check_count(count, "count")
         rows: list[Tensor] = []
         have = turn = 0
-        weights: Tensor | None = None
         while have < count:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, seed, turn, -1))
             chunk = self._sample_chunk(generator)
             rows.append(chunk.rows)
-            weights = chunk.weights
             have += len(chunk.rows)
             turn += 1
-        return Chunk(torch.cat(rows)[:count], weights)
+        return chunk._replace(rows=torch.cat(rows)[:count], tail=None)
 
     def _sample_chunk(self, generator: torch.Generator) -> Chunk:
         return self._make_chunk(0, generator)
@@ -442,7 +450,8 @@ class MinibatchSampler(WatchedSampler, ABC):
         self._refreshes, self._base = state["refreshes"], state["base"]
         self._chunk = None
         if state["chunk"] is not None:
-            self._set_chunk(Chunk(*(state["chunk"][name] for name in Chunk._fields)), state["chunk"]["first"])
+            saved = {name: state["chunk"].get(name) for name in Chunk._fields}  # older ones hold no strata
+            self._set_chunk(Chunk(**saved), state["chunk"]["first"])
         # the next iteration continues instead of starting another epoch
         self._started = False
         # torchdata counts epochs itself, and takes the rest of this one, be it empty, for its end

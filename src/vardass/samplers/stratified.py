@@ -43,10 +43,9 @@ class StratifiedBatchSampler(GroupedSampler):
         which visits samples more evenly. The cycles start again when strata change, when an epoch begins, and
         after about a million draws.
     draws_per_stratum : int
-        Two or more show from one batch how much a stratum varies, at the price of fewer strata. Use the
-        V-statistic of `mmd2`, whatever their number: the U-statistic takes all rows for draws from one distribution,
-        and is too low for strata. Without replacement the draws from one stratum are distinct samples, and
-        ``min_size`` is at least that many unless it is set.
+        Two or more show from one batch how much a stratum varies, at the price of fewer strata: ``mmd2(...,
+        estimator="unbiased")`` then needs no bank. Without replacement the draws from one stratum are distinct samples,
+        and ``min_size`` is at least that many unless it is set.
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions. `refresh` may replace them.
@@ -176,17 +175,22 @@ class StratifiedBatchSampler(GroupedSampler):
         strata = self.strata
         count = max(1, _DRAWS // self.batch_size) * self.num_replicas
         if strata is None:
-            return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))
+            rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
+            return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64))
         q = self.draws_per_stratum
+        ids = torch.arange(strata.k).repeat_interleave(q)
         if not self.replacement:
             whole = min(int(strata.sizes.max()) // q, _MOST_DRAWS // self.batch_size)
             count = -(-max(count, whole) // self.num_replicas) * self.num_replicas
-            return Chunk(cycle_table(strata, count, generator, draws=q), self._column_weights)
+            table = cycle_table(strata, count, generator, draws=q)
+            # with shares a weight no longer tells its stratum's size, which pairs of distinct samples depend on
+            known = q == 1 or strata.shares is None
+            return Chunk(table, self._column_weights, strata=ids if known else None, pool=self.n)
         sizes = strata.sizes.repeat_interleave(q)
         starts = strata.starts.repeat_interleave(q)
         draw = torch.rand(count, self.batch_size, dtype=torch.float64, generator=generator)
         offset = (draw * sizes).long().clamp_max_(sizes - 1)
-        return Chunk(strata.order[starts + offset], self._column_weights)
+        return Chunk(strata.order[starts + offset], self._column_weights, strata=ids)
 
     def _settings(self) -> dict[str, Any]:
         return {

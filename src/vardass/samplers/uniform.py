@@ -24,6 +24,7 @@ class EpochSampler(MinibatchSampler):
     """
 
     _visits_once = True
+    _is_coupled = False  # whether the samples of a batch are chosen to suit one another
 
     def __init__(self, n: int, batch_size: int, *, drop_last: bool = True, **options: Unpack[StreamOptions]) -> None:
         self.drop_last = bool(drop_last)
@@ -76,7 +77,10 @@ class EpochSampler(MinibatchSampler):
         pool = order if left is None else left[order]
         whole = len(pool) // self.batch_size * self.batch_size
         rows = self._arrange(pool[:whole], generator) if whole else pool[:0].view(0, self.batch_size)
-        return Chunk(rows, None, None if self.drop_last or whole == len(pool) else pool[whole:])
+        tail = None if self.drop_last or whole == len(pool) else pool[whole:]
+        if self._is_coupled:
+            return Chunk(rows, None, tail)
+        return Chunk(rows, None, tail, torch.zeros(self.batch_size, dtype=torch.int64), self.n)
 
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
         """Cut ``pool``, in random order and a multiple of batch_size long, into rows."""
@@ -140,4 +144,5 @@ class UniformBatchSampler(EpochSampler):
 
     def _independent(self, generator: torch.Generator) -> Chunk:
         count = max(1, _DRAWS // self.batch_size) * self.num_replicas
-        return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))
+        rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
+        return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64))

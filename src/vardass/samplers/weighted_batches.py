@@ -10,6 +10,7 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from vardass.errors import InputError, VardassWarning
+from vardass.validate import check_flag
 
 __all__ = ["IndexBatch", "WeightedDataset", "with_weights"]
 
@@ -25,26 +26,36 @@ class IndexBatch(list[int]):
     ----------
     weights : list of float or None
         One for each index, summing to 1; None means uniform.
+    strata : list of int or None
+        Stratum of each index, 0 for all of a uniform draw: indices of one stratum are independent draws from it, and
+        strata are independent of one another. None where that is not so, as in plans, whose rows are coupled.
+    pool : int or None
+        Number of samples of the data set, where draws from one stratum are without replacement.
     """
 
     weights: Sequence[float] | None = None
+    strata: Sequence[int] | None = None
+    pool: int | None = None
 
     def __getitem__(self, item: SupportsIndex | slice) -> Any:
         picked = super().__getitem__(item)
         if isinstance(item, slice):
             part = IndexBatch(cast("list[int]", picked))
             part.weights = None if self.weights is None else self.weights[item]
+            part.strata = None if self.strata is None else self.strata[item]
+            part.pool = self.pool
             return part
         return picked
 
 
 class WeightedDataset(Dataset[Any]):
-    """A dataset whose samples end with their weight; made by `with_weights`."""
+    """A dataset whose samples end with their weight, and their stratum if asked for; made by `with_weights`."""
 
     weights_attached: ClassVar[bool] = True  # `extract_features` looks inside
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, strata: bool = False) -> None:
         self.dataset = dataset
+        self.strata = strata
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -65,7 +76,17 @@ class WeightedDataset(Dataset[Any]):
             weights = [1.0 / len(batch)] * len(batch)
         fetch = getattr(self.dataset, "__getitems__", None)
         samples = fetch(list(batch)) if callable(fetch) else [self.dataset[i] for i in batch]
-        return [_append(sample, np.float32(weight)) for sample, weight in zip(samples, weights, strict=True)]
+        found = [_append(sample, "weight", np.float32(weight)) for sample, weight in zip(samples, weights, strict=True)]
+        if not self.strata:
+            return found
+        strata = getattr(batch, "strata", None)
+        if strata is None:
+            raise InputError(
+                f"with_weights(..., strata=True) got a batch of {len(batch)} indices without strata: its samples are "
+                "not independent draws, as in OrderedBatchSampler and BalancedBatchSampler, or a sampler of your own "
+                "does not say; leave out strata=True and use estimator='reference' with banks"
+            )
+        return [_append(sample, "stratum", np.int64(h)) for sample, h in zip(found, strata, strict=True)]
 
     def _notice_plain_indices(self, batch: Sequence[Any]) -> None:
         """A batch sampler's batches know their weights; what wraps it, or is in its place, may have dropped them."""
@@ -85,12 +106,21 @@ class WeightedDataset(Dataset[Any]):
             )
 
 
-def with_weights(dataset: Any) -> WeightedDataset:
+def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
     """Wrap a map-style dataset so that each sample ends with its weight.
 
     ``(x, y)`` becomes ``(x, y, weight)``, a mapping gains the key ``"weight"``, anything else becomes
     ``(sample, weight)``. Batches from a sampler without weights get 1 / batch size. Wrap last: a Subset or
     another wrapper around the result would hand on bare indices, which get 1 / batch size and a warning.
+
+    Parameters
+    ----------
+    dataset : map-style dataset
+        Gives samples by number.
+    strata : bool
+        Let each sample end with its weight and the number of its stratum, or have a key ``"stratum"`` too: what
+        ``mmd2(..., estimator="unbiased", strata_x=...)`` wants to know. Refused for batches whose samples depend on one
+        another.
 
     Examples
     --------
@@ -105,17 +135,17 @@ def with_weights(dataset: Any) -> WeightedDataset:
             f"with_weights needs a dataset with __getitem__ and __len__, got {type(dataset).__name__}; its samples are "
             "asked for by number"
         )
-    return WeightedDataset(dataset)
+    return WeightedDataset(dataset, strata=check_flag(strata, "strata"))
 
 
-def _append(sample: Any, weight: np.float32) -> Any:
+def _append(sample: Any, key: str, value: np.generic) -> Any:
     if isinstance(sample, Mapping):
-        if "weight" in sample:
+        if key in sample:
             raise InputError(
-                f"the samples have a key 'weight' of their own (keys {list(sample)}), which the weight of the draw "
+                f"the samples have a key {key!r} of their own (keys {list(sample)}), which the {key} of the draw "
                 "would replace; rename it"
             )
-        return {**sample, "weight": weight}
+        return {**sample, key: value}
     if isinstance(sample, tuple | list):
-        return (*sample, weight)
-    return (sample, weight)
+        return (*sample, value)
+    return (sample, value)

@@ -15,6 +15,7 @@ from vardass.adapt.distributed import Processes
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.kernels import Kernel
+from vardass.losses import Bank
 from vardass.validate import as_weights, check_count, check_flag, check_number, choose
 
 __all__ = ["Algorithm", "Backward", "Batch", "CommonOptions", "Losses", "trainable", "weighted_mean", "zero_gradients"]
@@ -28,7 +29,9 @@ class Batch(NamedTuple):
 
     None for weights means uniform. The labels of a target batch are never read. Where several sources are united,
     ``domains`` (b,) says which one each sample is from. Where several processes share a batch, ``x`` is this one's
-    part, labels, weights and domains are those of all, and ``rows`` counts all samples.
+    part, labels, weights and domains are those of all, and ``rows`` counts all samples. ``strata`` (b,), ``pool`` and
+    ``bank`` tell a loss how the samples were drawn and what is known of the whole domain, see ``vardass.losses.Draws``;
+    without strata samples that depend on one another are meant.
     """
 
     x: Tensor
@@ -36,6 +39,9 @@ class Batch(NamedTuple):
     weights: Tensor | None = None
     rows: int | None = None
     domains: Tensor | None = None
+    strata: Tensor | None = None
+    pool: int | None = None
+    bank: Bank | None = None
 
     @property
     def size(self) -> int:
@@ -88,6 +94,8 @@ class Algorithm(nn.Module):
         Those that share each batch; by default this one alone. The trainer sets it.
     is_climbed : bool
         Whether the parameters are those of SDAT's ascent just now, not the network's own.
+    uses_banks : bool
+        Whether the losses look at the ``bank`` of a batch.
     seen_together : int
         Samples of one domain that `features` must see together, where a sample's features depend on others. Passes
         over data are then made one domain at a time, in batches of at least as many.
@@ -97,6 +105,7 @@ class Algorithm(nn.Module):
     uses_target: ClassVar[bool]
     joint_by_default: ClassVar[bool] = True
     seen_together = 1
+    uses_banks = False
 
     def __init__(
         self,

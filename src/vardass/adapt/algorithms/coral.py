@@ -11,7 +11,7 @@ from vardass.adapt.algorithms.mmd import Discrepancy, DiscrepancyOptions
 from vardass.adapt.algorithms.moving_average import MovingAverage
 from vardass.adapt.networks import Network
 from vardass.kernels import CoralKernel
-from vardass.losses import CORALLoss, Moments
+from vardass.losses import CORALLoss, Draws, Moments
 
 __all__ = ["CORAL"]
 
@@ -55,6 +55,8 @@ class CORAL(Discrepancy):
             normalization=normalization,
             population_x=population_x,
             population_y=population_y,
+            estimator=self.estimator,
+            contraction=self.contraction,
         )
         if self.ema:
             d = network.feature_dim
@@ -66,10 +68,12 @@ class CORAL(Discrepancy):
         """That of the loss: covariances, and means in the loss's proportion."""
         return self.loss.kernel(self.network.feature_dim)
 
-    def discrepancy(self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None) -> Tensor:
+    def discrepancy(
+        self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None, **draws: Unpack[Draws]
+    ) -> Tensor:
         """Return CORAL of the batches, or of the averaged means and covariances."""
         if not self.ema:
-            value: Tensor = self.loss(z_s, z_t, w_s, w_t)
+            value: Tensor = self.loss(z_s, z_t, w_s, w_t, **draws)
             return value
         source, target = self.loss.moments(z_s, z_t, w_s, w_t)
         with torch.autocast(z_s.device.type, enabled=False):

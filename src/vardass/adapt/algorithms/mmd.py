@@ -12,7 +12,8 @@ from vardass.adapt.algorithms.moving_average import MovingAverage, fourier_featu
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.kernels import Kernel, KernelLike
-from vardass.losses import MMDLoss
+from vardass.losses import Draws, MMDLoss
+from vardass.losses.estimators import Estimator
 from vardass.validate import as_generator, check_count, check_number
 
 __all__ = ["MMD", "Discrepancy", "DiscrepancyOptions"]
@@ -23,6 +24,8 @@ class DiscrepancyOptions(CommonOptions, total=False):
 
     penalty: float
     ema: float
+    estimator: str
+    contraction: float | None
 
 
 class Discrepancy(Algorithm):
@@ -35,6 +38,11 @@ class Discrepancy(Algorithm):
     ema : float
         β of a moving average of the statistics that are compared (see ``MovingAverage``). 0 is the exact loss of the
         batch.
+    estimator : {"v", "unbiased", "reference"}
+        What a batch says of the loss of all data, see ``vardass.losses.estimators``. ``"unbiased"`` refuses batches
+        whose samples depend on one another; ``"reference"`` compares every batch with the feature banks.
+    contraction : float, optional
+        Share, from 0 to 1, of the V-statistic's excess that the other two estimators keep; 0 by default.
     **common
         See ``Algorithm``.
     """
@@ -49,11 +57,19 @@ class Discrepancy(Algorithm):
         *,
         penalty: float = 1.0,
         ema: float = 0.0,
+        estimator: str = "v",
+        contraction: float | None = None,
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.penalty = check_number(penalty, "penalty", low=0.0)
         self.ema = check_number(ema, "ema", low=0.0, below=1.0)
+        self.estimator, self.contraction = Estimator.of(estimator, contraction)
+        self.uses_banks = self.estimator != "v" and self.penalty > 0.0
+        if self.ema and self.estimator != "v":
+            raise InputError(
+                f"ema averages statistics of batches, a V-statistic; with estimator={self.estimator!r} use ema=0"
+            )
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, the discrepancy under the algorithm's name, and their sum.
@@ -66,10 +82,29 @@ class Discrepancy(Algorithm):
         target = self.need_target(target)
         z_s, z_t = self.pair_features(source, target)
         task = self.task_loss(z_s, source)
-        gap = self.discrepancy(z_s, z_t, source.weights, target.weights)
+        gap = self.discrepancy(z_s, z_t, source.weights, target.weights, **self._draws(source, target))
         return {"total": task + self.penalty * gap, "task": task, self.name: gap}
 
-    def discrepancy(self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None) -> Tensor:
+    def _draws(self, source: Batch, target: Batch) -> Draws:
+        """What the estimator wants to know of the two batches."""
+        if self.estimator == "v":
+            return {}
+        told: Draws = {"bank_x": source.bank, "bank_y": target.bank}
+        if self.estimator == "reference":
+            return told
+        for batch, domain in ((source, "source"), (target, "target")):
+            if batch.strata is None:
+                raise InputError(
+                    f"estimator='unbiased' needs independent draws, but the samples of a {domain} batch depend on one "
+                    "another, as those of ordered and balanced do, or its sampler gives no strata; use "
+                    "estimator='reference', or the sampler vardass or uniform"
+                )
+        told |= {"strata_x": source.strata, "strata_y": target.strata, "pool_x": source.pool, "pool_y": target.pool}
+        return told
+
+    def discrepancy(
+        self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None, **draws: Unpack[Draws]
+    ) -> Tensor:
         """Return the discrepancy of features (b_s, d) and (b_t, d) with weights (b_s,) and (b_t,)."""
         raise NotImplementedError
 
@@ -79,8 +114,8 @@ class MMD(Discrepancy):
 
     Parameters
     ----------
-    kernel, estimator, preset
-        See ``vardass.losses.mmd2``. The default is the paper's mixture with the V-statistic.
+    kernel, preset
+        See ``vardass.losses.mmd2``. The default is the paper's mixture.
     ema_frequencies : int
         With ``ema`` the mean embeddings are averaged in explicit features: z itself for the linear kernel, random
         Fourier features of the RBF mixture with so many frequencies for each bandwidth.
@@ -97,16 +132,13 @@ class MMD(Discrepancy):
         num_classes: int,
         *,
         kernel: KernelLike | None = None,
-        estimator: str = "v",
         preset: str | None = None,
         ema_frequencies: int = 256,
         **shared: Unpack[DiscrepancyOptions],
     ) -> None:
         super().__init__(network, num_classes, **shared)
-        self.loss = MMDLoss(kernel=kernel, estimator=estimator, preset=preset)
+        self.loss = MMDLoss(kernel=kernel, estimator=self.estimator, contraction=self.contraction, preset=preset)
         if self.ema:
-            if estimator == "u":
-                raise InputError("ema averages mean embeddings, a V-statistic; with estimator='u' use ema=0")
             self.ema_frequencies = check_count(ema_frequencies, "ema_frequencies")
             frequencies = fourier_frequencies(
                 self.loss.kernel, network.feature_dim, ema_frequencies, as_generator(self.seed)
@@ -120,10 +152,12 @@ class MMD(Discrepancy):
         """Kernel of the loss."""
         return self.loss.kernel
 
-    def discrepancy(self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None) -> Tensor:
+    def discrepancy(
+        self, z_s: Tensor, z_t: Tensor, w_s: Tensor | None, w_t: Tensor | None, **draws: Unpack[Draws]
+    ) -> Tensor:
         """Return MMD² of the batches, or of the averaged mean embeddings."""
         if not self.ema:
-            value: Tensor = self.loss(z_s, z_t, w_s, w_t)
+            value: Tensor = self.loss(z_s, z_t, w_s, w_t, **draws)
             return value
         with torch.autocast(z_s.device.type, enabled=False):
             gap: Tensor = self.mean_s(self._embedding(z_s, w_s)) - self.mean_t(self._embedding(z_t, w_t))

@@ -1,0 +1,404 @@
+"""CORAL: the squared distance of the covariances of two weighted batches, and of their means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from vardass.errors import InputError
+from vardass.kernels import CoralKernel, Kernel
+from vardass.losses.estimators import Draws, Estimator, Side, own_pairs, sides_of
+from vardass.losses.mmd import estimate
+from vardass.validate import ArrayLike, check_count, choose
+
+__all__ = ["CORALLoss", "Moments", "coral"]
+
+
+def coral(
+    x: Tensor,
+    y: Tensor,
+    *,
+    weights_x: ArrayLike | None = None,
+    weights_y: ArrayLike | None = None,
+    preset: str = "paper",
+    include_mean: bool | None = None,
+    correction: str | None = None,
+    normalization: str | None = None,
+    population_x: int | None = None,
+    population_y: int | None = None,
+    estimator: str = "v",
+    contraction: float | None = None,
+    **draws: Unpack[Draws],
+) -> Tensor:
+    """CORAL, the squared Frobenius distance |R̂_x - R̂_y|² of weighted covariances (section 2.3).
+
+    R̂ = f Σ_h w_h (z_h - μ̂)(z_h - μ̂)ᵀ with μ̂ = Σ_h w_h z_h and a factor f, see ``correction``.
+
+    Parameters
+    ----------
+    x, y, weights_x, weights_y
+        Features (n_x, d) and (n_y, d) and the weights of their rows, as for ``mmd2``.
+    preset : {"paper", "domainbed", "deep-coral"}
+        Defaults of the three options below.
+
+        ============  ============  ======================================  =============
+        preset        include_mean  correction                              normalization
+        ============  ============  ======================================  =============
+        "paper"       False         "population" if given the populations,  "none"
+                                    else "none"
+        "domainbed"   True          "batch"                                 "d2"
+        "deep-coral"  False         "batch"                                 "4d2"
+        ============  ============  ======================================  =============
+    include_mean : bool, optional
+        Add the squared distance of the means, divided by d unless ``normalization`` is ``"none"``.
+    correction : {"none", "batch", "population"}, optional
+        The factor f. ``"none"``: 1. ``"batch"``: 1 / (1 - Σ w²), which for uniform weights divides the
+        scatter by b - 1, as DomainBed and Deep CORAL do. ``"population"``: n / (n - 1), so that weights
+        size/n divide by n - 1, as the paper does. For equal weights the paper's loss is thus smaller than
+        one with ``"batch"``, by nearly ((b - 1) / b)²: compare samplers under one correction.
+    normalization : {"none", "d2", "4d2"}, optional
+        Divide the covariance term by 1, d² or 4 d².
+    population_x, population_y : int, optional
+        Sizes n of the two data sets, for ``correction="population"``.
+    estimator : {"v", "unbiased", "reference"}
+        ``"v"`` is the formula above. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
+        gradient of the loss of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both
+        take covariances about the ``mean`` of a `Bank`, which makes the products of centred features the φ of
+        ``vardass.losses.estimators``. For four or more independent draws with replacement ``"unbiased"`` needs no
+        bank: it is then a mean over distinct quadruples.
+    contraction, **draws
+        As for ``mmd2``.
+
+    Returns
+    -------
+    Tensor
+        A scalar, float64 if either input is and else float32.
+
+    Raises
+    ------
+    InputError
+        As for ``mmd2``; here ``"batch"`` needs two rows of positive weight in each domain.
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [4.0]])
+    >>> coral(x, y), coral(x, y, preset="deep-coral")
+    (tensor(9.), tensor(9.))
+    """
+    populations = (population_x, population_y)
+    options = _coral_options(preset, include_mean, correction, normalization, populations)
+    return _coral(x, y, weights_x, weights_y, options, Estimator.of(estimator, contraction), draws)
+
+
+def _coral(
+    x: Tensor,
+    y: Tensor,
+    weights_x: ArrayLike | None,
+    weights_y: ArrayLike | None,
+    options: _CoralOptions,
+    estimator: Estimator,
+    draws: Draws,
+) -> Tensor:
+    sides = sides_of(x, y, weights_x, weights_y, **draws)
+    name, keep = estimator
+    with torch.autocast(x.device.type, enabled=False):
+        if keep == 0.0:
+            return _of_all_data(sides, options, name)
+        of_batch = _of_batch(sides, options)
+        return of_batch if keep == 1.0 else keep * of_batch + (1.0 - keep) * _of_all_data(sides, options, name)
+
+
+def _of_batch(sides: tuple[Side, Side], options: _CoralOptions) -> Tensor:
+    """The V-statistic."""
+    for side in sides:
+        _require_two_rows(side, options)
+    (x, w_x), (y, w_y) = ((side.z, side.w) for side in sides)
+    # a common shift changes nothing, but without it the means' difference cancels far from the origin
+    shift = torch.cat([x.detach(), y.detach()]).mean(0)
+    x, y = x - shift, y - shift
+    mean_x, mean_y = w_x @ x, w_y @ y
+    signed_x = _corrected(w_x, options.correction, options.population_x)
+    signed_y = -_corrected(w_y, options.correction, options.population_y)
+    gap = _covariance_gap(torch.cat([x - mean_x, y - mean_y]), torch.cat([signed_x, signed_y]))
+    return _normalized(gap, mean_x - mean_y, options)
+
+
+def _of_all_data(sides: tuple[Side, Side], options: _CoralOptions, name: str) -> Tensor:
+    """The unbiased or the reference estimator: MMD² in the products of rows that are centred by their own bank's mean.
+
+    The centre may be detached: the covariance about the mean has no derivative in the mean.
+    """
+    banks = [side.bank for side in sides]
+    if name == "unbiased" and banks == [None, None]:
+        return _of_independent_rows(sides, options)
+    for side in sides:
+        if side.bank is None:
+            raise InputError(
+                f"estimator={name!r} centres by the mean of all data, but bank_{side.name} is missing; pass bank_x and "
+                "bank_y, such as bank.features() of a FeatureBank"
+            )
+    of_covariances = options.kernel(sides[0].z.shape[1])
+    means = [bank.mean for bank in banks if bank is not None and bank.mean is not None]
+    centre = (means[0] + means[1]) / 2.0
+    populations = (options.population_x, options.population_y)
+    x, y = (_lifted(side, centre, population) for side, population in zip(sides, populations))
+    kernel = _LiftedKernel(of_covariances.scale, of_covariances.mean_scale)
+    return estimate((x, y), kernel, Estimator(name, 0.0))
+
+
+def _lifted(side: Side, centre: Tensor, population: int | None) -> Side:
+    """Rows [√f (z - μ), z - c] of a batch and of its bank, with μ the bank's mean."""
+    bank = side.bank
+    assert bank is not None
+    assert bank.mean is not None
+    mean, root = bank.mean, 1.0 if population is None else (population / (population - 1)) ** 0.5
+
+    def lift(z: Tensor) -> Tensor:
+        return torch.cat([root * (z - mean), z - centre], 1)
+
+    return side._replace(z=lift(side.z), bank=bank._replace(rows=lift(bank.rows)))
+
+
+@dataclass(frozen=True)
+class _LiftedKernel(Kernel):
+    """a (uᵀu')² + b vᵀv' of rows [u, v]."""
+
+    scale: float
+    mean_scale: float
+
+    def _of(self, of_u: Tensor, of_v: Tensor) -> Tensor:
+        return self.scale * of_u.square() + self.mean_scale * of_v
+
+    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
+        (u, v), (s, t) = x.chunk(2, 1), (x if y is None else y).chunk(2, 1)
+        return self._of(u @ s.T, v @ t.T)
+
+    def paired(self, x: Tensor, y: Tensor) -> Tensor:
+        u, v = (x * y).chunk(2, 1)
+        return self._of(u.sum(1), v.sum(1))
+
+    def _diag(self, x: Tensor) -> Tensor:
+        return self.paired(x, x)
+
+
+def _of_independent_rows(sides: tuple[Side, Side], options: _CoralOptions) -> Tensor:
+    """CORAL of two distributions from four or more independent draws of each.
+
+    |R|² = E[((z_1 - z_2)ᵀ(z_3 - z_4))²] / 4, averaged over all distinct quadruples: the unbiased HSIC of Song et al.
+    (2012, equation 5) with linear kernels. <R_x, R_y> takes the usual unbiased covariances.
+    """
+    for side in sides:
+        n, s = len(side.z), side.name
+        if side.is_weighted or side.strata is not None or side.pool is not None:
+            raise InputError(
+                "estimator='unbiased' of CORAL without banks is for rows of equal weight, drawn with replacement from "
+                f"all samples, but weights_{s}, strata_{s} or pool_{s} is given; pass bank_x and bank_y, whose means "
+                "centre the covariances"
+            )
+        if n < 4:
+            raise InputError(
+                f"estimator='unbiased' of CORAL needs at least 4 rows of each domain, got {n} of {s}; draw more"
+            )
+    shift = torch.cat([side.z.detach() for side in sides]).mean(0)
+    linear, covariances, squares = [], [], []
+    factors = [1.0 if n is None else n / (n - 1) for n in (options.population_x, options.population_y)]
+    for side, factor in zip(sides, factors):
+        z = side.z - shift
+        n = len(z)
+        centred = z - z.mean(0)
+        gram = (centred @ centred.T).fill_diagonal_(0.0)
+        rows = gram.sum(1)
+        square = gram.square().sum() + rows.sum().square() / ((n - 1) * (n - 2)) - 2.0 * rows.square().sum() / (n - 2)
+        squares.append(factor**2 * square / (n * (n - 3)))
+        covariances.append(factor * (centred.T @ centred) / (n - 1))
+        linear.append((own_pairs(side) * (z @ z.T)).sum())
+    d = shift.numel()
+    of = options.kernel(d)
+    gap = squares[0] + squares[1] - 2.0 * (covariances[0] * covariances[1]).sum()
+    means = [side.z.mean(0) - shift for side in sides]
+    return of.scale * gap + of.mean_scale * (linear[0] + linear[1] - 2.0 * means[0] @ means[1])
+
+
+def _normalized(covariance_gap: Tensor, mean_difference: Tensor, options: _CoralOptions) -> Tensor:
+    """Scale the squared distance of covariances, and add that of the means (d,) if it is asked for."""
+    of = options.kernel(len(mean_difference))
+    loss = of.scale * covariance_gap
+    return loss + of.mean_scale * mean_difference.square().sum() if options.include_mean else loss
+
+
+def _require_two_rows(side: Side, options: _CoralOptions) -> None:
+    if options.correction != "batch":
+        return
+    # on a GPU the count would stop the training loop to wait for the device
+    n = len(side.w)
+    rows = n if side.w.device.type != "cpu" else int(side.w.count_nonzero())
+    if rows < 2:
+        raise InputError(
+            f"correction='batch' needs at least 2 rows of positive weight in each domain, got {rows} of {n} for "
+            f"weights_{side.name}; use a larger batch or another option"
+        )
+
+
+class Moments(NamedTuple):
+    """Weighted mean (d,) and covariance (d, d) of a batch."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+def _moments(z: Tensor, w: Tensor, correction: str, population: int | None) -> Moments:
+    mean = w @ z
+    centred = z - mean
+    return Moments(mean, (centred * _corrected(w, correction, population)[:, None]).T @ centred)
+
+
+def _corrected(w: Tensor, correction: str, population: int | None) -> Tensor:
+    """Weights times the factor f of the covariance."""
+    if correction == "batch":
+        return w / (w * (1.0 - w)).sum()  # 1 - Σ w², without cancellation for a weight near 1
+    return w if population is None else w * (population / (population - 1))
+
+
+class CORALLoss(nn.Module):
+    """``coral`` as a module: the options here, the batches and their weights in ``forward``.
+
+    Examples
+    --------
+    >>> CORALLoss(preset="domainbed", include_mean=False)
+    CORALLoss(include_mean=False, correction='batch', normalization='d2', estimator='v')
+    """
+
+    def __init__(
+        self,
+        *,
+        preset: str = "paper",
+        include_mean: bool | None = None,
+        correction: str | None = None,
+        normalization: str | None = None,
+        population_x: int | None = None,
+        population_y: int | None = None,
+        estimator: str = "v",
+        contraction: float | None = None,
+    ) -> None:
+        super().__init__()
+        populations = (population_x, population_y)
+        self.options = _coral_options(preset, include_mean, correction, normalization, populations)
+        self.estimator, self.contraction = Estimator.of(estimator, contraction)
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights_x: ArrayLike | None = None,
+        weights_y: ArrayLike | None = None,
+        **draws: Unpack[Draws],
+    ) -> Tensor:
+        """Return ``coral`` of ``x`` (n_x, d) and ``y`` (n_y, d)."""
+        estimator = Estimator(self.estimator, self.contraction)
+        return _coral(x, y, weights_x, weights_y, self.options, estimator, draws)
+
+    def moments(
+        self, x: Tensor, y: Tensor, weights_x: ArrayLike | None = None, weights_y: ArrayLike | None = None
+    ) -> tuple[Moments, Moments]:
+        """Return the weighted mean and covariance of either batch, with this loss's correction.
+
+        ``loss.between(*loss.moments(x, y))`` is ``loss(x, y)`` with estimator ``"v"`` but for rounding; moments can be
+        averaged over batches in between.
+        """
+        left, right = sides_of(x, y, weights_x, weights_y)
+        for side in (left, right):
+            _require_two_rows(side, self.options)
+        with torch.autocast(x.device.type, enabled=False):
+            return (
+                _moments(left.z, left.w, self.options.correction, self.options.population_x),
+                _moments(right.z, right.w, self.options.correction, self.options.population_y),
+            )
+
+    def between(self, x: Moments, y: Moments) -> Tensor:
+        """Return the loss of two domains with these moments."""
+        with torch.autocast(x.mean.device.type, enabled=False):
+            gap = (x.covariance - y.covariance).square().sum()
+            return _normalized(gap, x.mean - y.mean, self.options)
+
+    def kernel(self, d: int) -> CoralKernel:
+        """Return the kernel for which strata of features (n, d) reduce the variance of this loss's statistics.
+
+        With its μ halfway between the means of two batches, MMD² in this kernel is the loss, but for the factor f of
+        the covariances, which is near 1 and left out.
+        """
+        return self.options.kernel(d)
+
+    def extra_repr(self) -> str:
+        """Name the options."""
+        given = {name: value for name, value in self.options._asdict().items() if value is not None}
+        given["estimator"] = self.estimator
+        if self.estimator != "v":
+            given["contraction"] = self.contraction
+        return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+
+_CORRECTIONS = ("none", "batch", "population")
+_NORMALIZATIONS = {"none": (1, 0), "d2": (1, 2), "4d2": (4, 2)}  # (a, p): divide by a times d to the power p
+
+
+class _CoralOptions(NamedTuple):
+    include_mean: bool
+    correction: str
+    normalization: str
+    population_x: int | None = None
+    population_y: int | None = None
+
+    def kernel(self, d: int) -> CoralKernel:
+        """Scales of the two terms for d features."""
+        multiple, power = _NORMALIZATIONS[self.normalization]
+        mean_scale = 1.0 / d ** (power // 2) if self.include_mean else 0.0
+        return CoralKernel(scale=1.0 / (multiple * d**power), mean_scale=mean_scale)
+
+
+_CORAL_PRESETS = {
+    "paper": _CoralOptions(False, "none", "none"),
+    "domainbed": _CoralOptions(True, "batch", "d2"),
+    "deep-coral": _CoralOptions(False, "batch", "4d2"),
+}
+
+
+def _coral_options(
+    preset: str,
+    include_mean: bool | None,
+    correction: str | None,
+    normalization: str | None,
+    populations: tuple[int | None, int | None],
+) -> _CoralOptions:
+    default = _CORAL_PRESETS[choose(preset, "preset", _CORAL_PRESETS)]
+    given = [size is not None for size in populations]
+    if correction is None:
+        correction = "population" if preset == "paper" and any(given) else default.correction
+    choose(correction, "correction", _CORRECTIONS)
+    if any(given) != (correction == "population") or any(given) != all(given):
+        raise InputError(
+            "correction='population' needs population_x and population_y, others take neither; got "
+            f"correction={correction!r}, population_x={populations[0]}, population_y={populations[1]}"
+        )
+    for size, name in zip(populations, ("population_x", "population_y")):
+        if size is not None:
+            check_count(size, name, low=2, remedy="pass the number of rows of the data set")
+    return _CoralOptions(
+        default.include_mean if include_mean is None else include_mean,
+        correction,
+        choose(normalization or default.normalization, "normalization", _NORMALIZATIONS),
+        *populations,
+    )
+
+
+def _covariance_gap(z: Tensor, signed: Tensor) -> Tensor:
+    """|Σ_i c_i z_i z_iᵀ|_F² for centred rows ``z`` (m, d) and signed weights c (m,)."""
+    m, d = z.shape
+    if d >= 2 * m and z.device.type == "cpu":
+        # Σ_ij c_i c_j <z_i, z_j>² needs only (m, m), but its terms cancel when the covariances are close:
+        # double precision makes up for that, and on a CPU it is cheap enough
+        z, c = z.double(), signed.double()
+        return (c @ ((z @ z.T).square() @ c)).clamp_min(0.0).to(signed.dtype)
+    return ((z * signed[:, None]).T @ z).square().sum()

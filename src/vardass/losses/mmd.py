@@ -1,0 +1,289 @@
+"""Squared maximum mean discrepancy of two weighted batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from vardass.errors import InputError
+from vardass.kernels import (
+    PAPER_GAMMAS,
+    Kernel,
+    KernelLike,
+    RBFMixture,
+    as_kernel,
+    fitted_kernel,
+    mixture_reach,
+    squared_distances,
+)
+from vardass.losses.estimators import (
+    Draws,
+    Estimator,
+    Side,
+    between_banks,
+    own_pairs,
+    sides_of,
+    stand_ins,
+)
+from vardass.validate import ArrayLike, choose
+
+__all__ = ["DOMAINBED_GAMMAS", "MMDLoss", "estimate", "mmd2"]
+
+DOMAINBED_GAMMAS = (*PAPER_GAMMAS, 100.0, 1000.0)
+"""Bandwidths of DomainBed's mixture."""
+
+
+def mmd2(
+    x: Tensor,
+    y: Tensor,
+    *,
+    weights_x: ArrayLike | None = None,
+    weights_y: ArrayLike | None = None,
+    kernel: KernelLike | None = None,
+    estimator: str = "v",
+    contraction: float | None = None,
+    preset: str | None = None,
+    **draws: Unpack[Draws],
+) -> Tensor:
+    """Squared maximum mean discrepancy |μ̂_x - μ̂_y|² with μ̂ = Σ_h w_h φ(z_h) (section 2.2, equation 2).
+
+    Parameters
+    ----------
+    x : Tensor of shape (n_x, d)
+        Features of the source batch.
+    y : Tensor of shape (n_y, d)
+        Features of the target batch; ``n_y`` may differ from ``n_x``.
+    weights_x, weights_y : array of shape (n_x,) or (n_y,), optional
+        Weights of the rows, which sum to 1. None means uniform.
+    kernel : Kernel, str or callable, optional
+        Anything that ``as_kernel`` takes; None is the paper's mixture. A kernel that takes a parameter from
+        data and is not fitted is fitted at each call, without gradient, on the two banks together or else, for
+        ``"v"`` only, on the two batches.
+    estimator : {"v", "unbiased", "reference"}
+        ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
+        Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
+        gradient of the MMD² of all data and may be negative: the former from pairs of independent rows, without
+        weights those of a uniform draw, else with ``strata_x`` and ``strata_y``; the latter against ``bank_x`` and
+        ``bank_y``, for any weights, and for rows that are coupled. See ``vardass.losses.estimators``.
+    contraction : float, optional
+        Share, from 0 to 1, of the excess of ``"v"`` that the other two keep; 0 by default. The excess rewards a
+        network for shrinking its features.
+    preset : {"paper", "domainbed"}, optional
+        Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7. Both use the
+        V-statistic unless ``estimator`` says otherwise.
+    **draws
+        ``strata_x``, ``pool_x``, ``bank_x`` and the same of y: how the rows were drawn, see ``Draws``.
+
+    Returns
+    -------
+    Tensor
+        A scalar, float64 if either input is and else float32.
+
+    Raises
+    ------
+    InputError
+        If shapes, weights or options do not fit; for ``"unbiased"`` also if rows have weights but no strata, or a
+        stratum has one row and no bank. Values of weights and strata are checked only on the CPU (see ``as_weights``).
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [3.0]])
+    >>> mmd2(x, y, kernel="linear")
+    tensor(1.)
+    >>> mmd2(x, y, kernel="linear", weights_x=[0.25, 0.75], weights_y=[1.0, 0.0])
+    tensor(0.2500)
+    >>> mmd2(x, y, kernel="linear", estimator="unbiased")
+    tensor(-1.)
+    """
+    return _mmd2(x, y, weights_x, weights_y, _mmd_kernel(kernel, preset), Estimator.of(estimator, contraction), draws)
+
+
+def _mmd2(
+    x: Tensor,
+    y: Tensor,
+    weights_x: ArrayLike | None,
+    weights_y: ArrayLike | None,
+    kernel: Kernel,
+    estimator: Estimator,
+    draws: Draws,
+) -> Tensor:
+    sides = sides_of(x, y, weights_x, weights_y, **draws)
+    with torch.autocast(x.device.type, enabled=False):
+        return estimate(sides, _fitted(kernel, sides, estimator), estimator)
+
+
+def _fitted(kernel: Kernel, sides: tuple[Side, Side], estimator: Estimator) -> Kernel:
+    banks = [side.bank.rows for side in sides if side.bank is not None]
+    if estimator.name == "unbiased" and not kernel.is_fitted and len(banks) < 2:
+        raise InputError(
+            f"{kernel!r} would take its parameter from the batch, and no estimator is unbiased then; fit it once on "
+            "all features, kernel.fit(features), or pass bank_x and bank_y"
+        )
+    rows = banks if len(banks) == 2 else [side.z.detach() for side in sides]
+    return kernel if kernel.is_fitted else fitted_kernel(kernel, torch.cat(rows), check_range=False)
+
+
+def estimate(sides: tuple[Side, Side], kernel: Kernel, estimator: Estimator) -> Tensor:
+    """MMD² in a fitted kernel as c V + (1 - c) U, with U the estimator that is asked for."""
+    name, keep = estimator
+    x, y = sides
+    if name == "reference":
+        value = (1.0 - keep) * between_banks(sides, lambda *form: _bilinear(kernel, *form))
+        if keep == 0.0:
+            return value
+        return value + keep * estimate(sides, kernel, Estimator("v", 1.0))
+    signed = torch.cat([x.w, -y.w])
+    pairs = torch.outer(signed, signed)
+    if name == "v":
+        return _pair_sum(kernel, torch.cat([x.z, y.z]), pairs)
+    n_x = len(x.w)
+    for side, block in zip(sides, (pairs[:n_x, :n_x], pairs[n_x:, n_x:])):
+        block.lerp_(own_pairs(side), 1.0 - keep)
+    value = _pair_sum(kernel, torch.cat([x.z, y.z]), pairs)
+    for side in sides:
+        missing = stand_ins(side, kernel)
+        if missing is not None:
+            value = value + (1.0 - keep) * missing
+    return value
+
+
+class MMDLoss(nn.Module):
+    """``mmd2`` as a module: the options here, the batches and all that is known of them in ``forward``.
+
+    Examples
+    --------
+    >>> MMDLoss(kernel="laplacian", estimator="unbiased", contraction=0.25)
+    MMDLoss(kernel=LaplacianKernel(gamma=1.0), estimator='unbiased', contraction=0.25)
+    """
+
+    def __init__(
+        self,
+        *,
+        kernel: KernelLike | None = None,
+        estimator: str = "v",
+        contraction: float | None = None,
+        preset: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel = _mmd_kernel(kernel, preset)
+        self.estimator, self.contraction = Estimator.of(estimator, contraction)
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights_x: ArrayLike | None = None,
+        weights_y: ArrayLike | None = None,
+        **draws: Unpack[Draws],
+    ) -> Tensor:
+        """Return ``mmd2`` of ``x`` (n_x, d) and ``y`` (n_y, d)."""
+        estimator = Estimator(self.estimator, self.contraction)
+        return _mmd2(x, y, weights_x, weights_y, self.kernel, estimator, draws)
+
+    def extra_repr(self) -> str:
+        """Name the options."""
+        kept = "" if self.estimator == "v" else f", contraction={self.contraction:g}"
+        return f"kernel={self.kernel!r}, estimator={self.estimator!r}{kept}"
+
+
+_MIXTURES = {"paper": PAPER_GAMMAS, "domainbed": DOMAINBED_GAMMAS}
+
+
+def _mmd_kernel(kernel: KernelLike | None, preset: str | None) -> Kernel:
+    if preset is None:
+        return RBFMixture() if kernel is None else as_kernel(kernel)
+    if kernel is not None:
+        raise InputError(f"preset={preset!r} chooses the kernel, but kernel={kernel!r} is given; leave out one")
+    return RBFMixture(_MIXTURES[choose(preset, "preset", _MIXTURES)])
+
+
+def _pair_sum(kernel: Kernel, z: Tensor, pairs: Tensor) -> Tensor:
+    """Σ_ij P_ij κ(z_i, z_j) for rows (b, d) and a symmetric P (b, b)."""
+    if type(kernel) is RBFMixture and torch.is_grad_enabled() and z.requires_grad:
+        value: Tensor = _MixtureForm.apply(z, pairs, kernel.rates)[0]  # type: ignore[no-untyped-call]
+        return value
+    return (pairs * kernel.matrix(z).to(z.dtype)).sum()
+
+
+def _bilinear(kernel: Kernel, z: Tensor, c: Tensor, rows: Tensor, v: Tensor) -> Tensor:
+    """Σ_ij c_i v_j κ(z_i, r_j) for rows z (b, d) and r (m, d), of which z alone has a gradient."""
+    if type(kernel) is RBFMixture and torch.is_grad_enabled() and z.requires_grad:
+        value: Tensor = _MixtureBilinear.apply(z, c, rows, v, kernel.rates)[0]  # type: ignore[no-untyped-call]
+        return value
+    return c @ (kernel.matrix(z, rows).to(z.dtype) @ v)
+
+
+class _MixtureForm(torch.autograd.Function):
+    """Σ_ij P_ij Σ_γ exp(-γ |z_i - z_j|²) for a symmetric P.
+
+    The exponentials of the value are also those of its slope in |z_i - z_j|², and with P symmetric the
+    gradient takes one matrix product instead of two: the joint matrix then costs less than its three blocks
+    under plain autograd.
+    """
+
+    @staticmethod
+    def forward(z: Tensor, pairs: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return the form, and its slope in each squared distance for the gradient."""
+        d2 = squared_distances(z, reach=mixture_reach(rates))  # as without gradient: the loss has one value
+        kernel, slope = _mixture_and_slope(d2, rates)
+        return (pairs * kernel).sum(), slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the gradient needs."""
+        z, pairs, ctx.rates = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(z, pairs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient in z."""
+        z, pairs, slope = ctx.saved_tensors
+        with torch.autocast(z.device.type, enabled=False):
+            if torch.is_grad_enabled():  # a second derivative is wanted: the slope must know of z
+                d2 = squared_distances(z, reach=mixture_reach(ctx.rates))
+                slope = torch.stack([-rate * torch.exp(d2 * -rate) for rate in ctx.rates]).sum(0)
+            z = z - z.detach().mean(0)  # the two terms below would cancel far from the origin
+            # a row does not pull itself, but its slope is the steepest: rounding would leave some
+            pull = (pairs * slope).fill_diagonal_(0.0)
+            return 4.0 * grads[0] * (pull.sum(1, keepdim=True) * z - pull @ z), None, None
+
+
+class _MixtureBilinear(torch.autograd.Function):
+    """Σ_ij c_i v_j Σ_γ exp(-γ |z_i - r_j|²); found with its gradient, without a graph of (b, m) matrices."""
+
+    @staticmethod
+    def forward(z: Tensor, c: Tensor, rows: Tensor, v: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return the form and its gradient."""
+        kernel, slope = _mixture_and_slope(squared_distances(z, rows, reach=mixture_reach(rates)), rates)
+        shift = rows.mean(0)  # the two terms below would cancel far from the origin
+        pull = slope * v
+        gradient = pull.sum(1, keepdim=True) * (z - shift) - pull @ (rows - shift)
+        return c @ (kernel @ v), 2.0 * c[:, None] * gradient
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the gradient."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Return the gradient in z."""
+        return grads[0] * ctx.saved_tensors[0], None, None, None, None
+
+
+def _mixture_and_slope(d2: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Σ_γ exp(-γ d²) and its derivative in d², for squared distances of any shape."""
+    kernel, slope, term = torch.zeros_like(d2), torch.zeros_like(d2), torch.empty_like(d2)
+    for rate in rates:
+        # exp(-80) is nothing next to the diagonal, and results that underflow take a CPU ten times longer
+        torch.exp(torch.mul(d2, -rate, out=term).clamp_min_(-80.0), out=term)
+        kernel += term
+        slope.sub_(term, alpha=rate)
+    return kernel, slope
