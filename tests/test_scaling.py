@@ -9,8 +9,9 @@ import torch
 from vardass.cli import main
 from vardass.data import Domain, Task, TensorInputs, load_task, standardise
 from vardass.data.own_data import how_read
-from vardass.data.scaling import scale_columns, standardise_task
+from vardass.data.scaling import standardise_task
 from vardass.errors import InputError
+from vardass.scaling import scale_columns
 
 
 def test_standardise_uses_the_reference():

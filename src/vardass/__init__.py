@@ -12,6 +12,7 @@ More kernels are in `vardass.kernels`, exact variances in `vardass.variance`, th
 `vardass.theory`, lower bounds in `vardass.bounds`, further refresh policies in `vardass.refresh`.
 """
 
+from vardass.doctor import diagnose
 from vardass.errors import InputError, VardassError
 from vardass.kernels import CoralKernel, Kernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
@@ -53,6 +54,7 @@ __all__ = [
     "VardassError",
     "align_classes",
     "coral",
+    "diagnose",
     "extract_features",
     "mmd2",
     "stratify",

@@ -10,9 +10,9 @@ from vardass.data.embedding_tasks import embedding_task
 from vardass.data.folders import folder_domain, folder_task
 from vardass.data.images import ImageDataset, ImagePreprocessing, augment, normalise, random_crops
 from vardass.data.registry import DATASETS, DatasetInfo, load_task, task_names
-from vardass.data.scaling import standardise
 from vardass.data.splits import TaskSplits, derived_seed, split_task
 from vardass.data.watch import WatchData, load_watch, watch_domains
+from vardass.scaling import standardise
 
 __all__ = [
     "DATASETS",

@@ -13,8 +13,9 @@ from vardass.data.embedding_files import EMBEDDING_ENDINGS, has_labels, read_lab
 from vardass.data.embedding_tasks import embedding_task
 from vardass.data.folders import folder_domain, folder_task
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
-from vardass.data.scaling import ScaledInputs, scale_columns
+from vardass.data.scaling import ScaledInputs
 from vardass.errors import InputError
+from vardass.scaling import scale_columns
 from vardass.validate import choose
 
 __all__ = ["KINDS", "find_kind", "how_read", "own_domain", "own_task"]

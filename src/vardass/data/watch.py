@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair
-from vardass.data.scaling import standardise, standardise_task
+from vardass.data.scaling import standardise_task
 from vardass.files import PathLike
+from vardass.scaling import standardise
 
 __all__ = ["WatchData", "load_watch", "load_watch_task", "watch_domains", "watch_names"]
 
