@@ -305,11 +305,20 @@ def test_a_class_that_vanishes_keeps_a_floor_in_the_source_and_is_not_asked_of_t
 
 
 def test_few_pseudo_labels_do_not_stand_for_a_class() -> None:
-    labels, classes = torch.arange(30) % 2, 2
+    labels = torch.arange(30) % 3
     for few, share in ((0, 0.1), (1, 0.25), (2, 0.5), (4, 1.0), (9, 1.0)):
-        logits = logits_of([0] * (30 - few) + [1] * few, classes)
-        found = align_classes(labels, logits, strata=8, floor=0.1).source["shares"]
-        assert found.tolist() == pytest.approx([1 / (1 + share), share / (1 + share)])
+        logits = logits_of([0] * 15 + [1] * 15 + [2] * few, 3)
+        found = align_classes(labels, logits, strata=12, floor=0.1).source["shares"]
+        assert found.tolist() == pytest.approx([1 / (2 + share), 1 / (2 + share), share / (2 + share)])
+
+
+def test_a_network_that_knows_half_of_the_classes_is_not_followed() -> None:
+    labels = torch.arange(40) % 4
+    assert not align_classes(labels, logits_of([0, 1] * 20, 4), strata=8).is_aligned
+    assert not align_classes(labels, logits_of([0, 1] * 19 + [2, 3], 4), strata=80).is_aligned  # 1 of 20 rows each
+    assert align_classes(labels, logits_of([0, 1] * 19 + [2, 2], 4), strata=8).is_aligned
+    # classes that the source has not count neither way
+    assert align_classes(labels % 2, logits_of([0, 1] * 20, 4), strata=8).is_aligned
 
 
 def test_more_classes_than_strata_are_joined_by_how_often_they_are_confused() -> None:

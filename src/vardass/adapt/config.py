@@ -13,11 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import core_schema
 
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
+from vardass.adapt.class_aligner import ClassAligner
 from vardass.adapt.evaluation import SELECTION_NAMES
 from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
 from vardass.errors import InputError
+from vardass.samplers.class_alignment import CLASS_SHARES
 from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
@@ -197,6 +199,19 @@ class RunConfig(BaseModel):
         description="classes: strata of the source are made within its classes; samplers without strata or plan "
         "refuse.",
     )
+    class_aligned: Annotated[str, _one_of(["none", *CLASS_SHARES])] = Field(
+        "none",
+        description="The same classes on both sides of a batch, source samples by label, target samples by the "
+        "network's present prediction, renewed at each refresh by a pass over the target: all classes alike (uniform), "
+        "or in the predictions' shares (target). Discrepancy and task loss are then those of that mixture of classes. "
+        "For samplers with strata; helps where class shares differ, and costs where predictions are poor.",
+    )
+    class_options: Options = Field(
+        default_factory=dict,
+        description="Options of class_aligned: start (aligned from the first refresh at or after so many steps, "
+        "100), confidence (target samples whose largest probability is lower are left out, 0), floor (least share "
+        "of a class in parts of 1 / classes, 0.2).",
+    )
     lr: Annotated[float, _Checked(_rate, {"type": "number", "exclusiveMinimum": 0.0})] = Field(
         default_factory=_usual_rate,
         description="Learning rate of all optimisers; by default 1e-3, and DomainBed's 5e-5 where the parameters of a "
@@ -302,6 +317,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _policy_fits(self) -> RunConfig:
         make_policy(self)
+        ClassAligner.check(self)
         return self
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Draw, Stream, pass_over
+from vardass.adapt.class_aligner import ClassAligner
 from vardass.adapt.distributed import Processes
 from vardass.errors import InputError
 from vardass.refresh import (
@@ -104,6 +105,8 @@ class StrataUpdater:
         Of the domains whose sampler needs features, unless each refresh makes a full pass.
     refresher : Refresher
         Policy, samplers and sources.
+    classes : ClassAligner or None
+        Renews classes, if batches are aligned.
     """
 
     def __init__(
@@ -125,10 +128,12 @@ class StrataUpdater:
             for name, stream in streams.items()
             if from_bank and stream.sampler.needs_features
         }
+        self.classes = None if config.class_aligned == "none" else ClassAligner(config, algorithm, streams)
         self.refresher = Refresher(
             policy,
             {name: stream.sampler for name, stream in streams.items()},
             {name: self.banks.get(name, partial(self.all_features, name)) for name in streams},
+            groups=self.classes,
             account=account,
             share=False,  # `_send_strata` does it, with the rest of what the leading process decides
         )
@@ -168,7 +173,8 @@ class StrataUpdater:
         if isinstance(policy, VarianceRefresh) and self.banks and step and step % policy.shortest == 0:
             with self.account("solver"):
                 self.refresher.measure()
-        return self.refresher.step(step)
+        log = self.refresher.step(step)
+        return log if log is None or self.classes is None else {**log, **self.classes.log}
 
     def _send_strata(self) -> None:
         if self.processes.count == 1:

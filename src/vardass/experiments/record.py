@@ -41,6 +41,8 @@ _UNNAMED: dict[str, Any] = {
     "batch_size": 32,
     "target_batch_size": None,
     "groups": None,
+    "class_aligned": "none",
+    "class_options": {},
     "lr": 1e-3,
     "lr_schedule": "none",
     "lr_multipliers": {},

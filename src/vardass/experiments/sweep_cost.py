@@ -170,6 +170,8 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
         refreshes = 1 if config.sampler == "kmeans-inputs" else _refreshes(config)
     passes = 0 if config.feature_source == "bank" or config.sampler == "kmeans-inputs" else refreshes
     found["features"] = passes * sum(sizes) * (one_pass + again)
+    if config.class_aligned != "none":  # predictions for the target
+        found["features"] += refreshes * sizes[-1] * (one_pass + again)
     found["strata"] = found["drawing"] = 0.0
     for size, batch in zip(sizes, batches):
         refresh, drawing, _ = measured.sampler(config, size, batch, width)

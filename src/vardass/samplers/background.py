@@ -104,6 +104,8 @@ class BackgroundSampler(WatchedSampler):
         self.n, self.batch_size, self.seed = sampler.n, sampler.batch_size, sampler.seed
         self.needs_features = sampler.needs_features
         self.kernel = getattr(sampler, "kernel", None)
+        # of samplers with groups
+        self.strata_count, self.min_size = (getattr(sampler, name, None) for name in ("strata_count", "min_size"))
         self.endless = True
         self.ahead = check_count(ahead, "ahead")
         self.strata: Strata | None = None

@@ -54,7 +54,7 @@ def align_classes(
     strata: int | tuple[int, int],
     shares: str = "uniform",
     confidence: float = 0.0,
-    floor: float = 0.1,
+    floor: float = 0.2,
     min_size: int = 1,
 ) -> ClassAlignment:
     """Group source samples by label and target samples by the class that the network gives them.
@@ -87,8 +87,11 @@ def align_classes(
     Returns
     -------
     ClassAlignment
-        Where there are more classes than strata, the class with the least share is joined to the one that the network
-        confuses it with most, again and again; what is aligned is then these joint classes.
+        Not aligned where pseudo-labels fill the rows of no more than half of the source's classes, as those of an
+        untrained or collapsed network do: batches of the few classes that it knows would make it worse. Nor where
+        classes have fewer samples than a batch has strata. Where there are more classes than strata, the class with
+        the least share is joined to the one that the network confuses it with most, again and again; what is aligned
+        is then these joint classes.
 
     Examples
     --------
@@ -115,12 +118,14 @@ def align_classes(
     def counted(groups: Tensor, count: int) -> Tensor:
         return torch.bincount(groups + 1, minlength=count + 1)[1:]
 
-    seen = counted(target, classes)
-    if shares == "uniform":
-        share = (seen.double() * classes / wanted[1]).clamp(floor, 1.0)
-    else:
-        share = (1.0 - floor) * classes * seen / seen.sum().clamp_min(1) + floor
-    share = share.masked_fill(counted(source, classes) < min_size, 0.0)
+    plain = ClassAlignment(*({"groups": torch.zeros_like(each)} for each in (source, target)))
+    seen, known = counted(target, classes), counted(source, classes)
+    filled = (seen.double() * classes / wanted[1]).clamp_max(1.0)
+    if 2.0 * float(filled[known > 0].sum()) <= int((known > 0).sum()):
+        return plain
+    estimated = (1.0 - floor) * classes * seen / seen.sum() + floor
+    share = filled.clamp_min(floor) if shares == "uniform" else estimated
+    share = share.masked_fill(known < min_size, 0.0)
     joint = _joined(share, probabilities, min(wanted))
     count = int(joint.max()) + 1
     total = share.new_zeros(count).index_add_(0, joint, share)
@@ -130,7 +135,7 @@ def align_classes(
         size = counted(groups, count)
         mine = total.masked_fill(size < min_size, 0.0)
         if not fits(size[mine > 0], k, min_size=min_size):
-            return ClassAlignment(*({"groups": torch.zeros_like(each)} for each in (source, target)))
+            return plain
         found.append({"groups": groups, "shares": mine / mine.sum()})
     return ClassAlignment(*found)
 

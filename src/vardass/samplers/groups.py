@@ -24,6 +24,16 @@ class GroupedSampler(MinibatchSampler, ABC):
     groups: Tensor | None = None
     shares: Tensor | None = None
 
+    @property
+    def strata_count(self) -> int:
+        """Number of strata."""
+        return self.batch_size
+
+    @property
+    def min_size(self) -> int:
+        """Least samples of a stratum; smaller groups cannot be drawn from."""
+        return 1
+
     def _set_groups(self, groups: ArrayLike | None, shares: ArrayLike | None) -> None:
         if groups is None and shares is not None:
             raise InputError(f"shares are those of groups, got groups=None and {shares!r}; pass groups= too")

@@ -10,13 +10,14 @@ from vardass.kernels import Kernel
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import MinibatchSampler
 from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
+from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 from vardass.solvers import stratify
 from vardass.validate import choose, import_by_name, unknown
 
-__all__ = ["SAMPLER_NAMES", "make_sampler"]
+__all__ = ["SAMPLER_NAMES", "check_takes_shares", "make_sampler"]
 
 _NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
     "uniform": (UniformBatchSampler, {}),
@@ -80,6 +81,13 @@ def make_sampler(
     sampler = kind(n, batch_size, seed=seed, endless=True, **given)
     sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
     return sampler
+
+
+def check_takes_shares(name: str, purpose: str) -> None:
+    """Refuse a sampler that has no groups with shares, naming the ``purpose`` that they are wanted for."""
+    if not issubclass(_kind(name)[0], GroupedSampler):
+        able = [known for known, (kind, _) in _NAMED.items() if issubclass(kind, GroupedSampler)]
+        raise InputError(f"{purpose} needs groups with shares, which sampler {name!r} has not; use {', '.join(able)}")
 
 
 def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:

@@ -120,13 +120,18 @@ class StratifiedBatchSampler(GroupedSampler):
         """Number of strata, batch_size / draws_per_stratum."""
         return self.batch_size // self.draws_per_stratum
 
+    @property
+    def min_size(self) -> int:
+        """Least samples of a stratum: ``min_size`` if it is set, else what draws without replacement need."""
+        return int(self.strata_options.get("min_size", self._smallest_size))
+
     def _fit(self, features: Tensor) -> None:
         options: dict[str, Any] = {
             "kernel": self.kernel,
             "solver": self.solver,
             "seed": derive_seed(self.seed, self._refreshes),
             "warm_start": self._warm_start(),
-            "min_size": self._smallest_size,
+            "min_size": self.min_size,
             "rank": self.kernel_rank,
             **self.strata_options,
         }

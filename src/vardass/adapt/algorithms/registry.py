@@ -17,7 +17,7 @@ from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.validate import import_by_name, unknown
 
-__all__ = ["ALGORITHM_NAMES", "algorithm_options", "make_algorithm"]
+__all__ = ["ALGORITHM_NAMES", "algorithm_options", "algorithm_uses_target", "make_algorithm"]
 
 _CLASSES: dict[str, type[Algorithm]] = {kind.name: kind for kind in (ERM, MMD, CORAL, DANN, CDAN, ARM, MCC)}
 _ADDITIONS: dict[str, tuple[str, Any]] = {
@@ -64,6 +64,11 @@ def algorithm_options(algorithm: str | type[Algorithm]) -> dict[str, Any]:
     """Return the options of an algorithm and their defaults."""
     kind, additions = _parse(algorithm)
     return {**_defaults(kind), **additions}
+
+
+def algorithm_uses_target(algorithm: str | type[Algorithm]) -> bool:
+    """Whether an algorithm draws batches of the target."""
+    return _parse(algorithm)[0].uses_target
 
 
 def _parse(algorithm: str | type[Algorithm]) -> tuple[type[Algorithm], dict[str, Any]]:

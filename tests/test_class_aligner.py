@@ -1,0 +1,168 @@
+"""Class-aligned batches in training runs, sweeps and on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sweep_yaml import changed, load
+from test_trainer import Stop, assert_same_run
+from vardass.adapt.algorithms.erm import ERM
+from vardass.adapt.config import RunConfig
+from vardass.adapt.trainer import Trainer
+from vardass.cli.run_options import settings_of
+from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, split_task
+from vardass.errors import InputError
+from vardass.samplers import UniformBatchSampler
+
+CLASSES = 3
+
+
+def blobs() -> TaskSplits:
+    """Three classes that are easily told apart, in opposite shares in source and target."""
+
+    def domain(name: str, counts: tuple[int, ...], shift: float, seed: int) -> Domain:
+        labels = torch.repeat_interleave(torch.tensor(counts))
+        x = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(seed)) + shift
+        x[torch.arange(len(labels)), labels] += 6.0
+        return Domain(name, TensorInputs(x), labels, tuple("abc"))
+
+    return split_task(Task("blobs", (domain("s", (90, 40, 20), 0.0, 0),), domain("t", (20, 40, 90), 0.5, 1)), seed=0)
+
+
+SPLITS = blobs()
+
+
+def config(**changes: Any) -> RunConfig:
+    settings = {
+        **{"class_aligned": "uniform", "class_options": {"start": 8}, "sampler": "stratified", "batch_size": 9},
+        **{"steps": 15, "eval_every": 5, "refresh_every": 4, "checkpoint_every": 4, "lr": 0.05, "device": "cpu"},
+        **{"network_options": {"hidden": [16], "dropout": 0.1}, "algorithm_options": {"penalty": 0.1}},
+        **changes,
+    }
+    return RunConfig(**settings)
+
+
+def shares_of(weights: Any, classes: torch.Tensor) -> list[float]:
+    found = torch.zeros(CLASSES, dtype=torch.float64)
+    return found.index_add_(0, classes, torch.as_tensor(weights, dtype=torch.float64)).tolist()
+
+
+@pytest.mark.parametrize("sampler", ["stratified", "vardass", "ordered", "balanced"])
+def test_both_sides_of_a_batch_have_the_same_classes_from_the_start_on(sampler: str) -> None:
+    trainer = Trainer(config(sampler=sampler), SPLITS)
+    source, target = trainer.streams["source"], trainer.streams["target"]
+    seen: list[bool] = []
+    update = trainer._update
+
+    def watched(draws: Any) -> Any:
+        groups = [stream.sampler.groups for stream in (source, target)]  # type: ignore[attr-defined]
+        seen.append(groups[0] is not None)
+        if seen[-1]:
+            assert torch.equal(groups[0], SPLITS.source_train.known_labels())
+            for group, name in zip(groups, ("source", "target"), strict=True):
+                draw = draws[name]
+                assert shares_of(draw.batch.weights, group[draw.rows]) == pytest.approx([1 / 3] * 3, abs=1e-6)
+        return update(draws)
+
+    trainer._update = watched  # type: ignore[method-assign]
+    trainer.run()
+    assert seen == [False] * 8 + [True] * 7  # plain strata first
+    log = trainer.metrics[-1]
+    assert (log["classes/aligned"], log["classes/unsure"], log["classes/missing"]) == (1.0, 0.0, 0.0)
+    assert "classes/aligned" not in trainer.metrics[0]
+    with pytest.raises(LabelsHidden):  # and no label of the target was revealed for that
+        SPLITS.target_unlabelled.known_labels()
+
+
+def test_groups_of_the_target_are_what_the_network_predicts_at_the_refresh() -> None:
+    trainer = Trainer(config(steps=8), SPLITS)
+    trainer.run()
+    trainer.algorithm.eval()
+    x = torch.stack([SPLITS.target_unlabelled.dataset[i] for i in range(len(SPLITS.target_unlabelled))])
+    assert trainer.strata.classes is not None
+    found = trainer.strata.classes(8)["target"]
+    assert torch.equal(found["groups"], trainer.algorithm.predict(x).argmax(1))
+    assert trainer.strata.classes(7) == {}
+
+
+def test_target_shares_and_a_confidence() -> None:
+    trainer = Trainer(config(steps=60, class_aligned="target", class_options={"start": 40}), SPLITS)
+    trainer.run()
+    sampler: Any = trainer.streams["source"].sampler
+    counts = torch.bincount(trainer.streams["target"].sampler.groups, minlength=3).double()  # type: ignore[attr-defined]
+    torch.testing.assert_close(sampler.shares, 0.8 * counts / counts.sum() + 0.2 / 3)
+    assert float(sampler.shares[2]) > 0.4  # the source has 2 of 15
+    trainer = Trainer(config(steps=9, class_options={"start": 8, "confidence": 0.6}), SPLITS)
+    trainer.run()
+    assert 0.0 < trainer.metrics[-1]["classes/unsure"] < 1.0
+
+
+@pytest.mark.parametrize("sampler", ["stratified", "balanced"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, background: bool, tmp_path: Path) -> None:
+    settings = config(sampler=sampler, background=background)
+    whole = Trainer(settings, SPLITS)
+    whole.run()
+    assert Trainer(settings, SPLITS, tmp_path).run(progress=Stop(13)).step == 13
+    resumed = Trainer(settings, SPLITS, tmp_path)
+    resumed.run(resume=True)
+    assert_same_run(whole, resumed)
+    assert whole.metrics[-1]["classes/aligned"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sampler": "uniform"},
+            "class_aligned='uniform' needs groups with shares, which sampler 'uniform' has not; use",
+        ),
+        ({"algorithm": "erm", "algorithm_options": {}}, "aligns source and target, but 'erm' draws no target batches"),
+        ({"groups": "classes"}, "makes strata within classes itself, got groups='classes'; leave it out"),
+        ({"refresh_every": 0}, "takes predictions at each refresh, got refresh_every=0"),
+        ({"sampler": "kmeans-inputs"}, "takes predictions at each refresh"),
+        ({"class_aligned": "equal"}, "unknown class_aligned 'equal'"),
+        (
+            {"class_options": {"confidenc": 1}},
+            "unknown option of class_aligned: 'confidenc'; did you mean 'confidence'",
+        ),
+        ({"class_options": {"confidence": 2}}, "confidence must be"),
+        ({"class_options": {"start": -1}}, "start must be at least 0"),
+    ],
+)
+def test_settings_that_do_not_go_together(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        config(**changes)
+
+
+def test_own_parts_that_cannot_be_aligned() -> None:
+    own = UniformBatchSampler(len(SPLITS.source_train), 9, endless=True)
+    with pytest.raises(InputError, match=r"which the source sampler \(UniformBatchSampler\) has not"):
+        Trainer(config(), SPLITS, samplers={"source": own})
+    with pytest.raises(InputError, match="'erm' draws no target batches"):
+        Trainer(config(algorithm_options={}), SPLITS, algorithm=ERM)
+
+
+def test_a_sweep_compares_a_sampler_with_and_without(tmp_path: Path) -> None:
+    aligned = {"name": "stratified", "label": "aligned", "settings": {"class_aligned": "uniform"}}
+    runs = load(tmp_path, changed(algorithms=["mmd"], samplers=["uniform", "stratified", aligned])).runs()
+    found = {run.cell["sampler"]: run for run in runs}
+    assert {name: run.config["class_aligned"] for name, run in found.items()} == {
+        **{"uniform": "none", "stratified": "none", "aligned": "uniform"}
+    }
+    with pytest.raises(InputError, match="which sampler 'uniform' has not"):
+        load(
+            tmp_path, changed(algorithms=["mmd"], samplers=["uniform"], grid={"class_aligned": ["none", "target"]})
+        ).runs()
+
+
+def test_options_of_the_command_line() -> None:
+    found = settings_of(
+        {"class_aligned": "target", "class_options": ["floor=0.5"], "settings": ["class_options.start=7"]}
+    )
+    assert found["class_aligned"] == "target"
+    assert found["class_options"] == {"floor": 0.5, "start": 7}
