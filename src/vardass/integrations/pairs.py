@@ -1,0 +1,144 @@
+"""Batches of two domains from one data set: for libraries whose loop has a single loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vardass.errors import InputError
+from vardass.processes import process_group
+from vardass.samplers import IndexBatch
+from vardass.samplers.base import features_of_all
+from vardass.samplers.loaders_and_processes import WatchedSampler, self_of_caller, shares_out
+from vardass.validate import ArrayLike, check_count
+
+__all__ = ["PairBatchSampler"]
+
+
+class PairBatchSampler(WatchedSampler):
+    """Source and target in one batch, as indices of ``ConcatDataset([source, target])``.
+
+    The first ``source_size`` indices of a batch are of the source, the others of the target. The weights of either
+    part sum to 1. Both streams run on through the epochs, whichever is the longer.
+
+    Parameters
+    ----------
+    source, target : MinibatchSampler
+        Made with ``endless=True`` and different seeds.
+    batches : int, optional
+        Batches in an epoch, over all processes; by default as many as cover the larger domain once.
+
+    Attributes
+    ----------
+    n, batch_size : int
+        Of both domains together.
+    source_size : int
+        Samples of the source in a batch.
+
+    Examples
+    --------
+    >>> from vardass import UniformBatchSampler
+    >>> source, target = (UniformBatchSampler(n, 2, endless=True, seed=n) for n in (10, 6))
+    >>> pairs = PairBatchSampler(source, target)
+    >>> len(pairs), [[index >= 10 for index in batch] for batch in pairs][0]
+    (5, [False, False, True, True])
+    """
+
+    drop_last = True  # what Accelerate asks
+
+    def __init__(self, source: Any, target: Any, *, batches: int | None = None) -> None:
+        for name, sampler in (("source", source), ("target", target)):
+            if not getattr(sampler, "endless", False):
+                raise InputError(f"the {name} sampler ends after an epoch; make it with endless=True")
+        if source.seed == target.seed:
+            raise InputError(f"both samplers have seed={source.seed}, so that they draw in step; give one another seed")
+        self.source, self.target = source, target
+        self.n = source.n + target.n
+        self.source_size = source.batch_size
+        self.batch_size = source.batch_size + target.batch_size
+        self.needs_features = source.needs_features or target.needs_features
+        longer = max(source.n // source.batch_size, target.n // target.batch_size)
+        self.batches = longer if batches is None else check_count(batches, "batches")
+        self.position = 0
+        self._streams: tuple[Iterator[IndexBatch], Iterator[IndexBatch]] | None = None
+        self._is_restored = False
+
+    def __len__(self) -> int:
+        is_whole = self.source._is_told or shares_out(self_of_caller(), self)
+        count = self.source.num_replicas if is_whole else (process_group() or (1, 0))[0]
+        return self.batches // count
+
+    def shard(self, num_replicas: int, rank: int) -> None:
+        """Give this process every ``num_replicas``-th batch of both streams; before the first batch."""
+        if self.batches < num_replicas:
+            raise InputError(
+                f"an epoch of {self.batches} batches is too short for {num_replicas} processes; set batches higher"
+            )
+        for sampler in (self.source, self.target):
+            sampler.shard(num_replicas, rank)
+
+    def _find_processes(self, is_shared_out: bool) -> None:
+        for sampler in (self.source, self.target):
+            sampler._find_processes(is_shared_out)
+
+    def _batches(self) -> Iterator[IndexBatch]:
+        if self._streams is None:
+            self._streams = iter(self.source), iter(self.target)
+        streams = self._streams
+        rounds = self.batches // self.source.num_replicas
+        # an epoch that was left goes on only if its state was restored; one of which nothing is left has ended
+        if not self._is_restored or self.position >= rounds:
+            self.position = 0
+        self._is_restored = False
+        while self.position < rounds:
+            batch = self._joined(next(streams[0]), next(streams[1]))
+            self.position += 1
+            yield batch
+
+    def _joined(self, source: IndexBatch, target: IndexBatch) -> IndexBatch:
+        first = self.source.n
+        batch = IndexBatch([*source, *(first + index for index in target)])
+        sides = ((side.weights, len(side)) for side in (source, target))
+        batch.weights = [
+            weight for weights, count in sides for weight in ([1.0 / count] * count if weights is None else weights)
+        ]
+        return batch
+
+    def refresh(self, features: ArrayLike) -> None:
+        """Refresh both samplers from the features (n, d) of the concatenated data set."""
+        if self.needs_features:
+            x = features_of_all(features, self.n)
+            self.source.refresh(x[: self.source.n])
+            self.target.refresh(x[self.source.n :])
+
+    def fitted_state(self) -> dict[str, Any]:
+        """What the last refresh found, to be sent to the other processes."""
+        return {"source": self.source.fitted_state(), "target": self.target.fitted_state()}
+
+    def use_fitted_state(self, state: Mapping[str, Any]) -> None:
+        """Draw from what another process found."""
+        self.source.use_fitted_state(state["source"])
+        self.target.use_fitted_state(state["target"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the stream depends on; the same on every process."""
+        self._warn_of_batches_under_way()
+        states = {"source": self.source.state_dict(), "target": self.target.state_dict()}
+        return {"batches": self.batches, "position": self.position, **states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the stream that ``state`` was taken from."""
+        if not isinstance(state, Mapping) or state.keys() != {"batches", "position", "source", "target"}:
+            raise InputError(f"this is no state of a PairBatchSampler: {state!r:.80}; pass what state_dict() gave")
+        if state["batches"] != self.batches:
+            raise InputError(
+                f"the state has epochs of {state['batches']} batches, here are {self.batches}; set batches"
+            )
+        self.source.load_state_dict(state["source"])
+        self.target.load_state_dict(state["target"])
+        self.position = state["position"]
+        self._streams, self._is_restored = None, True
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy goes on where the stream is, as one whose state was restored
+        return {**super().__getstate__(), "_streams": None, "_is_restored": True}

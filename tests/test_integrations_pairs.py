@@ -1,0 +1,224 @@
+"""Batches of both domains from one data set; states that know what has arrived."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import vardass
+from sampler_cases import cloud
+from vardass.errors import InputError
+from vardass.integrations.accelerate import CheckpointedSampler
+from vardass.integrations.pairs import PairBatchSampler
+from vardass.samplers import base
+
+N_SOURCE, N_TARGET = 44, 30
+
+
+def features(seed: int = 0) -> Any:
+    return torch.randn(N_SOURCE + N_TARGET, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def pairs(**options: Any) -> PairBatchSampler:
+    made = PairBatchSampler(
+        vardass.OrderedBatchSampler(N_SOURCE, 4, endless=True, seed=0),
+        vardass.BalancedBatchSampler(N_TARGET, 3, endless=True, seed=1),
+        **options,
+    )
+    made.refresh(features())
+    return made
+
+
+def plain(batches: Any) -> list[Any]:
+    return [(list(batch), batch.weights) for batch in batches]
+
+
+def test_both_sides_are_the_streams_of_their_samplers() -> None:
+    alone = vardass.OrderedBatchSampler(N_SOURCE, 4, endless=True, seed=0)
+    alone.refresh(features()[:N_SOURCE])
+    other = vardass.BalancedBatchSampler(N_TARGET, 3, endless=True, seed=1)
+    other.refresh(features()[N_SOURCE:])
+    sampler = pairs()
+    assert len(sampler) == 11  # the source's; the target's ten go round
+    found = [*sampler, *sampler]
+    assert len(found) == 22
+    for batch, left, right in zip(found, alone, other, strict=False):
+        assert list(batch) == [*left, *(N_SOURCE + index for index in right)]
+        assert batch.weights == [*left.weights, *[1 / 3] * 3]
+        assert sum(batch.weights[: sampler.source_size]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_weights_arrive_with_the_samples_of_either_side(workers: int) -> None:
+    data = ConcatDataset([TensorDataset(torch.arange(N_SOURCE)), TensorDataset(-torch.arange(N_TARGET))])
+    sampler = pairs()
+    expected = plain(copy.deepcopy(sampler))
+    loader = DataLoader(vardass.with_weights(data), batch_sampler=sampler, num_workers=workers)
+    for (x, w), (indices, weights) in zip(loader, expected, strict=True):
+        assert x[:4].tolist() == indices[:4]
+        assert x[4:].tolist() == [N_SOURCE - index for index in indices[4:]]
+        assert w.tolist() == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 10, 11, 12, 21])
+def test_pairs_resume_in_and_after_an_epoch(stop: int) -> None:
+    whole = pairs(batches=11)
+    expected = plain([*whole, *whole, *whole])
+    sampler = pairs(batches=11)
+    seen = 0
+    while seen < stop:
+        for _ in sampler:
+            seen += 1
+            if seen == stop:
+                break
+    states = sampler.state_dict()
+    restored = PairBatchSampler(
+        vardass.OrderedBatchSampler(N_SOURCE, 4, endless=True, seed=0),
+        vardass.BalancedBatchSampler(N_TARGET, 3, endless=True, seed=1),
+    )
+    restored.load_state_dict(states)
+    rest = plain(restored)
+    assert rest == expected[stop : stop + len(rest)]
+    assert len(rest) == 11 - stop % 11
+
+
+def test_pairs_are_shared_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    for rank in range(2):
+        sampler = pairs()
+        sampler.shard(2, rank)
+        assert len(sampler) == 5
+        shares.append(plain(sampler))
+    assert [len(share) for share in shares] == [5, 5]
+    found = []
+    for rank in range(2):
+        sampler = pairs()
+        monkeypatch.setattr(base, "process_group", lambda rank=rank: (2, rank))
+        found.append(plain(sampler))
+        monkeypatch.setattr(base, "process_group", lambda: None)
+    assert found == shares
+    assert not [one for one, other in zip(*shares, strict=True) if one[0] == other[0]]
+
+
+def test_torchdata_stays_exact() -> None:
+    data = vardass.with_weights(ConcatDataset([TensorDataset(torch.arange(N_SOURCE + N_TARGET))]))
+
+    def loader() -> Any:
+        return StatefulDataLoader(data, batch_sampler=pairs(), num_workers=2)
+
+    one = loader()
+    expected = [x.tolist() for _ in range(2) for x, _ in one]
+    for stop in (3, 11):
+        again = loader()
+        for place, _ in enumerate(again, 1):
+            if place == stop:
+                break
+        state = again.state_dict()
+        fresh = loader()
+        fresh.load_state_dict(state)
+        rest = [x.tolist() for x, _ in fresh]
+        rest = rest or [x.tolist() for x, _ in fresh]  # torchdata counts the end of an epoch as an epoch of its own
+        assert rest == expected[stop : stop + len(rest)]
+        assert rest
+
+
+def test_what_cannot_be_paired_is_named() -> None:
+    ends = vardass.UniformBatchSampler(20, 4)
+    endless = vardass.UniformBatchSampler(20, 4, endless=True)
+    with pytest.raises(InputError, match="the target sampler ends after an epoch; make it with endless=True"):
+        PairBatchSampler(endless, ends)
+    with pytest.raises(InputError, match="both samplers have seed=0"):
+        PairBatchSampler(endless, endless)
+    with pytest.raises(InputError, match="features have 3 rows, the sampler was made for n=74"):
+        pairs().refresh(features()[:3])
+    with pytest.raises(InputError, match="epochs of 7 batches, here are 11"):
+        pairs().load_state_dict(pairs(batches=7).state_dict())
+    with pytest.raises(InputError, match="no state of a PairBatchSampler"):
+        pairs().load_state_dict({})
+    with pytest.raises(InputError, match="an epoch of 2 batches is too short for 3 processes"):
+        pairs(batches=2).shard(3, 0)
+
+
+# --- what has arrived -----------------------------------------------------------------------------------------
+
+
+def make(name: str) -> Any:
+    if name == "pairs":
+        return pairs()
+    sampler = vardass.OrderedBatchSampler(N_SOURCE, 4, seed=0)
+    sampler.refresh(cloud(n=N_SOURCE))
+    return sampler
+
+
+def train(sampler: CheckpointedSampler, steps: int, *, ahead: int) -> list[Any]:
+    """So many steps of a loop that asks ``ahead`` batches early, as Accelerate's loader or workers do; it refreshes."""
+
+    def loader() -> Any:
+        asked: list[Any] = []
+        for batch in sampler:
+            asked.append(batch)
+            if len(asked) > ahead:
+                yield asked.pop(0)
+        yield from asked
+
+    seen: list[Any] = []
+    while len(seen) < steps:
+        for batch in sampler.follow(loader()):
+            seen.append((list(batch), batch.weights))
+            if batch[0] % 3 == 0:  # depends on what was seen
+                n = sampler.sampler.n
+                sampler.sampler.refresh(features(batch[1]) if n > N_SOURCE else features(batch[1])[:n])
+            if len(seen) == steps:
+                break
+    return seen
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+@pytest.mark.parametrize("name", ["ordered", "pairs"])
+def test_a_state_is_that_of_training_however_far_ahead_the_loader_is(name: str, ahead: int) -> None:
+    expected = train(CheckpointedSampler(make(name)), 24, ahead=ahead)
+    for stop in (1, 7, 10, 11):
+        sampler = CheckpointedSampler(make(name))
+        seen = train(sampler, stop, ahead=ahead)
+        file = io.BytesIO()
+        torch.save(sampler.state_dict(), file)
+        file.seek(0)
+        restored = CheckpointedSampler(make(name))
+        restored.load_state_dict(torch.load(file))
+        assert seen + train(restored, 24 - stop, ahead=ahead) == expected, stop
+
+
+def test_workers_of_a_plain_loader() -> None:
+    data = TensorDataset(torch.arange(N_SOURCE))
+
+    def seen(sampler: CheckpointedSampler, steps: int) -> list[Any]:
+        found: list[Any] = []
+        loader = DataLoader(data, batch_sampler=sampler, num_workers=2)
+        while len(found) < steps:
+            for (x,) in sampler.follow(loader):
+                found.append(x.tolist())
+                if len(found) == steps:
+                    break
+        return found
+
+    expected = seen(CheckpointedSampler(make("ordered")), 22)
+    first = CheckpointedSampler(make("ordered"))
+    begun = seen(first, 9)
+    second = CheckpointedSampler(make("ordered"))
+    second.load_state_dict(first.state_dict())
+    assert begun + seen(second, 13) == expected
+
+
+def test_arrivals_are_noted_once() -> None:
+    sampler = CheckpointedSampler(make("ordered"))
+    loader = DataLoader(TensorDataset(torch.arange(N_SOURCE)), batch_sampler=sampler)
+    batches = sampler.follow(loader)
+    next(batches)
+    with pytest.raises(InputError, match="1 batches arrived, but 0 are under way"):
+        sampler.arrived()
