@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -167,6 +168,23 @@ def test_variance_triggers_on_its_rise_since_the_last_refresh() -> None:
     assert not zero.due(5)
     zero.observe(variance=1e-9)
     assert zero.due(6)
+
+
+def test_the_next_interval_is_as_long_as_the_tolerance_allows() -> None:
+    policy = VarianceRefresh(0.2, shortest=4, longest=100)
+    due = []
+    for step in range(300):
+        if policy.due(step):
+            due.append(step)
+            # strata lose 2 % a step until step 100, and nothing from then on
+            policy.observe(rise=0.02 * (due[-1] - due[-2]) if 0 < step < 100 else 0.0)
+    # 4, twice as long, then the ten steps that cost 0.2; after step 100 twice as long again
+    assert due[:5] == [0, 4, 12, 22, 32]
+    assert [b - a for a, b in pairwise(due)][-4:] == [10, 20, 40, 80]
+    policy.observe(rise=math.inf)
+    assert policy.due(due[-1] + 4)
+    with pytest.raises(InputError, match="rise must be a number"):
+        policy.observe(rise=math.nan)
 
 
 @pytest.mark.parametrize("make", [DriftRefresh, VarianceRefresh])

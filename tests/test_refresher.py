@@ -29,7 +29,13 @@ from vardass.refresh import (
     VarianceRefresh,
     strata_spread,
 )
-from vardass.samplers import BackgroundSampler, BalancedBatchSampler, OrderedBatchSampler, StratifiedBatchSampler
+from vardass.samplers import (
+    BackgroundSampler,
+    BalancedBatchSampler,
+    OrderedBatchSampler,
+    StratifiedBatchSampler,
+    UniformBatchSampler,
+)
 from vardass.solvers import stratify
 from vardass.strata import Strata
 from vardass.variance import stratified_variance, uniform_variance
@@ -225,8 +231,6 @@ def moving(policy: RefreshPolicy, speed: float, steps: int, kernel: Any = "mmd")
         rows = torch.randint(60, (8,), generator=torch.Generator().manual_seed(step))
         z = math.cos(speed * step) * x + math.sin(speed * step) * direction
         refresher.observe("source", rows, z[rows], step=step)
-        if policy.observes == "variance":
-            refresher.measure()
         due += [step] if refresher.step(step) else []
     return due, refresher
 
@@ -246,13 +250,38 @@ def test_variance_of_moving_features_triggers_and_of_resting_ones_does_not() -> 
     def policy() -> VarianceRefresh:
         return VarianceRefresh(0.1, shortest=5, longest=60)
 
-    due, refresher = moving(policy(), 0.0, 130)
-    assert due == [0, 60, 120]
-    strata = refresher.samplers["source"].strata
-    assert refresher.measure() == pytest.approx(strata.variance / strata.uniform_variance, rel=0.25)
-    fast = moving(policy(), 0.05, 130)[0]
-    assert len(fast) > 3
+    # the features rest: intervals double up to the longest
+    assert moving(policy(), 0.0, 160)[0] == [0, 5, 15, 35, 75, 135]
+    fast = moving(policy(), 0.05, 160)[0]
+    assert len(fast) > 8
     assert min(b - a for a, b in pairwise(fast)) >= 5
+
+
+@pytest.mark.parametrize("make", [OrderedBatchSampler, BalancedBatchSampler, UniformBatchSampler])
+def test_the_rise_is_what_a_refresh_wins_back(make: Callable[..., Any]) -> None:
+    told: list[float] = []
+
+    class Listening(VarianceRefresh):
+        def observe(self, *, rise: float | None = None, **others: Any) -> None:
+            told.extend([] if rise is None else [rise])
+
+    x = normal(400, 2)
+    sampler, features = make(400, 8, seed=0), [x, x, normal(400, 2, seed=1)]
+    refresher = Refresher(Listening(shortest=1, longest=1), sampler, lambda: features[0])
+    for step in range(3):
+        refresher.step(step)
+        features.pop(0)
+    if make is UniformBatchSampler:
+        assert told == []
+        return
+    k = 8
+    labels = sampler.plan_labels if make is BalancedBatchSampler else sampler.strata.labels
+    fresh = stratified_variance(normal(400, 2, seed=1), labels, kernel="mmd")
+    uniform = uniform_variance(normal(400, 2, seed=1), k, kernel="mmd")
+    # from uniform draws to strata; nothing, as the features are the same; and from strata that fit other features
+    assert told[0] == pytest.approx(uniform / fresh - 1, rel=0.25)
+    assert abs(told[1]) < 0.1
+    assert told[2] == pytest.approx(uniform / fresh - 1, rel=0.35)
 
 
 def test_refresher_resumes() -> None:
@@ -319,7 +348,6 @@ def test_strata_of_the_background_are_read_when_they_arrive(policy: RefreshPolic
         log = refresher.step(step) or {}
         if "source/variance" in log:
             told[step] = log["source/variance"]
-        assert math.isnan(refresher.measure()) == (sampler.strata is None)
         rows = next(batches)
         refresher.observe("source", rows, x[rows])
         scales.append("source" in refresher._scales)
@@ -327,8 +355,6 @@ def test_strata_of_the_background_are_read_when_they_arrive(policy: RefreshPolic
     assert sampler.strata is not None
     assert told == {6: sampler.strata.variance}
     assert scales == [policy.observes == "drift" and step >= 6 for step in range(12)]
-    if isinstance(policy, VarianceRefresh):
-        assert policy.rise == pytest.approx(0.0, abs=1e-12)  # all rows are what they were
 
 
 @pytest.mark.parametrize(
@@ -416,7 +442,7 @@ def test_strata_are_those_of_the_first_process(tmp_path: Path) -> None:
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert found[0]["variance"] == found[1]["variance"]
     assert found[0]["observing"] == found[1]["observing"]
-    assert len(found[0]["observing"]) == 4
+    assert len(found[0]["observing"]) == 5  # steps 0 and 2, and from then on every third
     for rank in range(2):
         samplers = samplers_of_all_kinds()
         for sampler in samplers.values():

@@ -178,10 +178,12 @@ def test_policies_say_when_to_refresh() -> None:
     drift = {"refresh_policy": "drift", "refresh_options": {"threshold": 0.01, "shortest": 3, "window": 1}}
     assert refresh_steps(**drift, **still) == [0]
     assert len(refresh_steps(**drift, **moving)) > 2
-    variance = {"refresh_policy": "variance", "refresh_options": {"tolerance": 0.01, "shortest": 3}}
-    assert refresh_steps(**variance, **still) == [0]
-    assert len(refresh_steps(**variance, **moving)) > 1
+    variance = {"refresh_policy": "variance", "refresh_options": {"tolerance": 0.5, "shortest": 3}}
+    for other in ({}, {"feature_source": "full"}, {"sampler": "balanced"}):
+        assert len(refresh_steps(**variance, **still, **other)) < len(refresh_steps(**variance, **moving, **other))
     assert refresh_steps(**variance, refresh_every=0) == []
+    assert (RunConfig().refresh_policy, RunConfig(refresh_every=3).refresh_policy) == ("growing", "every")
+    assert RunConfig(refresh_every=3).changed(refresh_policy="growing").refresh_policy == "growing"
     for wrong, said in (
         ({"refresh_policy": "drifts"}, "did you mean 'drift'"),
         ({"refresh_policy": "drift", "feature_source": "full"}, "compares batches with a bank"),

@@ -146,8 +146,8 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
             f"{name} must have shape ({n},), one for each row, got {tuple(w.shape)}; pass the weights of this batch"
         )
     if w.device.type == "cpu":
-        total = float(w.double().sum())
-        if not math.isfinite(total) or bool((w < 0).any()):
+        total = float(w.sum(dtype=torch.float64))
+        if not math.isfinite(total) or (n > 0 and float(w.min()) < 0):
             raise InputError(f"{name} must be finite and not negative; use stratum size / n")
         # each weight is off by half a unit of its own rounding: in bfloat16 the sum by up to 0.004
         rounding = torch.finfo(w.dtype).eps if w.is_floating_point() else 0.0

@@ -70,7 +70,7 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
         made: RefreshPolicy = RefreshEvery(max(1, config.refresh_every), **options)
     else:
         made = kind(**options)
-    if made.observes is not None and config.feature_source != "bank":
+    if made.observes == "drift" and config.feature_source != "bank":
         raise InputError(
             f"refresh_policy {name!r} compares batches with a bank, got feature_source={config.feature_source!r}; use "
             "feature_source='bank', or refresh_policy 'every' or 'growing'"
@@ -169,10 +169,6 @@ class StrataUpdater:
         return stop, log
 
     def _refresh(self, step: int) -> dict[str, Any] | None:
-        policy = self.refresher.policy
-        if isinstance(policy, VarianceRefresh) and self.banks and step and step % policy.shortest == 0:
-            with self.account("solver"):
-                self.refresher.measure()
         log = self.refresher.step(step)
         return log if log is None or self.classes is None else {**log, **self.classes.log}
 

@@ -26,6 +26,7 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.networks import make_network
 from vardass.adapt.optimisation import make_optimisers, plain_backward
+from vardass.adapt.refreshing import make_policy
 from vardass.data.domains import find_sample
 from vardass.data.file_dataset import FileDataset
 from vardass.data.registry import load_task
@@ -181,7 +182,10 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
 
 
 def _refreshes(config: RunConfig) -> int:
-    return 1 + (config.steps - 1) // config.refresh_every if config.refresh_every else 1
+    policy = make_policy(config)
+    if policy.observes is not None or not config.refresh_every:
+        return 1 + (config.steps - 1) // config.refresh_every if config.refresh_every else 1
+    return sum(policy.due(step) for step in range(config.steps))
 
 
 def _matrix_bytes(run: RunSpec, data: _Data) -> float:

@@ -50,7 +50,12 @@ class RefreshPolicy(ABC):
         """Whether to refresh now, after ``step`` batches. The same step gets the same answer."""
 
     def observe(  # noqa: B027
-        self, *, drift: Tensor | float | None = None, scale: float = 1.0, variance: float | None = None
+        self,
+        *,
+        drift: Tensor | float | None = None,
+        scale: float = 1.0,
+        variance: float | None = None,
+        rise: float | None = None,
     ) -> None:
         """Take note of measurements; policies ignore what they do not need.
 
@@ -62,6 +67,8 @@ class RefreshPolicy(ABC):
             Divides ``drift``: the mean variance within strata, from `strata_spread`.
         variance : float, optional
             Variance of the current strata on current features.
+        rise : float, optional
+            At a refresh: variance of the strata before it over that of the new ones, on the same features, less one.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,6 +230,8 @@ class _ObservingPolicy(RefreshPolicy):
         self.longest = check_count(longest, "longest", low=self.shortest, remedy="not below shortest")
         self.start = check_count(start, "start", low=0)
         self._last: int | None = None
+        self._waited = 0  # before the last refresh
+        self._patience = self.longest
 
     @property
     def last_step(self) -> int | None:
@@ -243,8 +252,9 @@ class _ObservingPolicy(RefreshPolicy):
             return True
         else:
             waited = step - self._last
-            wanted = waited >= self.longest or (waited >= self.shortest and self._exceeded())
+            wanted = waited >= self._patience or (waited >= self.shortest and self._exceeded())
         if wanted:
+            self._waited = 0 if self._last is None else step - self._last
             self._last = step
             self._forget()
         return wanted
@@ -316,7 +326,12 @@ class DriftRefresh(_ObservingPolicy):
         self._recent: deque[Tensor | float] = deque(maxlen=self.window)
 
     def observe(
-        self, *, drift: Tensor | float | None = None, scale: float = 1.0, variance: float | None = None
+        self,
+        *,
+        drift: Tensor | float | None = None,
+        scale: float = 1.0,
+        variance: float | None = None,
+        rise: float | None = None,
     ) -> None:
         """Add the drift of one batch, divided by ``scale``, to the running mean."""
         if not scale >= 0:
@@ -352,17 +367,21 @@ class DriftRefresh(_ObservingPolicy):
 
 
 class VarianceRefresh(_ObservingPolicy):
-    """Refresh when the variance that the strata achieve has risen since they were made (Effect of T).
+    """Refresh as often as keeps strata from losing more than a tolerance to fresh ones (Effect of T).
 
-    The first number observed after a refresh is what later ones are compared with, so observe one right
-    after refreshing. Any number will do that measures the strata on current features, the same one each
-    time: `stratified_variance`, the cheaper ``strata_spread(...).variance``, or better its ratio to the
-    variance of uniform draws, which a mere growth of the features leaves alone.
+    What ageing costs is the ``rise``, the variance of the old strata over that of the new ones on the same features,
+    which only a refresh can tell. `Refresher` measures it at each one, and the next interval is the last one times
+    ``tolerance / rise``, at most twice as long: ageing grows with time, roughly in proportion.
+
+    A loop may also observe the ``variance`` of the strata in between. The first number after a refresh is what later
+    ones are compared with. It must be one that does not fall as the network learns: variance itself does, and so does
+    its ratio to that of uniform draws, which is why neither says when strata are out of date.
 
     Parameters
     ----------
     tolerance : float
-        Refresh when the variance exceeds ``1 + tolerance`` times the one right after the last refresh.
+        Rise between two refreshes to aim at; and refresh when an observed variance exceeds ``1 + tolerance`` times the
+        one right after the last refresh.
     shortest, longest : int
         Least and most steps between refreshes.
     start : int
@@ -391,9 +410,19 @@ class VarianceRefresh(_ObservingPolicy):
         self._latest: float | None = None
 
     def observe(
-        self, *, drift: Tensor | float | None = None, scale: float = 1.0, variance: float | None = None
+        self,
+        *,
+        drift: Tensor | float | None = None,
+        scale: float = 1.0,
+        variance: float | None = None,
+        rise: float | None = None,
     ) -> None:
-        """Take the present variance of the strata."""
+        """Take the present variance of the strata, or what a refresh has won back."""
+        if rise is not None:
+            if math.isnan(rise):
+                raise InputError(f"rise must be a number, got {rise}; mend the features")
+            longer = 2.0 if rise <= 0 else min(2.0, self.tolerance / rise)
+            self._patience = max(self.shortest, min(self.longest, int(self._waited * longer)))
         if variance is None:
             return
         value = float(variance)
@@ -419,8 +448,10 @@ class VarianceRefresh(_ObservingPolicy):
         self._reference = self._latest = None
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "reference": self._reference, "latest": self._latest}
+        found = {"reference": self._reference, "latest": self._latest}
+        return {**super()._state(), **found, "patience": self._patience, "waited": self._waited}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
+        self._patience, self._waited = state["patience"], state["waited"]
         self._reference, self._latest = state["reference"], state["latest"]

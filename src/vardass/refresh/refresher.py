@@ -104,6 +104,7 @@ class Refresher:
         self._warn_of_equal_seeds()
         self._kernels: dict[str, Kernel | None] = {}
         self._scales: dict[str, float] = {}
+        self._aged: list[tuple[float, float]] = []  # variances before and after, of a refresh under way
         self._awaited: set[str] = set()  # samplers whose strata are being made in the background
 
     def _warn_of_equal_seeds(self) -> None:
@@ -140,9 +141,10 @@ class Refresher:
                     log.update(self._refresh(name, sampler, groups.get(name, {})))
         if len(log) == 1:
             return None
-        if self.policy.observes == "variance" and not self._awaited and self._leads:
-            with self.account("solver"):
-                self.measure()  # what later ones are compared with
+        if self._aged:
+            before, after = (sum(numbers) for numbers in zip(*self._aged))
+            self._aged.clear()
+            self.policy.observe(rise=before / after - 1.0 if after else math.inf if before else 0.0)
         return log
 
     @property
@@ -187,10 +189,14 @@ class Refresher:
         with self.account("features"):
             features = source.features() if isinstance(source, FeatureBank) else source()
         with self.account("solver"):
+            measured = self.policy.observes == "variance" and self._leads
+            old = self._variance(name, features) if measured else 0.0
             if self._group is None:
                 sampler.refresh(features, **groups)
             else:
                 self._refresh_all_processes(sampler, features, groups)
+            if measured and not getattr(sampler, "is_refreshing", False):
+                self._aged.append((old, self._variance(name, features)))
             if self.policy.observes == "drift":
                 self._take_kernel(name, as_features(features))
             if getattr(sampler, "is_refreshing", False):
@@ -239,12 +245,21 @@ class Refresher:
         self._kernels[name] = None if kernel is None else fitted_kernel(kernel, features)
 
     def _labels(self, name: str, features: Tensor) -> Tensor:
-        """Strata of a sampler; one for all samples where it has none, as in a plan without strata."""
+        """Strata of a sampler, or of its plan; one for all samples where it has none."""
         strata = getattr(self.samplers[name], "strata", None)
-        if strata is None:
+        labels: Tensor | None = getattr(self.samplers[name], "plan_labels", None) if strata is None else strata.labels
+        if labels is None:
             return torch.zeros(len(features), dtype=torch.long, device=features.device)
-        labels: Tensor = strata.labels
         return labels
+
+    def _variance(self, name: str, features: ArrayLike) -> float:
+        """Variance of one draw from each stratum, or of a uniform batch where there are none."""
+        x, sampler = as_features(features), self.samplers[name]
+        strata, labels = getattr(sampler, "strata", None), self._labels(name, x)
+        weights = None if strata is None else strata.exact_weights
+        spread = strata_spread(x, labels, kernel=getattr(sampler, "kernel", None), weights=weights)
+        has_strata = strata is not None or getattr(sampler, "plan_labels", None) is not None
+        return spread.variance if has_strata else spread.within / getattr(sampler, "batch_size", 1)
 
     def observe(
         self,
@@ -276,30 +291,6 @@ class Refresher:
             drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
             self.policy.observe(drift=drift, scale=self._scales[name])
         bank.update(indices, features, step)
-
-    def measure(self) -> float:
-        """Variance of the current strata on the banks' present rows relative to uniform draws.
-
-        Summed over the samplers that have strata and a bank, and told to the policy: call it every few steps
-        with `VarianceRefresh`. It costs two kernel evaluations for each row, and no forward pass. NaN, and
-        nothing told, while there is no such sampler, strata are still being made in the background, or all
-        features are equal.
-        """
-        if self._awaited:
-            return math.nan
-        inside = whole = 0.0
-        for name, sampler in self.samplers.items():
-            source, strata = self.sources[name], getattr(sampler, "strata", None)
-            if strata is None or not isinstance(source, FeatureBank):
-                continue
-            features, kernel = source.features(), getattr(sampler, "kernel", None)
-            inside += strata_spread(features, strata.labels, kernel=kernel, weights=strata.exact_weights).variance
-            everything = strata.labels.clamp_max(0)
-            whole += strata_spread(features, everything, kernel=kernel).within / strata.k
-        if whole == 0.0:
-            return math.nan
-        self.policy.observe(variance=inside / whole)
-        return inside / whole
 
     def state_dict(self) -> dict[str, Any]:
         """State of the policy, the account and the fitted kernels; samplers and banks have their own."""

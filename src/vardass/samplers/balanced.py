@@ -86,6 +86,11 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         self._labels: Tensor | None = None
         self.strata: Strata | None = None  # with shares
 
+    @property
+    def plan_labels(self) -> Tensor | None:
+        """Strata (n,) that the plan takes its columns from."""
+        return self._labels
+
     def _fit(self, features: Tensor) -> None:
         kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
