@@ -16,6 +16,7 @@ from vardass.samplers import (
     MinibatchSampler,
     OrderedBatchSampler,
     StratifiedBatchSampler,
+    SwapOrderedBatchSampler,
     UniformBatchSampler,
     stratified,
     uniform,
@@ -48,6 +49,7 @@ MAKERS: dict[str, Callable[..., MinibatchSampler]] = {
     "balanced, tail, classes": lambda **o: BalancedBatchSampler(
         N, K, drop_last=False, groups=torch.arange(N) % 3, **QUICK, **o
     ),
+    "one domain, swaps": lambda **o: SwapOrderedBatchSampler(N, K, kernel="rbf", plan_rows=5, **o),
     "shares, stratified": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", **UNLIKE, **o),
     "shares, ordered": lambda **o: OrderedBatchSampler(N, K, plan_rows=5, **UNLIKE, **QUICK, **o),
     "shares, balanced": lambda **o: BalancedBatchSampler(N, K, **UNLIKE, **QUICK, **o),

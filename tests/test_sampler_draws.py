@@ -346,6 +346,8 @@ def test_batches_say_which_samples_are_independent_draws(name: str) -> None:
             assert batch.strata == [0] * len(batch)
         else:
             assert batch.strata == sampler.strata.labels[batch].tolist()  # type: ignore[attr-defined]
-        assert batch.pool == (N if name in ("uniform", "uniform, tail") or name.startswith("cycling") else None)
+        assert batch.pool == (
+            N if name in ("uniform", "uniform, tail") or name.startswith(("cycling", "one domain")) else None
+        )
         part = batch[1:3]
         assert (part.strata, part.pool) == (batch.strata[1:3], batch.pool)

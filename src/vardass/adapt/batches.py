@@ -382,6 +382,7 @@ def training_streams(
     """
     given = dict(samplers or {})
     found: dict[str, Stream] = {}
+    sizes = {"source": config.batch_size, "target": config.target_batch_size or config.batch_size}
 
     def add(name: str, inputs: Inputs, labels: Tensor | None, batch_size: int) -> None:
         sampler: Any
@@ -391,7 +392,9 @@ def training_streams(
             options = {"kernel": algorithm.kernel, **config.sampler_options}
             if config.groups == "classes" and labels is not None:
                 options["groups"] = labels
-            seed = derived_seed("sampler", name, config.seed)
+            if config.sampler == "swap-ordered":  # two that order their batches together have one seed
+                options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
+            seed = derived_seed("sampler", "pair" if config.sampler == "swap-ordered" else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
         processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:
@@ -407,10 +410,9 @@ def training_streams(
             crop_seed=derived_seed("crops", name, config.seed) if augmented else None,
         )
 
-    add("source", source, splits.source_train.known_labels(), config.batch_size)
+    add("source", source, splits.source_train.known_labels(), sizes["source"])
     if algorithm.uses_target:
-        size = config.batch_size if config.target_batch_size is None else config.target_batch_size
-        add("target", Inputs(splits.target_unlabelled, source.device), None, size)
+        add("target", Inputs(splits.target_unlabelled, source.device), None, sizes["target"])
     if given:
         raise InputError(
             f"samplers has entries {sorted(given)} that this run has no use for; {algorithm.name!r} draws from "

@@ -133,7 +133,7 @@ class StrataUpdater:
             policy,
             {name: stream.sampler for name, stream in streams.items()},
             {name: self.banks.get(name, partial(self.all_features, name)) for name in streams},
-            groups=self.classes,
+            groups=self._other_domain if config.sampler == "swap-ordered" else self.classes,
             account=account,
             share=False,  # `_send_strata` does it, with the rest of what the leading process decides
         )
@@ -150,6 +150,13 @@ class StrataUpdater:
                         stream.sampler.refresh(stream.inputs.flat(workers=self.config.workers))
         if self.config.sampler == "kmeans-inputs":
             self._send_strata()
+
+    def _other_domain(self, step: int) -> dict[str, dict[str, Any]]:
+        """For samplers that order both domains together: the features of the other one."""
+        if "target" not in self.streams:
+            return {}
+        z = {name: self.banks[name].features() if self.banks else self.all_features(name) for name in self.streams}
+        return {"source": {"other": z["target"]}, "target": {"other": z["source"]}}
 
     def before_step(self, step: int, *, stop: bool = False) -> tuple[bool, dict[str, Any] | None]:
         """Refresh if it is time, and agree with the other processes on whether to ``stop``.

@@ -37,9 +37,9 @@ class Refresher:
     sources : source, or sequence or mapping of the same length or names
         From what: a `FeatureBank`, or a function without arguments that returns (n, d) features.
     groups : callable, optional
-        ``groups(step)`` is called before each refresh and returns, for samplers by name, ``groups`` and ``shares`` for
-        their ``refresh``, such as ``align_classes(...).by_domain``; an empty mapping leaves all as they are. Under a
-        process group only the first process calls it.
+        ``groups(step)`` is called before each refresh and returns, for samplers by name, further arguments of their
+        ``refresh``: ``groups`` and ``shares``, such as ``align_classes(...).by_domain``, or ``other``; an empty mapping
+        leaves all as they are. Under a process group only the first process calls it.
     account : TimeAccount, optional
         Gets the seconds, in the parts "features" and "solver".
     share : bool
@@ -110,7 +110,7 @@ class Refresher:
     def _warn_of_equal_seeds(self) -> None:
         seen: dict[Any, str] = {}
         for name, sampler in self.samplers.items():
-            if hasattr(sampler, "seed") and hasattr(sampler, "n"):
+            if hasattr(sampler, "seed") and hasattr(sampler, "n") and not getattr(sampler, "is_paired", False):
                 other = seen.setdefault((type(sampler), sampler.n, sampler.seed), name)
                 if other != name:
                     warnings.warn(

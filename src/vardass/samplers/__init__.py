@@ -7,6 +7,7 @@ from vardass.samplers.class_alignment import ClassAlignment, align_classes
 from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
+from vardass.samplers.swap_ordered import SwapOrderedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 from vardass.samplers.weighted_batches import IndexBatch, with_weights
 
@@ -22,6 +23,7 @@ __all__ = [
     "OrderedBatchSampler",
     "RefreshableSampler",
     "StratifiedBatchSampler",
+    "SwapOrderedBatchSampler",
     "UniformBatchSampler",
     "align_classes",
     "with_weights",

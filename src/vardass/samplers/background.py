@@ -104,6 +104,7 @@ class BackgroundSampler(WatchedSampler):
         self.n, self.batch_size, self.seed = sampler.n, sampler.batch_size, sampler.seed
         self.needs_features = sampler.needs_features
         self.kernel = getattr(sampler, "kernel", None)
+        self.is_paired = getattr(sampler, "is_paired", False)
         # of samplers with groups
         self.strata_count, self.min_size = (getattr(sampler, name, None) for name in ("strata_count", "min_size"))
         self.endless = True
@@ -175,7 +176,8 @@ class BackgroundSampler(WatchedSampler):
     def refresh(self, features: ArrayLike, **groups: ArrayLike) -> None:
         """Hand the current ``features`` (n, d) over; see the class for when they apply.
 
-        ``groups`` and ``shares`` are for samplers that have them, see `StratifiedBatchSampler`.
+        ``groups`` and ``shares``, or ``other``, are for samplers that have them, see `StratifiedBatchSampler` and
+        `SwapOrderedBatchSampler`.
         """
         if not self.needs_features:
             return

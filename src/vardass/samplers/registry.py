@@ -13,6 +13,7 @@ from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
+from vardass.samplers.swap_ordered import SwapOrderedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 from vardass.solvers import stratify
 from vardass.validate import choose, import_by_name, unknown
@@ -26,6 +27,7 @@ _NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
     "vardass": (StratifiedBatchSampler, {"solver": "dynamic-kmeans"}),
     "ordered": (OrderedBatchSampler, {}),
     "balanced": (BalancedBatchSampler, {}),
+    "swap-ordered": (SwapOrderedBatchSampler, {}),
     "kmeans++": (KMeansPlusPlusBatchSampler, {}),
     "dpp": (DPPBatchSampler, {}),
     # a loss's kernel is made for features, not for inputs
@@ -48,7 +50,8 @@ def make_sampler(
     name : str
         ``"package.module:Name"`` for a sampler of one's own, a subclass of ``MinibatchSampler``, or one of
         ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
-        paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the
+        paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the order of
+        the paper's follow-up (``"swap-ordered"``, which plans both domains together); the
         paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the inputs and which is
         refreshed once, or on the network's features.
     n, batch_size : int
