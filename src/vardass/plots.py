@@ -1,4 +1,4 @@
-"""The look of all figures, how they are written, and the figure of a variance report.
+"""The look of all figures, how they are written, and those of a variance report and a diagnosis.
 
 matplotlib is imported only when a figure is drawn.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vardass.doctor import Diagnosis
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.sampler_noise.report import MEASURES, Estimate, VarianceReport
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["dress", "new_figure", "report_figure", "require_matplotlib", "save_figure"]
+__all__ = ["diagnosis_figure", "dress", "new_figure", "report_figure", "require_matplotlib", "save_figure"]
 
 BLACK, INK, GREY = "#000000", "#222222", "#555555"
 # Okabe and Ito: they stay apart for the colour-blind
@@ -141,3 +142,88 @@ def _draw_ratios(axes: Axes, ratios: Sequence[Estimate | None]) -> None:
     dress(axes, grid="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+_MOST_CLASSES = 20
+
+
+def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
+    """Draw what `vardass.diagnose` found, with its advice below.
+
+    Panels: the mean loss of a batch by sampler, split into the discrepancy and the batch's own noise; the noise of the
+    gradient by sampler next to the gradients of discrepancy and task; the bandwidths of the kernel; the classes. The
+    last three are left out where they were not measured.
+
+    Parameters
+    ----------
+    found : Diagnosis
+        From `vardass.diagnose`.
+    title : str
+        What was diagnosed.
+    """
+    panels = [_draw_loss_parts]
+    if found.gradient is not None:
+        panels.append(_draw_gradients)
+    if len(found.parts) > 1:
+        panels.append(_draw_bandwidths)
+    if found.classes is not None and len(found.classes.source) <= _MOST_CLASSES:
+        panels.append(_draw_classes)
+    figure = new_figure(0.6 + 3.3 * max(2, len(panels)), 5.0)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        panel(axes, found)
+        dress(axes, grid="y")
+    sizes = " and ".join(f"{n:,}" for n in found.sizes)
+    figure.text(0.01, 0.985, f"Doctor: {title}", fontsize=13, fontweight="bold", va="top")
+    subtitle = f"{sizes} samples, batches of {found.batch_size}, {found.loss.upper()}, λ = {found.penalty:g}"
+    figure.text(0.01, 0.93, subtitle, fontsize=9.5, color=GREY, va="top")
+    figure.text(0.01, 0.02, "\n".join(map(str, found.advice)), fontsize=8.5, va="bottom", linespacing=1.4)
+    figure.tight_layout(rect=(0.0, 0.24, 1.0, 0.9))
+    return figure
+
+
+def _draw_loss_parts(axes: Axes, found: Diagnosis) -> None:
+    names = [effect.name for effect in found.samplers]
+    excess = [effect.excess.value for effect in found.samplers]
+    axes.bar(names, found.discrepancy, color=BLUE, width=0.6, label="discrepancy")
+    axes.bar(names, excess, bottom=found.discrepancy, color=ORANGE, width=0.6, label="own noise of the batch")
+    for place, effect in enumerate(found.samplers):
+        top = found.discrepancy + effect.excess.value
+        text = f"{100 * effect.contraction:.0f} %"
+        axes.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=9)
+    axes.set_ylim(0.0, 1.35 * (found.discrepancy + max(excess)) or 1.0)
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    axes.set_title("mean loss of a batch", loc="left", fontsize=10)
+
+
+def _draw_gradients(axes: Axes, found: Diagnosis) -> None:
+    bars = {f"noise,\n{effect.name}": effect.gradient_noise or 0.0 for effect in found.samplers}
+    colours = [ORANGE] * len(bars)
+    bars["discre-\npancy"] = found.gradient or 0.0
+    if found.task_gradient is not None:
+        bars["task"] = found.task_gradient
+    axes.bar(list(bars), list(bars.values()), color=[*colours, BLUE, GREEN][: len(bars)], width=0.6)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_title("size of gradients", loc="left", fontsize=10)
+
+
+def _draw_bandwidths(axes: Axes, found: Diagnosis) -> None:
+    names = [part.name for part in found.parts]
+    shares = [part.share for part in found.parts]
+    beyond = [part.share * part.irreducible for part in found.parts]
+    axes.bar(names, shares, color=SKY, width=0.6, label="strata may remove")
+    axes.bar(names, beyond, color="#999999", width=0.6, label="beyond all strata")
+    axes.set_ylim(0.0, 1.35 * max(shares) or 1.0)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
+    axes.set_title("variance by bandwidth, share", loc="left", fontsize=10)
+
+
+def _draw_classes(axes: Axes, found: Diagnosis) -> None:
+    assert found.classes is not None
+    places = range(len(found.classes.source))
+    axes.bar([place - 0.2 for place in places], found.classes.source, width=0.38, color=BLUE, label="source")
+    axes.bar([place + 0.2 for place in places], found.classes.target, width=0.38, color=VERMILION, label="target")
+    axes.set_ylim(0.0, 1.3 * max(*found.classes.source, *found.classes.target))
+    axes.set_xlabel("class")
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    axes.set_title("shares of classes (target: pseudo-labels)", loc="left", fontsize=10)

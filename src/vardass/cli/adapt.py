@@ -16,6 +16,7 @@ from vardass.adapt.model import MODEL_FILE, RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import CONFIG_FILE, METRICS_FILE, TENSORBOARD_FOLDER, RunFolder
 from vardass.adapt.trainer import Trainer
+from vardass.cli.doctor import NETWORKS, SMALL, short_form
 from vardass.cli.predict import (
     DATA_FILE,
     PREDICTIONS_FILE,
@@ -37,8 +38,6 @@ from vardass.files import write_text
 
 __all__ = ["adapt", "tasks", "train"]
 
-_NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
-_SMALL = 64  # pixels, for the small network
 _LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
@@ -100,9 +99,9 @@ def adapt(
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
-    config = RunConfig.from_dict({"network": _NETWORKS[found], **chosen})
+    config = RunConfig.from_dict({"network": NETWORKS[found], **chosen})
     wanted = preprocessing_of(config.network, config.network_options) or IMAGENET
-    usual = _SMALL if config.network == "conv" else wanted.to_dict()["size"]
+    usual = SMALL if config.network == "conv" else wanted.to_dict()["size"]
     pixels = usual if size is None else size
     task = own_task(
         sources,
@@ -135,7 +134,8 @@ def adapt(
     accuracy = None
     if task.target.has_labels:
         accuracy = float((predictions.classes == task.target.known_labels()).double().mean())
-    _show(Summary(task.name, result, predictions, accuracy, f"all {len(task.target):,} samples"), out, data, as_json)
+    measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
+    _show(Summary(task.name, result, predictions, accuracy, measured_on, doctor), out, data, as_json)
 
 
 @with_run_options
@@ -169,7 +169,7 @@ def train(
         loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
     except InputError as error:
         raise InputError(str(error).replace("root is None", "--root is not given")) from error
-    config = RunConfig.from_dict({"network": _NETWORKS[loaded.target.kind], **chosen})
+    config = RunConfig.from_dict({"network": NETWORKS[loaded.target.kind], **chosen})
     if standardise and not isinstance(loaded.target.dataset, ScaledInputs):
         loaded, _ = standardise_task(loaded)
     data = {
@@ -190,7 +190,8 @@ def train(
     predictions = predict_domain(result.algorithm, measured, config, root=root)
     final = final_report(result, splits)
     tested = f"{final['target_samples']:,} samples that were not trained on"
-    _show(Summary(f"{dataset} {task}", result, predictions, final["target_accuracy"], tested), out, data, as_json)
+    accuracy, doctor = final["target_accuracy"], short_form(result, splits)
+    _show(Summary(f"{dataset} {task}", result, predictions, accuracy, tested, doctor), out, data, as_json)
 
 
 def tasks(

@@ -51,6 +51,8 @@ class Summary:
         None where the target has no labels.
     measured_on : str
         Which target samples the accuracy is of.
+    doctor : str or None
+        Short form of the diagnosis of the chosen model's features, where it was made.
     """
 
     task: str
@@ -58,6 +60,7 @@ class Summary:
     predictions: Predictions
     target_accuracy: float | None
     measured_on: str
+    doctor: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """Names and values, in the order of importance."""
@@ -79,6 +82,7 @@ class Summary:
         else:
             note = _ORACLE if config.selection == "oracle" else _READ_LAST
             rows.append(("target accuracy", f"{100 * self.target_accuracy:.1f} % of {self.measured_on} ({note})"))
+        rows += [("doctor" if place == 0 else "", line) for place, line in enumerate((self.doctor or "").splitlines())]
         rows.append(("seconds", _seconds_text(result.seconds)))
         return rows
 

@@ -61,6 +61,7 @@ def diagnose(
     batches: int = 32,
     gradient: bool = True,
     max_rows: int = 1000,
+    sizes: tuple[int, int] | None = None,
     limits: Limits | None = None,
     seed: int = 0,
 ) -> Diagnosis:
@@ -91,6 +92,8 @@ def diagnose(
         Whether to measure gradients.
     max_rows : int
         Samples of each domain to look at, drawn without replacement where there are more; strata are made of these.
+    sizes : (int, int), optional
+        Samples of the domains, where the features are those of a part of them.
     limits : Limits, optional
         Thresholds of the advice.
     seed : int
@@ -140,7 +143,7 @@ def diagnose(
     diagonal, spread = (sum(map(value, matrices)) for value in (_mean_diagonal, _spread))
     diagnosis = Diagnosis(
         loss=name,
-        sizes=(len(x), len(y)),
+        sizes=(len(x), len(y)) if sizes is None else sizes,
         measured=(len(domains[0]), len(domains[1])),
         batch_size=k,
         penalty=penalty,

@@ -1,0 +1,232 @@
+"""``vardass doctor SOURCE TARGET``: what a sampler can and cannot help on these data; and its short form for a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from vardass.adapt.algorithms import Algorithm
+from vardass.adapt.batches import Inputs
+from vardass.adapt.config import RunConfig
+from vardass.adapt.devices import pick_device
+from vardass.adapt.evaluation import outputs
+from vardass.adapt.model import MODEL_FILE, RunResult, load_model
+from vardass.adapt.networks import is_pretrained
+from vardass.adapt.trainer import Trainer
+from vardass.cli.predict import read_data_file
+from vardass.cli.progress import progress_bar
+from vardass.data.domains import Domain, Kind, Task, TensorInputs
+from vardass.data.own_data import find_kind, own_task
+from vardass.data.scaling import ScaledInputs
+from vardass.data.splits import TaskSplits, split_task
+from vardass.doctor import Diagnosis, diagnose
+from vardass.errors import InputError
+from vardass.files import write_text
+from vardass.losses import CORALLoss, MMDLoss
+from vardass.plots import diagnosis_figure, require_matplotlib, save_figure
+from vardass.scaling import CLIP, scale_columns
+from vardass.validate import check_count, choose
+
+__all__ = ["NETWORKS", "doctor", "short_form"]
+
+NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
+SMALL = 64  # pixels, for the small network
+_SHORT_ROWS, _SHORT_SHARE = 512, 0.01  # of the samples that went through the network in training, thrice each
+_SHORT_LEAST = 64
+
+_MODEL = "Folder of a run, whose network, loss and penalty are taken."
+_WARM_UP = "Without --model: steps that a small network learns on the source first; 0 looks at embeddings themselves."
+
+
+def doctor(
+    source: Annotated[Path, typer.Argument(help="Folder of class folders, or file of embeddings with labels.")],
+    target: Annotated[Path, typer.Argument(help="Folder, or file of embeddings; its labels are not read.")],
+    model: Annotated[Path | None, typer.Option(help=_MODEL)] = None,
+    warm_up: Annotated[int, typer.Option(help=_WARM_UP)] = 200,
+    loss: Annotated[str | None, typer.Option(help=r"mmd or coral \[mmd, or that of --model].")] = None,
+    penalty: Annotated[float | None, typer.Option(help=r"Weight of the loss \[1, or that of --model].")] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples of each domain in a batch.")] = 32,
+    rows: Annotated[int, typer.Option(help="Samples of each domain to look at.")] = 1000,
+    kind: Annotated[str | None, typer.Option(help="images, audio or embeddings; guessed.")] = None,
+    key: Annotated[str | None, typer.Option(help="Array of features in .npz files.")] = None,
+    labels: Annotated[str | None, typer.Option(help=r"Array or column of labels in embeddings \[labels].")] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns of features in .csv or .parquet files.")] = None,
+    standardise: Annotated[
+        bool, typer.Option("--standardise/--no-standardise", help="Scale the columns of embeddings, as adapt does.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write doctor.json and the picture to.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure what a sampler can and cannot help on your data, and say in five lines what to use and why."""
+    source, target = source.expanduser(), target.expanduser()
+    check_count(warm_up, "--warm-up", low=0)
+    chosen = None if loss is None else choose(loss, "--loss", ("mmd", "coral"))
+    found_kind = find_kind([source, target], kind)
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; name a folder")
+    reading = {"key": key, "labels": labels, "columns": columns}
+    algorithm: Algorithm | None = None
+    if model is not None:
+        algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading)
+    else:
+        task = own_task([source], target, found_kind, **reading, standardise=standardise, size=SMALL)
+        if warm_up:
+            algorithm = _warmed_up(task, found_kind, warm_up, batch_size, seed)
+        elif found_kind != "features":
+            raise InputError(f"{source} holds no embeddings, and --warm-up is 0; give --model RUN, or some steps")
+    asked = {"loss": chosen, "penalty": penalty}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    measured = _measure(
+        task.sources[0],
+        task.target,
+        algorithm,
+        rows=rows,
+        batch_size=batch_size,
+        seed=seed,
+        **given,
+    )
+    written: list[Path] = [] if out is None else _write(measured, out, f"{source.stem} and {target.stem}")
+    if as_json:
+        print(json.dumps({**measured.to_dict(), "written": [str(path) for path in written]}, indent=2))
+        return
+    print(measured)
+    dataset = task.target.dataset
+    if isinstance(dataset, ScaledInputs):
+        share = float((dataset.tensor.abs() >= CLIP).double().mean())
+        print(f"  inputs: scaled robustly ({100 * share:.2g} % of the target's values were cut at {CLIP:g} deviations)")
+    if written:
+        print(f"written: {', '.join(map(str, written))}")
+
+
+def short_form(result: RunResult, splits: TaskSplits) -> str | None:
+    """The doctor's short form for the chosen model of a run; None where it would take more than 2% of the run.
+
+    A step passes both batches forward and back, three times the work of a forward pass; 1% as many samples go through
+    the network here.
+    """
+    config, loss = result.config, getattr(result.algorithm, "loss", None)
+    if not isinstance(loss, MMDLoss | CORALLoss) or (config.cache_embeddings and is_pretrained(config.network)):
+        return None
+    rows = min(_SHORT_ROWS, int(_SHORT_SHARE * 3 * config.steps * config.batch_size))
+    domains = splits.source_train, splits.target_unlabelled
+    if min(rows, *map(len, domains)) < max(_SHORT_LEAST, 2 * config.batch_size):
+        return None
+    return _measure(
+        *domains,
+        result.algorithm,
+        rows=rows,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        samplers=("stratified",),
+        gradient=False,
+        batches=2,
+        passing=config.pass_options,
+    ).short()
+
+
+def _measure(
+    source: Domain,
+    target: Domain,
+    algorithm: Algorithm | None,
+    *,
+    rows: int,
+    seed: int,
+    passing: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Diagnosis:
+    """Diagnose the features of at most ``rows`` samples of each domain: the algorithm's, or the samples themselves."""
+    rows = check_count(rows, "--rows", low=2)
+    generator = torch.Generator().manual_seed(seed)
+    parts = [domain.subset(torch.randperm(len(domain), generator=generator)[:rows]) for domain in (source, target)]
+    settings: dict[str, Any] = {"labels": parts[0].known_labels(), "seed": seed, "max_rows": rows}
+    settings["sizes"] = (len(source), len(target))
+    if algorithm is None:
+        return diagnose(*(_vectors(part) for part in parts), **{**settings, **options})
+    device = next(algorithm.parameters()).device
+    features = [outputs(algorithm, Inputs(part, device), **(passing or {}))[0].float().to(device) for part in parts]
+    loss = getattr(algorithm, "loss", None)
+    if isinstance(loss, MMDLoss | CORALLoss):
+        settings |= {"loss": loss, "penalty": getattr(algorithm, "penalty", 1.0)}
+    return diagnose(*features, head=algorithm.network.head, **{**settings, **options})
+
+
+def _vectors(part: Domain) -> Tensor:
+    return Inputs(part, torch.device("cpu")).data  # type: ignore[return-value]
+
+
+def _warmed_up(task: Task, kind: Kind, steps: int, batch_size: int, seed: int) -> Algorithm:
+    """A small network after some steps on the source alone: what the loss would see soon after the start."""
+    every = {"eval_every": steps, "checkpoint_every": steps}
+    config = RunConfig(
+        algorithm="erm",
+        sampler="uniform",
+        network=NETWORKS[kind],
+        steps=steps,
+        batch_size=batch_size,
+        selection="last",
+        seed=seed,
+        **every,
+    )
+    with progress_bar() as progress:
+        return (
+            Trainer(config, split_task(task, seed=seed, holdout=0.0, unlabelled_fraction=1.0))
+            .run(progress=progress)
+            .algorithm
+        )
+
+
+def _of_run(run: Path, source: Path, target: Path, kind: Kind, reading: dict[str, Any]) -> tuple[Algorithm, Task]:
+    """The chosen model of a run, and the two domains read as it read its own."""
+    file = run / MODEL_FILE if run.is_dir() else run
+    if not file.is_file():
+        raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
+    algorithm, about = load_model(file, device=pick_device("auto"))
+    data = read_data_file(file.parent)
+    if kind != about["data_kind"]:
+        raise InputError(f"{source} holds {kind} data, the model was trained on {about['data_kind']} data; give those")
+    shape = tuple(about["input_shape"])
+    how = {name: value if value is not None else data.get(name) for name, value in reading.items()}
+    if kind == "image":
+        how |= {"size": shape[1:], "channels": shape[0], "interpolation": data.get("interpolation", "bilinear")}
+    elif kind == "audio":
+        how["front_end"] = data.get("front_end")
+    task = own_task([source], target, kind, **how, standardise=False)
+    if tuple(task.class_names) != tuple(about["class_names"]):
+        raise InputError(
+            f"{source} has the classes {list(task.class_names)}, the model {about['class_names']}; give its source"
+        )
+    if data.get("scale"):
+        scaled = [_scaled(domain, data["scale"]) for domain in (*task.sources, task.target)]
+        task = Task(task.name, tuple(scaled[:-1]), scaled[-1])
+    return algorithm, task
+
+
+def _scaled(domain: Domain, scale: dict[str, Any]) -> Domain:
+    table = domain.dataset
+    assert isinstance(table, TensorInputs)
+    if table.tensor.shape[1] != len(scale["mean"]):
+        raise InputError(
+            f"{domain.name} has {table.tensor.shape[1]} features, the model was trained on {len(scale['mean'])}; "
+            "use the same encoder and columns"
+        )
+    return domain.with_inputs(ScaledInputs(scale_columns(table.tensor, scale), scale))
+
+
+def _write(found: Diagnosis, out: Path, title: str) -> list[Path]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {out}: {error.strerror}; choose another one with --out") from None
+    write_text(out / "doctor.json", json.dumps(found.to_dict(), indent=2) + "\n")
+    try:
+        require_matplotlib()
+    except InputError:
+        return [out / "doctor.json"]
+    return [out / "doctor.json", *save_figure(diagnosis_figure(found, title=title), out / "doctor")]

@@ -1,0 +1,100 @@
+"""``vardass doctor``, its picture, and its short form at the end of a run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vardass import diagnose
+from vardass.cli import main
+from vardass.plots import diagnosis_figure
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("doctor")
+    generator = np.random.default_rng(0)
+    for name, shift, share in (("clinic", 0.0, 0.5), ("home", 1.0, 0.8)):
+        labels = (generator.random(200) < share).astype(int)
+        x = generator.normal(size=(200, 4)) + 4.0 * labels[:, None] + shift
+        np.savez(folder / f"{name}.npz", x=x.astype(np.float32), labels=np.array(["no", "yes"])[labels])
+    return folder
+
+
+def run(capsys, *arguments):
+    code = main([str(part) for part in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_doctor_on_files_says_what_to_use_and_draws_it(files, capsys):
+    data = ("doctor", files / "clinic.npz", files / "home.npz", "--batch-size", 8, "--warm-up", 20)
+    code, out, _ = run(capsys, *data, "--out", files / "d", "--rows", 150)
+    assert code == 0
+    for words in ("200 and 200 samples (150 and 150 looked at), batches of 8, 25 an epoch", "γ=0.1", "cross-entropy"):
+        assert words in out
+    for topic in ("sampler", "estimator", "batch size", "class alignment", "scaling", "inputs"):
+        assert f"\n  {topic}: " in out
+    found = json.loads((files / "d/doctor.json").read_text())
+    assert len(found["advice"]) == 5
+    assert found["classes"]["distance"]["value"] > 0.1
+    image = Image.open(files / "d/doctor.png").convert("L")
+    assert image.size[0] > 1500
+    assert np.asarray(image).std() > 10
+    code, out, _ = run(capsys, *data[:-1], 0, "--loss", "coral", "--penalty", 0.5, "--json")
+    found = json.loads(out)
+    assert (code, found["loss"], found["penalty"], found["written"]) == (0, "coral", 0.5, [])
+
+
+def test_doctor_on_a_run_and_the_run_itself(files, capsys):
+    data = ("--source", files / "clinic.npz", "--target", files / "home.npz")
+    settings = ("--steps", 60, "--batch-size", 8, "--algorithm", "mmd", "--penalty", 2)
+    assert run(capsys, "adapt", *data, *settings, "--out", files / "run", "--no-standardise")[0] == 0
+    settings = ("--steps", 300, *settings[2:])
+    code, out, _ = run(capsys, "adapt", *data, *settings, "--out", files / "long")
+    assert code == 0
+    assert "batches' own noise in the mean MMD: " in " ".join(out.split())
+    assert "class shares differ by" in " ".join(out.split())
+    assert "| doctor | batches' own noise" in (files / "long/report.md").read_text()
+    # 60 steps of 16 samples: a hundredth of them, thrice, is too few to look at
+    assert "own noise" not in (files / "run/report.md").read_text()
+    code, out, _ = run(capsys, "doctor", files / "clinic.npz", files / "home.npz", "--model", files / "long", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["loss"], found["penalty"], found["sizes"]) == ("mmd", 2.0, [200, 200])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--loss", "cmd"), "mmd, coral"),
+        (("--warm-up", -1), "--warm-up must be at least 0, got -1"),
+        (("--model", "nowhere"), "there is no model at nowhere"),
+        (("--batch-size", 300), "300"),
+        (("--rows", 1), "--rows must be at least 2, got 1"),
+        (("--out", "clinic.npz"), "is a file; name a folder"),
+        (("--key", "z"), "'z'"),
+    ],
+)
+def test_bad_input_is_one_line(files, capsys, monkeypatch, change, message):
+    monkeypatch.chdir(files)
+    code, _, err = run(capsys, "doctor", "clinic.npz", "home.npz", "--warm-up", 2, *change)
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_picture_has_what_was_measured():
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    small = diagnosis_figure(diagnose(x, x + 1.0, loss="coral", batch_size=8, gradient=False), title="t")
+    assert len(small.axes) == 1
+    whole = diagnosis_figure(diagnose(x, x + 1.0, labels=torch.arange(60) % 3, batch_size=8), title="t")
+    titles = [axes.get_title(loc="left") for axes in whole.axes]
+    assert titles == [
+        "mean loss of a batch",
+        "size of gradients",
+        "variance by bandwidth, share",
+        "shares of classes (target: pseudo-labels)",
+    ]
