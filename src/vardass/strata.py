@@ -128,6 +128,12 @@ class Strata:
         return self.exact_weights.float()
 
     @cached_property
+    def row_weights(self) -> Tensor:
+        """Weight of each sample in the mean that draws from the strata have, 1 / n without shares: (n,) float64."""
+        each = self.exact_weights / self.sizes
+        return torch.cat([each, each.new_zeros(1)])[self.labels]  # -1, in no stratum, is the last
+
+    @cached_property
     def order(self) -> Tensor:
         """Indices of samples in strata, sorted: stratum h is ``order[starts[h]:starts[h] + sizes[h]]``."""
         return self.labels.argsort(stable=True)[self.n - int(self.sizes.sum()) :]

@@ -277,6 +277,11 @@ class Stream:
         strata = None if indices.strata is None else torch.tensor(indices.strata)  # on the host, where it is checked
         return Draw(rows, Batch(x, y, weights, len(rows), domains, strata, indices.pool))
 
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether batches are drawn before they are needed, and so from earlier strata after a refresh."""
+        return self.workers > 0 and not isinstance(self.inputs.data, Tensor)
+
     def close(self) -> None:
         """End the workers; batches under way stay pending, and the next draw goes on with them."""
         self.load_state_dict(self.state_dict())

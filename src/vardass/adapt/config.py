@@ -19,6 +19,7 @@ from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
 from vardass.errors import InputError
+from vardass.losses.estimators import ESTIMATOR_NAMES, Estimator
 from vardass.samplers.class_alignment import CLASS_SHARES
 from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
@@ -131,6 +132,10 @@ def _caching(value: Any, name: str) -> Any:
     return value
 
 
+def _share(value: Any, name: str) -> float:
+    return check_number(value, name, low=0.0, high=1.0)
+
+
 Flag = Annotated[bool, _Checked(check_flag, {"type": "boolean"})]
 Options = Annotated[dict[str, Any], _Checked(_mapping, {"type": "object"})]
 Count = Annotated[int, _count(1)]
@@ -171,6 +176,22 @@ class RunConfig(BaseModel):
     )
     algorithm_options: Options = Field(
         default_factory=dict, description="Options of the algorithm, such as penalty (λ) or kernel."
+    )
+    estimator: Annotated[str, _one_of(ESTIMATOR_NAMES)] | None = Field(
+        None,
+        description="What mmd and coral make of a batch: the V-statistic, which rewards shrinking features (v, the "
+        "default); pairs of independent samples only (unbiased), for uniform batches and strata; or each batch against "
+        "the feature banks of both domains (reference), for every sampler.",
+    )
+    contraction: Annotated[float, _Checked(_share, {"type": "number", "minimum": 0.0, "maximum": 1.0})] | None = Field(
+        None,
+        description="Share, 0 to 1, of the V-statistic's reward for shrinking that unbiased and reference keep; 0 by "
+        "default.",
+    )
+    reference_rows: Count = Field(
+        2048,
+        description="Rows of each feature bank that estimator reference looks at; of a larger bank so many are drawn "
+        "anew for each step.",
     )
     sampler: Annotated[str, _or_own(SAMPLER_NAMES, _known_sampler)] = Field(
         "balanced",
@@ -324,6 +345,31 @@ class RunConfig(BaseModel):
         make_policy(self)
         ClassAligner.check(self)
         return self
+
+    @model_validator(mode="after")
+    def _estimator_fits(self) -> RunConfig:
+        for name, value in self.loss_options.items():
+            known = algorithm_options(self.algorithm)
+            if name not in known:
+                raise InputError(
+                    f"{name}={value!r} is for the discrepancies mmd and coral, got algorithm={self.algorithm!r}; leave "
+                    "it out"
+                )
+            if name in self.algorithm_options:
+                raise InputError(
+                    f"{name}={value!r} and algorithm_options[{name!r}]={self.algorithm_options[name]!r} are one "
+                    "setting; give one"
+                )
+        told = {**self.algorithm_options, **self.loss_options}
+        if "contraction" in told:
+            Estimator.of(told.get("estimator", "v"), told["contraction"])
+        return self
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """The estimator and its contraction, where they are given, as options of the algorithm."""
+        given = {"estimator": self.estimator, "contraction": self.contraction}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

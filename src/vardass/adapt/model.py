@@ -117,7 +117,11 @@ def build_algorithm(
             )
         return algorithm
     network_options = {"seed": derived_seed("network", config.seed), **config.network_options}
-    algorithm_options = {"seed": derived_seed("algorithm", config.seed) % 2**31, **config.algorithm_options}
+    algorithm_options = {
+        "seed": derived_seed("algorithm", config.seed) % 2**31,
+        **config.algorithm_options,
+        **config.loss_options,
+    }
     whole = make_network(config.network if network is None else network, input_shape, num_classes, **network_options)
     return make_algorithm(algorithm or config.algorithm, whole, num_classes, **algorithm_options)
 

@@ -14,7 +14,9 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Draw, Stream, pass_over
 from vardass.adapt.class_aligner import ClassAligner
 from vardass.adapt.distributed import Processes
+from vardass.data.splits import derived_seed
 from vardass.errors import InputError
+from vardass.losses import Bank
 from vardass.refresh import (
     DriftRefresh,
     FeatureBank,
@@ -27,7 +29,8 @@ from vardass.refresh import (
     VarianceRefresh,
 )
 from vardass.refresh.feature_extraction import evaluation_mode
-from vardass.validate import choose, unknown
+from vardass.strata import Strata
+from vardass.validate import as_generator, choose, unknown
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -102,7 +105,8 @@ class StrataUpdater:
     Attributes
     ----------
     banks : dict of str to FeatureBank
-        Of the domains whose sampler needs features, unless each refresh makes a full pass.
+        Of the domains whose sampler needs features, unless each refresh makes a full pass; of all domains where the
+        loss looks at banks.
     refresher : Refresher
         Policy, samplers and sources.
     classes : ClassAligner or None
@@ -126,13 +130,17 @@ class StrataUpdater:
         self.banks = {
             name: FeatureBank(len(stream.inputs), device=device)
             for name, stream in streams.items()
-            if from_bank and stream.sampler.needs_features
+            if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
         }
         self.classes = None if config.class_aligned == "none" else ClassAligner(config, algorithm, streams)
+        self._rows: dict[str, Tensor] = {}  # of the banks, as `with_banks` hands them on
         self.refresher = Refresher(
             policy,
             {name: stream.sampler for name, stream in streams.items()},
-            {name: self.banks.get(name, partial(self.all_features, name)) for name in streams},
+            {
+                name: self.banks[name] if from_bank and name in self.banks else partial(self._renewed, name)
+                for name in streams
+            },
             groups=self._other_domain if config.sampler == "swap-ordered" else self.classes,
             account=account,
             share=False,  # `_send_strata` does it, with the rest of what the leading process decides
@@ -140,14 +148,14 @@ class StrataUpdater:
 
     def begin(self) -> None:
         """Fill the banks, and make the strata that come from inputs."""
-        if self.processes.leads:
+        if self.processes.leads or self.algorithm.uses_banks:
             with self.account("features"):
                 for name, bank in self.banks.items():
                     bank.update(torch.arange(bank.n), self.all_features(name), step=0)
-            if self.config.sampler == "kmeans-inputs":
-                for stream in self.streams.values():
-                    with self.account("solver"):
-                        stream.sampler.refresh(stream.inputs.flat(workers=self.config.workers))
+        if self.processes.leads and self.config.sampler == "kmeans-inputs":
+            for stream in self.streams.values():
+                with self.account("solver"):
+                    stream.sampler.refresh(stream.inputs.flat(workers=self.config.workers))
         if self.config.sampler == "kmeans-inputs":
             self._send_strata()
 
@@ -200,14 +208,64 @@ class StrataUpdater:
                 found = self._features_of(draws[name])
             if found is not None:
                 draw, whole = draws[name], self.processes.whole(found)
-                if self.processes.leads:
+                if self.processes.leads and isinstance(self.refresher.sources[name], FeatureBank):
                     self.refresher.observe(name, draw.rows, whole, step=step, weights=draw.batch.weights)
+                elif self.algorithm.uses_banks:
+                    self.banks[name].update(draw.rows, whole, step)
+
+    def with_banks(self, draws: dict[str, Draw], step: int) -> dict[str, Draw]:
+        """Give each batch the bank of its domain, where the loss looks at it.
+
+        The bank has the strata of the sampler, and weights where these have shares of their own, so that it stands
+        for the mixture that batches are drawn from.
+        """
+        if not self.algorithm.uses_banks:
+            return draws
+        return {
+            name: draw._replace(batch=draw.batch._replace(bank=self._bank(name, draw, step)))
+            for name, draw in draws.items()
+        }
+
+    def _bank(self, name: str, draw: Draw, step: int) -> Bank:
+        if name not in self._rows:
+            self._rows[name] = self.banks[name].features()
+        rows, stream = self._rows[name], self.streams[name]
+        strata: Strata | None = getattr(stream.sampler, "strata", None)
+        weights = None if strata is None or strata.shares is None else strata.row_weights.to(rows)
+        if getattr(self.algorithm, "estimator", "") == "reference":
+            most = self.config.reference_rows
+            if len(rows) <= most:
+                return Bank(rows, weights)
+            # independent of the batch, so that the mean stays as it is
+            generator = as_generator(derived_seed("bank", name, self.config.seed, step), rows.device)
+            if weights is None:
+                return Bank(
+                    rows[torch.randint(len(rows), (most,), generator=generator, device=rows.device)], mean=rows.mean(0)
+                )
+            picked = torch.multinomial(weights, most, replacement=True, generator=generator)
+            return Bank(rows[picked], mean=weights @ rows)
+        if strata is None or draw.batch.strata is None or bool((draw.batch.strata.bincount() > 1).all()):
+            return Bank(rows, weights)
+        if stream.asks_ahead:
+            raise InputError(
+                f"estimator='unbiased' with one draw from each stratum needs the strata of each batch, but the "
+                f"{stream.workers} workers of the {name} ask for batches ahead of a refresh; use workers=0, "
+                "sampler_options={'draws_per_stratum': 2}, or estimator='reference'"
+            )
+        return Bank(rows, weights, strata.labels.to(rows.device))
 
     def _features_of(self, draw: Draw) -> Tensor:
         half = self.config.autocast_dtype
         autocast = torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None)
         with evaluation_mode(self.algorithm), torch.no_grad(), autocast:
             return self.algorithm.features(draw.batch.x)
+
+    def _renewed(self, name: str) -> Tensor:
+        """Features by a pass over all samples, which also renews the bank that the loss looks at."""
+        features = self.all_features(name)
+        if name in self.banks and self.processes.count == 1:  # elsewhere all processes must have the same bank
+            self.banks[name].update(torch.arange(len(features)), features)
+        return features
 
     def all_features(self, name: str) -> Tensor:
         """Features (n, d) of a domain by a pass over all its samples."""

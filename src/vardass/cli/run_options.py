@@ -23,8 +23,8 @@ DATA_PANEL = "Data and files"
 _METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
 _PANELS = {
     _METHOD: (
-        "algorithm algorithm_options sampler sampler_options network network_options groups class_aligned "
-        "class_options refresh_every refresh_policy refresh_options feature_source"
+        "algorithm algorithm_options estimator contraction reference_rows sampler sampler_options network "
+        "network_options groups class_aligned class_options refresh_every refresh_policy refresh_options feature_source"
     ),
     _MACHINE: (
         "background cache_embeddings tensorboard precision device devices accelerator strategy workers eval_batch_size"

@@ -33,6 +33,9 @@ _SURROUNDINGS = ("device", "accelerator", "workers", "checkpoint_every", "eval_b
 _UNNAMED: dict[str, Any] = {
     "algorithm": "mmd",
     "algorithm_options": {},
+    "estimator": None,
+    "contraction": None,
+    "reference_rows": 2048,
     "sampler": "vardass",
     "sampler_options": {},
     "network": "mlp",

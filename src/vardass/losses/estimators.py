@@ -32,9 +32,21 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.validate import ArrayLike, as_labels, as_tensor, as_weights, check_count, check_number, choose
 
-__all__ = ["Bank", "Draws", "Estimator", "Side", "between_banks", "own_pairs", "sides_of", "stand_ins", "twice"]
+__all__ = [
+    "ESTIMATOR_NAMES",
+    "Bank",
+    "Draws",
+    "Estimator",
+    "Side",
+    "between_banks",
+    "own_pairs",
+    "sides_of",
+    "stand_ins",
+    "twice",
+]
 
-_ESTIMATORS = {"v": "v", "unbiased": "unbiased", "u": "unbiased", "reference": "reference"}
+ESTIMATOR_NAMES = ("v", "unbiased", "reference")
+_ESTIMATORS = {**{name: name for name in ESTIMATOR_NAMES}, "u": "unbiased"}
 
 
 class Bank(NamedTuple):

@@ -94,9 +94,7 @@ def centred_on(strata: Strata, features: Tensor) -> Tensor:
     """
     if strata.shares is None:
         return features
-    labels = strata.labels.to(features.device)
-    each = torch.cat([strata.exact_weights / strata.sizes, torch.zeros(1, dtype=torch.float64)])
-    return features - each.to(features)[labels] @ features
+    return features - strata.row_weights.to(features) @ features
 
 
 def coupled_rows(
