@@ -1,0 +1,50 @@
+"""Accelerate: one loader for both domains, and a sampler that is part of `accelerator.save_state`.
+
+    pip install 'vardass[huggingface]'; accelerate launch accelerate_loop.py
+
+Each process gets its share of the batches, and the strata of the first.
+"""
+
+import tempfile
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+from watch import classes, report, target, x, y
+
+import vardass
+from vardass.integrations.accelerate import CheckpointedSampler
+from vardass.integrations.pairs import PairBatchSampler
+
+both = ConcatDataset([TensorDataset(x, y), TensorDataset(target, torch.full((len(target),), -1))])
+sides = (vardass.OrderedBatchSampler(len(part), 16, endless=True, seed=seed) for seed, part in enumerate((x, target)))
+pairs = PairBatchSampler(*sides, batches=60)
+sampler = CheckpointedSampler(pairs)  # its state is that of the last batch that arrived
+torch.manual_seed(0)
+net, head = nn.Sequential(nn.Linear(78, 64), nn.ReLU()), nn.Linear(64, classes)
+model = nn.Sequential(net, head)
+optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+refresher = vardass.Refresher(vardass.RefreshEvery(50), pairs, lambda: vardass.extract_features(net, both))
+
+accelerator = Accelerator(cpu=True)
+loader = DataLoader(vardass.with_weights(both), batch_sampler=sampler)
+model, optimiser, loader = accelerator.prepare(model, optimiser, loader)
+accelerator.register_for_checkpointing(sampler, refresher)
+step, k = 0, pairs.source_size
+refresher.step(step)
+for _ in range(2):
+    for inputs, labels, weights in sampler.follow(loader):
+        z = net(inputs)
+        task = cross_entropy(head(z[:k]), labels[:k], reduction="none") @ weights[:k]
+        loss = task + vardass.mmd2(z[:k], z[k:], weights_x=weights[:k], weights_y=weights[k:])
+        accelerator.backward(loss)
+        optimiser.step()
+        optimiser.zero_grad()
+        step += 1
+        refresher.step(step)
+        if step == 75:
+            accelerator.save_state(tempfile.mkdtemp())  # load_state goes on with the next batch and these strata
+with torch.no_grad():
+    report(head(net(target)).argmax(1), "Accelerate")
