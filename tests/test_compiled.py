@@ -12,10 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from vardass import backend
+from vardass import RBFMixture, backend, kernels
 from vardass.kernels import as_kernel
+from vardass.lowrank import low_rank_features
 from vardass.samplers import plan
-from vardass.solvers import stratify
+from vardass.solvers import starts, stratify
+from vardass.solvers.problem import LowRankProblem
+from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.starts import random_balanced_labels
 
 pytest.importorskip("numba")
 min_sum = importlib.import_module("vardass.solvers.min_sum")
@@ -74,7 +78,7 @@ def test_coupling_returns_the_total_of_its_table(rows: int, k: int, size: int) -
         (500, 12, {}),
         (500, 12, {"min_size": 20, "max_size": 60}),
         (330, 33, {"equal": True}),
-        (2500, 16, {"rank": 32}),
+        (900, 16, {"rank": 32}),
         (300, 10, {"solver": "dynamic-kmeans", "trials": 7, "parallel": 3}),
         (300, 10, {"solver": "dynamic-kmeans", "parallel": 301}),
     ],
@@ -103,3 +107,48 @@ def test_only_plain_floats_on_a_cpu_are_compiled() -> None:
 def test_importing_the_package_does_not_import_numba() -> None:
     code = "import sys, vardass; assert 'numba' not in sys.modules and 'vardass.compiled' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("n", "k", "options"), [(2500, 16, {}), (2500, 16, {"min_size": 100}), (2500, 300, {})])
+def test_sequential_moves_are_as_good_as_those_of_blocks(
+    n: int, k: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = clouds(n)
+    problem = low_rank_features(features, RBFMixture(), 32, generator=gen())
+    problem = LowRankProblem(problem.features, problem.residual)
+    limits = SizeLimits.of(n, k, **options)
+    start = random_balanced_labels(n, k, 0)
+    compiled = min_sum.min_sum(problem, k, limits=limits, labels=start)
+    assert limits.hold(torch.bincount(compiled.labels, minlength=k))
+    assert compiled.objective == pytest.approx(problem.objective(compiled.labels, k), rel=1e-4)
+    monkeypatch.setattr(min_sum, "hot_loops", lambda tensor: None)
+    plain = min_sum.min_sum(problem, k, limits=limits, labels=start)
+    assert compiled.objective <= 1.005 * plain.objective < problem.objective(start, k)
+
+
+@pytest.mark.parametrize("importance", [False, True])
+def test_cuts_are_those_of_torch(importance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leading axes come from other iterations, so a few points may lie on the other side of a cut."""
+    features = clouds(600).double()
+    features = (features - features.mean(0)) * torch.logspace(0, -1, features.shape[1])  # axes that can be told apart
+    amounts = features.norm(dim=1) if importance else None
+    compiled = starts.bisection_labels(features, 4, importance=amounts)
+    monkeypatch.setattr(starts, "hot_loops", lambda tensor: None)
+    plain = starts.bisection_labels(features, 4, importance=amounts)
+    table = torch.zeros(4, 4).index_put_((compiled, plain), torch.ones(600), accumulate=True)
+    assert float(table.amax(1).sum()) >= 0.97 * 600
+    cost = [LowRankProblem(features, features.new_zeros(600)).objective(labels, 4) for labels in (compiled, plain)]
+    assert cost[0] == pytest.approx(cost[1], rel=0.02)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_compiled_mixture_is_the_sum_of_gaussians(scale: float) -> None:
+    x = torch.randn(90, 7, generator=gen()) * scale + 5.0
+    y = torch.cat([x[:5], x[5:10] + 1e-4 * scale, torch.randn(70, 7, generator=gen(1)) * scale + 5.0])
+    x[20] *= 100.0  # an outlier, which moves the mean
+    kernel = RBFMixture((0.01, 0.3, 10.0))
+    assert len(x) * len(y) >= kernels._COMPILED_PAIRS
+    distances = (x.double()[:, None] - y.double()).square().sum(2)
+    expected = sum(torch.exp(-rate * distances) for rate in kernel.rates)
+    torch.testing.assert_close(kernel.matrix(x, y).double(), expected, atol=1e-5, rtol=0)
+    assert torch.equal(kernel.matrix(x[:5].repeat(20, 1), x[:5].repeat(20, 1)).diagonal(), torch.full((100,), 3.0))

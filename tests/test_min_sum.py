@@ -446,6 +446,8 @@ def test_many_moves_leave_a_settled_block_alone() -> None:
 def test_large_blocks_are_monotone_and_as_good_as_small_ones(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = large(n)
     start = random_balanced_labels(n, k, 0)
+    compiled = min_sum(problem, k, limits=SizeLimits(1, n), labels=start)
+    monkeypatch.setattr(module, "hot_loops", lambda tensor: None)  # which has no blocks
     calls = []
 
     def counted(*args: object) -> float:
@@ -467,10 +469,11 @@ def test_large_blocks_are_monotone_and_as_good_as_small_ones(n: int, k: int, mon
     assert [problem.objective(start, k), *seen] == sorted([problem.objective(start, k), *seen], reverse=True)
     assert seen[-1] == pytest.approx(found.objective, rel=1e-4)
     assert int(sizes_of(found.labels, k).min()) >= 1
+    assert compiled.objective <= 1.02 * found.objective
 
     good_start = solve(problem, k, init="bisection", limits=SizeLimits(1, n), generator=gen(), max_passes=0)
     by_large = min_sum(problem, k, limits=SizeLimits(1, n), labels=good_start.labels)
-    monkeypatch.setattr(module._LowRankState, "block_rows", lambda state, swaps: 512)
+    monkeypatch.setattr(module._LowRankState, "block_rows", lambda state: 512)
     by_small = min_sum(problem, k, limits=SizeLimits(1, n), labels=good_start.labels)
     assert by_large.objective < 0.8 * good_start.objective
     assert by_large.objective <= 1.02 * by_small.objective
@@ -494,7 +497,6 @@ def test_limits_that_no_stratum_reaches_cost_nothing(n: int, k: int, monkeypatch
     monkeypatch.setattr(_Part, "swap_points", counted)
     limited = min_sum(problem, k, limits=SizeLimits(2, n - 1), labels=start)
     assert torch.equal(limited.labels, free.labels)
-    assert swaps
     assert not any(swaps)
     min_sum(problem, k, limits=SizeLimits(2, (smallest + largest) // 2), labels=start)
     assert any(swaps)  # where a limit binds, exchanges are tried

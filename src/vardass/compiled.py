@@ -1,4 +1,4 @@
-"""Hot loops compiled with numba: rows of a plan, moves and exchanges of points, greedy assignment.
+"""Hot loops compiled with numba: kernel values, bisection, moves and exchanges of points, greedy assignment, plans.
 
 Each has a twin in torch or numpy, which runs on a GPU and where numba is not installed. Import this module only
 through `hot_loops`, which says whether it can be used: importing numba takes longer than most of the loops.
@@ -13,7 +13,16 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["couple_rows", "greedy_in_order", "move_points", "swap_points"]
+__all__ = [
+    "bisect",
+    "couple_rows",
+    "gaussian_mixture",
+    "greedy_in_order",
+    "move_points",
+    "swap_points",
+    "sweep_exact",
+    "sweep_low_rank",
+]
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
@@ -247,3 +256,280 @@ def greedy_in_order(distances: Floats, orders: Ints, parallel: int) -> tuple[Int
             h = picked[position, t]
             costs[t] += distances[orders[position, t], h] * (weights[h] - 1)
     return picked, costs
+
+
+# all of fastmath but the freedom to reorder, which would undo the rounding of an exponent
+_IN_ORDER = {"nnan", "ninf", "nsz", "arcp", "contract"}
+
+
+@njit(nogil=True, cache=True, fastmath=_IN_ORDER, inline="always")
+def _power_of_two(t: np.float32) -> np.float32:
+    """2^t for t <= 0 in single precision, to 2e-7 of itself; below 2^-126 it is 2^-126."""
+    t = t if t > np.float32(-126.0) else np.float32(-126.0)
+    whole = np.int32(t - np.float32(0.5))
+    x = (t - np.float32(whole)) * np.float32(0.6931471805599453)
+    e = np.float32(1 / 720)
+    e = e * x + np.float32(1 / 120)
+    e = e * x + np.float32(1 / 24)
+    e = e * x + np.float32(1 / 6)
+    e = e * x + np.float32(0.5)
+    e = e * x + np.float32(1.0)
+    e = e * x + np.float32(1.0)
+    return e * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@njit(nogil=True, cache=True, fastmath=_IN_ORDER)
+def gaussian_mixture(
+    products: Floats, x: Floats, y: Floats, norm_x: Floats, norm_y: Floats, rates: Floats, reach: float
+) -> None:
+    """Turn ``products`` <x_i, y_j> (n, m) into Σ_rate exp(-rate |x_i - y_j|²), in place; single precision.
+
+    See ``vardass.kernels.squared_distances`` for ``reach``. There one limit holds for all pairs, here each pair has
+    that of its own norms, so that a single outlier does not slow down all others.
+    """
+    n, m = products.shape
+    eps = np.float32(1.1920929e-07)
+    zero = np.float32(0)
+    d2 = np.empty(m, np.float32)
+    factors = -rates * np.float32(1.4426950408889634)
+    near, small = np.float32(reach), np.float32(1e-6 * reach)
+    for i in range(n):
+        row = products[i]
+        norm = norm_x[i]
+        close = 0
+        for j in range(m):
+            sums = norm + norm_y[j]
+            value = sums - np.float32(2) * row[j]
+            value = value if value > zero else zero
+            error = eps * sums
+            limit = np.float32(1e5) * error
+            limit = limit if limit > near else near
+            close += 1 if (error >= small and value < limit) else 0
+            d2[j] = value
+        if close > 0:
+            xi = x[i]
+            for j in range(m):
+                error = eps * (norm + norm_y[j])
+                if error >= small and d2[j] < max(near, np.float32(1e5) * error):
+                    yj = y[j]
+                    value = zero
+                    for c in range(len(xi)):
+                        value += (xi[c] - yj[c]) * (xi[c] - yj[c])
+                    d2[j] = value
+        row[:] = zero
+        for factor in factors:
+            for j in range(m):
+                row[j] += _power_of_two(d2[j] * factor)
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def bisect(z: Floats, k: int, importance: Floats) -> Ints:
+    """Cut n points (n, m) into k strata; see ``vardass.solvers.starts.bisection_labels``.
+
+    An empty ``importance`` asks for equal sizes.
+    """
+    n, m = z.shape
+    zero = z[0, 0] * 0
+    order = np.arange(n)
+    labels = np.empty(n, np.int64)
+    parts = np.empty((k + 1, 3), np.int64)  # a stack of (first place in order, points, strata)
+    parts[0, 0], parts[0, 1], parts[0, 2] = 0, n, k
+    waiting, label = 1, 0
+    mean, centred, axis, turned = np.empty(m, z.dtype), np.empty(m, z.dtype), np.empty(m, z.dtype), np.empty(m, z.dtype)
+    spread = np.empty((m, m), z.dtype)
+    while waiting > 0:
+        waiting -= 1
+        start, length, strata = parts[waiting]
+        members = order[start : start + length]
+        if strata == 1:
+            for i in members:
+                labels[i] = label
+            label += 1
+            continue
+        mean[:] = zero
+        for i in members:
+            point = z[i]
+            for c in range(m):
+                mean[c] += point[c]
+        mean /= length
+        spread[:] = zero
+        for i in members:
+            point = z[i]
+            for c in range(m):
+                centred[c] = point[c] - mean[c]
+            for a in range(m):
+                row, factor = spread[a], centred[a]
+                for c in range(m):
+                    row[c] += factor * centred[c]
+        widest = 0
+        for c in range(m):
+            if spread[c, c] > spread[widest, widest]:
+                widest = c
+        axis[:] = spread[widest]
+        for _ in range(24):
+            largest = zero
+            for c in range(m):
+                largest = max(largest, abs(axis[c]))
+            if largest == 0:
+                break
+            for a in range(m):
+                row, inner = spread[a], zero
+                for c in range(m):
+                    inner += row[c] * axis[c]
+                turned[a] = inner
+            for c in range(m):
+                axis[c] = turned[c] / largest
+            # the next round divides again: only the direction matters
+        along = np.empty(length, z.dtype)
+        for p in range(length):
+            point, inner = z[members[p]], zero
+            for c in range(m):
+                inner += point[c] * axis[c]
+            along[p] = inner
+        members[:] = members[np.argsort(along)]
+        left = strata // 2
+        cut = length * left // strata
+        if len(importance) > 0:
+            share = 0.0
+            for i in members:
+                share += importance[i]
+            share *= left / strata
+            amount, cut = 0.0, 0
+            for i in members:
+                amount += importance[i]
+                if amount >= share:
+                    break
+                cut += 1
+            cut = max(left, min(cut, length - (strata - left)))
+        parts[waiting, 0], parts[waiting, 1], parts[waiting, 2] = start + cut, length - cut, strata - left
+        parts[waiting + 1, 0], parts[waiting + 1, 1], parts[waiting + 1, 2] = start, cut, left
+        waiting += 2
+    return labels
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def sweep_low_rank(
+    features: Floats,
+    residual: Floats,
+    diag: Floats,
+    labels: Ints,
+    sums: Floats,
+    sizes: Floats,
+    diag_sums: Floats,
+    low: int,
+    high: int,
+    noise: float,
+) -> float:
+    """Let each of n points in turn move to its best stratum, in place; returns the decrease of J.
+
+    ``sums`` (r, k) are Σ φ of the strata, a stratum in each column so that the scores of all strata are computed side
+    by side. ``noise`` is the share of a score that is rounding.
+    """
+    n, r = features.shape
+    k = len(sizes)
+    scores = np.empty(k, features.dtype)
+    unrolled = r - r % 4
+    decrease = 0.0
+    for i in range(n):
+        source = labels[i]
+        if sizes[source] <= low:
+            continue
+        point, own_diag = features[i], diag[i]
+        for h in range(k):
+            scores[h] = sizes[h] * own_diag + diag_sums[h]
+        for c in range(0, unrolled, 4):
+            f0, f1, f2, f3 = -2 * point[c], -2 * point[c + 1], -2 * point[c + 2], -2 * point[c + 3]
+            s0, s1, s2, s3 = sums[c], sums[c + 1], sums[c + 2], sums[c + 3]
+            for h in range(k):
+                scores[h] += f0 * s0[h] + f1 * s1[h] + f2 * s2[h] + f3 * s3[h]
+        for c in range(unrolled, r):
+            f0, s0 = -2 * point[c], sums[c]
+            for h in range(k):
+                scores[h] += f0 * s0[h]
+        own = scores[source] - 2 * residual[i]
+        if high < n:
+            for h in range(k):
+                if sizes[h] >= high:
+                    scores[h] = own
+        scores[source] = own
+        lowest = own
+        for h in range(k):
+            lowest = min(lowest, scores[h])
+        if own - lowest > noise * abs(own):
+            target = 0
+            while scores[target] != lowest:
+                target += 1
+            decrease += own - lowest
+            labels[i] = target
+            sizes[source] -= 1
+            sizes[target] += 1
+            diag_sums[source] -= own_diag
+            diag_sums[target] += own_diag
+            for c in range(r):
+                sums[c, source] -= point[c]
+                sums[c, target] += point[c]
+    return decrease
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def sweep_exact(
+    matrix: Floats,
+    diag: Floats,
+    labels: Ints,
+    cross: Floats,
+    sizes: Floats,
+    diag_sums: Floats,
+    low: int,
+    high: int,
+    noise: float,
+    worthwhile: float,
+) -> float:
+    """`move_points` on all n points of the full matrix (n, n); ``cross`` (k, n) is Σ_{j in S_h} K_ij.
+
+    Rounds are made until one gains less than ``worthwhile``; ``noise`` is the share of a score that is rounding.
+    """
+    k, n = cross.shape
+    lowest = np.empty(n, matrix.dtype)
+    gain = np.empty(n, matrix.dtype)
+    best = np.empty(n, np.int32)
+    proposed = np.empty(n, np.int64)
+    decrease = 0.0
+    for _ in range(8 * n):
+        lowest[:] = np.inf
+        for h in range(k):
+            row, size, total = cross[h], sizes[h], diag_sums[h]
+            if size < high:
+                for i in range(n):
+                    score = size * diag[i] + total - 2 * row[i]
+                    better = score < lowest[i]
+                    lowest[i] = score if better else lowest[i]
+                    best[i] = np.int32(h) if better else best[i]
+        count = 0
+        for i in range(n):
+            source = labels[i]
+            own = sizes[source] * diag[i] + diag_sums[source] - 2 * cross[source, i]
+            if own - lowest[i] > noise * abs(own):
+                gain[count], proposed[count] = lowest[i] - own, i
+                count += 1
+        before = decrease
+        for place in np.argsort(gain[:count]):
+            i = proposed[place]
+            source, target, own_diag = labels[i], best[i], diag[i]
+            if sizes[source] <= low or sizes[target] >= high:
+                continue
+            current = sizes[source] * own_diag + diag_sums[source] - 2 * cross[source, i]
+            fall = current - (sizes[target] * own_diag + diag_sums[target] - 2 * cross[target, i])
+            if fall > noise * abs(current):
+                decrease += fall
+                labels[i] = target
+                sizes[source] -= 1
+                sizes[target] += 1
+                diag_sums[source] -= own_diag
+                diag_sums[target] += own_diag
+                row, left, joined = matrix[i], cross[source], cross[target]
+                for j in range(n):
+                    left[j] -= row[j]
+                    joined[j] += row[j]
+        if decrease - before <= worthwhile:
+            break
+    return decrease

@@ -21,6 +21,7 @@ DEFAULT_RANK = 128
 
 _SAMPLE = 4096  # rows that landmarks and directions are chosen from
 _BLOCK_BYTES = 16 * 2**20  # a block of kernel rows should stay in cache
+_ROUNDS = 3  # of landmarks that are drawn together; more of them find no better ones
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,10 @@ def low_rank_features(
 
     See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
     """
-    feature_map = fit_feature_map(x, kernel, rank, landmarks=landmarks, pivoting=pivoting, generator=generator)
+    feature_map, moment, mean = _fit(x, kernel, rank, landmarks, pivoting, generator)
     if feature_map.landmarks is not None:
         # its axes are those of the largest second moment, of which the mean has a part: turn them to the variance
-        some, _ = feature_map(x[:: -(-len(x) // _SAMPLE)])
-        turn = _principal_axes(some - some.mean(0), some.shape[1])
+        turn = _principal_axes(moment - mean[:, None] * mean, len(mean)).to(x.dtype)
         feature_map = replace(feature_map, transform=feature_map.transform @ turn)
     features, residual = feature_map(x)
     # a common shift changes no distance and makes later sums exact
@@ -138,36 +138,60 @@ def fit_feature_map(
     generator : torch.Generator
         On the device of ``x``.
     """
+    return _fit(x, kernel, rank, landmarks, pivoting, generator)[0]
+
+
+def _fit(
+    x: Tensor, kernel: Kernel, rank: int, landmarks: int | None, pivoting: str, generator: torch.Generator
+) -> tuple[FeatureMap, Tensor, Tensor]:
+    """The map, and the second moment (r, r) and the mean (r,) of its features on the sample, in double precision."""
     if pivoting not in ("rpcholesky", "uniform"):
         raise InputError(f"pivoting must be 'rpcholesky' or 'uniform', got {pivoting!r}")
+    count = landmarks or 2 * rank
     sample = x
-    if len(x) > _SAMPLE:
-        sample = x[torch.randperm(len(x), generator=generator, device=x.device)[:_SAMPLE]]
+    if len(x) > (size := min(_SAMPLE, max(1024, 16 * count))):
+        sample = x[torch.randperm(len(x), generator=generator, device=x.device)[:size]]
     explicit = kernel.explicit_features(sample)
     if explicit is not None:  # few columns: rotate, keep them all
-        return FeatureMap(kernel, None, _principal_axes(explicit - explicit.mean(0), explicit.shape[1]))
-    count = min(len(sample), landmarks or 2 * rank)
+        centred = (explicit - explicit.mean(0)).double()
+        moment = centred.T @ centred / len(centred)
+        axes = _principal_axes(moment, len(moment))
+        return FeatureMap(kernel, None, axes.to(x.dtype)), axes.T @ moment @ axes, moment.new_zeros(len(moment))
+    count = min(len(sample), count)
     if pivoting == "uniform":
         chosen = torch.randperm(len(sample), generator=generator, device=x.device)[:count]
     else:
         chosen = _random_pivots(sample, kernel, count, generator)
     points = sample[chosen].contiguous()
-    values, vectors = torch.linalg.eigh(kernel.matrix(points).double())
+    columns = kernel.matrix(sample, points)
+    whiten = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
+    whitened = (columns @ whiten.to(x.dtype)).double()
+    moment, mean = whitened.T @ whitened / len(sample), whitened.mean(0)
+    axes = _principal_axes(moment, min(rank, len(moment)))
+    return FeatureMap(kernel, points, (whiten @ axes).to(x.dtype)), axes.T @ moment @ axes, mean @ axes
+
+
+def _whitening(matrix: Tensor, eps: float) -> Tensor:
+    """T (L, R) with T Tᵀ the inverse of a positive semi-definite ``matrix`` (L, L), on the directions that it has."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    diagonal = factor.diagonal()
     # directions near the rounding error of the kernel entries would only amplify it
-    floor = float(values[-1].clamp_min(0.0)) * 30.0 * torch.finfo(x.dtype).eps
-    keep = values > max(floor, torch.finfo(torch.float64).tiny)
+    if not bool(failed) and bool(diagonal.min().square() > 30.0 * eps * matrix.diagonal().sum()):
+        eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False).T
+        return inverse
+    values, vectors = torch.linalg.eigh(matrix)
+    keep = values > max(30.0 * eps * float(values[-1].clamp_min(0.0)), torch.finfo(torch.float64).tiny)
     if not bool(keep.any()):  # a kernel that is zero on the data: one column of zeros
-        return FeatureMap(kernel, points, x.new_zeros(len(points), 1))
-    whiten = (vectors[:, keep] / values[keep].sqrt()).to(x.dtype)
-    axes = _principal_axes(kernel.matrix(sample, points) @ whiten, min(rank, whiten.shape[1]))
-    return FeatureMap(kernel, points, whiten @ axes)
+        return matrix.new_zeros(len(matrix), 1)
+    whiten: Tensor = vectors[:, keep] / values[keep].sqrt()
+    return whiten
 
 
-def _principal_axes(features: Tensor, rank: int) -> Tensor:
-    """Orthonormal directions (D, rank) of largest second moment, the largest first."""
-    moment = features.double().T @ features.double()
+def _principal_axes(moment: Tensor, rank: int) -> Tensor:
+    """Orthonormal directions (D, rank) of largest second ``moment`` (D, D), the largest first."""
     _, vectors = torch.linalg.eigh(moment)
-    axes: Tensor = vectors.flip(1)[:, :rank].to(features.dtype)
+    axes: Tensor = vectors.flip(1)[:, :rank]
     return axes
 
 
@@ -177,7 +201,7 @@ def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Gener
     floor = 1e-6 * missed.sum()
     factor = x.new_zeros(len(x), 0)
     chosen = torch.zeros(0, dtype=torch.int64, device=x.device)
-    size = max(1, count // 8)
+    size = max(1, -(-count // _ROUNDS))
     while len(chosen) < count:
         if float(missed.sum()) <= float(floor):
             break

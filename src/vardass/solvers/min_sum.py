@@ -42,7 +42,7 @@ class _State(ABC):
         self.diag_sums = torch.zeros_like(self.sizes).index_add_(0, labels, self.diag)
 
     @abstractmethod
-    def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def scores(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
         """W transposed (k, b) and each row's value in its own stratum (b,)."""
 
     @abstractmethod
@@ -53,9 +53,13 @@ class _State(ABC):
         """J = ½ Σ_i W_i,a(i), from the statistics alone."""
         return 0.5 * float(self.own_scores().double().clamp_min(0.0).sum())
 
-    def block_rows(self, swaps: bool) -> int:
+    def block_rows(self) -> int:
         """How many points to look at together."""
         return 2 * _CANDIDATES
+
+    @abstractmethod
+    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> float:
+        """One compiled pass of moves over all points; returns the decrease of J."""
 
     def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
         """Σ_{i<j} d_ij <E_i, E_j> of moves made together; infinite where that is not cheap to know."""
@@ -75,14 +79,19 @@ class _ExactState(_State):
 
     def __init__(self, problem: ExactProblem, labels: Tensor, k: int) -> None:
         super().__init__(problem, labels, k)
-        self.matrix = problem.matrix
-        self.cross = problem.stratum_sums(labels, k).T
+        self.matrix = problem.matrix.contiguous()
+        self.cross = problem.stratum_sums(labels, k).T.contiguous()
+
+    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> float:
+        arrays = (self.matrix, self.diag, self.labels, self.cross, self.sizes, self.diag_sums)
+        sizes = (limits.low, limits.high)
+        return float(loops.sweep_exact(*(a.numpy() for a in arrays), *sizes, noise, worthwhile))
 
     def own_scores(self) -> Tensor:
         cross = self.cross.gather(0, self.labels[None])[0]
         return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
 
-    def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def scores(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
         scores.sub_(self.cross[:, rows], alpha=2.0)
         return scores, scores.gather(0, self.labels[None, rows])[0]
@@ -98,9 +107,14 @@ class _LowRankState(_State):
 
     def __init__(self, problem: LowRankProblem, labels: Tensor, k: int) -> None:
         super().__init__(problem, labels, k)
-        self.features = problem.features
+        self.features = problem.features.contiguous()
         self.residual = problem.residual
-        self.sums = problem.feature_sums(labels, k)
+        # (k, r), but a column of memory for each stratum, as `sweep` wants it
+        self.sums = problem.feature_sums(labels, k).T.contiguous().T
+
+    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> float:
+        arrays = (self.features, self.residual, self.diag, self.labels, self.sums.T, self.sizes, self.diag_sums)
+        return float(loops.sweep_low_rank(*(a.numpy() for a in arrays), limits.low, limits.high, noise))
 
     def own_scores(self) -> Tensor:
         cross = torch.empty_like(self.diag)
@@ -109,16 +123,15 @@ class _LowRankState(_State):
         cross += self.residual
         return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
 
-    def scores(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def scores(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
         scores.addmm_(self.sums, self.features[rows].T, alpha=-2.0)
         own = scores.gather(0, self.labels[None, rows])[0]
         return scores, own - 2.0 * self.residual[rows]
 
-    def block_rows(self, swaps: bool) -> int:
-        # products pay in larger blocks, of which the best candidates are then taken; swaps need all partners
-        n = len(self.diag)
-        return 2 * _CANDIDATES if swaps or n <= 2 * _CANDIDATES else 8 * _CANDIDATES
+    def block_rows(self) -> int:
+        # products pay in larger blocks, of which the best candidates are then taken
+        return 2 * _CANDIDATES if len(self.diag) <= 2 * _CANDIDATES else 8 * _CANDIDATES
 
     def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
         # through the change of each stratum's statistics: O(moves), not O(moves²)
@@ -182,15 +195,20 @@ def min_sum(
     max_passes = check_count(max_passes, "max_passes", low=0)
     if not tol >= 0.0:
         raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no move gains")
-    n = problem.n
+    loops = hot_loops(problem.diag)
+    if loops is not None and isinstance(problem, LowRankProblem) and problem.n <= 2 * _CANDIDATES:
+        problem = ExactProblem(problem.block(slice(None)))  # few points: the best-first moves of the full matrix
     state = _start(problem, labels, k)
+    noise = 4.0 * torch.finfo(state.diag.dtype).eps
     objective = state.objective()
     passes, converged = 0, False
     while passes < max_passes and not converged:
-        gained = 0.0
-        rows = state.block_rows(swaps=bool(_at_limit(state.sizes, limits, n).any()))
-        for block in row_blocks(n, rows):
-            gained += _improve_block(problem, state, block, limits, 0.1 * tol * objective)
+        if loops is not None:
+            gained = state.sweep(loops, limits, noise, 0.1 * tol * objective)
+        else:
+            blocks = row_blocks(problem.n, state.block_rows())
+            gained = sum(_move_some(problem, state, block, limits, noise, 0.1 * tol * objective) for block in blocks)
+        gained += _exchange(problem, state, limits, noise, passes)
         passes += 1
         converged = gained <= tol * objective
         objective -= gained
@@ -208,43 +226,53 @@ def _at_limit(sizes: Any, limits: SizeLimits, n: int) -> Any:
     return ((sizes <= limits.low) & (limits.low > 1)) | ((sizes >= limits.high) & (limits.high < n))
 
 
-def _improve_block(problem: Problem, state: _State, block: slice, limits: SizeLimits, worthwhile: float) -> float:
+def _move_some(
+    problem: Problem, state: _State, block: slice, limits: SizeLimits, noise: float, worthwhile: float
+) -> float:
     """Move some rows of ``block`` to better strata; return how much J fell."""
     scores, own = state.scores(block)
-    labels = state.labels[block]
     gain = own - scores.amin(0)
-    # rounding noise of W is no gain
-    noise = float(4.0 * torch.finfo(own.dtype).eps * own.abs().amax())
-    n = len(state.labels)
-    swaps = bool(_at_limit(state.sizes, limits, n)[labels].any())
-    if not swaps and not bool((gain > noise).any()):  # an exchange can pay where neither move does
+    noise *= float(own.abs().amax())
+    if not bool((gain > noise).any()):
         return 0.0
+    rows = torch.arange(block.start, block.stop, device=gain.device)
     if len(gain) > 2 * _CANDIDATES:
         decrease = _move_many(state, block, scores, gain, noise, limits)
         if decrease > 0.0:
             return decrease
         local = gain.topk(_CANDIDATES).indices
-        rows, source, own, scores = local + block.start, labels[local], own[local], scores[:, local]
-        kernel = problem.block(rows)
-    else:
-        rows, source = torch.arange(block.start, block.stop, device=gain.device), labels
-        kernel = problem.block(block)
-    scores.scatter_(0, source[None], own[None])
-    # each move depends on the one before: they are made on the host, one transfer for each block
-    on_host = scores.cpu()
-    part = _Part(
-        on_host.numpy(),
-        kernel.cpu().numpy(),
-        state.diag[rows].cpu().numpy(),
-        source.cpu().numpy(),
-        state.sizes.cpu().numpy(),
-        hot_loops(on_host),
-    )
+        rows, own, scores = rows[local], own[local], scores[:, local]
+    part = _Part.of(problem, state, rows, scores, own)
     decrease = part.move_points(limits, noise, worthwhile)
-    decrease += part.swap_points(_at_limit(part.sizes, limits, n), noise)
-    target = torch.from_numpy(part.labels).to(rows.device)
-    changed = target != source
-    state.move(rows[changed], source[changed], target[changed])
+    part.hand_back(state, rows)
+    return decrease
+
+
+def _exchange(problem: Problem, state: _State, limits: SizeLimits, noise: float, turn: int) -> float:
+    """Exchange points of strata that are at a limit with others; return how much J fell.
+
+    Where these points are many each looks for a partner in its own block of rows, else among rows from everywhere,
+    other ones in each ``turn``.
+    """
+    n = problem.n
+    at_limit = _at_limit(state.sizes, limits, n)
+    if not bool(at_limit.any()):
+        return 0.0
+    points = at_limit[state.labels]
+    found = points.nonzero().flatten()
+    blocks: list[slice | Tensor] = list(row_blocks(n, 2 * _CANDIDATES))
+    if n > 2 * _CANDIDATES and len(found) <= _CANDIDATES:
+        others = (~points).nonzero().flatten()
+        step = -(-len(others) // (2 * _CANDIDATES - len(found)))
+        blocks = [torch.cat([found, others[turn % step :: step]])]
+    decrease = 0.0
+    for block in blocks:
+        rows = torch.arange(block.start, block.stop, device=found.device) if isinstance(block, slice) else block
+        if bool(points[rows].any()):
+            scores, own = state.scores(block)
+            part = _Part.of(problem, state, rows, scores, own)
+            decrease += part.swap_points(_at_limit(part.sizes, limits, n), noise * float(own.abs().amax()))
+            part.hand_back(state, rows)
     return decrease
 
 
@@ -306,6 +334,25 @@ class _Part:
         self.loops = loops
         self.points = np.arange(len(labels))
         self._buffer = np.empty_like(diag)
+
+    @classmethod
+    def of(cls, problem: Problem, state: _State, rows: Tensor, scores: Tensor, own: Tensor) -> _Part:
+        """The points ``rows`` (q,) with their W (k, q), and that of their own strata (q,), on the host.
+
+        Each step depends on the one before, so they are made there: one transfer for each block.
+        """
+        source = state.labels[rows]
+        on_host = scores.scatter_(0, source[None], own[None]).cpu()
+        kernel, diag, labels, sizes = (
+            a.cpu().numpy() for a in (problem.block(rows), state.diag[rows], source, state.sizes)
+        )
+        return cls(on_host.numpy(), kernel, diag, labels, sizes, hot_loops(on_host))
+
+    def hand_back(self, state: _State, rows: Tensor) -> None:
+        """Make the moves and exchanges of ``rows`` in ``state`` too."""
+        source, target = state.labels[rows], torch.from_numpy(self.labels).to(rows.device)
+        changed = target != source
+        state.move(rows[changed], source[changed], target[changed])
 
     def move_points(self, limits: SizeLimits, noise: float, worthwhile: float) -> float:
         """Descent by moves of one point, best first; returns the decrease of J.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vardass.backend import hot_loops
 from vardass.errors import InputError
 from vardass.solvers.problem import LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits, repair_sizes
@@ -206,6 +207,9 @@ def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = No
     device = features.device
     z = features[:, :_AXES]
     z = z / z.abs().amax().clamp_min(torch.finfo(z.dtype).tiny)  # so that squares stay finite
+    if (loops := hot_loops(z)) is not None:
+        amounts = z.new_empty(0) if importance is None else importance.contiguous()
+        return torch.from_numpy(loops.bisect(z.contiguous().numpy(), k, amounts.numpy()))
     order = torch.arange(n, device=device)
     # part p is order[start[p] : start[p] + length[p]] and will hold strata[p] strata
     start = torch.zeros(1, dtype=torch.int64, device=device)
