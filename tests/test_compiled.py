@@ -151,4 +151,4 @@ def test_compiled_mixture_is_the_sum_of_gaussians(scale: float) -> None:
     distances = (x.double()[:, None] - y.double()).square().sum(2)
     expected = sum(torch.exp(-rate * distances) for rate in kernel.rates)
     torch.testing.assert_close(kernel.matrix(x, y).double(), expected, atol=1e-5, rtol=0)
-    assert torch.equal(kernel.matrix(x[:5].repeat(20, 1), x[:5].repeat(20, 1)).diagonal(), torch.full((100,), 3.0))
+    assert torch.equal(kernel.matrix(x).diagonal(), torch.full((90,), 3.0))

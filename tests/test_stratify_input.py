@@ -102,7 +102,7 @@ INPUTS = {
 def test_types_of_input(x: Any, rank: int) -> None:
     strata = stratify(x, 6, rank=rank)
     reference = stratify(HALF.float(), 6, rank=rank)
-    assert strata.variance == pytest.approx(reference.variance, rel=0.02)
+    assert strata.variance == pytest.approx(reference.variance, rel=0.05)
     assert strata.variance == pytest.approx(stratified_variance(x, strata.labels, kernel="mmd"), rel=1e-5)
     assert strata.labels.dtype == torch.int64
 

@@ -297,7 +297,8 @@ class RBFMixture(Kernel):
         tracked = torch.is_grad_enabled() and (x.requires_grad or other.requires_grad)
         many = len(x) * len(other) >= _COMPILED_PAIRS and x.dtype == torch.float32
         if many and not tracked and (loops := hot_loops(x)) is not None:
-            return _compiled_mixture(loops, x, other, rates)
+            values = _compiled_mixture(loops, x, other, rates)
+            return values.fill_diagonal_(float(len(rates))) if y is None else values
         d2 = squared_distances(x, y, reach=mixture_reach(rates))
         if d2.requires_grad:
             return torch.stack([torch.exp(d2 * -rate) for rate in rates]).sum(0)

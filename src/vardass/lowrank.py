@@ -94,17 +94,29 @@ def low_rank_features(
     *,
     landmarks: int | None = None,
     pivoting: str = "rpcholesky",
+    negligible: float = 0.0,
     generator: torch.Generator,
 ) -> LowRankFeatures:
     """Features of the rows of ``x`` (n, d) under a fitted ``kernel``: at most ``rank`` columns.
 
-    See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
+    Columns that together hold no more than the share ``negligible`` of the variance of uniform draws are replaced by
+    one, along their mean; what they held stays in the residual diagonal. See `fit_feature_map` for the other parameters. Time
+    O(n (d + rank) landmarks), memory O(n rank).
     """
     feature_map, moment, mean = _fit(x, kernel, rank, landmarks, pivoting, generator)
     if feature_map.landmarks is not None:
         # its axes are those of the largest second moment, of which the mean has a part: turn them to the variance
-        turn = _principal_axes(moment - mean[:, None] * mean, len(mean)).to(x.dtype)
-        feature_map = replace(feature_map, transform=feature_map.transform @ turn)
+        centred = moment - mean[:, None] * mean
+        turn = _principal_axes(centred, len(mean))
+        if negligible > 0.0:
+            held = (turn * (centred @ turn)).sum(0).flip(0).cumsum(0).flip(0)  # by a column and those after it
+            spread = kernel.diag(x[:: -(-len(x) // _SAMPLE)]).double().mean() - mean.square().sum()
+            wanted = -(-int((held > negligible * spread).sum()) // 8) * 8
+            rest = turn[:, wanted:]
+            # the part of the mean that is left out is common to all points: it is no residual of theirs
+            common = rest @ (rest.T @ mean)
+            turn = torch.cat([turn[:, :wanted], common[:, None] / common.norm().clamp_min(1e-300)], 1)
+        feature_map = replace(feature_map, transform=feature_map.transform @ turn.to(x.dtype))
     features, residual = feature_map(x)
     # a common shift changes no distance and makes later sums exact
     features -= features.mean(0)

@@ -87,14 +87,16 @@ def stratify(
         Where the solver starts. ``"auto"`` is bisection for ``min-sum``, with k-means++ tried too where a few
         outliers make up most of the spread, and k-means++ for the others.
     warm_start : Strata or labels of shape (n,), optional
-        Earlier strata to start from. The result is never worse than they are on the new features.
+        Earlier strata to start from. On the new features, as the solver sees them, the result of ``min-sum`` and
+        ``dynamic-kmeans`` is never worse than they are.
     min_size, max_size : int
         Limits on stratum sizes. ``min_size=2`` avoids singletons, which would be in every minibatch.
     equal : bool
         Sizes that differ by at most one, so that losses without weights can be used.
     rank : int, optional
         Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
-        samples (32,768 for solvers other than ``min-sum``, 4 GiB) and rank 128 beyond; 0 forces the full matrix.
+        samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 32 columns for up to 8 strata,
+        64 for up to 32 and 128 for more, without those that hold next to nothing. 0 forces the full matrix.
         ``kmeans`` needs neither.
     seed : int or torch.Generator
         The same seed gives the same strata.
@@ -149,7 +151,7 @@ def stratify(
     if solver == "kmeans":  # looks for strata in the features themselves, so nothing else is needed to find them
         searched = LowRankProblem(x - x.mean(0), x.new_zeros(n))
     else:
-        searched, info = _problem(x, fitted, solver, rank, generator)
+        searched, info = _problem(x, k, fitted, solver, rank, generator)
         problem = searched
     if not bool(torch.isfinite(searched.diag.double().sum())):  # k-means squares features, whatever the kernel does
         raise InputError(
@@ -183,10 +185,6 @@ def stratify(
     labels = solution.labels
     solved = time.perf_counter()
     value = evaluate(problem, labels, k, x=x, kernel=fitted, generator=generator)
-    if warm_start is not None and start is not None and limits.hold(torch.bincount(start, minlength=k)):
-        before = evaluate(problem, start, k, x=x, kernel=fitted, generator=generator)
-        if before.variance < value.variance:
-            labels, value = start, before
     evaluated = time.perf_counter()
     lower = None
     if bound or certify:
@@ -215,12 +213,21 @@ def stratify(
     )
 
 
+def default_rank(k: int) -> int:
+    """Columns of low-rank features for k strata: few large strata see only the leading ones."""
+    return 32 if k <= 8 else 64 if k <= 32 else DEFAULT_RANK
+
+
+_NEGLIGIBLE = 0.01  # share of the variance that columns must hold to be kept: a fifth of it can be lost
+
+
 def _problem(
-    x: Tensor, kernel: Kernel, solver: str, rank: int | None, generator: torch.Generator
+    x: Tensor, k: int, kernel: Kernel, solver: str, rank: int | None, generator: torch.Generator
 ) -> tuple[Problem, dict[str, Any]]:
     limit = EXACT_LIMIT if solver == "min-sum" else BASELINE_EXACT_LIMIT
+    negligible = 0.0
     if rank is None:
-        rank = 0 if len(x) <= limit else DEFAULT_RANK
+        rank, negligible = (0, 0.0) if len(x) <= limit else (default_rank(k), _NEGLIGIBLE)
         if rank and solver in ("dynamic-kmeans", "kernel-kmeans"):
             size = len(x) ** 2 * x.element_size() / 2**30
             warnings.warn(
@@ -237,7 +244,7 @@ def _problem(
         shift = (mean - mean.mean() / 2).to(matrix)
         matrix.sub_(shift[:, None]).sub_(shift)
         return ExactProblem(matrix), {"path": "exact"}
-    low_rank = low_rank_features(x, kernel, rank, generator=generator)
+    low_rank = low_rank_features(x, kernel, rank, negligible=negligible, generator=generator)
     info = {
         "path": "low-rank",
         "rank": low_rank.features.shape[1],
