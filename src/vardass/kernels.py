@@ -111,9 +111,12 @@ class Kernel(ABC):
 
     def square_matrix(self, x: Tensor) -> Tensor:
         """Assemble ``matrix(x)`` (n, n) from blocks, with ``diag(x)`` on its diagonal; no gradient."""
-        matrix = x.new_empty(len(x), len(x))
-        for rows, block in self.blocks(x):
-            matrix[rows] = block
+        if 16 * len(x) ** 2 <= DEFAULT_BLOCK_BYTES:
+            matrix = self.matrix(x)
+        else:
+            matrix = x.new_empty(len(x), len(x))
+            for rows, block in self.blocks(x):
+                matrix[rows] = block
         matrix.diagonal().copy_(self.diag(x))
         return matrix
 
@@ -280,6 +283,9 @@ class RBFMixture(Kernel):
 
     def check_range(self, x: Tensor) -> None:
         """Raise an InputError if squared distances between rows of ``x`` overflow, which would make the kernel NaN."""
+        low, high = (float(value) for value in torch.aminmax(x))
+        if high - low < (0.1 * torch.finfo(_full_precision(x[:0]).dtype).max / x.shape[1]) ** 0.5:
+            return  # no distance is larger
         mean = x.mean(0)
         largest = [_full_precision(x[b] - mean).square().sum(1).max() for b in row_blocks(len(x), 65536)]
         self._require_finite(4.0 * torch.stack(largest), x)  # |x - y|² is at most 4 times the larger |x - mean|²

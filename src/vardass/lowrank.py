@@ -100,8 +100,8 @@ def low_rank_features(
     """Features of the rows of ``x`` (n, d) under a fitted ``kernel``: at most ``rank`` columns.
 
     Columns that together hold no more than the share ``negligible`` of the variance of uniform draws are replaced by
-    one, along their mean; what they held stays in the residual diagonal. See `fit_feature_map` for the other parameters. Time
-    O(n (d + rank) landmarks), memory O(n rank).
+    one, along their mean; what they held stays in the residual diagonal. See `fit_feature_map` for the other
+    parameters. Time O(n (d + rank) landmarks), memory O(n rank).
     """
     feature_map, moment, mean = _fit(x, kernel, rank, landmarks, pivoting, generator)
     if feature_map.landmarks is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -104,9 +105,13 @@ class Problem(ABC):
     def within(self, labels: Tensor, k: int) -> Tensor:
         """Σ_{i,j in S_h} K_ij for each stratum, accumulated in double precision: (k,)."""
 
-    @abstractmethod
+    @cached_property
     def spread(self) -> Tensor:
         """|φ_i - μ|² of each point: (n,)."""
+        return self._spread()
+
+    @abstractmethod
+    def _spread(self) -> Tensor: ...
 
     def objective(self, labels: Tensor, k: int) -> float:
         """J(S) of the strata given by ``labels`` (n,) with values below k."""
@@ -152,7 +157,7 @@ class ExactProblem(Problem):
         """A submatrix."""
         return self.matrix[rows, rows] if isinstance(rows, slice) else self.matrix[rows].index_select(1, rows)
 
-    def spread(self) -> Tensor:
+    def _spread(self) -> Tensor:
         """From row means."""
         mean = self.matrix.mean(0)
         return (self.diag - 2.0 * mean + mean.mean()).clamp_min_(0.0)
@@ -211,15 +216,18 @@ class LowRankProblem(Problem):
         picked = self.features[rows]
         return picked @ picked.T + self.residual[rows].diag()
 
-    def spread(self) -> Tensor:
+    def _spread(self) -> Tensor:
         """From centred features and the residual."""
         return (self.features - self.features.mean(0)).square().sum(1) + self.residual
 
     def within(self, labels: Tensor, k: int) -> Tensor:
         """|Σ φ|² + Σ r of each stratum."""
-        sums = self.features.new_zeros(k, self.features.shape[1], dtype=torch.float64)
-        for block in row_blocks(self.n, 65536):
-            sums.index_add_(0, labels[block], self.features[block].double())
+        if k == 1:
+            sums = self.features.sum(0, keepdim=True, dtype=torch.float64)
+        else:
+            sums = self.features.new_zeros(k, self.features.shape[1], dtype=torch.float64)
+            for block in row_blocks(self.n, 65536):
+                sums.index_add_(0, labels[block], self.features[block].double())
         return sums.square().sum(1).index_add_(0, labels, self.residual.double())
 
 

@@ -41,7 +41,7 @@ def start_labels(problem: Problem, k: int, init: str, *, limits: SizeLimits, gen
     else:
         coordinates = problem.features if isinstance(problem, LowRankProblem) else _coordinates(problem, generator)
         even = limits.high - limits.low <= 1
-        labels = bisection_labels(coordinates, k, importance=None if even else problem.spread().sqrt())
+        labels = bisection_labels(coordinates, k, importance=None if even else problem.spread.sqrt())
     return within_limits(problem, labels, k, limits)
 
 

@@ -87,8 +87,7 @@ def stratify(
         Where the solver starts. ``"auto"`` is bisection for ``min-sum``, with k-means++ tried too where a few
         outliers make up most of the spread, and k-means++ for the others.
     warm_start : Strata or labels of shape (n,), optional
-        Earlier strata to start from. On the new features, as the solver sees them, the result of ``min-sum`` and
-        ``dynamic-kmeans`` is never worse than they are.
+        Earlier strata to start from. The result is never worse than they are on the new features.
     min_size, max_size : int
         Limits on stratum sizes. ``min_size=2`` avoids singletons, which would be in every minibatch.
     equal : bool
@@ -185,6 +184,10 @@ def stratify(
     labels = solution.labels
     solved = time.perf_counter()
     value = evaluate(problem, labels, k, x=x, kernel=fitted, generator=generator)
+    if warm_start is not None and start is not None and limits.hold(torch.bincount(start, minlength=k)):
+        before = evaluate(problem, start, k, x=x, kernel=fitted, generator=generator)
+        if before.variance < value.variance:
+            labels, value = start, before
     evaluated = time.perf_counter()
     lower = None
     if bound or certify:
@@ -260,7 +263,7 @@ _COLLAPSED = 32.0  # units of rounding
 def _is_collapsed(problem: Problem, diag: Tensor) -> bool:
     """Whether no point is farther from the mean than the rounding of kernel values κ(z, z) = ``diag`` (n,)."""
     rounding = torch.finfo(diag.dtype).eps * float(diag.double().mean())
-    return float(problem.spread().max()) <= _COLLAPSED * rounding
+    return float(problem.spread.max()) <= _COLLAPSED * rounding
 
 
 def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
@@ -340,5 +343,5 @@ def solve(
 
 def _has_heavy_tails(problem: Problem) -> bool:
     """Whether fewer than a tenth of the points, in effect, make up the total spread."""
-    spread = problem.spread().double()
+    spread = problem.spread.double()
     return float(spread.sum()) ** 2 < 0.1 * problem.n * float(spread.square().sum())
