@@ -275,3 +275,13 @@ def test_bad_input_is_named(change, message):
     given = {"source": normal(60), "target": normal(60, seed=1), "batch_size": 8, **change}
     with pytest.raises(InputError, match=message):
         diagnose(given.pop("source"), given.pop("target"), **given)
+
+
+def test_the_terms_of_the_kernel_can_be_left_out():
+    x, y = normal(60), normal(60, seed=1) + 1.0
+    found = diagnose(x, y, batch_size=8, gradient=False, bandwidths=False, sizes=(600, 900))
+    whole = diagnose(x, y, batch_size=8, gradient=False)
+    assert found.parts == ()
+    assert (found.sizes, found.batches_per_epoch) == ((600, 900), 75)
+    assert found.irreducible == whole.irreducible
+    assert found.samplers == whole.samplers

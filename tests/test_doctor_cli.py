@@ -52,13 +52,13 @@ def test_doctor_on_a_run_and_the_run_itself(files, capsys):
     data = ("--source", files / "clinic.npz", "--target", files / "home.npz")
     settings = ("--steps", 60, "--batch-size", 8, "--algorithm", "mmd", "--penalty", 2)
     assert run(capsys, "adapt", *data, *settings, "--out", files / "run", "--no-standardise")[0] == 0
-    settings = ("--steps", 300, *settings[2:])
+    settings = ("--steps", 600, *settings[2:])
     code, out, _ = run(capsys, "adapt", *data, *settings, "--out", files / "long")
     assert code == 0
     assert "batches' own noise in the mean MMD: " in " ".join(out.split())
     assert "class shares differ by" in " ".join(out.split())
     assert "| doctor | batches' own noise" in (files / "long/report.md").read_text()
-    # 60 steps of 16 samples: a hundredth of them, thrice, is too few to look at
+    # 60 steps of 8 samples: a two-hundredth of them, thrice, is too few to look at
     assert "own noise" not in (files / "run/report.md").read_text()
     code, out, _ = run(capsys, "doctor", files / "clinic.npz", files / "home.npz", "--model", files / "long", "--json")
     assert code == 0

@@ -85,7 +85,7 @@ def _sampler(found: Diagnosis, limits: Limits) -> tuple[SamplerEffect, Advice]:
 
 
 def _is_identity(found: Diagnosis, limits: Limits) -> bool:
-    return max(part.neighbour for part in found.parts) < limits.neighbour
+    return max((part.neighbour for part in found.parts), default=1.0) < limits.neighbour
 
 
 def _noise(effect: SamplerEffect) -> float:

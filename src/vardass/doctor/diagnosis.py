@@ -112,7 +112,7 @@ class Diagnosis:
     irreducible : float
         Share of the variance of uniform batches that no strata can remove, for the kernel as a whole.
     parts : tuple of KernelPart
-        Its terms.
+        Its terms; none if they were not looked at.
     samplers : tuple of SamplerEffect
         Uniform first.
     gradient : float or None

@@ -60,6 +60,7 @@ def diagnose(
     samplers: Sequence[str] = ("stratified", "balanced"),
     batches: int = 32,
     gradient: bool = True,
+    bandwidths: bool = True,
     max_rows: int = 1000,
     sizes: tuple[int, int] | None = None,
     limits: Limits | None = None,
@@ -90,6 +91,8 @@ def diagnose(
         Batches that are drawn of each, for gradients and for the variance of samplers without a formula.
     gradient : bool
         Whether to measure gradients.
+    bandwidths : bool
+        Whether to look at the terms of the kernel one by one.
     max_rows : int
         Samples of each domain to look at, drawn without replacement where there are more; strata are made of these.
     sizes : (int, int), optional
@@ -150,7 +153,7 @@ def diagnose(
         discrepancy=max(whole.value, 0.0),
         spread=spread / diagonal if diagonal > 0 else 0.0,
         irreducible=_irreducible(domains, k, kernel, spread, seed),
-        parts=_kernel_parts(domains, k, kernel, seed),
+        parts=_kernel_parts(domains, k, kernel, seed) if bandwidths else (),
         samplers=_effects(drawn, domains, kernel, discrepancy, producer, whole, penalty),
         gradient=None if whole.gradient is None else penalty * float(whole.gradient.norm()),
         task_gradient=task_gradient,
