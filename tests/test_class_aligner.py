@@ -90,7 +90,7 @@ def test_groups_of_the_target_are_what_the_network_predicts_at_the_refresh() -> 
 
 
 def test_target_shares_and_a_confidence() -> None:
-    trainer = Trainer(config(steps=60, class_aligned="target", class_options={"start": 40}), SPLITS)
+    trainer = Trainer(config(steps=60, class_aligned="target", class_options={"start": 40, "smoothing": 0.2}), SPLITS)
     trainer.run()
     sampler: Any = trainer.streams["source"].sampler
     counts = torch.bincount(trainer.streams["target"].sampler.groups, minlength=3).double()  # type: ignore[attr-defined]

@@ -65,6 +65,7 @@ class ClassAligner:
             "start": lambda value: check_count(value, "start", low=0),
             "confidence": lambda value: check_number(value, "confidence", low=0.0, high=1.0),
             "floor": lambda value: check_number(value, "floor", low=0.0, high=1.0),
+            "smoothing": lambda value: check_number(value, "smoothing", low=0.0, high=1.0),
         }
         for name, value in config.class_options.items():
             if name not in checks:

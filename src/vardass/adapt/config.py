@@ -231,7 +231,7 @@ class RunConfig(BaseModel):
         default_factory=dict,
         description="Options of class_aligned: start (aligned from the first refresh at or after so many steps, "
         "100), confidence (target samples whose largest probability is lower are left out, 0), floor (least share "
-        "of a class in parts of 1 / classes, 0.2).",
+        "of a class in parts of 1 / classes, 0.2), smoothing (of target shares towards equal ones, 0.75).",
     )
     lr: Annotated[float, _Checked(_rate, {"type": "number", "exclusiveMinimum": 0.0})] = Field(
         default_factory=_usual_rate,
