@@ -163,7 +163,8 @@ class StrataUpdater:
         """For samplers that order both domains together: the features of the other one."""
         if "target" not in self.streams:
             return {}
-        z = {name: self.banks[name].features() if self.banks else self.all_features(name) for name in self.streams}
+        sources = self.refresher.sources  # those of the refresh itself: both samplers must see the same numbers
+        z = {name: each.features() if isinstance(each, FeatureBank) else each() for name, each in sources.items()}
         return {"source": {"other": z["target"]}, "target": {"other": z["source"]}}
 
     def before_step(self, step: int, *, stop: bool = False) -> tuple[bool, dict[str, Any] | None]:
