@@ -24,7 +24,7 @@ class Limits(NamedTuple):
     collapsed: float = 0.01
     """Spread of the features below which they are all alike for the kernel."""
     top_share: float = 0.25
-    """Variance that 1% of the samples may carry: 25 times their share, which equal weights cannot balance."""
+    """Variance that 1% of the samples may carry: 25 times their share, which equal weights may not balance."""
     beyond_clip: float = 1e-3
     """Share of values beyond the clip that asks for scaling; a normal distribution has 1e-15."""
     class_distance: float = 0.1
@@ -73,14 +73,15 @@ def _sampler(found: Diagnosis, limits: Limits) -> tuple[SamplerEffect, Advice]:
         why = f"the kernel is the identity, {_percent(found.irreducible)} of the variance is beyond all strata"
         return uniform, Advice("sampler", uniform.name, why)
     outliers = found.top_share > limits.top_share
-    fit = [effect for effect in others if not (outliers and effect.name == "balanced")] or others
-    best = next((effect for effect in fit if effect.name == "balanced"), min(fit, key=_noise, default=uniform))
+    best = min(others, key=_noise, default=uniform)
+    if not outliers:  # balanced needs no weights, and is the most robust; with outliers what was measured decides
+        best = next((effect for effect in others if effect.name == "balanced"), best)
     share = _noise(best) / _noise(uniform) if _noise(uniform) > 0 else 1.0
     if share > limits.worth:
         return uniform, Advice("sampler", uniform.name, f"{best.name} leaves {_percent(share)} of its noise")
     why = f"{_percent(share)} of the noise of uniform batches"
     if outliers:
-        why += f"; it gives a small weight to the 1 % of samples that carry {_percent(found.top_share)}"
+        why += f", the least where 1 % of the samples carry {_percent(found.top_share)} of it"
     return best, Advice("sampler", best.name, why)
 
 
