@@ -96,9 +96,15 @@ def test_target_shares_and_a_confidence() -> None:
     counts = torch.bincount(trainer.streams["target"].sampler.groups, minlength=3).double()  # type: ignore[attr-defined]
     torch.testing.assert_close(sampler.shares, 0.8 * counts / counts.sum() + 0.2 / 3)
     assert float(sampler.shares[2]) > 0.4  # the source has 2 of 15
-    trainer = Trainer(config(steps=9, class_options={"start": 8, "confidence": 0.6}), SPLITS)
+    before = Trainer(config(steps=8), SPLITS)
+    before.run()
+    before.algorithm.eval()
+    x = torch.stack([SPLITS.target_unlabelled.dataset[i] for i in range(len(SPLITS.target_unlabelled))])
+    sureness = before.algorithm.predict(x).detach().double().softmax(1).max(1).values
+    confidence = float(sureness.quantile(0.1))
+    trainer = Trainer(config(steps=9, class_options={"start": 8, "confidence": confidence}), SPLITS)
     trainer.run()
-    assert 0.0 < trainer.metrics[-1]["classes/unsure"] < 1.0
+    assert trainer.metrics[-1]["classes/unsure"] == pytest.approx(0.1, abs=0.03)
 
 
 @pytest.mark.parametrize("sampler", ["stratified", "balanced"])
