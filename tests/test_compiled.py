@@ -152,3 +152,34 @@ def test_compiled_mixture_is_the_sum_of_gaussians(scale: float) -> None:
     expected = sum(torch.exp(-rate * distances) for rate in kernel.rates)
     torch.testing.assert_close(kernel.matrix(x, y).double(), expected, atol=1e-5, rtol=0)
     assert torch.equal(kernel.matrix(x).diagonal(), torch.full((90,), 3.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_centred_matrix_has_the_same_distances(dtype: torch.dtype) -> None:
+    matrix = RBFMixture().matrix(clouds(150).to(dtype))
+    centred = matrix.clone()
+    backend.hot_loops(matrix).centre(centred.numpy())
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(centred.mean(0), torch.zeros(150, dtype=dtype), atol=tolerance, rtol=0)
+    apart = [m.diagonal()[:, None] + m.diagonal() - 2 * m for m in (matrix, centred)]
+    torch.testing.assert_close(*apart, atol=tolerance, rtol=0)
+
+
+def test_rank_follows_the_strata_and_the_spectrum() -> None:
+    x = clouds(2500)
+    ranks = [stratify(x, k).info["rank"] for k in (8, 32, 128)]
+    assert ranks == sorted(ranks)
+    assert ranks[0] <= 33
+    assert ranks[1] <= 65
+    assert stratify(x, 8, kernel="rbf", rank=20).info["rank"] == 20
+
+
+def test_what_negligible_columns_held_is_in_the_residual() -> None:
+    x = clouds(400).double()
+    kernel = RBFMixture((1.0,), scale="median").fit(x)
+    whole = low_rank_features(x, kernel, 64, generator=gen())
+    cut = low_rank_features(x, kernel, 64, negligible=0.05, generator=gen())
+    assert cut.features.shape[1] < whole.features.shape[1]
+    assert 0.0 <= whole.captured - cut.captured <= 0.06
+    totals = [part.features.square().sum() + part.residual.sum() for part in (whole, cut)]
+    assert float(totals[1]) == pytest.approx(float(totals[0]), rel=0.01)  # the common part of the mean is in neither

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "bisect",
+    "centre",
     "couple_rows",
     "gaussian_mixture",
     "greedy_in_order",
@@ -320,6 +321,24 @@ def gaussian_mixture(
         for factor in factors:
             for j in range(m):
                 row[j] += _power_of_two(d2[j] * factor)
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def centre(matrix: Floats) -> None:
+    """Subtract s_i + s_j from a symmetric ``matrix`` (n, n), in place, so that its rows have the mean 0."""
+    n = len(matrix)
+    shift = np.empty(n)
+    for i in range(n):
+        row, total = matrix[i], 0.0
+        for j in range(n):
+            total += row[j]
+        shift[i] = total / n
+    shift -= shift.mean() / 2
+    single = shift.astype(matrix.dtype)
+    for i in range(n):
+        row, own = matrix[i], single[i]
+        for j in range(n):
+            row[j] -= own + single[j]
 
 
 @njit(nogil=True, cache=True, fastmath=True)

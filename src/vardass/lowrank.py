@@ -7,6 +7,7 @@ miss of a point is kept as its residual r_i = K_ii - |φ_i|² ≥ 0, a direction
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,11 +43,11 @@ class LowRankFeatures:
     features: Tensor
     residual: Tensor
 
-    @property
+    @cached_property
     def captured(self) -> float:
         """Share of the variance in the features."""
-        inside = float(self.features.double().square().sum())
-        total = inside + float(self.residual.double().sum())
+        inside = float(self.features.square().sum(dtype=torch.float64))
+        total = inside + float(self.residual.sum(dtype=torch.float64))
         return inside / total if total > 0 else 1.0
 
     @property
@@ -161,7 +162,7 @@ def _fit(
         raise InputError(f"pivoting must be 'rpcholesky' or 'uniform', got {pivoting!r}")
     count = landmarks or 2 * rank
     sample = x
-    if len(x) > (size := min(_SAMPLE, max(1024, 16 * count))):
+    if len(x) > (size := min(_SAMPLE, max(1024, 8 * count))):
         sample = x[torch.randperm(len(x), generator=generator, device=x.device)[:size]]
     explicit = kernel.explicit_features(sample)
     if explicit is not None:  # few columns: rotate, keep them all

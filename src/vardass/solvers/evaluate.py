@@ -15,7 +15,7 @@ __all__ = ["Evaluation", "evaluate", "uniform_evaluation"]
 
 _EXACT_WORK = 2e7  # kernel pairs times dimensions that may be spent on an exact value: less than the solver takes
 _PAIRS = 20_000  # pairs that estimate it beyond that
-_PAIRS_MISSED = 4_000  # pairs that estimate the small part of it that low-rank features miss
+_PAIRS_MISSED = 2_000  # pairs that estimate the small part of it that low-rank features miss
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def evaluate(
         total, total_error = _estimated_objective(problem, everything, 1, x, kernel, generator)
         uniform, uniform_stderr = total / (k * n**2), total_error / (k * n**2)
     sizes = torch.bincount(labels, minlength=k).double()
-    if float(sizes.square().sum()) * x.shape[1] <= _EXACT_WORK:
+    if max(float(sizes.square().sum()), 256.0 * n) * x.shape[1] <= _EXACT_WORK:  # small strata are summed together
         return Evaluation(stratified_variance(x, labels, kernel=kernel), 0.0, uniform, uniform_stderr)
     inside, error = _estimated_objective(problem, labels, k, x, kernel, generator)
     return Evaluation(inside / n**2, error / n**2, uniform, uniform_stderr)
@@ -112,7 +112,8 @@ def _mean_missed(
     first, second = below(size), below(size - 1)
     second = second + (second >= first)  # any member but the first
     i, j = order[starts[stratum] + first], order[starts[stratum] + second]
-    missed = kernel.diag(x[i]) + kernel.diag(x[j]) - 2.0 * kernel.paired(x[i], x[j])
+    a, b = x[i], x[j]
+    missed = kernel.diag(a) + kernel.diag(b) - 2.0 * kernel.paired(a, b)
     if problem is not None:
         apart = (problem.features[i] - problem.features[j]).square().sum(1)
         missed = missed - (apart + problem.residual[i] + problem.residual[j])
