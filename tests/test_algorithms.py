@@ -27,6 +27,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("mmd", {"estimator": "u"}),
     ("mmd", {"estimator": "reference"}),
     ("mmd", {"ema": 0.8, "ema_frequencies": 16}),
+    ("mmd", {"limit": 1.0}),
     ("mmd+sdat", {"joint_forward": True}),
     ("coral", {}),
     ("coral", {"preset": "paper"}),
@@ -46,7 +47,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("arm+sdat", {"context_dim": 3, "context_width": 8, "support_size": 4}),
     ("mcc", {}),
 ]
-SHOWN = ("adversary", "ema", "estimator", "preset", "randomised")
+SHOWN = ("adversary", "ema", "estimator", "limit", "preset", "randomised")
 IDS = [name + "".join(f"-{options[key]}" for key in SHOWN if key in options) for name, options in VARIANTS]
 every = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 
@@ -141,6 +142,54 @@ def test_coral_by_hand(ema: float) -> None:
     # with 1/(b-1): [[1/2, -1], [-1, 2]] and [[1, 0], [0, 0]], over d^2 = 4, and the means' term over d = 2
     gap = ((1 / 2) ** 2 + 2.0 + 4.0) / 4 + 0.25 / 2
     assert value("coral", "coral", weighted=False, ema=ema) == pytest.approx(gap)
+
+
+@pytest.mark.parametrize(("name", "options"), [("mmd", {}), ("mmd", {"estimator": "reference"}), ("coral", {})])
+def test_limit_bounds_the_pull_on_source_features_by_the_tasks(name: str, options: dict[str, Any]) -> None:
+    def gradients(**more: Any) -> tuple[Tensor, list[Tensor]]:
+        algorithm = build(name, {**options, **more})
+        source, target = batches()
+        if "estimator" in options:
+            source, target = (
+                part._replace(bank=Bank(algorithm.features(part.x).detach())) for part in (source, target)
+            )
+        parts = algorithm.losses(source, target, 0)
+        return parts["total"], list(
+            torch.autograd.grad(parts["total"], list(algorithm.network.featuriser.parameters()))
+        )
+
+    def distance(a: list[Tensor], b: list[Tensor]) -> float:
+        return float(torch.cat([(x - y).flatten() for x, y in zip(a, b, strict=True)]).norm())
+
+    loose, free, alone = gradients(limit=1e9, penalty=50.0), gradients(penalty=50.0), gradients(penalty=0.0)
+    assert loose[0].item() == pytest.approx(free[0].item(), rel=1e-5)
+    assert distance(loose[1], free[1]) <= 1e-4 * distance(free[1], alone[1])
+    # the pull that is left is the discrepancy's own direction, and the same for every penalty above the limit
+    tight, tighter = gradients(limit=0.4, penalty=50.0), gradients(limit=0.4, penalty=500.0)
+    assert distance(tight[1], tighter[1]) <= 1e-5 * distance(free[1], alone[1])
+    share = distance(tight[1], alone[1]) / distance(free[1], alone[1])
+    mixed = [a + share * (f - a) for a, f in zip(alone[1], free[1], strict=True)]
+    assert 0.0 < share < 0.5
+    assert distance(tight[1], mixed) <= 1e-4 * distance(free[1], alone[1])
+
+
+def test_limit_by_hand() -> None:
+    algorithm = build("mmd", {"limit": 0.5, "penalty": 1e6, "ramp": 4})
+    source, target = batches()
+    parts = algorithm.losses(source, target, 1)
+    z_s, z_t = (algorithm.features(part.x).detach().requires_grad_() for part in (source, target))
+    task = torch.autograd.grad(algorithm.task_loss(z_s, source), z_s)[0].norm()
+    gap = torch.autograd.grad(mmd2(z_s, z_t, weights_x=source.weights, weights_y=target.weights), z_s)[0].norm()
+    # a quarter of the ramp, half the task's pull, and batches of 8 instead of 32
+    assert float(parts["penalty"] * gap) == pytest.approx(0.25 * 0.5 * (8 / 32) * float(task), rel=1e-4)
+    assert float(algorithm.losses(source, target, 0)["penalty"]) == 0.0
+
+
+def test_ramp_by_hand() -> None:
+    algorithm = build("coral", {"ramp": 4, "penalty": 2.0})
+    for step, share in ((0, 0.0), (1, 0.25), (4, 1.0), (9, 1.0)):
+        parts = algorithm.losses(*batches(), step)
+        assert float(parts["total"] - parts["task"]) == pytest.approx(2.0 * share * float(parts["coral"]), rel=1e-4)
 
 
 @pytest.mark.parametrize("d", [2, 64])

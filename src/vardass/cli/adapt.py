@@ -99,7 +99,7 @@ def adapt(
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
-    config = RunConfig.from_dict({"network": NETWORKS[found], **chosen})
+    config = RunConfig.recommended(**{"network": NETWORKS[found], **chosen})
     wanted = preprocessing_of(config.network, config.network_options) or IMAGENET
     usual = SMALL if config.network == "conv" else wanted.to_dict()["size"]
     pixels = usual if size is None else size

@@ -36,7 +36,10 @@ _TYPES: dict[str, Any] = {"integer": int, "number": float, "boolean": bool, "str
 _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "network": "network_options"}
 # where a command knows better than ``RunConfig``, whose network is not made for the data
 _DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
-_SHOWN = {"network": "the paper's for its data sets, else a small one for the data"}
+_SHOWN = {
+    "network": "the paper's for its data sets, else a small one for the data",
+    "class_aligned": "none; vardass adapt: uniform where sampler and algorithm allow it",
+}
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
 _CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier run; other options come first."
@@ -45,7 +48,9 @@ _CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier r
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace ``**given`` of a command by options for all settings of a run, in panels; None is not given."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    penalty = "Weight of the discrepancy, same as --option penalty=..."
+    penalty = (
+        "Weight λ of the discrepancy, same as --option penalty=... [default: 1; vardass adapt: 10, within a limit]"
+    )
     made = [
         _parameter("penalty", float, typer.Option(help=penalty, rich_help_panel=_METHOD)),
         *(_option(name, schema) for name, schema in _SCHEMA.items()),

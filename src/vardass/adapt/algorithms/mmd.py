@@ -23,6 +23,8 @@ class DiscrepancyOptions(CommonOptions, total=False):
     """Options that MMD and CORAL share, see ``Discrepancy``."""
 
     penalty: float
+    ramp: int
+    limit: float | None
     ema: float
     estimator: str
     contraction: float | None
@@ -35,6 +37,13 @@ class Discrepancy(Algorithm):
     ----------
     penalty : float
         λ; DomainBed draws it from 10^U(-1, 1).
+    ramp : int
+        Steps over which λ rises from 0 in a straight line, so that features mean something before they are aligned.
+    limit : float, optional
+        Most that λ times the discrepancy may pull at the source features, in parts of the task's pull: at each step λ
+        is lowered until |λ ∂D/∂z_s| ≤ limit · min(1, b/32) · |∂task/∂z_s|, for b source samples in a batch, because the
+        V-statistic's reward for shrinking features grows as 1/b. A network whose features are pulled harder by the
+        discrepancy than by its task maps all samples to one point: that is how a large λ ruins a run. None: no limit.
     ema : float
         β of a moving average of the statistics that are compared (see ``MovingAverage``). 0 is the exact loss of the
         batch.
@@ -56,6 +65,8 @@ class Discrepancy(Algorithm):
         num_classes: int,
         *,
         penalty: float = 1.0,
+        ramp: int = 0,
+        limit: float | None = None,
         ema: float = 0.0,
         estimator: str = "v",
         contraction: float | None = None,
@@ -63,6 +74,8 @@ class Discrepancy(Algorithm):
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.penalty = check_number(penalty, "penalty", low=0.0)
+        self.ramp = check_count(ramp, "ramp", low=0)
+        self.limit = None if limit is None else check_number(limit, "limit", low=0.0)
         self.ema = check_number(ema, "ema", low=0.0, below=1.0)
         self.estimator, self.contraction = Estimator.of(estimator, contraction)
         self.uses_banks = self.estimator != "v" and self.penalty > 0.0
@@ -72,9 +85,10 @@ class Discrepancy(Algorithm):
             )
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
-        """Return ``task``, the discrepancy under the algorithm's name, and their sum.
+        """Return ``task``, the discrepancy under the algorithm's name, and their sum with the penalty of this step.
 
-        With penalty 0 the target is not looked at, so that all, BatchNorm too, is as in ERM.
+        With a ``limit`` that penalty is among them, too. With penalty 0 the target is not looked at, so that all,
+        BatchNorm too, is as in ERM.
         """
         if self.penalty == 0.0:
             task = self.task_loss(self.source_features(source), source)
@@ -83,7 +97,20 @@ class Discrepancy(Algorithm):
         z_s, z_t = self.pair_features(source, target)
         task = self.task_loss(z_s, source)
         gap = self.discrepancy(z_s, z_t, source.weights, target.weights, **self._draws(source, target))
-        return {"total": task + self.penalty * gap, "task": task, self.name: gap}
+        risen = min(1.0, step / self.ramp) if self.ramp else 1.0
+        if self.limit is None or not z_s.requires_grad:
+            return {"total": task + risen * self.penalty * gap, "task": task, self.name: gap}
+        limited, gap = self._limited(task, gap, z_s, z_t)
+        return {"total": task + risen * limited * gap, "task": task, self.name: gap, "penalty": risen * limited}
+
+    def _limited(self, task: Tensor, gap: Tensor, z_s: Tensor, z_t: Tensor) -> tuple[Tensor, Tensor]:
+        """The penalty within ``limit``, and the discrepancy as a form whose gradient need not be computed again."""
+        assert self.limit is not None
+        pull = torch.autograd.grad(task, z_s, retain_graph=True)[0].norm()
+        by_gap = torch.autograd.grad(gap, [z_s, z_t])
+        most = self.limit * min(1.0, len(z_s) / 32) * pull / by_gap[0].norm().clamp_min(torch.finfo(gap.dtype).tiny)
+        linear = sum(((z - z.detach()) * slope).sum() for z, slope in zip((z_s, z_t), by_gap, strict=True))
+        return most.clamp_max(self.penalty), gap.detach() + linear
 
     def _draws(self, source: Batch, target: Batch) -> Draws:
         """What the estimator wants to know of the two batches."""
