@@ -181,15 +181,16 @@ def test_limit_by_hand() -> None:
     task = torch.autograd.grad(algorithm.task_loss(z_s, source), z_s)[0].norm()
     gap = torch.autograd.grad(mmd2(z_s, z_t, weights_x=source.weights, weights_y=target.weights), z_s)[0].norm()
     # a quarter of the ramp, half the task's pull, and batches of 8 instead of 32
-    assert float(parts["penalty"] * gap) == pytest.approx(0.25 * 0.5 * (8 / 32) * float(task), rel=1e-4)
-    assert float(algorithm.losses(source, target, 0)["penalty"]) == 0.0
+    assert (parts["penalty"] * gap).item() == pytest.approx(0.25 * 0.5 * (8 / 32) * task.item(), rel=1e-4)
+    assert algorithm.losses(source, target, 0)["penalty"].item() == 0.0
 
 
 def test_ramp_by_hand() -> None:
     algorithm = build("coral", {"ramp": 4, "penalty": 2.0})
     for step, share in ((0, 0.0), (1, 0.25), (4, 1.0), (9, 1.0)):
         parts = algorithm.losses(*batches(), step)
-        assert float(parts["total"] - parts["task"]) == pytest.approx(2.0 * share * float(parts["coral"]), rel=1e-4)
+        gained = (parts["total"] - parts["task"]).item()
+        assert gained == pytest.approx(2.0 * share * parts["coral"].item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("d", [2, 64])
