@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 import vardass
 from vardass.errors import InputError
-from vardass.integrations.accelerate import CheckpointedSampler
+from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.integrations.pairs import PairBatchSampler
 
 N, K, STEPS = 44, 4, 16  # of each domain; epochs of 11 batches: an odd one is left out for two processes
@@ -92,7 +92,7 @@ def with_accelerate(steps: int, *, save: Path | None = None, load: Path | None =
                 break
     if save is not None:
         accelerator.save_state(str(save))
-    strata = [side.strata.labels.tolist() for side in (sampler.sampler.source, sampler.sampler.target)]
+    strata = [side.strata.labels.tolist() for side in (sampler.inner.source, sampler.inner.target)]
     return {"seen": model.seen, "strata": strata}
 
 
@@ -126,7 +126,7 @@ def with_trainer(
     callback = RefreshCallback(refresher, sampler)
     trainer = WithStrata(model, arguments, train_dataset=data, callbacks=[callback])
     trainer.train(resume_from_checkpoint=resume)
-    strata = [side.strata.labels.tolist() for side in (sampler.sampler.source, sampler.sampler.target)]
+    strata = [side.strata.labels.tolist() for side in (sampler.inner.source, sampler.inner.target)]
     logged = [entry["step"] for entry in trainer.state.log_history if "vardass/both/seconds_solver" in entry]
     return {"seen": model.seen, "strata": strata, "logged": logged}
 
@@ -194,7 +194,7 @@ def test_what_would_go_wrong_is_refused(tmp_path: Path) -> None:
 
     _, refresher, sampler, _ = parts()
     with pytest.raises(InputError, match="got a Refresher and a PairBatchSampler"):
-        RefreshCallback(refresher, sampler.sampler)
+        RefreshCallback(refresher, sampler.inner)
     callback = RefreshCallback(refresher, sampler)
     state, control = transformers.TrainerState(global_step=7), transformers.TrainerControl()
 

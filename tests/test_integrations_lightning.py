@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers.logger import DummyLogger  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 
+from vardass.integrations.checkpoints import CheckpointedSampler  # noqa: E402
 from vardass.integrations.lightning import RefreshCallback  # noqa: E402
 
 N_SOURCE, N_TARGET, K = 120, 80, 4  # epochs of 30 and 20 batches: the shorter one goes round again in each
@@ -66,17 +67,19 @@ class Recorder(DummyLogger):
             self.logged.append((step, metrics))
 
 
-def parts(bank: bool = False) -> tuple[Adapted, RefreshCallback, Any]:
+def parts(bank: bool = False, workers: int = 0) -> tuple[Adapted, RefreshCallback, Any]:
     g = torch.Generator().manual_seed(0)
     xs, xt = torch.randn(N_SOURCE, 5, generator=g), torch.randn(N_TARGET, 5, generator=g) + 1
     data = {
         "source": TensorDataset(xs, (xs[:, 0] > 0).long(), torch.arange(N_SOURCE)),
         "target": TensorDataset(xt, torch.arange(N_TARGET)),
     }
-    samplers = {
+    samplers: dict[str, Any] = {
         "source": vardass.OrderedBatchSampler(N_SOURCE, K, seed=0),
         "target": vardass.BalancedBatchSampler(N_TARGET, K, seed=1),
     }
+    if workers:
+        samplers = {name: CheckpointedSampler(sampler) for name, sampler in samplers.items()}
     model = Adapted()
     sources: dict[str, Any] = {
         name: lambda name=name: vardass.extract_features(model.net, data[name]) for name in samplers
@@ -85,15 +88,17 @@ def parts(bank: bool = False) -> tuple[Adapted, RefreshCallback, Any]:
         sources["target"] = vardass.FeatureBank(N_TARGET)
         sources["target"].fill(model.net, data["target"])
     callback = RefreshCallback(vardass.Refresher(vardass.RefreshEvery(7), samplers, sources))
-    loaders = [DataLoader(vardass.with_weights(data[name]), batch_sampler=samplers[name]) for name in data]
+    loaders = [
+        DataLoader(vardass.with_weights(data[name]), batch_sampler=samplers[name], num_workers=workers) for name in data
+    ]
     return model, callback, CombinedLoader(loaders, "max_size_cycle")
 
 
 def fit(
-    *, folder: Path | None = None, ckpt_path: Path | None = None, bank: bool = False, **options: Any
+    *, folder: Path | None = None, ckpt_path: Path | None = None, bank: bool = False, workers: int = 0, **options: Any
 ) -> tuple[Adapted, RefreshCallback]:
     """Train; with a folder the last step, or the end of the last epoch, is kept there as a checkpoint."""
-    model, callback, loaders = parts(bank)
+    model, callback, loaders = parts(bank, workers)
     callbacks: list[Any] = [callback]
     if folder is not None:
         steps = options.get("max_steps")
@@ -130,6 +135,15 @@ def test_a_resumed_run_is_the_whole_one(stops: list[dict[str, int]], whole: Adap
     assert [place for place, (one, other) in enumerate(zip(seen, whole.seen, strict=True)) if one != other] == []
     for name, value in whole.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("stop", [{"max_steps": 22}, {"max_epochs": 1}], ids=["after-a-refresh", "epoch-end"])
+def test_workers_that_ask_ahead_lose_no_batch(stop: dict[str, int], tmp_path: Path) -> None:
+    whole, _ = fit(workers=1, max_epochs=2)
+    begun, _ = fit(workers=1, folder=tmp_path, **stop)
+    resumed, _ = fit(workers=1, ckpt_path=tmp_path / "last.ckpt", max_epochs=2)
+    assert len(whole.seen) == 60
+    assert begun.seen + resumed.seen == whole.seen
 
 
 def test_batches_come_from_strata_and_epochs_roll_over(whole: Adapted) -> None:

@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import vardass
 from sampler_cases import cloud
 from vardass.errors import InputError
-from vardass.integrations.accelerate import CheckpointedSampler
+from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.integrations.pairs import PairBatchSampler
 from vardass.samplers import base
 
@@ -172,8 +172,8 @@ def train(sampler: CheckpointedSampler, steps: int, *, ahead: int) -> list[Any]:
         for batch in sampler.follow(loader()):
             seen.append((list(batch), batch.weights))
             if batch[0] % 3 == 0:  # depends on what was seen
-                n = sampler.sampler.n
-                sampler.sampler.refresh(features(batch[1]) if n > N_SOURCE else features(batch[1])[:n])
+                n = sampler.inner.n
+                sampler.inner.refresh(features(batch[1]) if n > N_SOURCE else features(batch[1])[:n])
             if len(seen) == steps:
                 break
     return seen
@@ -213,6 +213,26 @@ def test_workers_of_a_plain_loader() -> None:
     second = CheckpointedSampler(make("ordered"))
     second.load_state_dict(first.state_dict())
     assert begun + seen(second, 13) == expected
+
+
+def test_without_accelerate_each_process_takes_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = []
+    for rank in range(2):
+        sampler = make("ordered")
+        sampler.shard(2, rank)
+        expected.append(plain(sampler))
+    for rank in range(2):
+        wrapped = CheckpointedSampler(make("ordered"))
+        monkeypatch.setattr(base, "process_group", lambda rank=rank: (2, rank))
+        assert len(wrapped) == len(expected[rank])
+        assert plain(wrapped.follow(iter(wrapped))) == expected[rank]
+        monkeypatch.setattr(base, "process_group", lambda: None)
+
+
+def test_libraries_find_no_epoch_to_set() -> None:
+    sampler = CheckpointedSampler(make("ordered"))  # Lightning and Accelerate look for both
+    assert not hasattr(sampler, "sampler")
+    assert not hasattr(sampler, "set_epoch")
 
 
 def test_arrivals_are_noted_once() -> None:

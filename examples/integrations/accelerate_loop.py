@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 from watch import classes, report, target, x, y
 
 import vardass
-from vardass.integrations.accelerate import CheckpointedSampler
+from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.integrations.pairs import PairBatchSampler
 
 both = ConcatDataset([TensorDataset(x, y), TensorDataset(target, torch.full((len(target),), -1))])

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainingArguments
 from watch import classes, report, target, x, y
 
 import vardass
-from vardass.integrations.accelerate import CheckpointedSampler
+from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.integrations.pairs import PairBatchSampler
 from vardass.integrations.transformers import RefreshCallback
 

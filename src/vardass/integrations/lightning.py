@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vardass.errors import InputError
+from vardass.integrations.checkpoints import CheckpointedSampler, leave_epoch
 from vardass.refresh import FeatureBank, Refresher
 
 __all__ = ["RefreshCallback"]
@@ -30,8 +31,8 @@ class RefreshCallback(Callback):
     Notes
     -----
     Under several processes make the trainer with ``use_distributed_sampler=False``, and leave ``num_replicas`` and
-    ``rank`` of the samplers out. Workers of a plain DataLoader ask ahead, so with ``num_workers`` above 0 take
-    torchdata's StatefulDataLoader, whose state Lightning saves too.
+    ``rank`` of the samplers out. Workers of a DataLoader ask ahead: with ``num_workers`` above 0 wrap each sampler as
+    `integrations.checkpoints.CheckpointedSampler`, for the loader and for the refresher.
 
     Examples
     --------
@@ -78,6 +79,9 @@ class RefreshCallback(Callback):
     ) -> None:
         """Refresh if it is time, before the next batch is drawn."""
         self.step += 1
+        for sampler in self.refresher.samplers.values():
+            if isinstance(sampler, CheckpointedSampler):
+                sampler.arrived()
         self._refresh(trainer)
 
     def _refresh(self, trainer: Trainer) -> None:
@@ -117,7 +121,7 @@ class RefreshCallback(Callback):
         for name, sampler in self.refresher.samplers.items():
             sampler.load_state_dict(state["samplers"][name])
             # the shorter of two loaders may be in the middle of its own epoch; Lightning begins both anew
-            if self._epoch_is_over and sampler.position:
-                sampler.set_epoch(sampler.epoch + 1)
+            if self._epoch_is_over:
+                leave_epoch(sampler)
         for name, bank in self._banks.items():
             bank.load_state_dict(state["banks"][name])

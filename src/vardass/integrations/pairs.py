@@ -45,6 +45,7 @@ class PairBatchSampler(WatchedSampler):
     """
 
     drop_last = True  # what Accelerate asks
+    endless = False
 
     def __init__(self, source: Any, target: Any, *, batches: int | None = None) -> None:
         for name, sampler in (("source", source), ("target", target)):
@@ -110,6 +111,10 @@ class PairBatchSampler(WatchedSampler):
             x = features_of_all(features, self.n)
             self.source.refresh(x[: self.source.n])
             self.target.refresh(x[self.source.n :])
+
+    def leave_epoch(self) -> None:
+        """Begin the next epoch at the next iteration; the streams run on."""
+        self._is_restored = False
 
     def fitted_state(self) -> dict[str, Any]:
         """What the last refresh found, to be sent to the other processes."""

@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from vardass.errors import InputError
 from vardass.files import atomic_write
-from vardass.integrations.accelerate import CheckpointedSampler
+from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.refresh import Refresher
 
 __all__ = ["RefreshCallback"]

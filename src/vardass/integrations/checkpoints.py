@@ -1,18 +1,18 @@
-"""Accelerate: a sampler whose state knows which batches have arrived, however far ahead a loader asks."""
+"""A sampler whose state knows which batches have arrived, however far ahead a loader asks: workers, Accelerate."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler
 
 from vardass.errors import InputError
-from vardass.processes import process_group
 from vardass.samplers import IndexBatch
+from vardass.samplers.loaders_and_processes import self_of_caller, shares_out
 
-__all__ = ["CheckpointedSampler"]
+__all__ = ["CheckpointedSampler", "leave_epoch"]
 
 Arrived = TypeVar("Arrived")
 
@@ -20,15 +20,19 @@ Arrived = TypeVar("Arrived")
 class CheckpointedSampler(Sampler[IndexBatch]):
     """Keep the batches that were asked for and have not arrived, so that a state is that of training.
 
-    ``accelerator.prepare`` gives loaders that ask a batch ahead, and their workers more; under several processes it
-    shares out the batches, and its own state forgets strata. Wrap the sampler, let Accelerate prepare the loader, take
-    its batches through `follow`, and register this object: ``accelerator.register_for_checkpointing(sampler)``. It
-    counts epochs itself: ``load_state`` and another loop over the loader go on with the very next batch.
+    Workers of a loader ask ahead, and so do the loaders that ``accelerator.prepare`` gives, whose own state forgets
+    strata. Wrap the sampler, and take the batches of the loader through `follow`. The wrapper is refreshed as the
+    sampler is, and counts epochs itself: restored, another loop over the loader goes on with the very next batch.
 
     Parameters
     ----------
     sampler : MinibatchSampler or PairBatchSampler
-        Made without ``num_replicas`` and ``rank``. Refresh it, not the wrapper.
+        Made without ``num_replicas`` and ``rank``.
+
+    Notes
+    -----
+    Under several processes Accelerate shares out the batches; elsewhere the sampler does. With Accelerate register the
+    wrapper: ``accelerator.register_for_checkpointing(sampler)``.
 
     Examples
     --------
@@ -43,18 +47,48 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     drop_last = True  # a batch that is not there for all processes is left out: a made-up one would have no weights
 
+    _passed_on: ClassVar[tuple[str, ...]] = (
+        "endless",
+        "fitted_state",
+        "kernel",
+        "n",
+        "needs_features",
+        "refresh",
+        "seed",
+        "strata",
+        "use_fitted_state",
+    )
+
     def __init__(self, sampler: Any) -> None:
-        sampler.shard(1, 0)  # Accelerate shares out
-        self.sampler = sampler
+        self.inner = sampler  # libraries call set_epoch of an attribute named sampler, with counts of their own
         self.batch_size: int = sampler.batch_size
         self._under_way: deque[IndexBatch] = deque()
         self._is_restored = False
         self._has_ended = False  # nothing is left of the epoch but what is under way
+        self._at_a_time = 1  # batches that arrive together, one at each process that Accelerate shares them out to
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._passed_on:
+            return getattr(self.inner, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def shard(self, num_replicas: int, rank: int) -> None:
+        """Give this process every ``num_replicas``-th batch; before the first batch."""
+        self.inner.shard(num_replicas, rank)
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        if shares_out(self_of_caller(), self):
+            self.inner.shard(1, 0)
+        return len(self.inner)
 
     def __iter__(self) -> Iterator[IndexBatch]:
+        caller = self_of_caller()
+        if shares_out(caller, self):
+            self.inner.shard(1, 0)
+            self._at_a_time = 1 if caller.split_batches else caller.num_processes
+        return self._batches()
+
+    def _batches(self) -> Iterator[IndexBatch]:
         if not self._is_restored:  # what a loop that was left had asked for
             self._under_way.clear()
         ends = self._is_restored and self._has_ended and bool(self._under_way)
@@ -63,7 +97,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         if ends:
             return
         self._has_ended = False
-        for batch in self.sampler:
+        for batch in self.inner:
             self._under_way.append(batch)
             yield batch
         self._has_ended = True
@@ -76,7 +110,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     def arrived(self) -> None:
         """Note that a batch has arrived at each process; `follow` does."""
-        count, _ = process_group() or (1, 0)
+        count = self._at_a_time
         if len(self._under_way) < count:
             raise InputError(
                 f"{count} batches arrived, but {len(self._under_way)} are under way; note each batch once, and use the "
@@ -85,20 +119,25 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         for _ in range(count):
             self._under_way.popleft()
 
+    def leave_epoch(self) -> None:
+        """Begin the next epoch at the next iteration."""
+        self._under_way.clear()
+        self._is_restored = self._has_ended = False
+        leave_epoch(self.inner)
+
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way; the same on every process."""
-        count, _ = process_group() or (1, 0)
         batches = list(self._under_way)
-        is_endless = getattr(self.sampler, "endless", False)
-        has_ended = self._has_ended or (not is_endless and self.sampler.position >= len(self.sampler))
+        is_endless = getattr(self.inner, "endless", False)
+        has_ended = self._has_ended or (not is_endless and self.inner.position >= len(self.inner))
         if has_ended:  # the rest does not suffice for all processes
-            batches = batches[: len(batches) // count * count]
+            batches = batches[: len(batches) // self._at_a_time * self._at_a_time]
         under_way = [{"indices": list(batch), "weights": batch.weights} for batch in batches]
-        return {"sampler": self.sampler.state_dict(), "under_way": under_way, "has_ended": has_ended}
+        return {"sampler": self.inner.state_dict(), "under_way": under_way, "has_ended": has_ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the batch after the last that had arrived."""
-        self.sampler.load_state_dict(state["sampler"])
+        self.inner.load_state_dict(state["sampler"])
         self._under_way.clear()
         for saved in state["under_way"]:
             batch = IndexBatch(saved["indices"])
@@ -106,3 +145,11 @@ class CheckpointedSampler(Sampler[IndexBatch]):
             self._under_way.append(batch)
         self._has_ended = state["has_ended"]
         self._is_restored = True
+
+
+def leave_epoch(sampler: Any) -> None:
+    """Let ``sampler`` begin its next epoch at the next iteration, also where a state was restored in mid-epoch."""
+    if hasattr(sampler, "leave_epoch"):
+        sampler.leave_epoch()
+    elif sampler.position:
+        sampler.set_epoch(sampler.epoch + 1)
