@@ -66,7 +66,7 @@ def test_coupling_returns_the_total_of_its_table(rows: int, k: int, size: int) -
     weights = torch.full((k,), 1.0 / k, dtype=torch.float64)
     orders = torch.stack([torch.randperm(rows, generator=gen(seed)) for seed in range(3)])
     arrays = (table.clone(), phi, weights, orders)
-    total = backend.hot_loops(phi).couple_rows(*(array.numpy() for array in arrays), size, 0.0)
+    total = backend.hot_loops(phi).couple_rows(*(array.numpy() for array in arrays), size, 0.0, 0.0)
     assert total == pytest.approx(float(plan.row_errors(arrays[0], phi, weights).square().sum()))
     assert total <= float(plan.row_errors(table, phi, weights).square().sum()) * (1 + 1e-12)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
@@ -78,7 +78,7 @@ def test_policies_that_measure_new_strata_are_refused(splits: TaskSplits, policy
         Trainer(config(refresh_policy=policy), splits)
 
 
-def test_no_process_is_left_behind(splits: TaskSplits, tmp_path: Path) -> None:
-    before = set(multiprocessing.active_children())
+def test_no_thread_is_left_behind(splits: TaskSplits, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     Trainer(config(steps=14), splits, tmp_path / "run").run()
-    assert set(multiprocessing.active_children()) <= before
+    assert set(threading.enumerate()) <= before

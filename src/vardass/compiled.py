@@ -72,12 +72,14 @@ def _add_entries(errors: Floats, table: Ints, features: Floats, weights: Floats,
 
 
 @njit(nogil=True, cache=True, fastmath=True)
-def couple_rows(table: Ints, features: Floats, weights: Floats, orders: Ints, size: int, tol: float) -> float:
+def couple_rows(
+    table: Ints, features: Floats, weights: Floats, orders: Ints, size: int, tol: float, enough: float
+) -> float:
     """Match the entries of each column of ``table`` (T, k) to the rows anew, in place; see `vardass.samplers.plan`.
 
     Groups of ``size`` rows in the order of ``orders`` (sweeps, T) share out their entries of a column by exchanges,
-    pair after pair until none helps. Returns Σ |E_t|², which is no more than before; ends early once a sweep after the
-    first gains less than ``tol`` of it.
+    pair after pair until none helps. Returns Σ |E_t|², which is no more than before; ends early once it is below
+    ``enough``, or a sweep after the first gains less than ``tol`` of it.
     """
     count, k = table.shape
     r = features.shape[1]
@@ -132,7 +134,7 @@ def couple_rows(table: Ints, features: Floats, weights: Floats, orders: Ints, si
             if turn == 0:  # rows that fill no group
                 _add_entries(errors, table, features, weights, order[count - count % size :], h)
         before, total = total, _sum_of_squares(errors)
-        if turn and total >= (1.0 - tol) * before:
+        if total < enough or (turn and total >= (1.0 - tol) * before):
             break
     if total > first:
         table[:] = kept

@@ -96,16 +96,19 @@ def low_rank_features(
     landmarks: int | None = None,
     pivoting: str = "rpcholesky",
     negligible: float = 0.0,
+    sort: bool = True,
     generator: torch.Generator,
 ) -> LowRankFeatures:
     """Features of the rows of ``x`` (n, d) under a fitted ``kernel``: at most ``rank`` columns.
 
     Columns that together hold no more than the share ``negligible`` of the variance of uniform draws are replaced by
-    one, along their mean; what they held stays in the residual diagonal. See `fit_feature_map` for the other
-    parameters. Time O(n (d + rank) landmarks), memory O(n rank).
+    one, along their mean; what they held stays in the residual diagonal. Without ``sort`` the columns come in any
+    order, which saves two eigendecompositions where there are as many landmarks as columns. See `fit_feature_map` for
+    the other parameters. Time O(n (d + rank) landmarks), memory O(n rank).
     """
-    feature_map, moment, mean = _fit(x, kernel, rank, landmarks, pivoting, generator)
-    if feature_map.landmarks is not None:
+    sort = sort or negligible > 0.0
+    feature_map, moment, mean = _fit(x, kernel, rank, landmarks, pivoting, generator, sort=sort)
+    if sort and feature_map.landmarks is not None:
         # its axes are those of the largest second moment, of which the mean has a part: turn them to the variance
         centred = moment - mean[:, None] * mean
         turn = _principal_axes(centred, len(mean))
@@ -155,7 +158,14 @@ def fit_feature_map(
 
 
 def _fit(
-    x: Tensor, kernel: Kernel, rank: int, landmarks: int | None, pivoting: str, generator: torch.Generator
+    x: Tensor,
+    kernel: Kernel,
+    rank: int,
+    landmarks: int | None,
+    pivoting: str,
+    generator: torch.Generator,
+    *,
+    sort: bool = True,
 ) -> tuple[FeatureMap, Tensor, Tensor]:
     """The map, and the second moment (r, r) and the mean (r,) of its features on the sample, in double precision."""
     if pivoting not in ("rpcholesky", "uniform"):
@@ -178,6 +188,8 @@ def _fit(
     points = sample[chosen].contiguous()
     columns = kernel.matrix(sample, points)
     whiten = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
+    if not sort and whiten.shape[1] <= rank:
+        return FeatureMap(kernel, points, whiten.to(x.dtype)), whiten[:0], whiten[0, :0]
     whitened = (columns @ whiten.to(x.dtype)).double()
     moment, mean = whitened.T @ whitened / len(sample), whitened.mean(0)
     axes = _principal_axes(moment, min(rank, len(moment)))

@@ -163,7 +163,7 @@ def pass_over(algorithm: Algorithm, inputs: Inputs, forward: Callable[[Any, Tens
 
 # --- batches of a domain ------------------------------------------------------------------------------
 
-_MOST_AHEAD = 32  # batches asked of a background process at a time
+_MOST_AHEAD = 32  # batches asked of a background thread at a time
 
 
 class Draw(NamedTuple):

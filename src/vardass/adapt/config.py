@@ -288,7 +288,7 @@ class RunConfig(BaseModel):
     )
     background: Flag = Field(
         False,
-        description="Refresh and draw in a process of their own: training does not wait, and new strata apply a "
+        description="Refresh and draw in a thread of their own: training does not wait, and new strata apply a "
         "quarter to a half of T later (at most 64 steps). The run is as repeatable.",
     )
     eval_every: Count = Field(100, description="Steps between evaluations.")

@@ -1,19 +1,13 @@
-"""Refreshes and draws in a process of their own, so that training does not wait for them."""
+"""Refreshes and draws in a thread of their own, so that training does not wait for them."""
 
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
-import pickle
-import queue
-import signal
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vardass.errors import InputError, VardassError
@@ -25,11 +19,9 @@ from vardass.validate import ArrayLike, as_tensor, check_count
 
 __all__ = ["BackgroundSampler"]
 
-_PATIENCE = 1.0  # seconds between looks at whether the other process is still there
-
 
 class _Server:
-    """The sampler behind a `BackgroundSampler`: answers requests one after the other, in whichever process."""
+    """The sampler behind a `BackgroundSampler`: answers requests one after the other, in whichever thread."""
 
     def __init__(self, sampler: MinibatchSampler) -> None:
         self.sampler = sampler
@@ -57,13 +49,13 @@ class _Server:
 
 
 class BackgroundSampler(WatchedSampler):
-    """Let another process refresh a sampler and draw from it; the stream stays a function of the seed.
+    """Let another thread refresh a sampler and draw from it; the stream stays a function of the seed.
 
     Batches are asked for ``ahead`` at a time, as soon as fewer than that many are in store. `refresh` hands the
     features over and returns at once: the batches that were asked for before still come, and the first one from
-    the new strata is the one after them, ``ahead`` to 2 ``ahead`` batches later, however fast either process
+    the new strata is the one after them, ``ahead`` to 2 ``ahead`` batches later, however fast either thread
     is. So the stream does not depend on the machine, and strata are that much older than without a background
-    process. Before the first refresh has arrived batches are uniform.
+    thread. Before the first refresh has arrived batches are uniform.
 
     Parameters
     ----------
@@ -72,7 +64,7 @@ class BackgroundSampler(WatchedSampler):
     ahead : int
         Batches asked for at a time. Choose them so that the time to train on that many covers a refresh.
     in_process : bool
-        Answer requests in this process: the same stream, without the gain. For debugging.
+        Answer requests in this thread: the same stream, without the gain. For debugging.
 
     Attributes
     ----------
@@ -93,12 +85,12 @@ class BackgroundSampler(WatchedSampler):
     def __init__(self, sampler: MinibatchSampler, *, ahead: int = 32, in_process: bool = False) -> None:
         if not isinstance(sampler, MinibatchSampler):
             raise InputError(
-                f"a background process needs a MinibatchSampler, got {type(sampler).__name__}; pass one of vardass, or "
+                f"a background thread needs a MinibatchSampler, got {type(sampler).__name__}; pass one of vardass, or "
                 "derive yours from it"
             )
         if not sampler.endless:
             raise InputError(
-                f"a background process draws ahead, over the end of an epoch, but this {type(sampler).__name__} has "
+                f"a background thread draws ahead, over the end of an epoch, but this {type(sampler).__name__} has "
                 "endless=False; make it with endless=True"
             )
         self.n, self.batch_size, self.seed = sampler.n, sampler.batch_size, sampler.seed
@@ -117,7 +109,7 @@ class BackgroundSampler(WatchedSampler):
         self._store: deque[dict[str, Any]] = deque()  # answers, the first of them partly used
         self._used = 0
         self._asked: deque[bool] = deque()  # answers still to come: whether they begin with a refresh
-        self._saved: dict[str, Any] | None = None  # of the sampler, while there is no process
+        self._saved: dict[str, Any] | None = None  # of the sampler, while there is no thread
         self._is_lost = False
 
     # --- the stream -----------------------------------------------------------------------------------
@@ -130,7 +122,7 @@ class BackgroundSampler(WatchedSampler):
         """As for `MinibatchSampler`."""
         if (self._link is not None or self.position) and (num_replicas, rank) != self._processes:
             raise InputError(
-                f"the background process has begun before shard({num_replicas}, {rank}); call it before the first batch"
+                f"the background thread has begun before shard({num_replicas}, {rank}); call it before the first batch"
             )
         self._sampler.shard(num_replicas, rank)
 
@@ -139,7 +131,7 @@ class BackgroundSampler(WatchedSampler):
         return self._sampler.num_replicas, self._sampler.rank
 
     def _find_processes(self, is_shared_out: bool) -> None:
-        if self._link is None and not self.position:  # afterwards the sampler belongs to the other process
+        if self._link is None and not self.position:  # afterwards the sampler belongs to the other thread
             self._sampler._find_processes(is_shared_out)
 
     def _next(self) -> IndexBatch:
@@ -185,7 +177,7 @@ class BackgroundSampler(WatchedSampler):
         self._connect()
         if self._in_store < self.ahead:
             self._ask(None)
-        # a copy: whoever made the features may write to them while the other process has not read them
+        # a copy: whoever made the features may write to them while the other thread has not read them
         copies = {name: as_tensor(value, name).to("cpu", copy=True) for name, value in groups.items()}
         self._ask(x.detach().to("cpu", copy=True), copies)
 
@@ -199,13 +191,13 @@ class BackgroundSampler(WatchedSampler):
         self._asked.popleft()  # also if the answer is an error
         self._store.append(self._link.receive())
 
-    # --- the process ----------------------------------------------------------------------------------
+    # --- the thread -----------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         if self._is_lost:
             raise VardassError(
-                "the background process ended and the stream with it; load a state with load_state_dict, or make a "
-                "new sampler"
+                "a refresh in the background failed and the stream ended with it; load a state with load_state_dict, "
+                "or make a new sampler"
             )
         if self._link is None:
             self._link = _Link(self._sampler, in_process=self._in_process)
@@ -215,7 +207,7 @@ class BackgroundSampler(WatchedSampler):
                 self._saved = None
 
     def close(self) -> None:
-        """End the process. The stream goes on where it was if another batch is asked for."""
+        """End the thread. The stream goes on where it was if another batch is asked for."""
         if self._link is None:
             return
         try:
@@ -237,7 +229,7 @@ class BackgroundSampler(WatchedSampler):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy starts a process of its own, and goes on from here
+        # a copy starts a thread of its own, and goes on from here
         saved = self._state()["sampler"]
         return {**super().__getstate__(), "_link": None, "_saved": saved}
 
@@ -247,7 +239,7 @@ class BackgroundSampler(WatchedSampler):
         return self._state()
 
     def _state(self) -> dict[str, Any]:
-        if self._link is None:  # not begun, or closed: nothing is on its way, and no process need be started
+        if self._link is None:  # not begun, or closed: nothing is on its way, and no thread need be started
             inner = self._sampler.state_dict() if self._saved is None else self._saved
         else:
             while self._asked:
@@ -291,80 +283,24 @@ class _Link:
     """Requests to a `_Server` and its answers, in order."""
 
     def __init__(self, sampler: MinibatchSampler, *, in_process: bool) -> None:
-        self._server: _Server | None = None
-        self._answers: deque[Any] = deque()
-        if in_process:
-            self._server = _Server(sampler)
-            return
-        # a queue's own thread writes to the pipe, so that sending large features does not wait for the reader
-        context = multiprocessing.get_context()
-        self._requests = context.Queue()
-        self._requests.cancel_join_thread()  # the end of this process does not wait for features that nobody reads
-        self._pipe, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=_serve, args=(sampler, self._requests, theirs, self._pipe), daemon=True, name="vardass-background"
-        )
-        self._process.start()
-        theirs.close()  # so that the end of the process ends the pipe
-        self._finalise = weakref.finalize(self, self._process.terminate)
+        self._server = _Server(sampler)
+        self._answers: deque[Future[Any]] = deque()
+        self._thread = None if in_process else ThreadPoolExecutor(1, thread_name_prefix="vardass-background")
 
     def send(self, request: str, argument: Any) -> None:
-        if self._server is not None:
-            self._answers.append(self._server.answer(request, argument))
-        else:
-            self._requests.put(_pack((request, argument)))
+        if self._thread is not None:
+            self._answers.append(self._thread.submit(self._server.answer, request, argument))
+            return
+        done: Future[Any] = Future()
+        try:
+            done.set_result(self._server.answer(request, argument))
+        except Exception as error:
+            done.set_exception(error)
+        self._answers.append(done)
 
     def receive(self) -> Any:
-        if self._server is not None:
-            return self._answers.popleft()
-        try:
-            while not self._pipe.poll(_PATIENCE):
-                if not self._process.is_alive() and not self._pipe.poll(0):
-                    raise EOFError
-            kind, answer = pickle.loads(self._pipe.recv_bytes())
-        except (EOFError, OSError):
-            self._process.join(_PATIENCE)
-            raise VardassError(
-                f"the background process that draws batches ended (exit code {self._process.exitcode}); "
-                "resume from the last checkpoint, or do without it (background=False)"
-            ) from None
-        if kind == "error":
-            raise answer
-        return answer
+        return self._answers.popleft().result()
 
     def close(self) -> None:
-        if self._server is None:
-            self._finalise()
-            self._process.join()
-            self._requests.close()
-            self._pipe.close()
-
-
-def _pack(message: Any) -> bytes:
-    """Tensors by value: the way of multiprocessing, shared memory, ends with the process that made them."""
-    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def _serve(sampler: MinibatchSampler, requests: Any, pipe: Any, other_end: Any) -> None:
-    """What the process does, until its parent is gone."""
-    other_end.close()  # a copy of it here would hide that the parent is gone
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C the parent finishes its step and needs this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent must not keep `close` waiting
-    torch.set_num_threads(1)  # the other cores are for training
-    if hasattr(os, "nice"):
-        os.nice(5)
-    server = _Server(sampler)
-    parent = multiprocessing.parent_process()
-    while parent is None or parent.is_alive():
-        try:
-            message = requests.get(timeout=_PATIENCE)
-        except queue.Empty:
-            continue
-        try:
-            answer = ("answer", server.answer(*pickle.loads(message)))
-        except Exception as error:
-            answer = ("error", error if isinstance(error, VardassError) else VardassError(repr(error)))
-        try:
-            pipe.send_bytes(_pack(answer))
-        except OSError:
-            return
+        if self._thread is not None:
+            self._thread.shutdown()

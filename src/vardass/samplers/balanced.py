@@ -84,6 +84,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
         self._labels: Tensor | None = None
+        self._missed = 0.0  # what the features miss of a sample, on average
         self.strata: Strata | None = None  # with shares
 
     @property
@@ -95,7 +96,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         low_rank = plan_features(features, kernel, self.plan_rank, generator=generator)
-        planned = low_rank.features
+        planned, self._missed = low_rank.features, float(low_rank.residual.mean())
         if self.shares is not None and self.groups is not None:
             options: dict[str, Any] = {"kernel": kernel, "seed": derive_seed(self.seed, self._refreshes), "equal": True}
             found = stratify_groups(features, self.batch_size, self.groups, shares=self.shares, **options)
@@ -121,7 +122,9 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         if self.strata is None or self._features is None:
             return super()._plan(left, generator)
         count = max(1, self.n // self.batch_size // self.num_replicas) * self.num_replicas
-        rows = coupled_rows(self.strata, count, self._features, rounds=self.swap_rounds, generator=generator)
+        rows = coupled_rows(
+            self.strata, count, self._features, rounds=self.swap_rounds, missed=self._missed, generator=generator
+        )
         return Chunk(rows, self.strata.exact_weights)
 
     @property
@@ -141,7 +144,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         order = order[labels[order].argsort(stable=True)]
         table = order.view(self.batch_size, -1).T.contiguous()
         weights = features.new_full((self.batch_size,), 1.0 / self.batch_size)
-        table = couple_rows(table, features, weights, rounds=self.swap_rounds, generator=generator)
+        table = couple_rows(table, features, weights, rounds=self.swap_rounds, missed=self._missed, generator=generator)
         order = torch.randperm(len(table), generator=generator).to(device)
         return pool[table[order]].to("cpu")
 
@@ -150,11 +153,13 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
 
     def _extra_state(self) -> dict[str, Any]:
         strata = None if self.strata is None else self.strata.to_dict()
-        return {**super()._extra_state(), "features": self._features, "labels": self._labels, "strata": strata}
+        mine = {"features": self._features, "labels": self._labels, "missed": self._missed, "strata": strata}
+        return {**super()._extra_state(), **mine}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
         self._features, self._labels = state["features"], state["labels"]
+        self._missed = state.get("missed", 0.0)
         self.strata = None if state.get("strata") is None else Strata.from_dict(state["strata"])
 
 

@@ -56,14 +56,16 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         self.plan_rank = check_count(plan_rank, "plan_rank")
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
+        self._missed = 0.0  # what the features miss of a sample, on average
 
     def _fit(self, features: Tensor) -> None:
         kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
-        planned = plan_features(features, kernel, self.plan_rank, generator=generator).features
+        planned = plan_features(features, kernel, self.plan_rank, generator=generator)
         super()._fit(features)
         assert self.strata is not None
-        self._features = centred_on(self.strata, planned)
+        self._features = centred_on(self.strata, planned.features)
+        self._missed = float(planned.residual.mean())
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.strata is None or self._features is None:
@@ -75,16 +77,17 @@ class OrderedBatchSampler(StratifiedBatchSampler):
             self._features,
             draws=self.draws_per_stratum,
             rounds=self.swap_rounds,
+            missed=self._missed,
             generator=generator,
         )
         return Chunk(rows, self._column_weights)
 
     def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "features": self._features}
+        return {**super()._extra_state(), "features": self._features, "missed": self._missed}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features = state["features"]
+        self._features, self._missed = state["features"], state.get("missed", 0.0)
 
 
 def centred_on(strata: Strata, features: Tensor) -> Tensor:
@@ -98,7 +101,14 @@ def centred_on(strata: Strata, features: Tensor) -> Tensor:
 
 
 def coupled_rows(
-    strata: Strata, count: int, features: Tensor, *, draws: int = 1, rounds: int, generator: torch.Generator
+    strata: Strata,
+    count: int,
+    features: Tensor,
+    *,
+    draws: int = 1,
+    rounds: int,
+    missed: float,
+    generator: torch.Generator,
 ) -> Tensor:
     """Plan (count, k * draws) of strata whose rows are coupled on ``features`` (n, r), in random order."""
     table = cycle_table(strata, count, generator, draws=draws)
@@ -107,6 +117,7 @@ def coupled_rows(
         units = units.view(-1, draws)
         features, units = features[units].mean(1), torch.arange(len(units), device=units.device).view(count, -1)
     weights = strata.exact_weights
-    units = couple_rows(units, features, weights, rounds=rounds, generator=generator).to("cpu")
+    missed /= draws  # residuals of different samples are independent
+    units = couple_rows(units, features, weights, rounds=rounds, missed=missed, generator=generator).to("cpu")
     rows = table.view(-1, draws)[units].view(count, -1) if draws > 1 else units
     return rows[torch.randperm(count, generator=generator)]
