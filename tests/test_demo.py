@@ -6,12 +6,13 @@ import json
 import pytest
 import torch
 
+from vardass.adapt import RunConfig
 from vardass.cli import main
 from vardass.experiments.spec import load_sweep
 from vardass.sampler_noise import variance_report
 from vardass.strata import Strata
 
-SAMPLERS = {"uniform", "vardass", "stratified", "ordered", "balanced"}
+SAMPLERS = {"uniform", "vardass", "stratified", "ordered", "balanced", "recommended"}
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +28,19 @@ def demo(folder, *options):
     return main(["demo", "--out", str(folder), *small, *options])
 
 
-def test_the_preset_compares_five_ways_to_draw_with_two_losses():
+def test_the_preset_compares_five_ways_to_draw_and_the_recommended_run_with_two_losses():
     runs = load_sweep("demo").runs()
-    cells = {(run.config["algorithm"], run.config["sampler"]) for run in runs}
+    cells = {(run.config["algorithm"], run.cell["sampler"]) for run in runs}
     assert cells == {("erm", "uniform")} | {(loss, sampler) for loss in ("mmd", "coral") for sampler in SAMPLERS}
     assert len({run.task for run in runs}) == 4
+    # the row of that name is what adapt does, but for the demo's small batches and the columns of its plans
+    given = {name: runs[0].config[name] for name in ("steps", "batch_size")}
+    wanted = RunConfig.recommended(**given)
+    for run in runs:
+        if run.cell["sampler"] == "recommended":
+            assert run.config["sampler"] == wanted.sampler
+            assert run.config["class_aligned"] == wanted.class_aligned
+            assert wanted.algorithm_options.items() <= run.config["algorithm_options"].items()
     assert len({run.repeat for run in runs}) == 3
 
 
@@ -61,10 +70,10 @@ def test_demo_shows_what_its_files_hold_and_goes_on(tmp_path, capsys, monkeypatc
     assert json.loads((folder / "adapt/mmd-left-A-right-B/data.json").read_text())["scale"] is not None
     # vardass sweep
     records = [json.loads(line) for line in (folder / "sweep/records.jsonl").read_text().splitlines()]
-    assert len(records) == 11
+    assert len(records) == 13
     with (folder / "demo.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 11
+    assert len(rows) == 13
     table = shown[shown.index("noise of the loss") :]
     noise = {(row["algorithm"], row["sampler"]): row["relative_loss_variance"] for row in rows}
     assert noise["erm", "uniform"] == ""

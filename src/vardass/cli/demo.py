@@ -57,10 +57,12 @@ _LOOKS = {
     "stratified": ("#0072B2", "s"),
     "ordered": ("#D55E00", "D"),
     "balanced": ("#009E73", "v"),
+    "recommended": ("#E69F00", "*"),
 }
 _NOTES = (
     "noise: variance of the minibatch loss relative to uniform batches, on the features of networks that vardass adapt "
-    "trained; geometric mean over pairs. accuracy: of target samples that were not trained on. gain: over uniform with "
+    "trained; geometric mean over pairs. recommended: balanced batches with the same classes on both sides and a limited "
+    "penalty, as vardass adapt has them; its noise is that of balanced batches without the classes. accuracy: of target samples that were not trained on. gain: over uniform with "
     "the same pair, repeat and first weights; ± is the standard error. better: runs that gained."
 )
 
@@ -158,10 +160,10 @@ def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, consol
         features = [outputs(algorithm, Inputs(domain, device))[0] for domain in domains]
         loss: Any = algorithm.loss
         kernel = algorithm.kernel
-        # runs of one task, repeat and algorithm differ in their sampler only
+        # runs of one task, repeat and algorithm differ in their sampler, and one in its settings
         rivals = [other for other in runs if _place(other) == _place(run)]
         report = variance_report(
-            {other.config["sampler"]: partial(_sampler, other, kernel) for other in rivals},
+            {other.cell["sampler"]: partial(_sampler, other, kernel) for other in rivals},
             *features,
             kernel=kernel,
             loss=loss,
@@ -267,12 +269,12 @@ def _csv(records: Sequence[Record], noise: Noise) -> str:
     rows = [
         {
             "algorithm": record.spec.config["algorithm"],
-            "sampler": record.spec.config["sampler"],
+            "sampler": record.spec.cell["sampler"],
             "task": record.spec.task,
             "repeat": record.spec.repeat,
             "steps": record.spec.config["steps"],
             "target_accuracy": record.result["target_accuracy"],
-            "relative_loss_variance": noise.get((record.spec.config["algorithm"], record.spec.config["sampler"])),
+            "relative_loss_variance": noise.get((record.spec.config["algorithm"], record.spec.cell["sampler"])),
         }
         for record in records
     ]
