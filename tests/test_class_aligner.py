@@ -107,6 +107,24 @@ def test_target_shares_and_a_confidence() -> None:
     assert trainer.metrics[-1]["classes/unsure"] == pytest.approx(0.1, abs=0.03)
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_classes_are_aligned_only_where_predicted_shares_differ_and_then_stay_so(background: bool) -> None:
+    # of 120 and 75 samples that are trained on; the classes are easily told apart, so the distance is nearly the truth
+    far = Trainer(config(class_options={"start": 8, "threshold": 0.3}, background=background), SPLITS)
+    far.run()
+    distance = far.metrics[-1]["classes/distance"]
+    assert distance == pytest.approx(70 / 150, abs=0.1)
+    assert far.metrics[-1]["classes/aligned"] == 1.0
+    near = Trainer(config(class_options={"start": 8, "threshold": 0.7}, background=background), SPLITS)
+    near.run()
+    assert near.metrics[-1]["classes/aligned"] == 0.0
+    assert near.streams["source"].sampler.groups is None  # type: ignore[attr-defined]
+    # once aligned, a distance that has become small does not end it
+    assert far.strata.classes is not None
+    far.strata.classes.threshold = 1.0
+    assert far.strata.classes(12)["source"]["shares"] is not None
+
+
 @pytest.mark.parametrize("sampler", ["stratified", "balanced"])
 @pytest.mark.parametrize("background", [False, True])
 def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, background: bool, tmp_path: Path) -> None:
@@ -137,6 +155,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, background: bool, t
             "unknown option of class_aligned: 'confidenc'; did you mean 'confidence'",
         ),
         ({"class_options": {"confidence": 2}}, "confidence must be"),
+        ({"class_options": {"threshold": 2}}, "threshold must be"),
         ({"class_options": {"start": -1}}, "start must be at least 0"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.algorithms.registry import algorithm_uses_target
@@ -26,8 +27,10 @@ _START = 100  # steps before the first pseudo-labels; those of an untrained netw
 class ClassAligner:
     """Groups and shares of both domains for the refreshes of a run, see ``vardass.samplers.align_classes``.
 
-    Before ``start`` steps, and where the predictions leave too few samples for a batch, strata know no classes. What is
-    returned depends on the network and the step alone, so a resumed run is the same. No label of the target is read.
+    Before ``start`` steps, and where the predictions leave too few samples for a batch, strata know no classes; nor do
+    they until the shares of the predicted classes differ from the source's by ``threshold``, in total variation. Then
+    batches stay aligned. What is returned depends on the network, the step and the samplers' state alone, so a resumed
+    run is the same. No label of the target is read.
 
     Parameters
     ----------
@@ -41,14 +44,16 @@ class ClassAligner:
     Attributes
     ----------
     log : dict of str to float
-        Of the last call: ``classes/aligned`` (0 or 1), ``classes/unsure`` (share of target samples in no class) and
-        ``classes/missing`` (classes of the source that no target sample is given).
+        Of the last call: ``classes/aligned`` (0 or 1), ``classes/distance`` (of the shares of labels and predictions),
+        ``classes/unsure`` (share of target samples in no class) and ``classes/missing`` (classes of the source that no
+        target sample is given).
     """
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, streams: Mapping[str, Stream]) -> None:
         self.config, self.algorithm, self.streams = config, algorithm, streams
         self.options = dict(config.class_options)
         self.start = self.options.pop("start", _START)
+        self.threshold = self.options.pop("threshold", 0.0)
         self.log: dict[str, float] = {}
         for name, stream in streams.items():
             if getattr(stream.sampler, "strata_count", None) is None:
@@ -63,6 +68,7 @@ class ClassAligner:
         """Refuse settings that do not go together."""
         checks: dict[str, Any] = {
             "start": lambda value: check_count(value, "start", low=0),
+            "threshold": lambda value: check_number(value, "threshold", low=0.0, high=1.0),
             "confidence": lambda value: check_number(value, "confidence", low=0.0, high=1.0),
             "floor": lambda value: check_number(value, "floor", low=0.0, high=1.0),
             "smoothing": lambda value: check_number(value, "smoothing", low=0.0, high=1.0),
@@ -92,6 +98,10 @@ class ClassAligner:
         assert source.labels is not None
         logits = pass_over(self.algorithm, target.inputs, lambda model, x: model.predict(x), **self.config.pass_options)
         samplers: list[Any] = [source.sampler, target.sampler]
+        distance = _distance(source.labels.cpu(), logits.argmax(1).cpu(), logits.shape[1])
+        if distance < self.threshold and samplers[0].shares is None:
+            self.log = {"classes/aligned": 0.0, "classes/distance": distance}
+            return {}
         found = align_classes(
             source.labels.cpu(),
             logits,
@@ -100,7 +110,7 @@ class ClassAligner:
             min_size=max(sampler.min_size for sampler in samplers),
             **self.options,
         )
-        self.log = _numbers(found, logits.shape[1])
+        self.log = {**_numbers(found), "classes/distance": distance}
         return found.by_domain
 
 
@@ -112,7 +122,13 @@ def _need_target(shares: str, algorithm: str, *, uses_target: bool) -> None:
         )
 
 
-def _numbers(found: ClassAlignment, classes: int) -> dict[str, float]:
+def _distance(source: Tensor, target: Tensor, classes: int) -> float:
+    """Total variation distance of the class shares of two sets of labels."""
+    a, b = (torch.bincount(labels, minlength=classes).double() / len(labels) for labels in (source, target))
+    return float((a - b).abs().sum() / 2.0)
+
+
+def _numbers(found: ClassAlignment) -> dict[str, float]:
     groups = found.target["groups"]
     shares = [domain.get("shares", torch.ones(1)) > 0 for domain in found]
     return {

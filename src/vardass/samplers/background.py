@@ -99,6 +99,7 @@ class BackgroundSampler(WatchedSampler):
         self.is_paired = getattr(sampler, "is_paired", False)
         # of samplers with groups
         self.strata_count, self.min_size = (getattr(sampler, name, None) for name in ("strata_count", "min_size"))
+        self.shares = getattr(sampler, "shares", None)  # of the last refresh that was asked for
         self.endless = True
         self.ahead = check_count(ahead, "ahead")
         self.strata: Strata | None = None
@@ -179,6 +180,8 @@ class BackgroundSampler(WatchedSampler):
             self._ask(None)
         # a copy: whoever made the features may write to them while the other thread has not read them
         copies = {name: as_tensor(value, name).to("cpu", copy=True) for name, value in groups.items()}
+        if copies:
+            self.shares = copies.get("shares")
         self._ask(x.detach().to("cpu", copy=True), copies)
 
     def _ask(self, features: Tensor | None, groups: Mapping[str, Tensor] | None = None) -> None:
@@ -276,6 +279,7 @@ class BackgroundSampler(WatchedSampler):
         self._store = deque({"refreshed": answer["strata"] is not None, **answer} for answer in state["store"])
         self._used = state["used"]
         self.position = state["position"]
+        self.shares = state["sampler"]["extra"].get("shares")
         self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
 
 
