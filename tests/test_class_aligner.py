@@ -118,7 +118,7 @@ def test_classes_are_aligned_only_where_predicted_shares_differ_and_then_stay_so
     near = Trainer(config(class_options={"start": 8, "threshold": 0.7}, background=background), SPLITS)
     near.run()
     assert near.metrics[-1]["classes/aligned"] == 0.0
-    assert near.streams["source"].sampler.groups is None  # type: ignore[attr-defined]
+    assert near.streams["source"].sampler.shares is None  # type: ignore[attr-defined]
     # once aligned, a distance that has become small does not end it
     assert far.strata.classes is not None
     far.strata.classes.threshold = 1.0
