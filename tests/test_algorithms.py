@@ -186,8 +186,12 @@ def test_limit_by_hand() -> None:
 
 
 def test_ramp_by_hand() -> None:
-    algorithm = build("coral", {"ramp": 4, "penalty": 2.0})
-    for step, share in ((0, 0.0), (1, 0.25), (4, 1.0), (9, 1.0)):
+    for options, step, share in (
+        *(({"ramp": 4}, step, share) for step, share in ((0, 0.0), (1, 0.25), (4, 1.0), (9, 1.0))),
+        *(({"ramp": 4, "delay": 2}, step, share) for step, share in ((1, 0.0), (3, 0.25), (6, 1.0))),
+        *(({"delay": 2}, step, share) for step, share in ((1, 0.0), (2, 1.0))),
+    ):
+        algorithm = build("coral", {**options, "penalty": 2.0})
         parts = algorithm.losses(*batches(), step)
         gained = (parts["total"] - parts["task"]).item()
         assert gained == pytest.approx(2.0 * share * parts["coral"].item(), rel=1e-4)

@@ -177,7 +177,7 @@ class RunConfig(BaseModel):
     algorithm_options: Options = Field(
         default_factory=dict,
         description="Options of the algorithm, such as penalty (λ) or kernel; vardass adapt gives mmd and coral "
-        "penalty 10, a ramp of a fifth of the steps and limit 1.",
+        "penalty 10, delay 100, a ramp of a fifth of the steps and limit 1.",
     )
     estimator: Annotated[str, _one_of(ESTIMATOR_NAMES)] | None = Field(
         None,
@@ -418,23 +418,25 @@ class RunConfig(BaseModel):
     def recommended(cls, **settings: Any) -> RunConfig:
         """Settings as they did best in benchmarks/results/atlas.md, unless given; those of ``vardass adapt``.
 
-        MMD and CORAL have a large penalty, 10, that rises over the first fifth of the steps and pulls no harder at the
-        features than the task does. Where the sampler can, both sides of a batch get the same classes from when the
-        predicted class shares of the target differ by 0.2 from the source's: aligning gained many points where they
-        do, and cost about one where not. All else is as in ``RunConfig()``, which has none of these, as the paper has
-        none.
+        MMD and CORAL have a large penalty, 10, that is 0 for the first 100 steps, rises over a fifth of the steps, and
+        pulls no harder at the features than the task does. Where the sampler can, both sides of a batch get the same
+        classes if the predicted class shares of the target differ by 0.2 from the source's at step 100: aligning gained
+        many points where they do, and cost about one where not. (Later predictions do not tell: a discrepancy gives the
+        target the source's class shares, whatever the truth.) All else is as in ``RunConfig()``, which has none of
+        these, as the paper has none.
 
         Examples
         --------
         >>> RunConfig.recommended(steps=1000).algorithm_options
-        {'penalty': 10.0, 'ramp': 200, 'limit': 1.0}
+        {'penalty': 10.0, 'delay': 100, 'ramp': 200, 'limit': 1.0}
         >>> RunConfig.recommended().class_aligned, RunConfig.recommended(sampler="uniform").class_aligned
         ('uniform', 'none')
         """
         plain = cls(**settings)
         if "limit" not in algorithm_options(plain.algorithm):
             return plain
-        options = {"penalty": 10.0, "ramp": plain.steps // 5, "limit": 1.0, **plain.algorithm_options}
+        usual = {"penalty": 10.0, "delay": min(100, plain.steps // 5), "ramp": plain.steps // 5, "limit": 1.0}
+        options = {**usual, **plain.algorithm_options}
         if "class_aligned" not in plain.model_fields_set:
             try:
                 classes = {"threshold": 0.2, **plain.class_options}

@@ -27,8 +27,8 @@ class Limits(NamedTuple):
     """Variance that 1% of the samples may carry: 25 times their share, which equal weights may not balance."""
     beyond_clip: float = 1e-3
     """Share of values beyond the clip that asks for scaling; a normal distribution has 1e-15."""
-    class_distance: float = 0.1
-    """Distance of class shares, above chance and two standard errors, from which batches align wrong classes."""
+    class_distance: float = 0.2
+    """Distance of class shares, above chance and two standard errors, from which aligned batches gain (as in adapt)."""
     agreement: float = 0.6
     """Share of pseudo-labels that a second classifier must confirm before batches are built on them."""
     epoch: int = 4
@@ -106,7 +106,8 @@ def _estimator(effect: SamplerEffect, share: float, limits: Limits) -> Advice:
     what = "loss" if effect.gradient_bias is None else "gradient"
     why = f"{_percent(share)} of the mean {what} of {effect.name} batches is due to their own noise"
     if share > limits.contraction:
-        return Advice("estimator", "unbiased", f"{why}, which shrinking the features lowers")
+        why += ", which shrinking the features lowers: limit its pull as vardass adapt does, or use a reference"
+        return Advice("estimator", "v with a limit", why)
     return Advice("estimator", "v", why)
 
 

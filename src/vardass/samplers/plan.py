@@ -74,7 +74,7 @@ def row_errors(table: Tensor, features: Tensor, weights: Tensor) -> Tensor:
 
 SWAP_ROUNDS = 16
 """Most sweeps over the columns of a plan. One is enough where the error left on the plan's features is below what these
-miss of the kernel, which swaps cannot see: more of them were measured not to lower the variance of the loss."""
+miss of the kernel, which swaps cannot see: a second one raised the variance of the loss as often as it lowered it."""
 
 _GROUP = 64  # rows that share out their entries: more gain more, and cost as much more
 

@@ -23,6 +23,7 @@ class DiscrepancyOptions(CommonOptions, total=False):
     """Options that MMD and CORAL share, see ``Discrepancy``."""
 
     penalty: float
+    delay: int
     ramp: int
     limit: float | None
     ema: float
@@ -37,8 +38,10 @@ class Discrepancy(Algorithm):
     ----------
     penalty : float
         λ; DomainBed draws it from 10^U(-1, 1).
+    delay : int
+        Steps without the discrepancy, of the task alone, so that features mean something before they are aligned.
     ramp : int
-        Steps over which λ rises from 0 in a straight line, so that features mean something before they are aligned.
+        Steps over which λ then rises from 0 in a straight line.
     limit : float, optional
         Most that λ times the discrepancy may pull at the source features, in parts of the task's pull: at each step λ
         is lowered until |λ ∂D/∂z_s| ≤ limit · min(1, b/32) · |∂task/∂z_s|, for b source samples in a batch, because the
@@ -65,6 +68,7 @@ class Discrepancy(Algorithm):
         num_classes: int,
         *,
         penalty: float = 1.0,
+        delay: int = 0,
         ramp: int = 0,
         limit: float | None = None,
         ema: float = 0.0,
@@ -74,6 +78,7 @@ class Discrepancy(Algorithm):
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.penalty = check_number(penalty, "penalty", low=0.0)
+        self.delay = check_count(delay, "delay", low=0)
         self.ramp = check_count(ramp, "ramp", low=0)
         self.limit = None if limit is None else check_number(limit, "limit", low=0.0)
         self.ema = check_number(ema, "ema", low=0.0, below=1.0)
@@ -97,7 +102,7 @@ class Discrepancy(Algorithm):
         z_s, z_t = self.pair_features(source, target)
         task = self.task_loss(z_s, source)
         gap = self.discrepancy(z_s, z_t, source.weights, target.weights, **self._draws(source, target))
-        risen = min(1.0, step / self.ramp) if self.ramp else 1.0
+        risen = min(1.0, max(0.0, step - self.delay) / self.ramp) if self.ramp else float(step >= self.delay)
         if self.limit is None or not z_s.requires_grad:
             return {"total": task + risen * self.penalty * gap, "task": task, self.name: gap}
         limited, gap = self._limited(task, gap, z_s, z_t)
