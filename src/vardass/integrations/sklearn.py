@@ -114,7 +114,7 @@ class _Adapter(ClassifierMixin, BaseEstimator):
     def __init__(
         self,
         *,
-        penalty: float = 1.0,
+        penalty: float = 10.0,
         sampler: str = "balanced",
         hidden: Sequence[int] = (128, 64),
         steps: int = 600,
@@ -172,7 +172,7 @@ class _Adapter(ClassifierMixin, BaseEstimator):
         )
         seed = _seed(self.random_state)
         given = dict(self.settings or {})
-        config = RunConfig(
+        config = RunConfig.recommended(
             **{
                 "algorithm": self.algorithm if adapts else "erm",
                 "algorithm_options": {"penalty": self.penalty} if adapts else {},
@@ -227,7 +227,7 @@ class MMDAdapter(_Adapter):
     Parameters
     ----------
     penalty : float
-        λ, the weight of the discrepancy.
+        λ, the weight of the discrepancy; it is limited and sets in later, see ``RunConfig.recommended``.
     sampler : str
         How batches are drawn, see ``RunConfig``.
     hidden : sequence of int
