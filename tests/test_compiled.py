@@ -56,7 +56,7 @@ def test_coupled_plans_are_as_good(n: int, k: int, rows: int, kernel: str, monke
 
     compiled = residual()
     monkeypatch.setattr(plan, "hot_loops", lambda tensor: None)
-    assert compiled < 1.03 * residual()
+    assert compiled < 1.05 * residual()
 
 
 @pytest.mark.parametrize(("rows", "k", "size"), [(10, 12, 10), (23, 5, 7), (2, 3, 2), (9, 4, 1)])

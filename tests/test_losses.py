@@ -462,7 +462,7 @@ def test_one_row_is_enough_otherwise():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "w"}, "unknown estimator 'w'; choose one of v, unbiased, u, reference"),
+        ({"estimator": "w"}, "unknown estimator 'w'; choose one of v, unbiased, reference, u"),
         ({"preset": "deep"}, "unknown preset 'deep'; choose one of paper, domainbed"),
         ({"preset": "paper", "kernel": "rbf"}, "preset='paper' .* kernel='rbf' is given; leave out one"),
         ({"kernel": "gauss"}, "unknown kernel 'gauss'"),

@@ -163,7 +163,7 @@ class FeatureBank:
             self._rows = torch.zeros(self.n, self.d, dtype=self.dtype, device=self.device)
         rows = self._here(rows)
         z = z.to(self.dtype) if z.element_size() > self.dtype.itemsize else z  # the smaller one travels
-        if self.device.type == "cpu" and self.dtype != torch.bfloat16:
+        if self.device.type == "cpu" and torch.bfloat16 not in (self.dtype, z.dtype):  # which numpy does not know
             # the same in few microseconds, at every step: numpy goes in order, so that the last of equal indices wins
             place = rows.numpy()
             self._rows.numpy()[place] = self._here(z).numpy()

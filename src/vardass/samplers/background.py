@@ -73,6 +73,7 @@ class BackgroundSampler(WatchedSampler):
 
     Examples
     --------
+    >>> import torch
     >>> from vardass import StratifiedBatchSampler
     >>> sampler = BackgroundSampler(StratifiedBatchSampler(100, 8, endless=True), ahead=4)
     >>> sampler.refresh(torch.randn(100, 3, generator=torch.Generator().manual_seed(0)))
