@@ -7,13 +7,14 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.files import atomic_write
@@ -52,15 +53,20 @@ def real_features(folder: Path) -> dict[str, Tensor]:
 
 def amazon_counts(data: Any, domain: str, columns: int = 256) -> Tensor:
     """log(1 + counts) of the reviews of one domain through a fixed random projection: (n, columns)."""
+    projection = torch.randn(5000, columns, generator=torch.Generator().manual_seed(0)) / columns**0.5
+    return torch.from_numpy(amazon_words(data, domain, ("train", "test"))) @ projection
+
+
+def amazon_words(data: Any, domain: str, splits: Sequence[str]) -> NDArray[np.float32]:
+    """log(1 + counts) of 5,000 words in the reviews of one domain: (n, 5000)."""
     parts = []
-    for split in ("train", "test"):
+    for split in splits:
         values, indices, indptr = (data[f"{domain}_{split}_{name}"] for name in ("data", "indices", "indptr"))
         dense = np.zeros((len(indptr) - 1, 5000), dtype="f4")
         rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
         dense[rows, indices.astype("i8")] = np.log1p(values.astype("f4"))
         parts.append(dense)
-    projection = torch.randn(5000, columns, generator=torch.Generator().manual_seed(0)) / columns**0.5
-    return torch.from_numpy(np.concatenate(parts)) @ projection
+    return np.concatenate(parts)
 
 
 def synthetic(n: int, d: int, seed: int = 0) -> Tensor:
