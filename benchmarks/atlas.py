@@ -42,20 +42,36 @@ REFRESHES = (0, 50, 100, 200, 300, 450, 600, 800, 1000, 1250, 1500, 2000, 2500)
 RANK = 64  # of the kernel features that strata are made from
 MOST = 2000  # samples of a domain
 
-METHODS: dict[str, tuple[str, str, float]] = {  # name -> sampler, estimator, share of the steps over which the penalty rises to its value
-    "uniform": ("uniform", "v", 0.0),
-    "balanced": ("balanced", "v", 0.0),
-    "min-sum": ("stratified", "v", 0.0),
-    "ordered": ("ordered", "v", 0.0),
-    "uniform, unbiased": ("uniform", "u", 0.0),
-    "balanced, reference": ("balanced", "reference", 0.0),
-    "uniform, ramp": ("uniform", "v", 0.5),
-    "balanced, ramp": ("balanced", "v", 0.5),
-    "uniform, unbiased, ramp": ("uniform", "u", 0.5),
-    "balanced, reference, ramp": ("balanced", "reference", 0.5),
-    "balanced, capped": ("balanced", "capped", 0.0),
-    "balanced, capped, ramp": ("balanced", "capped", 0.5),
+
+
+@dataclass(frozen=True)
+class Method:
+    """How batches are drawn and what of the loss is kept."""
+
+    sampler: str = "uniform"
+    estimator: str = "v"  # "u", "reference", or "capped": the V-statistic's excess with a weight of at most 1 instead of the penalty's
+    ramp: float = 0.0  # share of the steps over which the penalty rises to its value
+    classes: str | None = None  # shares of the classes that batches of both domains have
+
+
+METHODS = {
+    "uniform": Method(),
+    "min-sum": Method("stratified"),
+    "ordered": Method("ordered"),
+    "balanced": Method("balanced"),
+    "uniform, unbiased": Method(estimator="u"),
+    "uniform, ramp": Method(ramp=0.5),
+    "uniform, unbiased, ramp": Method(estimator="u", ramp=0.5),
+    "balanced, ramp": Method("balanced", ramp=0.5),
+    "balanced, reference": Method("balanced", "reference"),
+    "balanced, reference, ramp": Method("balanced", "reference", 0.5),
+    "balanced, capped": Method("balanced", "capped"),
+    "balanced, capped, ramp": Method("balanced", "capped", 0.5),
+    "aligned, capped, ramp": Method("balanced", "capped", 0.5, "uniform"),
+    "aligned to target, capped, ramp": Method("balanced", "capped", 0.5, "target"),
+    "aligned min-sum, capped, ramp": Method("stratified", "capped", 0.5, "uniform"),
 }
+FIRST_ALIGNED = 100  # step from which pseudo-labels are trusted
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------------------------
@@ -198,8 +214,7 @@ class Networks:
 
 def mixture(x: Tensor, y: Tensor) -> Tensor:
     """The paper's kernel between rows: (R, a, h) and (R, b, h) to (R, a, b)."""
-    d2 = x.square().sum(2)[:, :, None] + y.square().sum(2)[:, None] - 2 * torch.bmm(x, y.transpose(1, 2))
-    d2 = d2.clamp_min(0)
+    d2 = squared_distances(x, y)
     return sum(torch.exp((-g * d2).clamp_min(-80.0)) for g in GAMMAS)  # type: ignore[return-value]
 
 
@@ -242,8 +257,19 @@ def coral_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, bank_x: Tensor, 
 
 
 def mmd_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, bank_x: Tensor, bank_y: Tensor) -> Tensor:
-    witness = lambda z: mixture(z, bank_x).mean(2) - mixture(z, bank_y).mean(2)  # noqa: E731
-    return 2 * ((a * witness(x)).sum(1) - (b * witness(y)).sum(1))
+    """Gradient of 2 Σ a f(x) - 2 Σ b f(y) with f the witness function of the banks, as a form that is linear in x and y."""
+    with torch.no_grad():
+        z, w = torch.cat([x, y], 1), torch.cat([a, -b], 1)
+        bank = torch.cat([bank_x, bank_y], 1)
+        signs = torch.cat([z.new_full((bank_x.shape[1],), 1 / bank_x.shape[1]), z.new_full((bank_y.shape[1],), -1 / bank_y.shape[1])])
+        d2 = squared_distances(z, bank)
+        slope = sum(torch.exp((-g * d2).clamp_min(-80.0)).mul_(-g) for g in GAMMAS) * signs
+        pull = 4 * w[:, :, None] * (slope.sum(2, keepdim=True) * z - torch.bmm(slope, bank))
+    return (pull * torch.cat([x, y], 1)).sum((1, 2))
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    return (x.square().sum(2)[:, :, None] + y.square().sum(2)[:, None] - 2 * torch.bmm(x, y.transpose(1, 2))).clamp_min(0)
 
 
 # ---- training ------------------------------------------------------------------------------------------------------------------------
@@ -266,7 +292,8 @@ def draws(iterator: Iterator[Any], count: int, batch: int) -> tuple[Tensor, Tens
 
 def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed: int, steps: int) -> list[dict[str, Any]]:
     """Train all penalties on all tasks with one seed; a record for each run."""
-    kind, estimator, ramp = METHODS[method]
+    how = METHODS[method]
+    kind, estimator, ramp = how.sampler, how.estimator, how.ramp
     penalties = PENALTIES[loss]
     per_task = len(penalties)
     owners = [t for t in range(len(tasks)) for _ in penalties]
@@ -291,18 +318,25 @@ def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed
     done = 0
     is_bank = estimator in ("reference", "capped")
     kept = (1 / strength).clamp_max(1.0) if estimator == "capped" else torch.zeros_like(strength)
+    banked = [(kept[: t * per_task + per_task] < 1).nonzero()[:, 0] for t in range(len(tasks))]
+    banked = [runs[runs >= t * per_task] for t, runs in enumerate(banked)]
     generator = torch.Generator().manual_seed(derive_seed(seed, 99))
     for end in ends:
         banks: dict[str, list[Tensor]] = {}
         if kind != "uniform" or is_bank:
             for side in samplers:
-                banks[side] = []
-                for t, task in enumerate(tasks):
-                    z = all_features(networks, getattr(task, side), slice(t * per_task, (t + 1) * per_task))
-                    banks[side].append(z)
-                    for r in range(per_task) if kind != "uniform" else ():
-                        if torch.isfinite(z[r]).all():
-                            samplers[side][t * per_task + r].refresh(z[r])
+                banks[side] = [
+                    all_features(networks, getattr(task, side), slice(t * per_task, (t + 1) * per_task)) for t, task in enumerate(tasks)
+                ]
+            for r, t in enumerate(owners) if kind != "uniform" else ():
+                z = {side: banks[side][t][r % per_task] for side in samplers}
+                given: dict[str, Any] = {"source": {}, "target": {}}
+                if how.classes is not None and done >= FIRST_ALIGNED:
+                    logits = networks.logits(z["target"][None], slice(r, r + 1))[0].detach()
+                    aligned = vardass.align_classes(tasks[t].source_labels, logits, strata=batch, shares=how.classes)
+                    given = {"source": aligned.source, "target": aligned.target}
+                for side in samplers:
+                    samplers[side][r].refresh(z[side], **given[side])
         drawn = {side: [draws(it, end - done, batch) for it in iterators[side]] for side in samplers}
         rows = {side: torch.stack([d[0] for d in drawn[side]], 1) for side in drawn}  # (steps, R, b)
         weights = {side: torch.stack([d[1] for d in drawn[side]], 1) for side in drawn}
@@ -314,13 +348,10 @@ def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed
             gap = mmd(x, y, a, b, estimator) if loss == "mmd" else coral(x, y, a, b)
             if is_bank:
                 form = mmd_reference if loss == "mmd" else coral_reference
-                parts = [slice(t * per_task, (t + 1) * per_task) for t in range(len(tasks))]
-                reference = torch.cat(
-                    [
-                        form(x[part], y[part], a[part], b[part], *(some_rows(banks[side][t], loss, generator) for side in banks))
-                        for t, part in enumerate(parts)
-                    ]
-                )
+                reference = torch.zeros_like(gap)
+                for t, runs in enumerate(banked):
+                    around = [some_rows(bank[t], loss, generator)[runs - t * per_task] for bank in banks.values()]
+                    reference[runs] = form(x[runs], y[runs], a[runs], b[runs], *around)
                 gap = kept * gap + (1 - kept) * reference
             risen = 1.0 if ramp == 0.0 else min(1.0, (done + step) / (ramp * steps))
             objective = (a * entropy).sum(1) + risen * strength * torch.where(strength > 0, gap, 0.0)
@@ -342,8 +373,8 @@ def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed
 
 
 def some_rows(bank: Tensor, loss: str, generator: torch.Generator) -> Tensor:
-    """Rows of a bank (R, n, 64) for one step's reference: all for moments, which are cheap, and 256 others each time for a kernel."""
-    return bank if loss == "coral" else bank[:, torch.randint(bank.shape[1], (256,), generator=generator)]
+    """Rows of a bank (R, n, 64) for one step's reference: all for moments, which are cheap, and 512 others each time for a kernel."""
+    return bank if loss == "coral" else bank[:, torch.randint(bank.shape[1], (512,), generator=generator)]
 
 
 def all_features(networks: Networks, x: Tensor, runs: slice, block: int = 512) -> Tensor:
@@ -381,6 +412,16 @@ def check() -> None:
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
         own = coral(x, y, a, b)[r]
         torch.testing.assert_close(own, vardass.coral(x[r], y[r], weights_x=a[r], weights_y=b[r], preset="domainbed"), rtol=1e-4, atol=1e-6)
+    banks = torch.randn(3, 40, 64, generator=g).mul(0.3), torch.randn(3, 30, 64, generator=g).mul(0.3)
+    for form, package in ((mmd_reference, vardass.mmd2), (coral_reference, lambda *z, **o: vardass.coral(*z, preset="domainbed", **o))):
+        given = [z.clone().requires_grad_() for z in (x, y)]
+        own = torch.autograd.grad(form(*given, a, b, *banks).sum(), given)
+        for r in range(3):
+            given = [z[r].clone().requires_grad_() for z in (x, y)]
+            options = {"weights_x": a[r], "weights_y": b[r], "bank_x": banks[0][r], "bank_y": banks[1][r], "estimator": "reference"}
+            theirs = torch.autograd.grad(package(*given, **options), given)
+            for mine, its in zip(own, theirs):
+                torch.testing.assert_close(mine[r], its, rtol=2e-3, atol=1e-6)
     print("the losses are the package's")
 
 
