@@ -46,11 +46,12 @@ MOST = 2000  # samples of a domain
 
 @dataclass(frozen=True)
 class Method:
-    """How batches are drawn and what of the loss is kept."""
+    """How batches are drawn, and how their loss is used."""
 
     sampler: str = "uniform"
-    estimator: str = "v"  # "u", "reference", or "capped": the V-statistic's excess with a weight of at most 1 instead of the penalty's
+    estimator: str = "v"  # "u", or "reference": against the batches before
     ramp: float = 0.0  # share of the steps over which the penalty rises to its value
+    limit: float | None = None  # of the discrepancy's pull on source features, in parts of the task's: so much at 32 samples, in proportion below
     classes: str | None = None  # shares of the classes that batches of both domains have
 
 
@@ -60,16 +61,10 @@ METHODS = {
     "ordered": Method("ordered"),
     "balanced": Method("balanced"),
     "uniform, unbiased": Method(estimator="u"),
-    "uniform, ramp": Method(ramp=0.5),
-    "uniform, unbiased, ramp": Method(estimator="u", ramp=0.5),
-    "balanced, ramp": Method("balanced", ramp=0.5),
     "balanced, reference": Method("balanced", "reference"),
-    "balanced, reference, ramp": Method("balanced", "reference", 0.5),
-    "balanced, capped": Method("balanced", "capped"),
-    "balanced, capped, ramp": Method("balanced", "capped", 0.5),
-    "aligned, capped, ramp": Method("balanced", "capped", 0.5, "uniform"),
-    "aligned to target, capped, ramp": Method("balanced", "capped", 0.5, "target"),
-    "aligned min-sum, capped, ramp": Method("stratified", "capped", 0.5, "uniform"),
+    "uniform, limited": Method(ramp=0.2, limit=1.0),
+    "balanced, limited": Method("balanced", ramp=0.2, limit=1.0),
+    "default": Method("balanced", ramp=0.2, limit=1.0, classes="uniform"),
 }
 FIRST_ALIGNED = 100  # step from which pseudo-labels are trusted
 
@@ -243,9 +238,12 @@ def coral(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (mx - my).square().mean(1) + (cx - cy).square().mean((1, 2))
 
 
-def coral_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, bank_x: Tensor, bank_y: Tensor) -> Tensor:
-    """Linear in the batch: its gradient is that of CORAL of all data."""
-    (mx, cx), (my, cy) = ((m.detach(), c.detach()) for m, c in (moments(z, z.new_full(z.shape[:2], 1 / z.shape[1])) for z in (bank_x, bank_y)))
+Recent = list[tuple[Tensor, Tensor]]  # features (R, b, 64) and weights (R, b) of the batches before
+
+
+def coral_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, recent_x: Recent, recent_y: Recent) -> Tensor:
+    """Gradient of CORAL against the moments of recent batches, as a form that is linear in the batch."""
+    (mx, cx), (my, cy) = (moments(*joined(recent)) for recent in (recent_x, recent_y))
 
     def side(z: Tensor, w: Tensor, mean: Tensor) -> Tensor:
         centred = z - mean[:, None]
@@ -256,16 +254,20 @@ def coral_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, bank_x: Tensor, 
     return side(x, a, mx) - side(y, b, my)
 
 
-def mmd_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, bank_x: Tensor, bank_y: Tensor) -> Tensor:
-    """Gradient of 2 Σ a f(x) - 2 Σ b f(y) with f the witness function of the banks, as a form that is linear in x and y."""
+def mmd_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, recent_x: Recent, recent_y: Recent) -> Tensor:
+    """Gradient of 2 Σ a f(x) - 2 Σ b f(y) with f the witness function of recent batches, as a form that is linear in x and y."""
     with torch.no_grad():
         z, w = torch.cat([x, y], 1), torch.cat([a, -b], 1)
-        bank = torch.cat([bank_x, bank_y], 1)
-        signs = torch.cat([z.new_full((bank_x.shape[1],), 1 / bank_x.shape[1]), z.new_full((bank_y.shape[1],), -1 / bank_y.shape[1])])
+        (rows_x, w_x), (rows_y, w_y) = joined(recent_x), joined(recent_y)
+        bank = torch.cat([rows_x, rows_y], 1)
         d2 = squared_distances(z, bank)
-        slope = sum(torch.exp((-g * d2).clamp_min(-80.0)).mul_(-g) for g in GAMMAS) * signs
+        slope = sum(torch.exp((-g * d2).clamp_min(-80.0)).mul_(-g) for g in GAMMAS) * torch.cat([w_x, -w_y], 1)[:, None]
         pull = 4 * w[:, :, None] * (slope.sum(2, keepdim=True) * z - torch.bmm(slope, bank))
     return (pull * torch.cat([x, y], 1)).sum((1, 2))
+
+
+def joined(recent: Recent) -> tuple[Tensor, Tensor]:
+    return torch.cat([z for z, _ in recent], 1), torch.cat([w for _, w in recent], 1) / len(recent)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -290,11 +292,12 @@ def draws(iterator: Iterator[Any], count: int, batch: int) -> tuple[Tensor, Tens
     return torch.tensor(taken), torch.tensor([even if part.weights is None else list(part.weights) for part in taken])
 
 
-def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed: int, steps: int) -> list[dict[str, Any]]:
+def train(
+    tasks: list[Task], data: str, loss: str, batch: int, method: str, seed: int, steps: int, penalties: tuple[float, ...]
+) -> list[dict[str, Any]]:
     """Train all penalties on all tasks with one seed; a record for each run."""
     how = METHODS[method]
     kind, estimator, ramp = how.sampler, how.estimator, how.ramp
-    penalties = PENALTIES[loss]
     per_task = len(penalties)
     owners = [t for t in range(len(tasks)) for _ in penalties]
     classes = int(max(t.source_labels.max() for t in tasks)) + 1
@@ -316,14 +319,12 @@ def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed
     ends = [*(r for r in REFRESHES[1:] if r < steps), steps]
     marks: dict[int, list[float]] = {}
     done = 0
-    is_bank = estimator in ("reference", "capped")
-    kept = (1 / strength).clamp_max(1.0) if estimator == "capped" else torch.zeros_like(strength)
-    banked = [(kept[: t * per_task + per_task] < 1).nonzero()[:, 0] for t in range(len(tasks))]
-    banked = [runs[runs >= t * per_task] for t, runs in enumerate(banked)]
-    generator = torch.Generator().manual_seed(derive_seed(seed, 99))
+    is_bank = estimator == "reference"
+    recent: dict[str, Recent] = {"source": [], "target": []}
+    memory = max(2, min(8, 128 // batch))  # batches
     for end in ends:
         banks: dict[str, list[Tensor]] = {}
-        if kind != "uniform" or is_bank:
+        if kind != "uniform":
             for side in samplers:
                 banks[side] = [
                     all_features(networks, getattr(task, side), slice(t * per_task, (t + 1) * per_task)) for t, task in enumerate(tasks)
@@ -345,23 +346,21 @@ def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed
             a, b = weights["source"][step], weights["target"][step]
             x, y = networks.features(inputs["source"][i]), networks.features(inputs["target"][j])
             entropy = F.cross_entropy(networks.logits(x).flatten(0, 1), labels[i].flatten(), reduction="none").view_as(a)
-            gap = mmd(x, y, a, b, estimator) if loss == "mmd" else coral(x, y, a, b)
-            if is_bank:
-                form = mmd_reference if loss == "mmd" else coral_reference
-                reference = torch.zeros_like(gap)
-                for t, runs in enumerate(banked):
-                    around = [some_rows(bank[t], loss, generator)[runs - t * per_task] for bank in banks.values()]
-                    reference[runs] = form(x[runs], y[runs], a[runs], b[runs], *around)
-                gap = kept * gap + (1 - kept) * reference
+            if is_bank and recent["source"]:
+                gap = (mmd_reference if loss == "mmd" else coral_reference)(x, y, a, b, recent["source"], recent["target"])
+            else:
+                gap = mmd(x, y, a, b, estimator) if loss == "mmd" else coral(x, y, a, b)
+            if how.limit is not None:
+                task_pull = torch.autograd.grad((a * entropy).sum(), x, retain_graph=True)[0].flatten(1).norm(dim=1)
+                gap_pull = torch.autograd.grad(gap.sum(), x, retain_graph=True)[0].flatten(1).norm(dim=1) * strength
+                gap = gap * (min(1.0, batch / 32) * how.limit * task_pull / gap_pull.clamp_min(1e-12)).clamp_max(1.0)
             risen = 1.0 if ramp == 0.0 else min(1.0, (done + step) / (ramp * steps))
             objective = (a * entropy).sum(1) + risen * strength * torch.where(strength > 0, gap, 0.0)
             adam.zero_grad()
             objective.sum().backward()
             adam.step()
-            for side, z in (("source", x), ("target", y)) if is_bank else ():
-                for t, bank in enumerate(banks[side]):
-                    part = slice(t * per_task, (t + 1) * per_task)
-                    bank.scatter_(1, rows[side][step][part][:, :, None].expand(-1, -1, 64), z[part].detach())
+            for side, z, w in (("source", x, a), ("target", y, b)) if is_bank else ():
+                recent[side] = [*recent[side], (z.detach(), w)][-memory:]
         done = end
         if done >= steps / 2:
             marks[done] = [r["target"] for r in measure(networks, tasks, per_task, loss, brief=True)]
@@ -370,11 +369,6 @@ def train(tasks: list[Task], data: str, loss: str, batch: int, method: str, seed
         record |= {"data": data, "loss": loss, "batch": batch, "method": method, "seed": seed, "steps": steps, "penalty": penalties[r % per_task]}
         record["course"] = {str(mark): values[r] for mark, values in marks.items()}
     return records
-
-
-def some_rows(bank: Tensor, loss: str, generator: torch.Generator) -> Tensor:
-    """Rows of a bank (R, n, 64) for one step's reference: all for moments, which are cheap, and 512 others each time for a kernel."""
-    return bank if loss == "coral" else bank[:, torch.randint(bank.shape[1], (512,), generator=generator)]
 
 
 def all_features(networks: Networks, x: Tensor, runs: slice, block: int = 512) -> Tensor:
@@ -396,7 +390,7 @@ def measure(networks: Networks, tasks: list[Task], per_task: int, loss: str, *, 
                 source = 100 * (networks.logits(held, runs).argmax(2) == task.held_out_labels).float().mean(1)
                 spread = z.var(1).sum(1).sqrt()
                 for r, row in enumerate(rows):
-                    row |= {"source": round(float(source[r]), 3), "spread": round(float(spread[r]), 4)}
+                    row |= {"held_out": len(task.held_out), "source": round(float(source[r]), 3), "spread": round(float(spread[r]), 4)}
         found += rows
     return found
 
@@ -412,13 +406,13 @@ def check() -> None:
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
         own = coral(x, y, a, b)[r]
         torch.testing.assert_close(own, vardass.coral(x[r], y[r], weights_x=a[r], weights_y=b[r], preset="domainbed"), rtol=1e-4, atol=1e-6)
-    banks = torch.randn(3, 40, 64, generator=g).mul(0.3), torch.randn(3, 30, 64, generator=g).mul(0.3)
+    banks = [[(torch.randn(3, 40, 64, generator=g).mul(0.3), torch.full((3, 40), 1 / 40))] for _ in range(2)]
     for form, package in ((mmd_reference, vardass.mmd2), (coral_reference, lambda *z, **o: vardass.coral(*z, preset="domainbed", **o))):
         given = [z.clone().requires_grad_() for z in (x, y)]
         own = torch.autograd.grad(form(*given, a, b, *banks).sum(), given)
         for r in range(3):
             given = [z[r].clone().requires_grad_() for z in (x, y)]
-            options = {"weights_x": a[r], "weights_y": b[r], "bank_x": banks[0][r], "bank_y": banks[1][r], "estimator": "reference"}
+            options = {"weights_x": a[r], "weights_y": b[r], "bank_x": banks[0][0][0][r], "bank_y": banks[1][0][0][r], "estimator": "reference"}
             theirs = torch.autograd.grad(package(*given, **options), given)
             for mine, its in zip(own, theirs):
                 torch.testing.assert_close(mine[r], its, rtol=2e-3, atol=1e-6)
@@ -434,6 +428,7 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", default=list(PENALTIES), choices=list(PENALTIES))
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--penalties", type=float, nargs="+", help="some of the usual ones")
     parser.add_argument("--steps", type=int, help="instead of the usual number, to see whether runs have converged")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
@@ -454,12 +449,13 @@ def main() -> None:
         if data not in loaded:
             loaded[data] = DATA[data](args.folder)
         start = time.process_time()
-        records = train(loaded[data], data, loss, batch, method, seed, steps)
+        penalties = tuple(args.penalties or PENALTIES[loss])
+        records = train(loaded[data], data, loss, batch, method, seed, steps, penalties)
         seconds = time.process_time() - start
         with args.out.open("a") as file:
             for record in records:
                 file.write(json.dumps({**record, "seconds": round(seconds / len(records), 2), "commit": commit}) + "\n")
-        best = {p: np.mean([r["target"] for r in records if r["penalty"] == p]) for p in PENALTIES[loss]}
+        best = {p: np.mean([r["target"] for r in records if r["penalty"] == p]) for p in penalties}
         print(data, loss, batch, method, seed, f"{seconds:.0f} s", " ".join(f"{p:g}:{v:.1f}" for p, v in best.items()), flush=True)
 
 

@@ -1,0 +1,212 @@
+"""Figure and tables of the atlas from its records: `python benchmarks/atlas_report.py`."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from common import RESULTS, markdown
+from scipy import stats
+
+from vardass.files import atomic_write
+from vardass.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dress, new_figure, save_figure
+
+BASELINE = "uniform"
+DATA = ("watch", "pacs", "digits", "amazon")
+LOSSES = {"mmd": "MMD", "coral": "CORAL"}
+COLOURS = (BLACK, BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+COLLAPSED = 10.0  # points of source validation accuracy below the same run without penalty
+
+
+def read(path: Path) -> pd.DataFrame:
+    """All records; a run is collapsed when it no longer classifies its own source as the run without penalty does."""
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+    with opened as file:
+        runs = pd.DataFrame([json.loads(line) for line in file])
+    alone = runs[(runs.penalty == 0) & (runs.method == BASELINE)].set_index(["data", "loss", "batch", "seed", "task"])
+    keys = pd.MultiIndex.from_frame(runs[["data", "loss", "batch", "seed", "task"]])
+    runs["source only"] = alone["target"].reindex(keys).to_numpy()
+    runs["collapsed"] = alone["source"].reindex(keys).to_numpy() - runs["source"] > COLLAPSED
+    return runs
+
+
+def by_penalty(runs: pd.DataFrame, penalty: float | pd.Series) -> pd.Series:
+    return runs[runs.penalty == penalty].set_index(["task", "seed"])["target"].sort_index()
+
+
+def best(runs: pd.DataFrame) -> float:
+    """The penalty with the highest mean target accuracy over tasks and seeds."""
+    return float(runs[runs.penalty > 0].groupby("penalty")["target"].mean().idxmax())
+
+
+def picked(runs: pd.DataFrame) -> pd.Series:
+    """Target accuracy at the largest penalty that costs no source accuracy, for each task and seed.
+
+    No target label is used: the validation accuracy may be one standard error (binomial) below the best one.
+    """
+    chosen = {}
+    for key, group in runs[runs.penalty > 0].groupby(["task", "seed"]):
+        share = group["source"].max() / 100
+        slack = 100 * (share * (1 - share) / group["held_out"].iloc[0]) ** 0.5
+        kept = group[group["source"] >= group["source"].max() - slack]
+        chosen[key] = kept.loc[kept.penalty.idxmax(), "target"]
+    return pd.Series(chosen).sort_index()
+
+
+def highest(runs: pd.DataFrame) -> pd.Series:
+    """Target accuracy at the penalty with the best source validation accuracy, the smallest of equals, as DomainBed's search picks."""
+    kept = runs[runs.penalty > 0].sort_values("penalty").groupby(["task", "seed"])["source"].idxmax()
+    return runs.loc[kept].set_index(["task", "seed"])["target"].sort_index()
+
+
+def gain(values: pd.Series, baseline: pd.Series) -> tuple[float, float, float, int]:
+    """Mean paired difference with its 95 % interval over tasks and seeds."""
+    pairs = (values - baseline).dropna()
+    if len(pairs) < 2:
+        return float(pairs.mean()), float("nan"), float("nan"), len(pairs)
+    half = stats.t.ppf(0.975, len(pairs) - 1) * pairs.sem()
+    return float(pairs.mean()), float(pairs.mean() - half), float(pairs.mean() + half), len(pairs)
+
+
+def write_gain(found: tuple[float, float, float, int]) -> str:
+    mean, low, high, n = found
+    text = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    if low > 0:
+        return f"**{text}** ({n})"
+    return f"{text} ({n})" if high >= 0 else f"*{text}* ({n})"
+
+
+def table(runs: pd.DataFrame, methods: list[str], rule: str) -> str:
+    """Rows: loss, batch, data; columns: the baseline, then the paired gain of each method."""
+    rows = []
+    for (loss, batch, data), cell in _cells(runs):
+        base = cell[cell.method == BASELINE]
+        if base.empty:
+            continue
+        reference = _at(base, rule)
+        row = [LOSSES[loss], str(batch), data, f"{base['source only'].mean():.1f}"]
+        row.append(f"{reference.mean():.1f}" + (f" (λ {best(base):g})" if rule == "best" else ""))
+        for method in methods:
+            own = cell[cell.method == method]
+            if own.empty:
+                row.append("-")
+                continue
+            row.append(write_gain(gain(_at(own, rule), reference)) + (f" λ {best(own):g}" if rule == "best" else ""))
+        rows.append(row)
+    return markdown(["loss", "batch", "data", "source only", BASELINE, *methods], rows)
+
+
+def _at(runs: pd.DataFrame, rule: str) -> pd.Series:
+    return {"best": lambda: by_penalty(runs, best(runs)), "picked": lambda: picked(runs), "highest": lambda: highest(runs)}[rule]()
+
+
+def _cells(runs: pd.DataFrame) -> Any:
+    order = {name: place for place, name in enumerate((*LOSSES, *DATA))}
+    return sorted(runs.groupby(["loss", "batch", "data"]), key=lambda cell: (order[cell[0][0]], cell[0][1], order[cell[0][2]]))
+
+
+def collapses(runs: pd.DataFrame, methods: list[str]) -> str:
+    rows = []
+    for loss in LOSSES:
+        for batch in sorted(runs.batch.unique()):
+            part = runs[(runs.loss == loss) & (runs.batch == batch) & (runs.penalty > 0)]
+            for method in methods:
+                own = part[part.method == method]
+                if not own.empty:
+                    rates = own.groupby("penalty")["collapsed"].mean()
+                    rows.append([LOSSES[loss], str(batch), method, " · ".join(f"{p:g}: {100 * r:.0f}" for p, r in rates.items() if r > 0) or "none"])
+    return markdown(["loss", "batch", "method", "collapsed runs in % by λ"], rows)
+
+
+def settled(runs: pd.DataFrame) -> str:
+    """How much accuracy still changes over the last quarter or so of the steps."""
+    rows = []
+    for data in DATA:
+        part = runs[(runs.data == data) & (runs.penalty > 0) & ~runs.collapsed]
+        if part.empty:
+            continue
+        last = part["course"].map(lambda course: sorted((int(step), value) for step, value in course.items()))
+        middle = last.map(lambda course: course[-2] if len(course) > 1 else course[-1])
+        change = part["target"] - middle.map(lambda mark: mark[1])
+        rows.append([data, f"{int(part.steps.iloc[0]):,}", f"{middle.map(lambda m: m[0]).mean():,.0f}", f"{change.mean():+.2f}", f"{change.std():.2f}"])
+    return markdown(["data", "steps", "from step", "mean change of target accuracy since", "deviation"], rows)
+
+
+def draw(runs: pd.DataFrame, methods: list[str], stem: Path, *, split: bool) -> None:
+    """Accuracy against the penalty, one line a method, one column of panels a batch size; the mean of the data sets, or a row for each."""
+    batches = sorted(runs.batch.unique())
+    lines = [(loss, data) for loss in LOSSES for data in (DATA if split else (None,))]
+    figure = new_figure(3.7 * len(batches) + 0.6, 2.5 * len(lines) + 1.0)
+    axes = figure.subplots(len(lines), len(batches), squeeze=False, sharey="row", sharex="row")
+    for (loss, data), row in zip(lines, axes, strict=True):
+        for batch, ax in zip(batches, row, strict=True):
+            part = runs[(runs.loss == loss) & (runs.batch == batch)]
+            part = part if data is None else part[part.data == data]
+            dress(ax)
+            ax.set_xscale("log")
+            alone = part[part.method == BASELINE].groupby("data")["source only"].mean()
+            if not alone.empty:
+                ax.axhline(alone.mean(), color="#999999", linestyle=":", linewidth=1.2)
+            for colour, method in zip(COLOURS, methods, strict=False):
+                own = part[(part.method == method) & (part.penalty > 0)]
+                if own.empty or (data is None and set(own.data) != set(DATA)):
+                    continue
+                curve = own.groupby(["data", "penalty"])["target"].mean().groupby("penalty").mean()
+                wide = 2.6 if method == methods[-1] else 1.7
+                ax.plot(curve.index, curve.to_numpy(), color=colour, marker="o", markersize=3.5, linewidth=wide, label=method)
+            if ax is row[0]:
+                ax.set_ylabel(f"{LOSSES[loss]}{'' if data is None else ', ' + data}\ntarget accuracy, %")
+            if row is axes[0]:
+                ax.set_title(f"batches of {batch}", fontsize=11)
+            if row is axes[-1]:
+                ax.set_xlabel("penalty λ")
+    handles, labels = max((ax.get_legend_handles_labels() for ax in axes.flat), key=lambda pair: len(pair[0]))
+    height = figure.get_size_inches()[1]
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.75 / height))
+    what = "mean of four data sets" if not split else "by data set"
+    figure.text(0.01, 1 - 0.1 / height, f"Target accuracy against the penalty, {what} (dotted: without adaptation)", fontsize=12, fontweight="bold", va="top")
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.005, 1 - 0.28 / height), ncol=min(4, len(labels)), frameon=False, fontsize=9)
+    save_figure(figure, stem)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", nargs="?", type=Path, default=RESULTS / "atlas.jsonl.gz")
+    parser.add_argument("--methods", nargs="+", help="columns, the last drawn thick; default: all")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    runs = read(args.records)
+    methods = args.methods or [name for name in dict.fromkeys(runs.method) if name != BASELINE]
+    runs = runs[runs.method.isin([BASELINE, *methods])]
+    parts = [
+        "# Accuracy atlas",
+        f"{len(runs):,} runs: `python benchmarks/atlas.py ../shared/data`, then `python benchmarks/atlas_report.py`. Equal hyper-parameters, the same seeds for all "
+        "methods. Gains are paired differences of target accuracy (points) to uniform batches with the V-statistic at the same batch size, with their 95 % interval "
+        "over tasks and seeds (number of pairs); bold: above zero, italic: below.",
+        "![accuracy against the penalty](atlas.png)",
+        "## Each method at its best λ (target labels choose it, for every method alike)",
+        table(runs, methods, "best"),
+        "## At the λ that source validation picks: the largest within one standard error of the best",
+        table(runs, methods, "picked"),
+        "## At the λ with the best source validation",
+        table(runs, methods, "highest"),
+        f"## Collapse: runs whose source validation accuracy is more than {COLLAPSED:g} points below that without penalty",
+        collapses(runs, [BASELINE, *methods]),
+        "## Have the runs converged?",
+        settled(runs),
+        "## By data set",
+        "![by data set](atlas_by_data.png)",
+    ]
+    with atomic_write(args.out / "atlas.md") as file:
+        file.write(("\n\n".join(parts) + "\n").encode())
+    draw(runs, [BASELINE, *methods], args.out / "atlas", split=False)
+    draw(runs, [BASELINE, *methods], args.out / "atlas_by_data", split=True)
+
+
+if __name__ == "__main__":
+    main()
