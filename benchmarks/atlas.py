@@ -52,7 +52,7 @@ class Method:
     estimator: str = "v"  # "u", or "reference": against the batches before
     ramp: float = 0.0  # share of the steps over which the penalty rises to its value
     limit: float | None = None  # of the discrepancy's pull on source features, in parts of the task's: so much at 32 samples, in proportion below
-    classes: str | None = None  # shares of the classes that batches of both domains have
+    classes: float | None = None  # batches of both domains have all classes alike from when the predicted shares of the target differ by so much
 
 
 METHODS = {
@@ -64,7 +64,8 @@ METHODS = {
     "balanced, reference": Method("balanced", "reference"),
     "uniform, limited": Method(ramp=0.2, limit=1.0),
     "balanced, limited": Method("balanced", ramp=0.2, limit=1.0),
-    "default": Method("balanced", ramp=0.2, limit=1.0, classes="uniform"),
+    "aligned, limited": Method("balanced", ramp=0.2, limit=1.0, classes=0.0),
+    "recommended": Method("balanced", ramp=0.2, limit=1.0, classes=0.2),
 }
 FIRST_ALIGNED = 100  # step from which pseudo-labels are trusted
 
@@ -318,6 +319,7 @@ def train(
     iterators = {side: [iter(s) for s in samplers[side]] for side in samplers}
     ends = [*(r for r in REFRESHES[1:] if r < steps), steps]
     marks: dict[int, list[float]] = {}
+    since: dict[int, int] = {}  # step from which the batches of a run are aligned
     done = 0
     is_bank = estimator == "reference"
     recent: dict[str, Recent] = {"source": [], "target": []}
@@ -334,8 +336,11 @@ def train(
                 given: dict[str, Any] = {"source": {}, "target": {}}
                 if how.classes is not None and done >= FIRST_ALIGNED:
                     logits = networks.logits(z["target"][None], slice(r, r + 1))[0].detach()
-                    aligned = vardass.align_classes(tasks[t].source_labels, logits, strata=batch, shares=how.classes)
-                    given = {"source": aligned.source, "target": aligned.target}
+                    shares = [torch.bincount(y, minlength=classes) / len(y) for y in (tasks[t].source_labels, logits.argmax(1))]
+                    since.setdefault(r, done) if (shares[0] - shares[1]).abs().sum() / 2 >= how.classes else None
+                    if r in since:
+                        aligned = vardass.align_classes(tasks[t].source_labels, logits, strata=batch)
+                        given = {"source": aligned.source, "target": aligned.target}
                 for side in samplers:
                     samplers[side][r].refresh(z[side], **given[side])
         drawn = {side: [draws(it, end - done, batch) for it in iterators[side]] for side in samplers}
@@ -367,6 +372,8 @@ def train(
     records = measure(networks, tasks, per_task, loss, brief=False)
     for r, record in enumerate(records):
         record |= {"data": data, "loss": loss, "batch": batch, "method": method, "seed": seed, "steps": steps, "penalty": penalties[r % per_task]}
+        if how.classes is not None:
+            record["aligned_since"] = since.get(r)
         record["course"] = {str(mark): values[r] for mark, values in marks.items()}
     return records
 
