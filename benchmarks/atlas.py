@@ -50,7 +50,7 @@ class Method:
 
     sampler: str = "uniform"
     estimator: str = "v"  # "u", or "reference": against the batches before
-    ramp: float = 0.0  # share of the steps over which the penalty rises to its value
+    ramp: float = 0.0  # share of the steps over which the penalty rises to its value, after the first 100
     limit: float | None = None  # of the discrepancy's pull on source features, in parts of the task's: so much at 32 samples, in proportion below
     classes: float | None = None  # batches of both domains have all classes alike from when the predicted shares of the target differ by so much
 
@@ -67,7 +67,7 @@ METHODS = {
     "aligned, limited": Method("balanced", ramp=0.2, limit=1.0, classes=0.0),
     "recommended": Method("balanced", ramp=0.2, limit=1.0, classes=0.2),
 }
-FIRST_ALIGNED = 100  # step from which pseudo-labels are trusted
+FIRST_ALIGNED = 100  # step from which pseudo-labels are trusted; adapted ones have the source's class shares, whatever the truth
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def train(
                 task_pull = torch.autograd.grad((a * entropy).sum(), x, retain_graph=True)[0].flatten(1).norm(dim=1)
                 gap_pull = torch.autograd.grad(gap.sum(), x, retain_graph=True)[0].flatten(1).norm(dim=1) * strength
                 gap = gap * (min(1.0, batch / 32) * how.limit * task_pull / gap_pull.clamp_min(1e-12)).clamp_max(1.0)
-            risen = 1.0 if ramp == 0.0 else min(1.0, (done + step) / (ramp * steps))
+            risen = 1.0 if ramp == 0.0 else min(1.0, max(0.0, (done + step - FIRST_ALIGNED) / (ramp * steps)))
             objective = (a * entropy).sum(1) + risen * strength * torch.where(strength > 0, gap, 0.0)
             adam.zero_grad()
             objective.sum().backward()
