@@ -1,14 +1,14 @@
-"""Target accuracy by penalty, batch size, sampler and estimator: thousands of short runs, equal in all else, with paired seeds.
+"""Target accuracy by penalty, batch size, sampler and estimator: short runs, equal in all else, with paired seeds.
 
-    python benchmarks/atlas.py ../shared/data --seeds 0 1 --out benchmarks/results/atlas.jsonl     # continues where it was stopped
-    python benchmarks/atlas.py --report                                                             # figure and tables from the records
+    python benchmarks/atlas.py ../shared/data --seeds 0 1 2 --out benchmarks/results/atlas.jsonl   # continues
+    python benchmarks/atlas_report.py benchmarks/results/atlas.jsonl                                # figure and tables
 
-The runs of one seed (all penalties and all tasks of a data set) train side by side as one network with a leading axis of runs: steps of
-networks this small are overhead, and are paid for once. Samplers, kernels and strata are the package's; the losses are written out below for
-that leading axis, and `--check` compares them with the package's.
+The runs of one seed (all penalties and all tasks of a data set) train side by side as one network with a leading axis
+of runs: steps of networks this small are overhead, and are paid for once. Samplers, kernels, strata and class alignment
+are the package's; the losses are written out below for that leading axis, and `--check` compares them with its own.
 
-Network: 128 - 64 with ReLU on frozen features, or two strided convolutions and 64 units on images; the discrepancy acts on the 64. Adam 1e-3,
-weight decay 1e-4, constant penalty, no target label but in the final count. A fifth of the source is held out for validation.
+Network: 128 - 64 with ReLU on frozen features, or two strided convolutions and 64 units on images; the discrepancy acts
+on the 64. Adam 1e-3, weight decay 1e-4, no target label but in the final count. A fifth of the source is held out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ RANK = 64  # of the kernel features that strata are made from
 MOST = 2000  # samples of a domain
 
 
-
 @dataclass(frozen=True)
 class Method:
     """How batches are drawn, and how their loss is used."""
@@ -51,8 +50,10 @@ class Method:
     sampler: str = "uniform"
     estimator: str = "v"  # "u", or "reference": against the batches before
     ramp: float = 0.0  # share of the steps over which the penalty rises to its value, after the first 100
-    limit: float | None = None  # of the discrepancy's pull on source features, in parts of the task's: so much at 32 samples, in proportion below
-    classes: float | None = None  # batches of both domains have all classes alike from when the predicted shares of the target differ by so much
+    # of the discrepancy's pull on source features, in parts of the task's: so much at 32 samples, in proportion below
+    limit: float | None = None
+    # batches of both domains have all classes alike from when the predicted shares of the target differ by so much
+    classes: float | None = None
 
 
 METHODS = {
@@ -67,10 +68,12 @@ METHODS = {
     "aligned, limited": Method("balanced", ramp=0.2, limit=1.0, classes=0.0),
     "recommended": Method("balanced", ramp=0.2, limit=1.0, classes=0.2),
 }
-FIRST_ALIGNED = 100  # step from which pseudo-labels are trusted; adapted ones have the source's class shares, whatever the truth
+FIRST_ALIGNED = (
+    100  # step from which pseudo-labels are trusted; adapted ones have the source's class shares, whatever the truth
+)
 
 
-# ---- data ----------------------------------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,9 @@ class Task:
     target_labels: Tensor
 
 
-def make_tasks(domains: dict[str, tuple[np.ndarray, np.ndarray]], pairs: list[tuple[str, str]], scale: bool) -> list[Task]:
+def make_tasks(
+    domains: dict[str, tuple[np.ndarray, np.ndarray]], pairs: list[tuple[str, str]], scale: bool
+) -> list[Task]:
     tasks = []
     for a, b in pairs:
         (xs, ys), (xt, yt) = (_at_most(*domains[name]) for name in (a, b))
@@ -118,16 +123,25 @@ def watch(folder: Path) -> list[Task]:
     features = np.concatenate(parts, 1)
     first = np.isin(data["subject"], np.unique(data["subject"])[::2])
     domains = {
-        f"{'left' if side == 0 else 'right'}-{name}": (features[rows & (data["side"] == side)], data["y"][rows & (data["side"] == side)])
+        f"{'left' if side == 0 else 'right'}-{name}": (
+            features[rows & (data["side"] == side)],
+            data["y"][rows & (data["side"] == side)],
+        )
         for side, (name, rows) in itertools.product((0, 1), (("A", first), ("B", ~first)))
     }
-    return make_tasks(domains, [("left-A", "right-B"), ("left-B", "right-A"), ("right-A", "left-B"), ("right-B", "left-A")], scale=True)
+    return make_tasks(
+        domains,
+        [("left-A", "right-B"), ("left-B", "right-A"), ("right-A", "left-B"), ("right-B", "left-A")],
+        scale=True,
+    )
 
 
 def pacs(folder: Path) -> list[Task]:
     """Pooled features (1280) of EfficientNet-lite0."""
     data = np.load(folder / "pacs/pacs_effnetlite0.npz")
-    domains = {d: (data[f"feat_{d}"].astype("f4"), data[f"y_{d}"]) for d in ("art_painting", "cartoon", "photo", "sketch")}
+    domains = {
+        d: (data[f"feat_{d}"].astype("f4"), data[f"y_{d}"]) for d in ("art_painting", "cartoon", "photo", "sketch")
+    }
     pairs = [("art_painting", "cartoon"), ("cartoon", "photo"), ("photo", "art_painting"), ("art_painting", "sketch")]
     return make_tasks(domains, pairs, scale=True)
 
@@ -140,7 +154,11 @@ def amazon(folder: Path) -> list[Task]:
     words = torch.from_numpy(np.concatenate([counts[name] for name in names]))
     axes = torch.linalg.eigh((words - words.mean(0)).T @ (words - words.mean(0))).eigenvectors[:, -200:]
     domains = {name: ((torch.from_numpy(counts[name]) @ axes).numpy(), data[f"{name}_train_y"]) for name in names}
-    return make_tasks(domains, [("books", "electronics"), ("kitchen", "dvd"), ("electronics", "books"), ("dvd", "kitchen")], scale=True)
+    return make_tasks(
+        domains,
+        [("books", "electronics"), ("kitchen", "dvd"), ("electronics", "books"), ("dvd", "kitchen")],
+        scale=True,
+    )
 
 
 def digits(folder: Path) -> list[Task]:
@@ -158,14 +176,16 @@ def digits(folder: Path) -> list[Task]:
         "usps": (patches(data["usps_train_x"][:MOST]), data["usps_train_y"][:MOST]),
         "semeion": (patches(data["semeion_x"]), data["semeion_y"]),
     }
-    return make_tasks(domains, [("mnist", "usps"), ("usps", "mnist"), ("semeion", "usps"), ("mnist", "semeion")], scale=False)
+    return make_tasks(
+        domains, [("mnist", "usps"), ("usps", "mnist"), ("semeion", "usps"), ("mnist", "semeion")], scale=False
+    )
 
 
 DATA: dict[str, Callable[[Path], list[Task]]] = {"watch": watch, "pacs": pacs, "digits": digits, "amazon": amazon}
 STEPS = {"watch": 1500, "pacs": 800, "digits": 800, "amazon": 1000}
 
 
-# ---- networks side by side -----------------------------------------------------------------------------------------------------------
+# --- networks side by side ------------------------------------------------------------------------
 
 
 class Networks:
@@ -205,7 +225,7 @@ class Networks:
         return torch.baddbmm(self.biases[-1][runs], z, self.weights[-1][runs])
 
 
-# ---- losses of R pairs of batches ----------------------------------------------------------------------------------------------------
+# --- losses of R pairs of batches -----------------------------------------------------------------
 
 
 def mixture(x: Tensor, y: Tensor) -> Tensor:
@@ -256,7 +276,7 @@ def coral_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, recent_x: Recent
 
 
 def mmd_reference(x: Tensor, y: Tensor, a: Tensor, b: Tensor, recent_x: Recent, recent_y: Recent) -> Tensor:
-    """Gradient of 2 Σ a f(x) - 2 Σ b f(y) with f the witness function of recent batches, as a form that is linear in x and y."""
+    """Gradient of 2 Σ a f(x) - 2 Σ b f(y), f the witness function of recent batches, as a form linear in x and y."""
     with torch.no_grad():
         z, w = torch.cat([x, y], 1), torch.cat([a, -b], 1)
         (rows_x, w_x), (rows_y, w_y) = joined(recent_x), joined(recent_y)
@@ -272,10 +292,12 @@ def joined(recent: Recent) -> tuple[Tensor, Tensor]:
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    return (x.square().sum(2)[:, :, None] + y.square().sum(2)[:, None] - 2 * torch.bmm(x, y.transpose(1, 2))).clamp_min(0)
+    return (x.square().sum(2)[:, :, None] + y.square().sum(2)[:, None] - 2 * torch.bmm(x, y.transpose(1, 2))).clamp_min(
+        0
+    )
 
 
-# ---- training ------------------------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def streams(kind: str, loss: str, n: int, batch: int, seed: int) -> Any:
@@ -294,7 +316,14 @@ def draws(iterator: Iterator[Any], count: int, batch: int) -> tuple[Tensor, Tens
 
 
 def train(
-    tasks: list[Task], data: str, loss: str, batch: int, method: str, seed: int, steps: int, penalties: tuple[float, ...]
+    tasks: list[Task],
+    data: str,
+    loss: str,
+    batch: int,
+    method: str,
+    seed: int,
+    steps: int,
+    penalties: tuple[float, ...],
 ) -> list[dict[str, Any]]:
     """Train all penalties on all tasks with one seed; a record for each run."""
     how = METHODS[method]
@@ -329,14 +358,18 @@ def train(
         if kind != "uniform":
             for side in samplers:
                 banks[side] = [
-                    all_features(networks, getattr(task, side), slice(t * per_task, (t + 1) * per_task)) for t, task in enumerate(tasks)
+                    all_features(networks, getattr(task, side), slice(t * per_task, (t + 1) * per_task))
+                    for t, task in enumerate(tasks)
                 ]
             for r, t in enumerate(owners) if kind != "uniform" else ():
                 z = {side: banks[side][t][r % per_task] for side in samplers}
                 given: dict[str, Any] = {"source": {}, "target": {}}
                 if how.classes is not None and done >= FIRST_ALIGNED:
                     logits = networks.logits(z["target"][None], slice(r, r + 1))[0].detach()
-                    shares = [torch.bincount(y, minlength=classes) / len(y) for y in (tasks[t].source_labels, logits.argmax(1))]
+                    shares = [
+                        torch.bincount(y, minlength=classes) / len(y)
+                        for y in (tasks[t].source_labels, logits.argmax(1))
+                    ]
                     since.setdefault(r, done) if (shares[0] - shares[1]).abs().sum() / 2 >= how.classes else None
                     if r in since:
                         aligned = vardass.align_classes(tasks[t].source_labels, logits, strata=batch)
@@ -350,9 +383,13 @@ def train(
             i, j = (rows[side][step] + starts[side] for side in ("source", "target"))
             a, b = weights["source"][step], weights["target"][step]
             x, y = networks.features(inputs["source"][i]), networks.features(inputs["target"][j])
-            entropy = F.cross_entropy(networks.logits(x).flatten(0, 1), labels[i].flatten(), reduction="none").view_as(a)
+            entropy = F.cross_entropy(networks.logits(x).flatten(0, 1), labels[i].flatten(), reduction="none").view_as(
+                a
+            )
             if is_bank and recent["source"]:
-                gap = (mmd_reference if loss == "mmd" else coral_reference)(x, y, a, b, recent["source"], recent["target"])
+                gap = (mmd_reference if loss == "mmd" else coral_reference)(
+                    x, y, a, b, recent["source"], recent["target"]
+                )
             else:
                 gap = mmd(x, y, a, b, estimator) if loss == "mmd" else coral(x, y, a, b)
             if how.limit is not None:
@@ -371,7 +408,15 @@ def train(
             marks[done] = [r["target"] for r in measure(networks, tasks, per_task, loss, brief=True)]
     records = measure(networks, tasks, per_task, loss, brief=False)
     for r, record in enumerate(records):
-        record |= {"data": data, "loss": loss, "batch": batch, "method": method, "seed": seed, "steps": steps, "penalty": penalties[r % per_task]}
+        record |= {
+            "data": data,
+            "loss": loss,
+            "batch": batch,
+            "method": method,
+            "seed": seed,
+            "steps": steps,
+            "penalty": penalties[r % per_task],
+        }
         if how.classes is not None:
             record["aligned_since"] = since.get(r)
         record["course"] = {str(mark): values[r] for mark, values in marks.items()}
@@ -397,7 +442,11 @@ def measure(networks: Networks, tasks: list[Task], per_task: int, loss: str, *, 
                 source = 100 * (networks.logits(held, runs).argmax(2) == task.held_out_labels).float().mean(1)
                 spread = z.var(1).sum(1).sqrt()
                 for r, row in enumerate(rows):
-                    row |= {"held_out": len(task.held_out), "source": round(float(source[r]), 3), "spread": round(float(spread[r]), 4)}
+                    row |= {
+                        "held_out": len(task.held_out),
+                        "source": round(float(source[r]), 3),
+                        "spread": round(float(spread[r]), 4),
+                    }
         found += rows
     return found
 
@@ -408,18 +457,28 @@ def check() -> None:
     x, y = (torch.randn(3, 8, 64, generator=g).mul(0.3) for _ in range(2))
     a, b = (torch.rand(3, 8, generator=g).softmax(1) for _ in range(2))
     for r in range(3):
-        even = torch.full((8,), 1 / 8)
         own, theirs = mmd(x, y, a, b, "v")[r], vardass.mmd2(x[r], y[r], weights_x=a[r], weights_y=b[r])
         torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
         own = coral(x, y, a, b)[r]
-        torch.testing.assert_close(own, vardass.coral(x[r], y[r], weights_x=a[r], weights_y=b[r], preset="domainbed"), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            own, vardass.coral(x[r], y[r], weights_x=a[r], weights_y=b[r], preset="domainbed"), rtol=1e-4, atol=1e-6
+        )
     banks = [[(torch.randn(3, 40, 64, generator=g).mul(0.3), torch.full((3, 40), 1 / 40))] for _ in range(2)]
-    for form, package in ((mmd_reference, vardass.mmd2), (coral_reference, lambda *z, **o: vardass.coral(*z, preset="domainbed", **o))):
+    for form, package in (
+        (mmd_reference, vardass.mmd2),
+        (coral_reference, lambda *z, **o: vardass.coral(*z, preset="domainbed", **o)),
+    ):
         given = [z.clone().requires_grad_() for z in (x, y)]
         own = torch.autograd.grad(form(*given, a, b, *banks).sum(), given)
         for r in range(3):
             given = [z[r].clone().requires_grad_() for z in (x, y)]
-            options = {"weights_x": a[r], "weights_y": b[r], "bank_x": banks[0][0][0][r], "bank_y": banks[1][0][0][r], "estimator": "reference"}
+            options = {
+                "weights_x": a[r],
+                "weights_y": b[r],
+                "bank_x": banks[0][0][0][r],
+                "bank_y": banks[1][0][0][r],
+                "estimator": "reference",
+            }
             theirs = torch.autograd.grad(package(*given, **options), given)
             for mine, its in zip(own, theirs):
                 torch.testing.assert_close(mine[r], its, rtol=2e-3, atol=1e-6)
@@ -449,7 +508,9 @@ def main() -> None:
             r = json.loads(line)
             known.add((r["data"], r["loss"], r["batch"], r["method"], r["seed"], r["steps"]))
     loaded: dict[str, list[Task]] = {}
-    for seed, batch, method, loss, data in itertools.product(args.seeds, args.batches, args.methods, args.losses, args.data):
+    for seed, batch, method, loss, data in itertools.product(
+        args.seeds, args.batches, args.methods, args.losses, args.data
+    ):
         steps = args.steps or STEPS[data]
         if (data, loss, batch, method, seed, steps) in known:
             continue
@@ -463,7 +524,16 @@ def main() -> None:
             for record in records:
                 file.write(json.dumps({**record, "seconds": round(seconds / len(records), 2), "commit": commit}) + "\n")
         best = {p: np.mean([r["target"] for r in records if r["penalty"] == p]) for p in penalties}
-        print(data, loss, batch, method, seed, f"{seconds:.0f} s", " ".join(f"{p:g}:{v:.1f}" for p, v in best.items()), flush=True)
+        print(
+            data,
+            loss,
+            batch,
+            method,
+            seed,
+            f"{seconds:.0f} s",
+            " ".join(f"{p:g}:{v:.1f}" for p, v in best.items()),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
