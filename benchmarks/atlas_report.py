@@ -37,7 +37,7 @@ seed 0: read the gains with that in mind. 32 is the batch size of `adapt`; at 8 
 
 def read(path: Path) -> pd.DataFrame:
     """All records; a run is collapsed when it no longer classifies its own source as the run without penalty does."""
-    runs = pd.read_json(path, lines=True)
+    runs = pd.read_json(path, lines=True, precise_float=True)  # else 0.3 is not 0.3
     alone = runs[(runs.penalty == 0) & (runs.method == BASELINE)].set_index(["data", "loss", "batch", "seed", "task"])
     keys = pd.MultiIndex.from_frame(runs[["data", "loss", "batch", "seed", "task"]])
     runs["source only"] = alone["target"].reindex(keys).to_numpy()
