@@ -279,7 +279,7 @@ def main() -> None:
         file.write(("\n\n".join(parts) + "\n").encode())
     shown = [BASELINE, *(name for name in methods if "(" not in name)]
     draw(runs, shown, args.out / "atlas", split=False)
-    draw(runs, [BASELINE, *methods], args.out / "atlas_by_data", split=True)
+    draw(runs, shown, args.out / "atlas_by_data", split=True)
 
 
 if __name__ == "__main__":
