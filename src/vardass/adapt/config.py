@@ -420,10 +420,10 @@ class RunConfig(BaseModel):
 
         MMD and CORAL have a large penalty, 10, that is 0 for the first 100 steps, rises over a fifth of the steps, and
         pulls no harder at the features than the task does. Where the sampler can, both sides of a batch get the same
-        classes if the predicted class shares of the target differ by 0.2 from the source's at step 100: aligning gained
-        many points where they do, and cost about one where not. (Later predictions do not tell: a discrepancy gives the
-        target the source's class shares, whatever the truth.) All else is as in ``RunConfig()``, which has none of
-        these, as the paper has none.
+        classes once, at a refresh from step 100 on, predicted class shares differ by 0.2 from the source's: aligning
+        gained many points where they do, and cost about one where not. (Much later ones do not tell: a discrepancy
+        gives the target the source's class shares, whatever the truth.) All else is as in ``RunConfig()``, which has
+        none of these, as the paper has none.
 
         Examples
         --------
