@@ -27,10 +27,10 @@ _START = 100  # steps before the first pseudo-labels; those of an untrained netw
 class ClassAligner:
     """Groups and shares of both domains for the refreshes of a run, see ``vardass.samplers.align_classes``.
 
-    Before ``start`` steps, and where the predictions leave too few samples for a batch, strata know no classes; nor do
-    they until the shares of the predicted classes differ from the source's by ``threshold``, in total variation. Then
-    batches stay aligned. What is returned depends on the network, the step and the samplers' state alone, so a resumed
-    run is the same. No label of the target is read.
+    There is a refresh at ``start`` steps, whatever the policy says. Before it, and where the predictions leave too few
+    samples for a batch, strata know no classes; nor do they until the shares of the predicted classes differ from the
+    source's by ``threshold``, in total variation. Then batches stay aligned. What is returned depends on the network,
+    the step and the samplers' state alone, so a resumed run is the same. No label of the target is read.
 
     Parameters
     ----------

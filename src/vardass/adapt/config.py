@@ -420,10 +420,10 @@ class RunConfig(BaseModel):
 
         MMD and CORAL have a large penalty, 10, that is 0 for the first 100 steps, rises over a fifth of the steps, and
         pulls no harder at the features than the task does. Where the sampler can, both sides of a batch get the same
-        classes once, at a refresh from step 100 on, predicted class shares differ by 0.2 from the source's: aligning
-        gained many points where they do, and cost about one where not. (Much later ones do not tell: a discrepancy
-        gives the target the source's class shares, whatever the truth.) All else is as in ``RunConfig()``, which has
-        none of these, as the paper has none.
+        classes once predicted class shares differ by 0.2 from the source's, at the step where the penalty sets in or a
+        later refresh: aligning gained many points where they do, and cost about one where not. (Much later ones do not
+        tell: a discrepancy gives the target the source's class shares, whatever the truth.) All else is as in
+        ``RunConfig()``, which has none of these, as the paper has none.
 
         Examples
         --------
@@ -439,7 +439,7 @@ class RunConfig(BaseModel):
         options = {**usual, **plain.algorithm_options}
         if "class_aligned" not in plain.model_fields_set:
             try:
-                classes = {"threshold": 0.2, **plain.class_options}
+                classes = {"threshold": 0.2, "start": options["delay"], **plain.class_options}
                 return plain.changed(algorithm_options=options, class_aligned="uniform", class_options=classes)
             except InputError:  # the sampler has no strata, or is never refreshed
                 pass

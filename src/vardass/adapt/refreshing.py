@@ -185,7 +185,8 @@ class StrataUpdater:
         return stop, log
 
     def _refresh(self, step: int) -> dict[str, Any] | None:
-        log = self.refresher.step(step)
+        # whatever the policy: classes are compared before the discrepancy pulls at them
+        log = self.refresher.step(step, now=self.classes is not None and step == self.classes.start)
         return log if log is None or self.classes is None else {**log, **self.classes.log}
 
     def _send_strata(self) -> None:

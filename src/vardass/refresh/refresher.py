@@ -120,8 +120,8 @@ class Refresher:
                         stacklevel=3,
                     )
 
-    def step(self, step: int) -> dict[str, Any] | None:
-        """Refresh all samplers if it is time, after ``step`` batches.
+    def step(self, step: int, *, now: bool = False) -> dict[str, Any] | None:
+        """Refresh all samplers if it is time, or if ``now`` says so, after ``step`` batches.
 
         Returns
         -------
@@ -134,7 +134,7 @@ class Refresher:
         log: dict[str, Any] = {"step": step}
         for name in self._arrived():
             log.update(self._strata_log(name))
-        if self._is_due(step):
+        if self._is_due(step) or now:  # a policy that observes is asked at every step
             groups = self._new_groups(step)
             for name, sampler in self.samplers.items():
                 if getattr(sampler, "needs_features", True):
