@@ -90,9 +90,12 @@ class Task:
 
 
 def make_tasks(
-    domains: dict[str, tuple[np.ndarray, np.ndarray]], pairs: list[tuple[str, str]], scale: bool
+    domains: dict[str, tuple[np.ndarray, np.ndarray]], pairs: list[tuple[str, str]], scale: bool, others: bool
 ) -> list[Task]:
+    """Tasks of some pairs of domains, or of all the others."""
     tasks = []
+    if others:
+        pairs = [pair for pair in itertools.permutations(domains, 2) if pair not in pairs]
     for a, b in pairs:
         (xs, ys), (xt, yt) = (_at_most(*domains[name]) for name in (a, b))
         rows = np.random.default_rng(0).permutation(len(xs))
@@ -114,7 +117,7 @@ def _at_most(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[rows], y[rows]
 
 
-def watch(folder: Path) -> list[Task]:
+def watch(folder: Path, others: bool) -> list[Task]:
     """Wrist x group of people (every second person): 78 statistics of each window."""
     data = np.load(folder / "watch_exercise/watch_windows.npz")
     w = data["X"].astype("f4")
@@ -133,20 +136,21 @@ def watch(folder: Path) -> list[Task]:
         domains,
         [("left-A", "right-B"), ("left-B", "right-A"), ("right-A", "left-B"), ("right-B", "left-A")],
         scale=True,
+        others=others,
     )
 
 
-def pacs(folder: Path) -> list[Task]:
+def pacs(folder: Path, others: bool) -> list[Task]:
     """Pooled features (1280) of EfficientNet-lite0."""
     data = np.load(folder / "pacs/pacs_effnetlite0.npz")
     domains = {
         d: (data[f"feat_{d}"].astype("f4"), data[f"y_{d}"]) for d in ("art_painting", "cartoon", "photo", "sketch")
     }
     pairs = [("art_painting", "cartoon"), ("cartoon", "photo"), ("photo", "art_painting"), ("art_painting", "sketch")]
-    return make_tasks(domains, pairs, scale=True)
+    return make_tasks(domains, pairs, scale=True, others=others)
 
 
-def amazon(folder: Path) -> list[Task]:
+def amazon(folder: Path, others: bool) -> list[Task]:
     """log(1 + counts) of 5,000 words on their 200 main axes over all four domains (no labels)."""
     data = np.load(folder / "amazon_reviews/amazon_reviews.npz")
     names = ("books", "dvd", "electronics", "kitchen")
@@ -158,10 +162,11 @@ def amazon(folder: Path) -> list[Task]:
         domains,
         [("books", "electronics"), ("kitchen", "dvd"), ("electronics", "books"), ("dvd", "kitchen")],
         scale=True,
+        others=others,
     )
 
 
-def digits(folder: Path) -> list[Task]:
+def digits(folder: Path, others: bool) -> list[Task]:
     """Images of 16 x 16, as the 64 patches of 3 x 3 that the first convolution (stride 2) sees; trained end to end."""
     data = np.load(folder / "digits/digits.npz")
 
@@ -176,12 +181,11 @@ def digits(folder: Path) -> list[Task]:
         "usps": (patches(data["usps_train_x"][:MOST]), data["usps_train_y"][:MOST]),
         "semeion": (patches(data["semeion_x"]), data["semeion_y"]),
     }
-    return make_tasks(
-        domains, [("mnist", "usps"), ("usps", "mnist"), ("semeion", "usps"), ("mnist", "semeion")], scale=False
-    )
+    pairs = [("mnist", "usps"), ("usps", "mnist"), ("semeion", "usps"), ("mnist", "semeion")]
+    return make_tasks(domains, pairs, scale=False, others=others)
 
 
-DATA: dict[str, Callable[[Path], list[Task]]] = {"watch": watch, "pacs": pacs, "digits": digits, "amazon": amazon}
+DATA: dict[str, Callable[[Path, bool], list[Task]]] = {"watch": watch, "pacs": pacs, "digits": digits, "amazon": amazon}
 STEPS = {"watch": 1500, "pacs": 800, "digits": 800, "amazon": 1000}
 
 
@@ -496,6 +500,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--penalties", type=float, nargs="+", help="some of the usual ones")
     parser.add_argument("--steps", type=int, help="instead of the usual number, to see whether runs have converged")
+    parser.add_argument("--others", action="store_true", help="pairs of domains that no setting was chosen on")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     if args.check:
@@ -515,7 +520,7 @@ def main() -> None:
         if (data, loss, batch, method, seed, steps) in known:
             continue
         if data not in loaded:
-            loaded[data] = DATA[data](args.folder)
+            loaded[data] = DATA[data](args.folder, args.others)
         start = time.process_time()
         penalties = tuple(args.penalties or PENALTIES[loss])
         records = train(loaded[data], data, loss, batch, method, seed, steps, penalties)
