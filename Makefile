@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow lint demo bench clean
+.PHONY: help setup test test-slow lint docs demo bench clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -41,8 +41,11 @@ test-slow: $(STAMP) ## tests that take minutes: processes killed again and again
 demo: $(STAMP) ## what the package does, on embedded data, in minutes
 	$(BIN)/vardass demo --out demo
 
+docs: $(STAMP) ## the documentation, in site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(STAMP) ## the numbers in benchmarks/results, made again
 	$(BIN)/python benchmarks/run.py
 
-clean: ## remove .venv and the demo's files
-	rm -rf .venv demo
+clean: ## remove .venv, the demo's files and the built documentation
+	rm -rf .venv demo site .cache

@@ -1,0 +1,39 @@
+"""The list of commands on `cli.md`, made from the program itself."""
+
+from typer.main import get_command
+
+MARK = "<!-- commands -->"
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Put the commands and their options where the page says so."""
+    if MARK not in markdown:
+        return markdown
+    from vardass.cli.app import app
+
+    commands = get_command(app).commands
+    return markdown.replace(MARK, "\n\n".join(_section(name, command) for name, command in commands.items()))
+
+
+def _section(name, command):
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    words = [p.metavar or p.name.upper() for p in arguments]
+    usage = " ".join(["vardass", name, *(w if p.required else f"[{w}]" for p, w in zip(arguments, words))])
+    rows = [_row(f"`{word}`", p) for p, word in zip(arguments, words)]
+    rows += [_row("<br>".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)), p) for p in options]
+    table = "\n".join(["| | |", "|---|---|", *rows])
+    return f"## {name}\n\n{command.help.strip()}\n\n```text\n{usage} [OPTIONS]\n```\n\n{table}\n\n"
+
+
+def _row(first, parameter):
+    text = (
+        " ".join((getattr(parameter, "help", None) or "").split())
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("\\[", "[")
+    )
+    default = parameter.default
+    if default not in (None, False, True, (), []) and not callable(default) and f"{default}" not in text:
+        text += f" *Default: {default}.*"
+    return f"| {first} | {text} |"
