@@ -22,7 +22,10 @@ def _section(name, command):
     usage = " ".join(["vardass", name, *(w if p.required else f"[{w}]" for p, w in zip(arguments, words))])
     rows = [_row(f"`{word}`", p) for p, word in zip(arguments, words)]
     rows += [_row("<br>".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)), p) for p in options]
-    table = "\n".join(["| | |", "|---|---|", *rows])
+    table = "\n".join(["| option | |", "|---|---|", *rows])
+    table = f'<div class="options" markdown>\n\n{table}\n\n</div>'
+    if len(rows) > 25:
+        table = f'??? note "{len(rows)} options"\n\n' + "\n".join(f"    {line}" for line in table.splitlines())
     return f"## {name}\n\n{command.help.strip()}\n\n```text\n{usage} [OPTIONS]\n```\n\n{table}\n\n"
 
 
