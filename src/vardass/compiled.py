@@ -20,9 +20,12 @@ __all__ = [
     "gaussian_mixture",
     "greedy_in_order",
     "move_points",
+    "nearest_strata",
+    "shifted",
     "swap_points",
     "sweep_exact",
     "sweep_low_rank",
+    "sweep_nearest",
 ]
 
 Floats = NDArray[np.floating]
@@ -281,48 +284,83 @@ def _power_of_two(t: np.float32) -> np.float32:
     return e * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
+@njit(nogil=True, cache=True, fastmath=True)
+def shifted(x: Floats, shift: Floats) -> tuple[Floats, Floats]:
+    """``x - shift`` (n, d) and the squared norms of its rows (n,)."""
+    n, d = x.shape
+    moved, norms = np.empty((n, d), x.dtype), np.empty(n, x.dtype)
+    for i in range(n):
+        row, out, norm = x[i], moved[i], x.dtype.type(0)
+        for c in range(d):
+            value = row[c] - shift[c]
+            out[c] = value
+            norm += value * value
+        norms[i] = norm
+    return moved, norms
+
+
+@njit(nogil=True, cache=True, fastmath=_IN_ORDER)
+def _row_of_distances(
+    row: Floats, x: Floats, y: Floats, norm: float, norm_y: Floats, reach: float, d2: Floats
+) -> None:
+    """|x - y_j|² (m,) from ``row`` <x, y_j> (m,), exact where that is too coarse."""
+    eps = np.float32(1.1920929e-07)
+    zero = np.float32(0)
+    near, small = np.float32(reach), np.float32(1e-6 * reach)
+    close = 0
+    for j in range(len(row)):
+        sums = norm + norm_y[j]
+        value = sums - np.float32(2) * row[j]
+        value = value if value > zero else zero
+        error = eps * sums
+        limit = np.float32(1e5) * error
+        limit = limit if limit > near else near
+        close += 1 if (error >= small and value < limit) else 0
+        d2[j] = value
+    if close > 0:
+        for j in range(len(row)):
+            error = eps * (norm + norm_y[j])
+            if error >= small and d2[j] < max(near, np.float32(1e5) * error):
+                other, value = y[j], zero
+                for c in range(len(x)):
+                    value += (x[c] - other[c]) * (x[c] - other[c])
+                d2[j] = value
+
+
 @njit(nogil=True, cache=True, fastmath=_IN_ORDER)
 def gaussian_mixture(
-    products: Floats, x: Floats, y: Floats, norm_x: Floats, norm_y: Floats, rates: Floats, reach: float
+    products: Floats,
+    x: Floats,
+    y: Floats,
+    norm_x: Floats,
+    norm_y: Floats,
+    rates: Floats,
+    reach: float,
+    symmetric: bool,
 ) -> None:
     """Turn ``products`` <x_i, y_j> (n, m) into Σ_rate exp(-rate |x_i - y_j|²), in place; single precision.
 
     See ``vardass.kernels.squared_distances`` for ``reach``. There one limit holds for all pairs, here each pair has
-    that of its own norms, so that a single outlier does not slow down all others.
+    that of its own norms, so that a single outlier does not slow down all others. Where it is ``symmetric`` only one
+    of two equal values is computed, and none on the diagonal.
     """
     n, m = products.shape
-    eps = np.float32(1.1920929e-07)
-    zero = np.float32(0)
-    d2 = np.empty(m, np.float32)
     factors = -rates * np.float32(1.4426950408889634)
-    near, small = np.float32(reach), np.float32(1e-6 * reach)
+    buffer = np.empty(m, np.float32)
     for i in range(n):
-        row = products[i]
-        norm = norm_x[i]
-        close = 0
-        for j in range(m):
-            sums = norm + norm_y[j]
-            value = sums - np.float32(2) * row[j]
-            value = value if value > zero else zero
-            error = eps * sums
-            limit = np.float32(1e5) * error
-            limit = limit if limit > near else near
-            close += 1 if (error >= small and value < limit) else 0
-            d2[j] = value
-        if close > 0:
-            xi = x[i]
-            for j in range(m):
-                error = eps * (norm + norm_y[j])
-                if error >= small and d2[j] < max(near, np.float32(1e5) * error):
-                    yj = y[j]
-                    value = zero
-                    for c in range(len(xi)):
-                        value += (xi[c] - yj[c]) * (xi[c] - yj[c])
-                    d2[j] = value
-        row[:] = zero
+        first = i + 1 if symmetric else 0
+        row, others, d2 = products[i, first:], y[first:], buffer[first:]
+        _row_of_distances(row, x[i], others, norm_x[i], norm_y[first:], reach, d2)
+        row[:] = np.float32(0)
         for factor in factors:
-            for j in range(m):
+            for j in range(len(row)):
                 row[j] += _power_of_two(d2[j] * factor)
+    if symmetric:
+        for top in range(0, n, 32):  # tiles that stay in cache
+            for left in range(0, top + 32, 32):
+                for i in range(top, min(top + 32, n)):
+                    for j in range(left, min(left + 32, i)):
+                        products[i, j] = products[j, i]
 
 
 @njit(nogil=True, cache=True, fastmath=True)
@@ -341,6 +379,61 @@ def centre(matrix: Floats) -> None:
         row, own = matrix[i], single[i]
         for j in range(n):
             row[j] -= own + single[j]
+
+
+_BINS = 512
+
+
+@njit(nogil=True, cache=True)
+def _cut(members: Ints, along: Floats, importance: Floats, left: int, strata: int) -> int:
+    """Put the members with the smallest ``along`` first, in place; return how many go with ``left`` of ``strata``.
+
+    Bins say where the cut falls, and only the members of that bin are sorted.
+    """
+    length = len(members)
+    lowest, highest = along[0], along[0]
+    for value in along:
+        lowest, highest = min(lowest, value), max(highest, value)
+    scale = (_BINS - 0.5) / (highest - lowest) if highest > lowest else 0.0
+    bins = np.empty(length, np.int64)
+    counts, amounts = np.zeros(_BINS, np.int64), np.zeros(_BINS)
+    even = len(importance) == 0
+    for p in range(length):
+        bins[p] = int((along[p] - lowest) * scale)
+        counts[bins[p]] += 1
+        amounts[bins[p]] += 1.0 if even else importance[members[p]]
+    share = length * left // strata + 0.5 if even else amounts.sum() * (left / strata)
+    place, before, amount = 0, 0, 0.0
+    while place < _BINS - 1 and amount + amounts[place] < share:
+        amount += amounts[place]
+        before += counts[place]
+        place += 1
+    least, most = left, length - (strata - left)  # each stratum needs a point
+    if most < before or least > before + counts[place]:
+        members[:] = members[np.argsort(along)]
+        return min(max(before, least), most)
+    inside = (bins == place).nonzero()[0]
+    inside = inside[np.argsort(along[inside])]
+    cut = before
+    for p in inside:
+        amount += 1.0 if even else importance[members[p]]
+        if amount >= share:
+            break
+        cut += 1
+    after = before + counts[place]
+    sorted_members = members[inside]
+    above = np.empty(length - after, np.int64)
+    low, high = 0, 0
+    for p in range(length):
+        if bins[p] < place:
+            members[low] = members[p]  # low <= p: what is overwritten has been read
+            low += 1
+        elif bins[p] > place:
+            above[high] = members[p]
+            high += 1
+    members[before:after] = sorted_members
+    members[after:] = above
+    return min(max(cut, least), most)
 
 
 @njit(nogil=True, cache=True, fastmath=True)
@@ -367,7 +460,7 @@ def bisect(z: Floats, k: int, importance: Floats) -> Ints:
                 labels[i] = label
             label += 1
             continue
-        some = members[:: (length - 1) // 2048 + 1]  # points enough for an axis
+        some = members[:: (length - 1) // 1024 + 1]  # points enough for an axis
         mean[:] = zero
         for i in some:
             point = z[i]
@@ -408,21 +501,8 @@ def bisect(z: Floats, k: int, importance: Floats) -> Ints:
             for c in range(m):
                 inner += point[c] * axis[c]
             along[p] = inner
-        members[:] = members[np.argsort(along)]
         left = strata // 2
-        cut = length * left // strata
-        if len(importance) > 0:
-            share = 0.0
-            for i in members:
-                share += importance[i]
-            share *= left / strata
-            amount, cut = 0.0, 0
-            for i in members:
-                amount += importance[i]
-                if amount >= share:
-                    break
-                cut += 1
-            cut = max(left, min(cut, length - (strata - left)))
+        cut = _cut(members, along, importance, left, strata)
         parts[waiting, 0], parts[waiting, 1], parts[waiting, 2] = start + cut, length - cut, strata - left
         parts[waiting + 1, 0], parts[waiting + 1, 1], parts[waiting + 1, 2] = start, cut, left
         waiting += 2
@@ -491,6 +571,107 @@ def sweep_low_rank(
                 sums[c, source] -= point[c]
                 sums[c, target] += point[c]
     return decrease
+
+
+@njit(nogil=True, cache=True, fastmath=_IN_ORDER)
+def nearest_strata(
+    cross: Floats, diag: Floats, labels: Ints, sizes: Floats, diag_sums: Floats, high: int, nearest: NDArray[np.int32]
+) -> None:
+    """Fill ``nearest`` (b, c) with c of the k > c strata that b points may best move to, the best one among them.
+
+    ``cross`` (b, k) is <φ_i, Σ φ> of points and strata. Place j is for the best of the strata h with h % c = j, which
+    is found side by side for all places; strata with neighbouring numbers, as bisection makes them, are neighbours.
+    Strata of ``high`` points, which take no more, come last.
+    """
+    count, k = cross.shape
+    c = nearest.shape[1]
+    padded = -(-k // c) * c
+    never = cross.dtype.type(3e38)
+    scores = np.full(padded, never, cross.dtype)
+    lowest = np.empty(c, cross.dtype)
+    factors, offsets = sizes.copy(), diag_sums.copy()
+    for h in range(k):
+        if sizes[h] >= high:
+            factors[h], offsets[h] = 0, never
+    for i in range(count):
+        row, own_diag, found = cross[i], diag[i], nearest[i]
+        for h in range(k):
+            scores[h] = factors[h] * own_diag + offsets[h] - 2 * row[h]
+        scores[labels[i]] = never
+        for j in range(c):
+            lowest[j], found[j] = scores[j], j
+        for start in range(c, padded, c):
+            part = scores[start : start + c]
+            for j in range(c):
+                better = part[j] < lowest[j]
+                lowest[j] = part[j] if better else lowest[j]
+                found[j] = np.int32(start + j) if better else found[j]
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def sweep_nearest(
+    features: Floats,
+    residual: Floats,
+    diag: Floats,
+    labels: Ints,
+    sums: Floats,
+    sizes: Floats,
+    diag_sums: Floats,
+    nearest: NDArray[np.int32],
+    gaps: Floats,
+    limit: float,
+    low: int,
+    high: int,
+    noise: float,
+) -> tuple[float, int]:
+    """`sweep_low_rank` that looks only at the strata in ``nearest`` (n, c); here ``sums`` is (k, r).
+
+    A point that moves puts the stratum that it leaves in the place of the one that it joins. ``gaps`` (n,) is what
+    the best move would have cost each point when it was last looked at; those above ``limit`` are passed over.
+    Returns the decrease of J and the number of moves.
+    """
+    n, r = features.shape
+    c = nearest.shape[1]
+    zero = features[0, 0] * 0
+    decrease, moves = 0.0, 0
+    for i in range(n):
+        source = labels[i]
+        if gaps[i] > limit or sizes[source] <= low:
+            continue
+        point, own_diag, choice, own_sums = features[i], diag[i], nearest[i], sums[source]
+        inner = zero
+        for f in range(r):
+            inner += point[f] * own_sums[f]
+        own = sizes[source] * own_diag + diag_sums[source] - 2 * (inner + residual[i])
+        lowest, place = zero, -1
+        for j in range(c):
+            h = choice[j]
+            if h != source and sizes[h] < high:
+                other = sums[h]
+                inner = zero
+                for f in range(r):
+                    inner += point[f] * other[f]
+                score = sizes[h] * own_diag + diag_sums[h] - 2 * inner
+                if place < 0 or score < lowest:
+                    lowest, place = score, j
+        if place < 0:
+            continue
+        gaps[i] = lowest - own
+        if own - lowest > noise * abs(own):
+            target = choice[place]
+            choice[place] = source
+            decrease += own - lowest
+            moves += 1
+            labels[i] = target
+            sizes[source] -= 1
+            sizes[target] += 1
+            diag_sums[source] -= own_diag
+            diag_sums[target] += own_diag
+            new_sums = sums[target]
+            for f in range(r):
+                own_sums[f] -= point[f]
+                new_sums[f] += point[f]
+    return decrease, moves
 
 
 @njit(nogil=True, cache=True, fastmath=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -209,12 +210,14 @@ def mixture_reach(rates: Sequence[float]) -> float:
 _COMPILED_PAIRS = 2**12  # where numba is worth its start
 
 
-def _compiled_mixture(loops: ModuleType, x: Tensor, y: Tensor, rates: Sequence[float]) -> Tensor:
-    shift = x.mean(0)
-    x, y = (x - shift).contiguous(), (y - shift).contiguous()
-    products = x @ y.T
-    arrays = (products, x, y, x.square().sum(1), y.square().sum(1), torch.tensor(rates, dtype=x.dtype))
-    loops.gaussian_mixture(*(a.detach().numpy() for a in arrays), mixture_reach(rates))
+def _compiled_mixture(loops: ModuleType, x: Tensor, y: Tensor | None, rates: Sequence[float]) -> Tensor:
+    shift = x.detach().mean(0).numpy()
+    rows, norms = loops.shifted(x.detach().contiguous().numpy(), shift)
+    others, other_norms = (rows, norms) if y is None else loops.shifted(y.detach().contiguous().numpy(), shift)
+    products = torch.from_numpy(rows) @ torch.from_numpy(others).T
+    steepness = np.array(rates, dtype=rows.dtype)
+    reach = mixture_reach(rates)
+    loops.gaussian_mixture(products.numpy(), rows, others, norms, other_norms, steepness, reach, y is None)
     return products
 
 
@@ -303,7 +306,7 @@ class RBFMixture(Kernel):
         tracked = torch.is_grad_enabled() and (x.requires_grad or other.requires_grad)
         many = len(x) * len(other) >= _COMPILED_PAIRS and x.dtype == torch.float32
         if many and not tracked and (loops := hot_loops(x)) is not None:
-            values = _compiled_mixture(loops, x, other, rates)
+            values = _compiled_mixture(loops, x, y, rates)
             return values.fill_diagonal_(float(len(rates))) if y is None else values
         d2 = squared_distances(x, y, reach=mixture_reach(rates))
         if d2.requires_grad:

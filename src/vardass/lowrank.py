@@ -22,7 +22,7 @@ DEFAULT_RANK = 128
 
 _SAMPLE = 4096  # rows that landmarks and directions are chosen from
 _BLOCK_BYTES = 16 * 2**20  # a block of kernel rows should stay in cache
-_ROUNDS = 3  # of landmarks that are drawn together; more of them find no better ones
+_ROUNDS = 2  # of landmarks that are drawn together; more of them find no better ones
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,10 @@ def _fit(
     whiten = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
     if not sort and whiten.shape[1] <= rank:
         return FeatureMap(kernel, points, whiten.to(x.dtype)), whiten[:0], whiten[0, :0]
-    whitened = (columns @ whiten.to(x.dtype)).double()
-    moment, mean = whitened.T @ whitened / len(sample), whitened.mean(0)
+    whitened = columns @ whiten.to(x.dtype)
+    mean = whitened.mean(0, dtype=torch.float64)
+    whitened -= mean.to(x.dtype)  # the mean may be most of it, and would take the digits of the rest
+    moment = (whitened.T @ whitened).double() / len(sample) + mean[:, None] * mean
     axes = _principal_axes(moment, min(rank, len(moment)))
     return FeatureMap(kernel, points, (whiten @ axes).to(x.dtype)), axes.T @ moment @ axes, mean @ axes
 
@@ -227,12 +229,12 @@ def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Gener
     factor = x.new_zeros(len(x), 0)
     chosen = torch.zeros(0, dtype=torch.int64, device=x.device)
     size = max(1, -(-count // _ROUNDS))
-    while len(chosen) < count:
-        if float(missed.sum()) <= float(floor):
-            break
+    while float(missed.sum()) > float(floor):
         open_rows = int((missed > 0).sum())
         picks = torch.multinomial(missed, min(size, count - len(chosen), open_rows), generator=generator)
         chosen = torch.cat([chosen, picks])
+        if len(chosen) >= count:
+            break
         columns = kernel.matrix(x, x[picks]) - factor @ factor[picks].T
         values, vectors = torch.linalg.eigh(columns[picks].double())
         keep = values > 1e-5 * values[-1].clamp_min(1e-300)

@@ -29,6 +29,10 @@ from vardass.validate import Progress, check_count, row_blocks
 __all__ = ["min_sum"]
 
 _CANDIDATES = 512  # points of a block that are moved one after the other
+_NEAREST = 8  # strata that a point is compared with where there are many
+_ROUNDS = 4  # of moves between the nearest strata until these are looked for again
+_FAR = 1.0  # typical changes of a score beyond which a point need not be looked at in a round
+_TABLE_NUMBERS = 2**22  # inner products of points and strata that are held at a time, 16 MB
 
 
 class _State(ABC):
@@ -58,8 +62,8 @@ class _State(ABC):
         return 2 * _CANDIDATES
 
     @abstractmethod
-    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> float:
-        """One compiled pass of moves over all points; returns the decrease of J."""
+    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> tuple[float, int]:
+        """Compiled passes of moves over all points; returns the decrease of J and how many passes were made."""
 
     def interaction(self, rows: Tensor, source: Tensor, target: Tensor) -> float:
         """Σ_{i<j} d_ij <E_i, E_j> of moves made together; infinite where that is not cheap to know."""
@@ -82,10 +86,10 @@ class _ExactState(_State):
         self.matrix = problem.matrix.contiguous()
         self.cross = problem.stratum_sums(labels, k).T.contiguous()
 
-    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> float:
+    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> tuple[float, int]:
         arrays = (self.matrix, self.diag, self.labels, self.cross, self.sizes, self.diag_sums)
         sizes = (limits.low, limits.high)
-        return float(loops.sweep_exact(*(a.numpy() for a in arrays), *sizes, noise, worthwhile))
+        return float(loops.sweep_exact(*(a.numpy() for a in arrays), *sizes, noise, worthwhile)), 1
 
     def own_scores(self) -> Tensor:
         cross = self.cross.gather(0, self.labels[None])[0]
@@ -109,12 +113,33 @@ class _LowRankState(_State):
         super().__init__(problem, labels, k)
         self.features = problem.features.contiguous()
         self.residual = problem.residual
-        # (k, r), but a column of memory for each stratum, as `sweep` wants it
-        self.sums = problem.feature_sums(labels, k).T.contiguous().T
+        self.sums = problem.feature_sums(labels, k)
+        self.spread = 2.0 * float(problem.spread.mean())
+        if k <= 2 * _NEAREST:  # a column of memory for each stratum, as `sweep_low_rank` wants it
+            self.sums = self.sums.T.contiguous().T
 
-    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> float:
-        arrays = (self.features, self.residual, self.diag, self.labels, self.sums.T, self.sizes, self.diag_sums)
-        return float(loops.sweep_low_rank(*(a.numpy() for a in arrays), limits.low, limits.high, noise))
+    def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> tuple[float, int]:
+        if self.k <= 2 * _NEAREST:
+            arrays = (self.features, self.residual, self.diag, self.labels, self.sums.T, self.sizes, self.diag_sums)
+            return float(loops.sweep_low_rank(*(a.numpy() for a in arrays), limits.low, limits.high, noise)), 1
+        # one product finds the strata that each point is near to; moves between these need no other ones
+        nearest = torch.empty(len(self.diag), _NEAREST, dtype=torch.int32)
+        for rows in row_blocks(len(nearest), _TABLE_NUMBERS // self.k):
+            cross = self.features[rows] @ self.sums.T
+            arrays = (cross, self.diag[rows], self.labels[rows], self.sizes, self.diag_sums)
+            loops.nearest_strata(*(a.numpy() for a in arrays), limits.high, nearest[rows].numpy())
+        gaps = torch.zeros_like(self.diag)
+        arrays = (self.features, self.residual, self.diag, self.labels, self.sums, self.sizes, self.diag_sums)
+        arrays = tuple(a.numpy() for a in (*arrays, nearest, gaps))
+        decrease, rounds, limit = 0.0, 0, float("inf")
+        gained = float("inf")
+        while rounds < _ROUNDS and gained > 5.0 * worthwhile:
+            gained, moves = loops.sweep_nearest(*arrays, limit, limits.low, limits.high, noise)
+            decrease += gained
+            rounds += 1
+            # m points that join or leave a stratum change a score by about √m distances
+            limit = _FAR * self.spread * (2.0 * moves / self.k) ** 0.5
+        return decrease, rounds
 
     def own_scores(self) -> Tensor:
         cross = torch.empty_like(self.diag)
@@ -203,14 +228,15 @@ def min_sum(
     objective = state.objective()
     passes, converged = 0, False
     while passes < max_passes and not converged:
+        rounds = 1
         if loops is not None:
-            gained = state.sweep(loops, limits, noise, 0.1 * tol * objective)
+            gained, rounds = state.sweep(loops, limits, noise, 0.1 * tol * objective)
         else:
             blocks = row_blocks(problem.n, state.block_rows())
             gained = sum(_move_some(problem, state, block, limits, noise, 0.1 * tol * objective) for block in blocks)
         gained += _exchange(problem, state, limits, noise, passes)
-        passes += 1
-        converged = gained <= tol * objective
+        passes += rounds
+        converged = gained <= tol * rounds * objective
         objective -= gained
         if progress is not None:
             progress(passes / max_passes, f"pass {passes}, objective {objective:.6g}")

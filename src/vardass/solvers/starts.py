@@ -39,7 +39,7 @@ def start_labels(problem: Problem, k: int, init: str, *, limits: SizeLimits, gen
     elif init == "kmeans++":
         labels = nearest_seed_labels(problem, kernel_kmeanspp(problem, k, generator))
     else:
-        coordinates = problem.features if isinstance(problem, LowRankProblem) else _coordinates(problem, generator)
+        coordinates = problem.features if isinstance(problem, LowRankProblem) else _coordinates(problem, k, generator)
         even = limits.high - limits.low <= 1
         labels = bisection_labels(coordinates, k, importance=None if even else problem.spread.sqrt())
     return within_limits(problem, labels, k, limits)
@@ -165,8 +165,9 @@ def random_balanced_labels(
     return torch.randperm(n, generator=as_generator(generator, device), device=device) % k
 
 
-def _coordinates(problem: Problem, generator: torch.Generator, count: int = 96) -> Tensor:
-    """Principal coordinates (n, ≤ count) of random kernel columns: enough to bisect an exact problem."""
+def _coordinates(problem: Problem, k: int, generator: torch.Generator) -> Tensor:
+    """Principal coordinates (n, ≤ 96) of random kernel columns: enough to bisect an exact problem into k strata."""
+    count = 48 if k <= 16 else 96
     picks = torch.randperm(problem.n, generator=generator, device=problem.diag.device)[:count]
     columns = problem.columns(picks)
     columns = columns - columns.mean(0)

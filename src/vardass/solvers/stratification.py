@@ -184,9 +184,12 @@ def stratify(
     assert solution is not None
     labels = solution.labels
     solved = time.perf_counter()
-    value = evaluate(problem, labels, k, x=x, kernel=fitted, generator=generator)
-    if warm_start is not None and start is not None and limits.hold(torch.bincount(start, minlength=k)):
-        before = evaluate(problem, start, k, x=x, kernel=fitted, generator=generator)
+    judged = {"x": x, "kernel": fitted, "generator": generator}
+    value = evaluate(problem, labels, k, objective=solution.objective, **judged)
+    # min-sum descends from its start on the very problem that is judged: it cannot be worse
+    keeps = warm_start is not None and solver != "min-sum"
+    if keeps and start is not None and limits.hold(torch.bincount(start, minlength=k)):
+        before = evaluate(problem, start, k, **judged)
         if before.variance < value.variance:
             labels, value = start, before
     evaluated = time.perf_counter()
