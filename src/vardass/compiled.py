@@ -24,7 +24,6 @@ __all__ = [
     "shifted",
     "swap_points",
     "sweep_exact",
-    "sweep_low_rank",
     "sweep_nearest",
 ]
 
@@ -300,9 +299,7 @@ def shifted(x: Floats, shift: Floats) -> tuple[Floats, Floats]:
 
 
 @njit(nogil=True, cache=True, fastmath=_IN_ORDER)
-def _row_of_distances(
-    row: Floats, x: Floats, y: Floats, norm: float, norm_y: Floats, reach: float, d2: Floats
-) -> None:
+def _row_of_distances(row: Floats, x: Floats, y: Floats, norm: float, norm_y: Floats, reach: float, d2: Floats) -> None:
     """|x - y_j|² (m,) from ``row`` <x, y_j> (m,), exact where that is too coarse."""
     eps = np.float32(1.1920929e-07)
     zero = np.float32(0)
@@ -509,70 +506,6 @@ def bisect(z: Floats, k: int, importance: Floats) -> Ints:
     return labels
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def sweep_low_rank(
-    features: Floats,
-    residual: Floats,
-    diag: Floats,
-    labels: Ints,
-    sums: Floats,
-    sizes: Floats,
-    diag_sums: Floats,
-    low: int,
-    high: int,
-    noise: float,
-) -> float:
-    """Let each of n points in turn move to its best stratum, in place; returns the decrease of J.
-
-    ``sums`` (r, k) are Σ φ of the strata, a stratum in each column so that the scores of all strata are computed side
-    by side. ``noise`` is the share of a score that is rounding.
-    """
-    n, r = features.shape
-    k = len(sizes)
-    scores = np.empty(k, features.dtype)
-    unrolled = r - r % 4
-    decrease = 0.0
-    for i in range(n):
-        source = labels[i]
-        if sizes[source] <= low:
-            continue
-        point, own_diag = features[i], diag[i]
-        for h in range(k):
-            scores[h] = sizes[h] * own_diag + diag_sums[h]
-        for c in range(0, unrolled, 4):
-            f0, f1, f2, f3 = -2 * point[c], -2 * point[c + 1], -2 * point[c + 2], -2 * point[c + 3]
-            s0, s1, s2, s3 = sums[c], sums[c + 1], sums[c + 2], sums[c + 3]
-            for h in range(k):
-                scores[h] += f0 * s0[h] + f1 * s1[h] + f2 * s2[h] + f3 * s3[h]
-        for c in range(unrolled, r):
-            f0, s0 = -2 * point[c], sums[c]
-            for h in range(k):
-                scores[h] += f0 * s0[h]
-        own = scores[source] - 2 * residual[i]
-        if high < n:
-            for h in range(k):
-                if sizes[h] >= high:
-                    scores[h] = own
-        scores[source] = own
-        lowest = own
-        for h in range(k):
-            lowest = min(lowest, scores[h])
-        if own - lowest > noise * abs(own):
-            target = 0
-            while scores[target] != lowest:
-                target += 1
-            decrease += own - lowest
-            labels[i] = target
-            sizes[source] -= 1
-            sizes[target] += 1
-            diag_sums[source] -= own_diag
-            diag_sums[target] += own_diag
-            for c in range(r):
-                sums[c, source] -= point[c]
-                sums[c, target] += point[c]
-    return decrease
-
-
 @njit(nogil=True, cache=True, fastmath=_IN_ORDER)
 def nearest_strata(
     cross: Floats, diag: Floats, labels: Ints, sizes: Floats, diag_sums: Floats, high: int, nearest: NDArray[np.int32]
@@ -624,11 +557,12 @@ def sweep_nearest(
     high: int,
     noise: float,
 ) -> tuple[float, int]:
-    """`sweep_low_rank` that looks only at the strata in ``nearest`` (n, c); here ``sums`` is (k, r).
+    """Let each of n points in turn move to the best of the strata in ``nearest`` (n, c), in place.
 
-    A point that moves puts the stratum that it leaves in the place of the one that it joins. ``gaps`` (n,) is what
-    the best move would have cost each point when it was last looked at; those above ``limit`` are passed over.
-    Returns the decrease of J and the number of moves.
+    ``sums`` (k, r) are Σ φ of the strata; ``noise`` is the share of a score that is rounding. A point that moves puts
+    the stratum that it leaves in the place of the one that it joins. ``gaps`` (n,) is what the best move would have
+    cost each point when it was last looked at; those above ``limit`` are passed over. Returns the decrease of J and
+    the number of moves.
     """
     n, r = features.shape
     c = nearest.shape[1]

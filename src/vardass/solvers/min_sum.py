@@ -32,7 +32,6 @@ _CANDIDATES = 512  # points of a block that are moved one after the other
 _NEAREST = 8  # strata that a point is compared with where there are many
 _ROUNDS = 4  # of moves between the nearest strata until these are looked for again
 _FAR = 1.0  # typical changes of a score beyond which a point need not be looked at in a round
-_TABLE_NUMBERS = 2**22  # inner products of points and strata that are held at a time, 16 MB
 
 
 class _State(ABC):
@@ -50,12 +49,12 @@ class _State(ABC):
         """W transposed (k, b) and each row's value in its own stratum (b,)."""
 
     @abstractmethod
-    def own_scores(self) -> Tensor:
-        """W of every point in its own stratum: (n,)."""
+    def within(self) -> float:
+        """Σ_h Σ_{i,j in S_h} K_ij."""
 
     def objective(self) -> float:
-        """J = ½ Σ_i W_i,a(i), from the statistics alone."""
-        return 0.5 * float(self.own_scores().double().clamp_min(0.0).sum())
+        """J from the statistics alone, whose rounding adds up over moves."""
+        return max(0.0, float(self.sizes.double() @ self.diag_sums.double()) - self.within())
 
     def block_rows(self) -> int:
         """How many points to look at together."""
@@ -91,9 +90,8 @@ class _ExactState(_State):
         sizes = (limits.low, limits.high)
         return float(loops.sweep_exact(*(a.numpy() for a in arrays), *sizes, noise, worthwhile)), 1
 
-    def own_scores(self) -> Tensor:
-        cross = self.cross.gather(0, self.labels[None])[0]
-        return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
+    def within(self) -> float:
+        return float(self.cross.gather(0, self.labels[None]).sum(dtype=torch.float64))
 
     def scores(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
@@ -111,26 +109,25 @@ class _LowRankState(_State):
 
     def __init__(self, problem: LowRankProblem, labels: Tensor, k: int) -> None:
         super().__init__(problem, labels, k)
+        self.problem = problem
         self.features = problem.features.contiguous()
         self.residual = problem.residual
         self.sums = problem.feature_sums(labels, k)
         self.spread = 2.0 * float(problem.spread.mean())
-        if k <= 2 * _NEAREST:  # a column of memory for each stratum, as `sweep_low_rank` wants it
-            self.sums = self.sums.T.contiguous().T
 
     def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> tuple[float, int]:
         if self.k <= 2 * _NEAREST:
-            arrays = (self.features, self.residual, self.diag, self.labels, self.sums.T, self.sizes, self.diag_sums)
-            return float(loops.sweep_low_rank(*(a.numpy() for a in arrays), limits.low, limits.high, noise)), 1
-        # one product finds the strata that each point is near to; moves between these need no other ones
-        nearest = torch.empty(len(self.diag), _NEAREST, dtype=torch.int32)
-        for rows in row_blocks(len(nearest), _TABLE_NUMBERS // self.k):
-            cross = self.features[rows] @ self.sums.T
-            arrays = (cross, self.diag[rows], self.labels[rows], self.sizes, self.diag_sums)
-            loops.nearest_strata(*(a.numpy() for a in arrays), limits.high, nearest[rows].numpy())
+            others = torch.arange(self.k - 1, dtype=torch.int32)
+            nearest = others + (others >= self.labels[:, None]).int()
+        else:  # one product finds the strata that each point is near to; moves between these need no other ones
+            nearest = torch.empty(len(self.diag), _NEAREST, dtype=torch.int32)
+            for rows in self.problem.blocks(self.k):
+                cross = self.features[rows] @ self.sums.T
+                given = (cross, self.diag[rows], self.labels[rows], self.sizes, self.diag_sums)
+                loops.nearest_strata(*(a.numpy() for a in given), limits.high, nearest[rows].numpy())
         gaps = torch.zeros_like(self.diag)
-        arrays = (self.features, self.residual, self.diag, self.labels, self.sums, self.sizes, self.diag_sums)
-        arrays = tuple(a.numpy() for a in (*arrays, nearest, gaps))
+        known = (self.features, self.residual, self.diag, self.labels, self.sums, self.sizes, self.diag_sums)
+        arrays = [a.numpy() for a in (*known, nearest, gaps)]
         decrease, rounds, limit = 0.0, 0, float("inf")
         gained = float("inf")
         while rounds < _ROUNDS and gained > 5.0 * worthwhile:
@@ -141,12 +138,8 @@ class _LowRankState(_State):
             limit = _FAR * self.spread * (2.0 * moves / self.k) ** 0.5
         return decrease, rounds
 
-    def own_scores(self) -> Tensor:
-        cross = torch.empty_like(self.diag)
-        for rows in row_blocks(len(cross), 65536):
-            cross[rows] = (self.features[rows] * self.sums[self.labels[rows]]).sum(1)
-        cross += self.residual
-        return self.sizes[self.labels] * self.diag + self.diag_sums[self.labels] - 2.0 * cross
+    def within(self) -> float:
+        return float(self.sums.double().square().sum() + self.residual.sum(dtype=torch.float64))
 
     def scores(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.addcmul(self.diag_sums[:, None], self.sizes[:, None], self.diag[rows])
@@ -240,7 +233,7 @@ def min_sum(
         objective -= gained
         if progress is not None:
             progress(passes / max_passes, f"pass {passes}, objective {objective:.6g}")
-    return Solution(state.labels, passes, state.objective(), converged)
+    return Solution(state.labels, passes, problem.objective(state.labels, k), converged)
 
 
 def _at_limit(sizes: Any, limits: SizeLimits, n: int) -> Any:

@@ -193,9 +193,13 @@ class LowRankProblem(Problem):
         if not self.features.is_cuda:
             return sums.index_add_(0, labels, self.features)
         # there index_add_ sums in any order, and processes that compute apart shall find the same
-        for block in row_blocks(self.n, _TABLE_NUMBERS // k):
+        for block in self.blocks(k):
             sums += torch.nn.functional.one_hot(labels[block], k).to(sums).T @ self.features[block]
         return sums
+
+    def blocks(self, k: int) -> Iterator[slice]:
+        """Rows whose products with k strata are held together."""
+        return row_blocks(self.n, _TABLE_NUMBERS // k)
 
     def distances(self, labels: Tensor, k: int) -> Distances:
         """From the feature sums, in parts where there are many."""

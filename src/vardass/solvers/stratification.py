@@ -6,6 +6,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,12 +185,17 @@ def stratify(
     assert solution is not None
     labels = solution.labels
     solved = time.perf_counter()
-    judged = {"x": x, "kernel": fitted, "generator": generator}
-    value = evaluate(problem, labels, k, objective=solution.objective, **judged)
-    # min-sum descends from its start on the very problem that is judged: it cannot be worse
-    keeps = warm_start is not None and solver != "min-sum"
-    if keeps and start is not None and limits.hold(torch.bincount(start, minlength=k)):
-        before = evaluate(problem, start, k, **judged)
+    judge = partial(evaluate, problem, k=k, x=x, kernel=fitted, generator=generator)
+    value = judge(labels, objective=solution.objective)
+    # min-sum on the full matrix descends on the very variance that is judged: it cannot be worse
+    descended = solver == "min-sum" and isinstance(problem, ExactProblem)
+    if (
+        warm_start is not None
+        and start is not None
+        and not descended
+        and limits.hold(torch.bincount(start, minlength=k))
+    ):
+        before = judge(start)
         if before.variance < value.variance:
             labels, value = start, before
     evaluated = time.perf_counter()
