@@ -10,6 +10,7 @@ from vardass.samplers.registry import make_sampler
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
     from vardass.adapt.model import RunResult, final_report, load_model
+    from vardass.adapt.scores import ClassificationScores, Evaluation, classification_scores, evaluate_run
     from vardass.adapt.trainer import Trainer
 
 __all__ = [
@@ -17,11 +18,15 @@ __all__ = [
     "NETWORK_NAMES",
     "Algorithm",
     "Batch",
+    "ClassificationScores",
+    "Evaluation",
     "Network",
     "RunConfig",
     "RunResult",
     "Trainer",
     "algorithm_options",
+    "classification_scores",
+    "evaluate_run",
     "final_report",
     "load_model",
     "make_algorithm",
@@ -32,9 +37,13 @@ __all__ = [
 
 # imported when they are first asked for: a loop of one's own needs neither the data sets nor the samplers
 _LATER = {
+    "ClassificationScores": "scores",
+    "Evaluation": "scores",
     "RunConfig": "config",
     "RunResult": "model",
     "Trainer": "trainer",
+    "classification_scores": "scores",
+    "evaluate_run": "scores",
     "final_report": "model",
     "load_model": "model",
 }

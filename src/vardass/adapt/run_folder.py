@@ -20,17 +20,20 @@ from vardass.refresh import TimeAccount
 __all__ = [
     "CHECKPOINT_FILE",
     "CONFIG_FILE",
+    "DATA_FILE",
     "METRICS_FILE",
     "TENSORBOARD_FOLDER",
     "History",
     "RunFolder",
     "TensorBoardLog",
     "load_checkpoint",
+    "read_data_file",
     "save_checkpoint",
 ]
 
 CHECKPOINT_FILE = "checkpoint.pt"
 CONFIG_FILE = "config.json"
+DATA_FILE = "data.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 _OLD_CHECKPOINT_FILE = "checkpoint.safetensors"  # of versions up to 0.1
@@ -102,6 +105,20 @@ class RunFolder:
                 )
         state: dict[str, Any] = content["state"]
         return state
+
+
+def read_data_file(run: Path) -> dict[str, Any]:
+    """How the data of a run were read; empty if it does not say."""
+    file = run / DATA_FILE
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} is damaged; remove it and go on with --resume")
+    return found
 
 
 # --- checkpoints --------------------------------------------------------------------------------------

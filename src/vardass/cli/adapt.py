@@ -14,16 +14,17 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
-from vardass.adapt.run_folder import CONFIG_FILE, METRICS_FILE, TENSORBOARD_FOLDER, RunFolder
-from vardass.adapt.trainer import Trainer
-from vardass.cli.doctor import NETWORKS, SMALL, short_form
-from vardass.cli.predict import (
+from vardass.adapt.run_folder import (
+    CONFIG_FILE,
     DATA_FILE,
-    PREDICTIONS_FILE,
-    clean_message,
-    predict_domain,
+    METRICS_FILE,
+    TENSORBOARD_FOLDER,
+    RunFolder,
     read_data_file,
 )
+from vardass.adapt.trainer import Trainer
+from vardass.cli.doctor import NETWORKS, SMALL, short_form
+from vardass.cli.predict import PREDICTIONS_FILE, clean_message, predict_domain
 from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_json, print_summary, write_report

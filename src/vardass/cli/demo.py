@@ -21,9 +21,8 @@ from rich.table import Table
 from vardass.adapt.batches import Inputs
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
-from vardass.adapt.run_folder import RunFolder
+from vardass.adapt.run_folder import RunFolder, read_data_file
 from vardass.cli.adapt import adapt
-from vardass.cli.predict import read_data_file
 from vardass.cli.progress import progress_bar
 from vardass.cli.stratify import stratify
 from vardass.data import load_watch, standardise, watch_domains

@@ -18,8 +18,8 @@ from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, RunResult, load_model
 from vardass.adapt.networks import is_pretrained
+from vardass.adapt.run_folder import read_data_file
 from vardass.adapt.trainer import Trainer
-from vardass.cli.predict import read_data_file
 from vardass.cli.progress import progress_bar
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.own_data import find_kind, own_task

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import torch
 import typer
 from torch import Tensor
-from torch.utils.data import Subset
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
@@ -21,22 +19,21 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
-from vardass.data.domains import Domain
+from vardass.adapt.run_folder import read_data_file
+from vardass.data.domains import Domain, find_sample
 from vardass.data.own_data import own_domain
 from vardass.errors import InputError
 from vardass.files import write_text
 
 __all__ = [
-    "DATA_FILE",
     "PREDICTIONS_FILE",
     "Predictions",
     "clean_message",
     "predict",
     "predict_domain",
-    "read_data_file",
+    "sample_names",
 ]
 
-DATA_FILE = "data.json"
 PREDICTIONS_FILE = "predictions.csv"
 _HEADER = ("sample", "class", "confidence")
 
@@ -116,35 +113,21 @@ def predict_domain(algorithm: Algorithm, domain: Domain, config: RunConfig, *, r
     except InputError as error:
         raise InputError(clean_message(str(error))) from error
     confidences, classes = logits.double().softmax(1).max(1)
-    return Predictions(_sample_names(domain, root), classes, confidences, domain.class_names)
+    return Predictions(sample_names(domain, root), classes, confidences, domain.class_names)
 
 
-def _sample_names(domain: Domain, root: Path | None) -> list[str]:
+def sample_names(domain: Domain, root: Path | None) -> list[str]:
     """Files below ``root``, or numbers of rows, of the samples of a domain."""
-    dataset: Any = domain.dataset
-    rows: Sequence[int] = range(len(domain))
-    if isinstance(dataset, Subset):
-        rows, dataset = dataset.indices, dataset.dataset
-    paths = cast("Sequence[str] | None", getattr(dataset, "paths", None))
-    if paths is None:
-        return [str(row) for row in rows]
     base = None if root is None else root.expanduser()
-    files = [Path(paths[row]) for row in rows]
-    return [(file.relative_to(base) if base and file.is_relative_to(base) else file).as_posix() for file in files]
-
-
-def read_data_file(run: Path) -> dict[str, Any]:
-    """How the data of a run were read; empty if it does not say."""
-    file = run / DATA_FILE
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} is damaged; remove it and go on with --resume")
-    return found
+    names = []
+    for part, row in (find_sample(domain.dataset, index) for index in range(len(domain))):
+        paths = cast("Sequence[str] | None", getattr(part, "paths", None))
+        if paths is None:
+            names.append(str(row))
+            continue
+        file = Path(paths[row])
+        names.append((file.relative_to(base) if base and file.is_relative_to(base) else file).as_posix())
+    return names
 
 
 def clean_message(message: str) -> str:

@@ -18,7 +18,7 @@ from vardass.errors import InputError
 from vardass.files import PathLike, as_path
 from vardass.validate import shorten
 
-__all__ = ["embedding_names", "embedding_task", "load_embeddings"]
+__all__ = ["embedding_names", "embedding_task", "label_texts", "load_embeddings"]
 
 
 def embedding_task(
@@ -160,12 +160,18 @@ def _classes(columns: Sequence[NDArray[Any]]) -> tuple[str, ...]:
 def _positions(values: NDArray[Any] | None, classes: tuple[str, ...], name: str) -> Tensor | None:
     if values is None:
         return None
-    found, inverse = np.unique(values, return_inverse=True)
-    texts = [str(int(value)) if values.dtype.kind in "iub" else str(value) for value in found]
+    texts, inverse = label_texts(values)
     absent = [text for text in texts if text not in classes]
     if absent:
         raise InputError(
             f"domain {name!r} has the classes {shorten(absent)}, which no source has (they have {shorten(classes)}); "
             "add them to a source or remove these rows"
         )
-    return torch.from_numpy(np.array([classes.index(text) for text in texts])[inverse.reshape(-1)])
+    return torch.tensor([classes.index(text) for text in texts])[inverse]
+
+
+def label_texts(values: NDArray[Any]) -> tuple[list[str], Tensor]:
+    """The different labels of an array as names of classes, and which of them each entry (n,) is."""
+    found, inverse = np.unique(values, return_inverse=True)
+    texts = [str(int(value)) if values.dtype.kind in "iub" else str(value) for value in found]
+    return texts, torch.from_numpy(inverse.reshape(-1))

@@ -7,16 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset
 from vardass.data.domains import Domain, Kind, Task, TensorInputs, parts_of
 from vardass.data.embedding_files import EMBEDDING_ENDINGS, has_labels, read_labelled
-from vardass.data.embedding_tasks import embedding_task
-from vardass.data.folders import folder_domain, folder_task
+from vardass.data.embedding_tasks import embedding_task, label_texts
+from vardass.data.folders import folder_domain, folder_task, subfolders
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
 from vardass.data.scaling import ScaledInputs
 from vardass.errors import InputError
 from vardass.scaling import scale_columns
-from vardass.validate import choose
+from vardass.validate import choose, shorten
 
 __all__ = ["KINDS", "find_kind", "how_read", "own_domain", "own_task"]
 
@@ -86,8 +88,16 @@ def how_read(domain: Domain) -> dict[str, Any]:
     return {"scale": first.scale if isinstance(first, ScaledInputs) else None}
 
 
-def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *, key: str | None = None) -> Domain:
-    """Samples to predict, read as those that the model was trained on; labels are ignored.
+def own_domain(
+    path: Path,
+    about: Mapping[str, Any],
+    data: Mapping[str, Any],
+    *,
+    key: str | None = None,
+    labels: str | None = None,
+    labelled: bool = False,
+) -> Domain:
+    """Samples to predict, read as those that the model was trained on.
 
     Parameters
     ----------
@@ -97,26 +107,31 @@ def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *,
         Of the model, from ``load_model``.
     data : mapping
         How the run read its data; with what `how_read` said of them.
-    key : str, optional
-        Array of an ``.npz`` file, if it is another one than in training.
+    key, labels : str, optional
+        Arrays of features and labels in a file of embeddings, if they are others than in training.
+    labelled : bool
+        Read labels, which must be classes of the model; by default they are ignored.
     """
     kind: Kind = about["data_kind"]
     shape, names = tuple(about["input_shape"]), tuple(about["class_names"])
     found = find_kind([path], None)
     if found != kind:
         raise InputError(f"{path} holds {_plural(found)}, the model was trained on {_plural(kind)}; give those")
-    if kind == "image":
-        size, interpolation = (shape[1], shape[2]), data.get("interpolation", "bilinear")
-        return folder_domain(
-            path, class_names=names, labelled=False, size=size, channels=shape[0], interpolation=interpolation
-        )
-    if kind == "audio":
-        return folder_domain(path, kind="audio", class_names=names, labelled=False, front_end=data.get("front_end"))
-    table, _ = read_labelled(
+    if kind != "features":
+        if labelled:
+            _refuse_unknown(path, [folder.name for folder in subfolders(path)], names)
+        reading: dict[str, Any] = {"front_end": data.get("front_end")}
+        if kind == "image":
+            interpolation = data.get("interpolation", "bilinear")
+            reading = {"size": shape[1:], "channels": shape[0], "interpolation": interpolation}
+        return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **reading)
+    marks = [_labels_name(path, name) for name in (labels or data.get("labels"), data.get("labels"))]
+    table, values = read_labelled(
         path,
         key=key or data.get("key"),
+        labels=marks[0] if labelled else None,
         columns=data.get("columns"),
-        leave_out=[_labels_name(path, data.get("labels"))],
+        leave_out=marks,
     )
     if tuple(table.shape[1:]) != shape:
         raise InputError(
@@ -125,7 +140,20 @@ def own_domain(path: Path, about: Mapping[str, Any], data: Mapping[str, Any], *,
         )
     if data.get("scale"):
         table = scale_columns(table, data["scale"])
-    return Domain(path.stem, TensorInputs(table), None, names)
+    if values is None:
+        return Domain(path.stem, TensorInputs(table), None, names)
+    texts, which = label_texts(values)
+    _refuse_unknown(path, texts, names)
+    return Domain(path.stem, TensorInputs(table), torch.tensor([names.index(text) for text in texts])[which], names)
+
+
+def _refuse_unknown(path: Path, found: Sequence[str], classes: Sequence[str]) -> None:
+    extra = [name for name in found if name not in classes]
+    if extra:
+        raise InputError(
+            f"{path} has the classes {shorten(extra)}, which the model does not know (it knows {shorten(classes)}); "
+            "rename them or leave their samples out"
+        )
 
 
 def _guess(path: Path) -> Kind:
