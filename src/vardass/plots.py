@@ -1,4 +1,4 @@
-"""The look of all figures, how they are written, and those of a variance report and a diagnosis.
+"""The look of all figures, how they are written, and those of a variance report, a diagnosis and an evaluation.
 
 matplotlib is imported only when a figure is drawn.
 """
@@ -17,8 +17,19 @@ from vardass.sampler_noise.report import MEASURES, Estimate, VarianceReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
-__all__ = ["diagnosis_figure", "dress", "new_figure", "report_figure", "require_matplotlib", "save_figure"]
+    from vardass.adapt.scores import ClassificationScores, Evaluation
+
+__all__ = [
+    "diagnosis_figure",
+    "dress",
+    "evaluation_figure",
+    "new_figure",
+    "report_figure",
+    "require_matplotlib",
+    "save_figure",
+]
 
 BLACK, INK, GREY = "#000000", "#222222", "#555555"
 # Okabe and Ito: they stay apart for the colour-blind
@@ -227,3 +238,156 @@ def _draw_classes(axes: Axes, found: Diagnosis) -> None:
     axes.set_xlabel("class")
     axes.legend(fontsize=8, frameon=False, loc="upper right")
     axes.set_title("shares of classes (target: pseudo-labels)", loc="left", fontsize=10)
+
+
+_MOST_COUNTS = 20  # classes whose cells have room for a number
+_MOST_LABELS = 70
+_LONGEST_LABEL = 18  # characters
+_LEAST_ROOM = 2.0  # inches for a list of mistakes
+_DOMAIN_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+
+
+def evaluation_figure(found: Evaluation, *, title: str) -> Figure:
+    """Draw the scores of a model: confusion matrix, recall of each class by domain, and calibration.
+
+    Rows of the matrix are true classes, and the colour of a cell is its share of the row. The recalls are in the same
+    rows. Below the reliability diagram, which has a point for each bin of the largest probability, is how many samples
+    are in each bin.
+
+    Parameters
+    ----------
+    found : Evaluation
+        From `vardass.adapt.evaluate_run`.
+    title : str
+        What was evaluated.
+    """
+    scores = found.overall
+    classes = len(scores.classes)
+    side = max(3.2, 0.42 * classes if classes <= _MOST_COUNTS else min(0.14 * classes, 12.0))  # inches
+    right = 3.4
+    figure = new_figure(side + 2.2 + right + 2.2, side + 2.4)
+    figure.set_layout_engine("constrained", rect=(0.0, 0.0, 1.0, 1.0 - 0.75 / (side + 2.4)), wspace=0.03)
+    columns = figure.add_gridspec(1, 3, width_ratios=(side, 2.2, right))
+    confusion = figure.add_subplot(columns[0])
+    shares = _draw_confusion(confusion, scores)
+    _draw_recalls(figure.add_subplot(columns[1], sharey=confusion), found, side)
+    room = side - 3.2  # below the panels of the last column
+    rows = columns[2].subgridspec(3, 1, height_ratios=(2.4, 0.8, max(0.01, room)))
+    reliability = figure.add_subplot(rows[0])
+    _draw_reliability(reliability, scores)
+    _draw_confidences(figure.add_subplot(rows[1], sharex=reliability), scores)
+    if room > _LEAST_ROOM:
+        _draw_mistakes(figure.add_subplot(rows[2]), scores, shares, room)
+    low, high = scores.accuracy_interval
+    parts = [
+        f"{scores.n:,} samples of {len(found.domains)} domain{'s' if len(found.domains) > 1 else ''}",
+        f"accuracy {100 * scores.accuracy:.1f} % ({100 * low:.1f} to {100 * high:.1f})",
+        f"balanced {100 * scores.balanced_accuracy:.1f} %",
+        f"NLL {scores.nll:.3g}, Brier {scores.brier:.3g}, calibration error {scores.calibration_error:.3g}",
+    ]
+    height = figure.get_size_inches()[1]
+    figure.text(
+        0.01, 1.0 - 0.1 / height, f"Evaluation: {title}", parse_math=False, fontsize=13, fontweight="bold", va="top"
+    )
+    figure.text(0.01, 1.0 - 0.4 / height, "; ".join(parts), fontsize=9.5, color=GREY, va="top")
+    return figure
+
+
+def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    classes = len(scores.classes)
+    shares = (scores.confusion.double() / scores.support[:, None]).cpu().numpy()  # NaN for a class without samples
+    colours = LinearSegmentedColormap.from_list("shares", ["#FFFFFF", SKY, "#003A5D"]).with_extremes(bad="#EEEEEE")
+    # without numbers by the root of the share, so that rare mistakes are seen
+    norm = PowerNorm(1.0 if classes <= _MOST_COUNTS else 0.5, vmin=0.0, vmax=1.0)
+    image = axes.imshow(shares, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    if classes <= _MOST_COUNTS:
+        size = 10 if classes <= 8 else 7
+        for i, row in enumerate(scores.confusion.tolist()):
+            for j, count in enumerate(row):
+                if count:
+                    ink = "#FFFFFF" if shares[i, j] > 0.5 else INK
+                    axes.text(j, i, f"{count:,}", ha="center", va="center", fontsize=size, color=ink)
+    # some labels only where there are too many to read
+    places = range(0, classes, -(-classes // _MOST_LABELS))
+    labels = [_label(scores.classes[place]) for place in places]
+    label_size = 9 if classes <= 12 else 7.5 if classes <= _MOST_COUNTS else 6
+    upright = classes <= 12 and max(map(len, labels)) * classes <= 60
+    axes.set_xticks(places, labels, fontsize=label_size, rotation=0 if upright else 90)
+    axes.set_yticks(places, labels, fontsize=label_size)
+    axes.tick_params(length=0)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.set_title("samples (colour: share of row)" if classes <= _MOST_COUNTS else "share of row, in colour", **_PANEL)
+    return image
+
+
+_PANEL: dict[str, Any] = {"loc": "left", "fontsize": 10}
+
+
+def _label(name: str) -> str:
+    """A name that is not too long, whose dollars are not taken for formulas."""
+    return (name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "…").replace("$", r"\$")
+
+
+def _draw_recalls(axes: Axes, found: Evaluation, side: float) -> None:
+    places = range(len(found.overall.classes))
+    few = len(found.domains) <= len(_DOMAIN_COLOURS)
+    size = 6 if len(places) <= _MOST_COUNTS else 3.5
+    for number, (name, scores) in enumerate(found.domains.items()):
+        colour = _DOMAIN_COLOURS[number] if few else "#999999"
+        label = _label(name) if few else ("each domain" if number == 0 else None)
+        recall = scores.recall.tolist()
+        axes.plot(recall, places, "o", ms=size, color=colour, alpha=0.85, label=label, clip_on=False, zorder=3)
+    if len(found.domains) > 1:
+        recall = found.overall.recall.tolist()
+        axes.plot(recall, places, "|", ms=1.6 * size, mew=1.6, color=BLACK, label="all", clip_on=False, zorder=4)
+    for place, support in enumerate(found.overall.support.tolist()):
+        if not support:
+            axes.text(0.02, place, "no samples", fontsize=8 if size > 4 else 6, color=GREY, va="center")
+    axes.set_xlim(0.0, 1.0)
+    axes.tick_params(axis="y", length=0, labelleft=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2 / side), ncols=2)
+    axes.set_title("recall by domain", **_PANEL)
+    dress(axes, grid="both" if size > 4 else "x")
+
+
+def _draw_reliability(axes: Axes, scores: ClassificationScores) -> None:
+    bins = scores.reliability
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle="--", label="calibrated")
+    full = [m for m, count in enumerate(bins.counts.tolist()) if count]
+    sure, right = ([column[m] for m in full] for column in (bins.confidence.tolist(), bins.accuracy.tolist()))
+    axes.vlines(sure, sure, right, color=ORANGE, linewidth=4, alpha=0.5, label="gap")
+    axes.plot(sure, right, "o-", ms=4, color=BLUE, label="model")
+    axes.set_xlim(0.0, 1.0)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_ylabel("share that is right")
+    axes.tick_params(labelbottom=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
+    axes.set_title("calibration", **_PANEL)
+    dress(axes)
+
+
+def _draw_confidences(axes: Axes, scores: ClassificationScores) -> None:
+    counts = scores.reliability.counts.tolist()
+    width = 1.0 / len(counts)
+    axes.bar([(m + 0.5) * width for m in range(len(counts))], counts, width=0.92 * width, color=SKY)
+    axes.set_xlabel("probability of the predicted class")
+    axes.set_ylabel("samples")
+    dress(axes, grid="y")
+
+
+def _draw_mistakes(axes: Axes, scores: ClassificationScores, shares: AxesImage, room: float) -> None:
+    """The scale of the matrix's colours, and the most frequent mistakes, as many as there is room for."""
+    axes.set_axis_off()
+    bar = axes.inset_axes((0.0, 1.0 - 0.45 / room, 1.0, 0.12 / room))
+    axes.figure.colorbar(shares, cax=bar, orientation="horizontal", ticks=(0.0, 0.2, 0.5, 1.0))
+    bar.set_title("share of row", **_PANEL)
+    names = {name: place for place, name in enumerate(scores.classes)}
+    lines = [
+        f"{_label(one)} as {_label(other)}: {count:,} ({100 * count / int(scores.support[names[one]]):.0f} %)"
+        for one, other, count in scores.most_confused(min(20, int((room - 1.2) / 0.18)))
+    ]
+    text = "\n".join(["most frequent mistakes", *lines]) if lines else ""
+    axes.text(0.0, 1.0 - 1.05 / room, text, fontsize=8.5, va="top", linespacing=1.4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from vardass.data.domains import Domain
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.folders import subfolders
 from vardass.data.own_data import own_domain
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, shorten
 
@@ -435,6 +436,14 @@ def labelled_domains(
             continue
         whole = as_path(entry, "data")
         for path in _domains_in(whole, about):
+            if str(path.resolve()) in how.get("sources", ()):
+                warnings.warn(
+                    f"{path} is a source of the run, which was trained on most of its samples, so that the scores are "
+                    "too good; give samples that it has not seen, or no data to vardass evaluate: it then takes those "
+                    "that were held out",
+                    VardassWarning,
+                    stacklevel=3,
+                )
             own = path.resolve().stem if path.is_file() else path.resolve().name
             if name is None:
                 entries.append((own, str(path), path))

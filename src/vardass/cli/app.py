@@ -10,6 +10,7 @@ import typer
 from vardass.cli.adapt import adapt, tasks, train
 from vardass.cli.demo import demo
 from vardass.cli.doctor import doctor
+from vardass.cli.evaluate import evaluate
 from vardass.cli.figure import figure
 from vardass.cli.predict import predict
 from vardass.cli.report import report, tables
@@ -43,5 +44,5 @@ def _shared(
     """Variance-reduced minibatches for training with a domain-discrepancy loss."""
 
 
-for command in (stratify, adapt, predict, doctor, train, tasks, sweep, status, tables, figure, report, demo):
+for command in (stratify, adapt, predict, evaluate, doctor, train, tasks, sweep, status, tables, figure, report, demo):
     app.command()(command)
