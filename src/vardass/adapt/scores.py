@@ -36,6 +36,7 @@ __all__ = [
     "evaluate_domains",
     "evaluate_run",
     "labelled_domains",
+    "load_classifier",
     "wilson_interval",
 ]
 
@@ -395,7 +396,7 @@ def evaluate_run(
     True
     """
     place = as_path(run, "run")
-    algorithm, about = load_model(place, device=pick_device(device), **parts)
+    algorithm, about = load_classifier(place, device=device, **parts)
     given: Iterable[tuple[str | None, Data]]
     if isinstance(data, Mapping):
         given = data.items()
@@ -405,6 +406,16 @@ def evaluate_run(
         given = [(None, data)]
     domains = labelled_domains(given, about, place, key=key, labels=labels)
     return evaluate_domains(algorithm, about, domains, workers=workers)
+
+
+def load_classifier(run: Path, *, device: str = "auto", **parts: Any) -> tuple[Algorithm, dict[str, Any]]:
+    """`load_model`, for a run that learnt classes."""
+    algorithm, about = load_model(run, device=pick_device(device), **parts)
+    if getattr(about["config"], "regression", False):
+        raise InputError(
+            f"the run in {run} predicts numbers, which have no accuracy or confusion; its report has their errors"
+        )
+    return algorithm, about
 
 
 def labelled_domains(

@@ -16,10 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vardass.adapt.devices import pick_device
-from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import DATA_FILE, read_data_file
-from vardass.adapt.scores import ClassificationScores, Evaluation, evaluate_domains, labelled_domains
+from vardass.adapt.scores import ClassificationScores, Evaluation, evaluate_domains, labelled_domains, load_classifier
 from vardass.cli.predict import clean_message, sample_names
 from vardass.cli.run_options import parse_pairs
 from vardass.data.domains import Domain, Task
@@ -63,7 +61,7 @@ def evaluate(
     run, given = run.expanduser(), [_named(text) for text in data or ()]
     if out is not None:
         _check_folder(out, [path for _, path in given])
-    algorithm, about = load_model(run, device=pick_device(device))
+    algorithm, about = load_classifier(run, device=device)
     note = ""
     if given:
         domains = labelled_domains(given, about, run, key=key, labels=labels)
