@@ -280,6 +280,9 @@ def test_folders_of_images(pictures, tmp_path, capsys):
         found = json.loads(done(capsys, "evaluate", pictures / name, "--json"))
         test = json.loads((pictures / name / "result.json").read_text())["target_accuracy"]
         assert found["domains"]["night"]["accuracy"] == test
+    done(capsys, "evaluate", pictures / "trained", "--out", out)
+    for row in table(out / "samples.csv"):
+        assert row["sample"].startswith((pictures / "data" / row["domain"] / row["label"]).as_posix())
 
 
 def test_bad_folders_of_images_are_refused(pictures, place, tmp_path, capsys):

@@ -55,8 +55,9 @@ def evaluate(
 ) -> None:
     """Measure the model of a run on labelled data: accuracy, classes, confusion and calibration, by domain.
 
-    The calibration error (ECE) is that of 15 bins of the largest probability; balanced accuracy is the mean recall of
-    the classes that have samples; the interval of the accuracy is Wilson's, for independent samples.
+    The interval of the accuracy is Wilson's, for independent samples.
+    Balanced accuracy is the mean recall of the classes that have samples.
+    ECE is the expected calibration error, with 15 bins of the top probability.
     """
     run, given = run.expanduser(), [_named(text) for text in data or ()]
     if out is not None:
@@ -227,7 +228,7 @@ def _print(found: Evaluation, title: str, written: Sequence[Path]) -> None:
             many = f"{len(scores.missing)} of {len(scores.classes)} classes: {shorten(scores.missing)}"
             text = f"{name} has no samples of {many}; they are left out of the balanced accuracy"
             console.print(Text(text), soft_wrap=True)
-    mistakes = [f"{one} as {other} {count:,}" for one, other, count in found.overall.most_confused()]
+    mistakes = [f"{one} as {other} ({count:,})" for one, other, count in found.overall.most_confused()]
     if mistakes:
         console.print(Text(f"most frequent mistakes: {', '.join(mistakes)}"), soft_wrap=True)
     if written:
