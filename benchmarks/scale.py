@@ -6,6 +6,7 @@ python benchmarks/scale.py [--largest 1000000] [--repeats 3] [--kmeans]
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -28,39 +29,60 @@ K = 128
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
-def against_kmeans(repeats: int) -> tuple[str, list[Any]]:
-    """`stratify`, variance included, and scikit-learn on the same features, by n and k."""
+def against_kmeans(repeats: int) -> tuple[list[str], dict[str, list[dict[str, float]]]]:
+    """`stratify`, variance included, and scikit-learn on the same features, by n and k: on one core and on all."""
     from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
 
-    rows, data = [], []
-    for n in (1_000, 4_000, 14_000, 100_000):
-        x = synthetic(n, 64)
-        array = x.numpy()
-        for k in (8, 32, 128, 256):
-            stratify(x[:2_500], k)  # compiles
-            runs = {
-                "stratify": lambda x=x, k=k: stratify(x, k),
-                "KMeans": lambda array=array, k=k: KMeans(k, n_init=1, random_state=0).fit(array),
-            }
-            seconds, found = interleaved(runs, repeats * max(1, 14_000 // n))
-            ratio = seconds["KMeans"] / seconds["stratify"]
-            strata, means = found["stratify"], found["KMeans"]
-            relative = strata.variance / strata.uniform_variance
-            stderr = strata.variance_stderr / strata.uniform_variance
-            labels = torch.from_numpy(means.labels_).long()
-            theirs = strata_spread(x, labels, kernel="mmd").variance / strata.uniform_variance
-            data.append([n, k, seconds["stratify"], seconds["KMeans"], ratio, relative, stderr, theirs])
-            rows.append([f"{n:,}", str(k), *(f"{1e3 * seconds[name]:.1f}" for name in runs), f"{ratio:.2f}"])
-            rows[-1] += [f"{relative:.4f} ± {stderr:.4f}", f"{theirs:.3f}"]
-            print(*rows[-1], flush=True)
+    tables, data = [], {}
+    cores = os.cpu_count() or 1
+    for threads in sorted({1, cores}):
+        torch.set_num_threads(threads)
+        cells = []
+        for n in (1_000, 4_000, 14_000, 100_000):
+            x = synthetic(n, 64)
+            array = x.numpy()
+            for k in (8, 32, 128, 256):
+                stratify(x[:2_500], k)  # compiles
+                runs = {
+                    "stratify": lambda x=x, k=k: stratify(x, k),
+                    "KMeans": lambda array=array, k=k: KMeans(k, n_init=1, random_state=0).fit(array),
+                }
+                with threadpool_limits(threads):
+                    seconds, found = interleaved(runs, repeats * max(1, 14_000 // n))
+                strata, means = found["stratify"], found["KMeans"]
+                theirs = strata_spread(x, torch.from_numpy(means.labels_).long(), kernel="mmd").variance
+                cell = {
+                    "n": n,
+                    "k": k,
+                    **seconds,
+                    "speed": seconds["KMeans"] / seconds["stratify"],
+                    "relative": strata.variance / strata.uniform_variance,
+                    "stderr": strata.variance_stderr / strata.uniform_variance,
+                    "theirs": theirs / strata.uniform_variance,
+                }
+                cells.append(cell)
+                print(threads, n, k, f"{cell['speed']:.2f}", flush=True)
+        name = "one thread" if threads == 1 else f"{threads} threads"
+        data[name] = cells
+        tables += [f"## On {name}", _beside_kmeans(cells)]
+    torch.set_num_threads(cores)
+    return tables, data
+
+
+def _beside_kmeans(cells: list[dict[str, float]]) -> str:
     header = ["n", "k", "`stratify` ms", "`KMeans` ms", "times faster", "variance / uniform", "of `KMeans`"]
-    ratios = sorted(row[4] for row in data)
-    text = (
+    rows = []
+    for cell in cells:
+        times = [f"{1e3 * cell[name]:.1f}" for name in ("stratify", "KMeans")]
+        quality = [f"{cell['relative']:.4f} ± {cell['stderr']:.4f}", f"{cell['theirs']:.3f}"]
+        rows.append([f"{cell['n']:,}", str(cell["k"]), *times, f"{cell['speed']:.2f}", *quality])
+    ratios = sorted(cell["speed"] for cell in cells)
+    return (
         f"Features of 64 columns, MMD kernel, scikit-learn's `KMeans(n_init=1)` on the same features: median "
         f"{median(ratios):.2f} times faster, least {ratios[0]:.2f}, most {ratios[-1]:.2f}; at least as fast in "
-        f"{sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} cells.\n\n"
+        f"{sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} cells.\n\n{markdown(header, rows)}"
     )
-    return text + markdown(header, rows), data
 
 
 def one_size(n: int) -> None:
@@ -196,8 +218,8 @@ def main() -> None:
     if arguments.one_size:
         one_size(arguments.one_size)
         return
-    text, values = against_kmeans(arguments.repeats)
-    write_results("kmeans", "stratify against k-means", [text], values)
+    beside, cells = against_kmeans(arguments.repeats)
+    write_results("kmeans", "stratify against k-means", beside, cells)
     if arguments.kmeans:
         return
     data: dict[str, Any] = {}
