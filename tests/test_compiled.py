@@ -17,7 +17,7 @@ from vardass.kernels import as_kernel
 from vardass.lowrank import low_rank_features
 from vardass.samplers import plan
 from vardass.solvers import starts, stratify
-from vardass.solvers.problem import LowRankProblem
+from vardass.solvers.problem import ExactProblem, LowRankProblem
 from vardass.solvers.sizes import SizeLimits
 from vardass.solvers.starts import random_balanced_labels
 
@@ -124,6 +124,20 @@ def test_sequential_moves_are_as_good_as_those_of_blocks(
     monkeypatch.setattr(min_sum, "hot_loops", lambda tensor: None)
     plain = min_sum.min_sum(problem, k, limits=limits, labels=start)
     assert compiled.objective <= 1.005 * plain.objective < problem.objective(start, k)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("copies", [1, 40])
+def test_seeds_are_those_of_torch(exact: bool, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = clouds(10 if copies > 1 else 400).double().repeat(copies, 1)  # with copies every distance gets 0
+    problem = ExactProblem(features @ features.T) if exact else LowRankProblem(features, torch.rand(400).double())
+    compiled = [starts.kernel_kmeanspp(problem, 30, gen(seed)) for seed in range(5)]
+    monkeypatch.setattr(starts, "hot_loops", lambda tensor: None)
+    for seed, found in enumerate(compiled):
+        assert len(set(found.tolist())) == 30
+        if exact and copies > 1:
+            continue  # distances of copies are rounding, which differs
+        assert torch.equal(found, starts.kernel_kmeanspp(problem, 30, gen(seed)))
 
 
 @pytest.mark.parametrize("importance", [False, True])

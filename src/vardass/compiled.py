@@ -19,6 +19,7 @@ __all__ = [
     "couple_rows",
     "gaussian_mixture",
     "greedy_in_order",
+    "kmeanspp",
     "move_points",
     "nearest_strata",
     "shifted",
@@ -376,6 +377,56 @@ def centre(matrix: Floats) -> None:
         row, own = matrix[i], single[i]
         for j in range(n):
             row[j] -= own + single[j]
+
+
+@njit(nogil=True, cache=True)
+def _draw(mass: NDArray[np.float64], level: float) -> int:
+    """Where the running sum of ``mass`` (n,) passes the share ``level`` of its total."""
+    wanted, reached = level * mass.sum(), 0.0
+    for i in range(len(mass)):
+        reached += mass[i]
+        if reached > wanted:
+            return i
+    return int(np.argmax(mass))  # rounding of the total
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def _inner_products(vectors: Floats, i: int, out: Floats) -> None:
+    point = vectors[i]
+    for j in range(len(vectors)):
+        other, inner = vectors[j], vectors[0, 0] * 0
+        for c in range(len(point)):
+            inner += point[c] * other[c]
+        out[j] = inner
+
+
+@njit(nogil=True, cache=True)
+def kmeanspp(values: Floats, residual: Floats, diag: Floats, levels: NDArray[np.float64]) -> Ints:
+    """Seeds of k-means++ for uniform ``levels`` (k,); see ``vardass.solvers.starts.kernel_kmeanspp``.
+
+    ``values`` are low-rank features (n, r) with their ``residual`` (n,), or the full matrix (n, n) with an empty one.
+    """
+    n = len(diag)
+    seeds = np.empty(len(levels), np.int64)
+    unchosen, nearest = np.ones(n), np.full(n, np.inf)
+    column = np.empty(n, diag.dtype)
+    mass = unchosen
+    for h in range(len(levels)):
+        seed = _draw(mass, levels[h])
+        seeds[h] = seed
+        if len(residual) > 0:
+            _inner_products(values, seed, column)
+            column[seed] += residual[seed]
+        else:
+            column[:] = values[seed]
+        unchosen[seed] = 0.0
+        for i in range(n):
+            distance = diag[i] + diag[seed] - 2 * column[i]
+            nearest[i] = max(0.0, min(nearest[i], distance))
+        mass = nearest * unchosen
+        if not mass.sum() > 0.0:
+            mass = unchosen
+    return seeds
 
 
 _BINS = 512

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vardass.backend import hot_loops
 from vardass.errors import InputError
-from vardass.solvers.problem import LowRankProblem, Problem
+from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_generator, as_tensor, check_count, row_blocks
@@ -110,13 +110,20 @@ def kernel_kmeanspp(problem: Problem, k: int, generator: int | torch.Generator |
     k = check_count(k, "k", high=problem.n, remedy="there is one seed for each stratum and none is drawn twice")
     diag = problem.diag
     generator = as_generator(generator, diag.device)
+    levels = torch.rand(k, dtype=torch.float64, generator=generator, device=diag.device)
+    if (loops := hot_loops(diag)) is not None and isinstance(problem, ExactProblem | LowRankProblem):
+        if isinstance(problem, ExactProblem):
+            values, residual = problem.matrix, diag[:0]
+        else:
+            values, residual = problem.features, problem.residual
+        arrays = (values.contiguous(), residual.contiguous(), diag.contiguous(), levels)
+        return torch.from_numpy(loops.kmeanspp(*(a.numpy() for a in arrays)))
     seeds = torch.empty(k, dtype=torch.int64, device=diag.device)
     unchosen = torch.ones(problem.n, dtype=torch.float64, device=diag.device)
     nearest = torch.full_like(unchosen, torch.inf)
     mass = unchosen
     for h in range(k):
-        level = torch.rand(1, dtype=torch.float64, generator=generator, device=diag.device)
-        seed = draw_by_mass(mass[None], level)
+        seed = draw_by_mass(mass[None], levels[h : h + 1])
         seeds[h : h + 1] = seed
         distance = diag + diag[seed] - 2.0 * problem.columns(seed)[:, 0]
         torch.minimum(nearest, distance.double(), out=nearest)
