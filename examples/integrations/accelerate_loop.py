@@ -18,13 +18,24 @@ import vardass
 from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.integrations.pairs import PairBatchSampler
 
+
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.head = nn.Sequential(nn.Linear(78, 64), nn.ReLU()), nn.Linear(64, classes)
+
+    def forward(self, x):
+        z = self.net(x)
+        return z, self.head(z)  # all through the prepared model, which averages gradients over processes
+
+
 both = ConcatDataset([TensorDataset(x, y), TensorDataset(target, torch.full((len(target),), -1))])
 sides = (vardass.OrderedBatchSampler(len(part), 16, endless=True, seed=seed) for seed, part in enumerate((x, target)))
 pairs = PairBatchSampler(*sides, batches=60)
 sampler = CheckpointedSampler(pairs)  # its state is that of the last batch that arrived
 torch.manual_seed(0)
-net, head = nn.Sequential(nn.Linear(78, 64), nn.ReLU()), nn.Linear(64, classes)
-model = nn.Sequential(net, head)
+model = Adapted()
+net = model.net
 optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
 refresher = vardass.Refresher(vardass.RefreshEvery(50), pairs, lambda: vardass.extract_features(net, both))
 
@@ -36,8 +47,8 @@ step, k = 0, pairs.source_size
 refresher.step(step)
 for _ in range(2):
     for inputs, labels, weights in sampler.follow(loader):
-        z = net(inputs)
-        task = cross_entropy(head(z[:k]), labels[:k], reduction="none") @ weights[:k]
+        z, logits = model(inputs)
+        task = cross_entropy(logits[:k], labels[:k], reduction="none") @ weights[:k]
         loss = task + vardass.mmd2(z[:k], z[k:], weights_x=weights[:k], weights_y=weights[k:])
         accelerator.backward(loss)
         optimiser.step()
@@ -47,4 +58,4 @@ for _ in range(2):
         if step == 75:
             accelerator.save_state(tempfile.mkdtemp())  # load_state goes on with the next batch and these strata
 with torch.no_grad():
-    report(head(net(target)).argmax(1), "Accelerate")
+    report(model(target)[1].argmax(1), "Accelerate")
