@@ -48,7 +48,17 @@ _BATCH_PAIRS = 2**20  # pairs of rows that two batches of a training loop may ha
 
 
 class Kernel(ABC):
-    """A positive-definite function κ(z, z') = <φ(z), φ(z')>."""
+    """A positive-definite function κ(z, z') = <φ(z), φ(z')>.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
+    >>> kernel = RBFMixture(scale="median")
+    >>> kernel.is_fitted, kernel.fit(x).is_fitted
+    (False, True)
+    >>> kernel.fit(x).matrix(x).shape, kernel.fit(x).diag(x)
+    (torch.Size([3, 3]), tensor([5., 5., 5.]))
+    """
 
     @property
     def is_fitted(self) -> bool:
@@ -343,6 +353,14 @@ class CoralKernel(Kernel):
         a, the factor of the covariance term.
     mean_scale : float
         b, the factor of the mean term; 0 for none.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0], [2.0], [4.0]])
+    >>> CoralKernel().fit(x).matrix(x)  # squares of products of the deviations -2, 0, 2
+    tensor([[16.,  0., 16.],
+            [ 0.,  0.,  0.],
+            [16.,  0., 16.]])
     """
 
     mean: Tensor | None = None
@@ -412,7 +430,14 @@ class CoralKernel(Kernel):
 
 @dataclass(frozen=True)
 class LinearKernel(Kernel):
-    """κ(z, z') = zᵀz'. Its strata are those of size-weighted k-means on the features themselves."""
+    """κ(z, z') = zᵀz'. Its strata are those of size-weighted k-means on the features themselves.
+
+    Examples
+    --------
+    >>> LinearKernel().matrix(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+    tensor([[5., 3.],
+            [3., 9.]])
+    """
 
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
         return x @ (x if y is None else y).T
@@ -427,7 +452,14 @@ class LinearKernel(Kernel):
 
 @dataclass(frozen=True)
 class PolynomialKernel(Kernel):
-    """κ(z, z') = (gamma zᵀz' + coef0)^degree."""
+    """κ(z, z') = (gamma zᵀz' + coef0)^degree.
+
+    Examples
+    --------
+    >>> PolynomialKernel(degree=2).matrix(torch.tensor([[1.0], [2.0]]))
+    tensor([[ 4.,  9.],
+            [ 9., 25.]])
+    """
 
     degree: int = 2
     gamma: float = 1.0
@@ -450,7 +482,14 @@ class PolynomialKernel(Kernel):
 
 @dataclass(frozen=True)
 class LaplacianKernel(Kernel):
-    """κ(z, z') = exp(-gamma |z - z'|₁)."""
+    """κ(z, z') = exp(-gamma |z - z'|₁).
+
+    Examples
+    --------
+    >>> LaplacianKernel(gamma=0.5).matrix(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    tensor([[1.0000, 0.3679],
+            [0.3679, 1.0000]])
+    """
 
     gamma: float = 1.0
 
@@ -475,6 +514,13 @@ class FunctionKernel(Kernel):
         The kernel.
     diagonal : callable, optional
         ``g(x) -> (n,)`` with κ(z, z); without it small blocks of the matrix are evaluated.
+
+    Examples
+    --------
+    >>> kernel = FunctionKernel(lambda x, y: (1.0 + x @ y.T) ** 3)
+    >>> kernel.matrix(torch.tensor([[1.0], [0.0]]))
+    tensor([[8., 1.],
+            [1., 1.]])
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
@@ -521,6 +567,11 @@ def as_kernel(kernel: Any) -> Kernel:
 
     ``"mmd"`` is the paper's RBF mixture, ``"rbf"`` a single Gaussian with unit bandwidth (the paper's
     Figure 4).
+
+    Examples
+    --------
+    >>> as_kernel("coral"), as_kernel(lambda x, y: x @ y.T).is_fitted
+    (CoralKernel(), True)
     """
     if isinstance(kernel, Kernel):
         return kernel
@@ -541,6 +592,11 @@ def fitted_kernel(kernel: KernelLike, x: Tensor, *, check_range: bool = True) ->
 
     Features whose kernel overflows are refused, unless ``check_range`` is False: to look at values would make a
     training loop wait for the device.
+
+    Examples
+    --------
+    >>> fitted_kernel("coral", torch.tensor([[1.0], [3.0]])).mean
+    tensor([2.])
     """
     known = as_kernel(kernel)
     fitted = known if known.is_fitted else known.fit(x)

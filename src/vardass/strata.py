@@ -39,6 +39,13 @@ class LowerBound:
         Standard error of the bound where it was estimated from sampled rows; 0 where it is rigorous.
     method : str
         ``"nearest-neighbour"`` or ``"semidefinite"``.
+
+    Examples
+    --------
+    >>> from vardass import stratify
+    >>> strata = stratify(torch.randn(60, 2, generator=torch.Generator().manual_seed(0)), 6, bound=True)
+    >>> 0 < strata.bound.variance <= strata.variance, strata.bound.method
+    (True, 'nearest-neighbour')
     """
 
     variance: float

@@ -113,6 +113,13 @@ def weighted_variance(features: ArrayLike, weights: ArrayLike, *, kernel: Kernel
         Fitted to the features unless it is fitted.
     k : int
         Batch size.
+
+    Examples
+    --------
+    >>> z = torch.tensor([[0.0], [1.0], [5.0]])
+    >>> equal = weighted_variance(z, [1 / 3] * 3, kernel="linear", k=4)
+    >>> abs(equal - uniform_variance(z, 4, kernel="linear")) < 1e-6
+    True
     """
     x, fitted = _prepare(features, kernel)
     n, whole = len(x), _design(x, None, k, True)
@@ -160,6 +167,11 @@ def v_statistic_bias(variance_x: float, variance_y: float) -> float:
 
     The plain batch estimate of MMD² (eq. 3) is thus too large on average, and stratification lowers this
     bias by as much as the variance of the mean embeddings.
+
+    Examples
+    --------
+    >>> v_statistic_bias(0.5, 0.25)
+    0.75
     """
     for name, value in (("variance_x", variance_x), ("variance_y", variance_y)):
         if not (math.isfinite(value) and value >= 0):
@@ -172,6 +184,11 @@ def debias(mmd2_value: Number, variance_x: float, variance_y: float) -> Number:
 
     A constant is subtracted: the value becomes unbiased (and can be negative), its gradient stays the same.
     The variances must be those of the current features and of the same kernel.
+
+    Examples
+    --------
+    >>> debias(1.0, 0.5, 0.25)
+    0.25
     """
     return mmd2_value - v_statistic_bias(variance_x, variance_y)
 
@@ -200,6 +217,13 @@ def mean_embedding_covariance(
         Only with ``labels``.
     replacement : bool
         As for `uniform_variance` and `stratified_variance`.
+
+    Examples
+    --------
+    >>> z = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 6.0], [2.0, 6.0]])
+    >>> mean_embedding_covariance(z, labels=[0, 0, 1, 1])  # strata leave the first column only
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.0000]])
     """
     x = as_features(phi, "phi")
     if (k is None) == (labels is None):
@@ -232,6 +256,14 @@ class MonteCarlo:
         Standard error of ``variance``.
     repeats : int
         Number of draws.
+
+    Examples
+    --------
+    >>> def coin(generator):
+    ...     return torch.randint(2, (1,), generator=generator), None
+    >>> found = monte_carlo_variance(coin, lambda side, weights: side.double(), repeats=4000)
+    >>> abs(found.variance - 0.25) < 5 * found.stderr_of_variance, found.repeats
+    (True, 4000)
     """
 
     mean: Tensor
@@ -270,6 +302,15 @@ def monte_carlo_variance(
         Number of batches, at least 2.
     seed : int or torch.Generator
         The same seed gives the same result.
+
+    Examples
+    --------
+    >>> z = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    >>> def draw(generator):
+    ...     return torch.randint(4, (5,), generator=generator), None
+    >>> found = monte_carlo_variance(draw, lambda rows, weights: z[rows].mean(), repeats=4000)
+    >>> abs(found.variance - 1.25 / 5) < 5 * found.stderr_of_variance
+    True
     """
     repeats = check_count(repeats, "repeats", low=2, remedy="a variance needs two values")
     generator = seed if isinstance(seed, torch.Generator) else as_generator(seed)

@@ -13,7 +13,13 @@ __all__ = ["Advice", "Limits", "advise"]
 
 
 class Limits(NamedTuple):
-    """Thresholds of the rules."""
+    """Thresholds of the rules.
+
+    Examples
+    --------
+    >>> Limits().worth, Limits(worth=0.5).worth
+    (0.8, 0.5)
+    """
 
     worth: float = 0.8
     """Share of uniform batches' noise that a sampler may leave: one that saves less than a fifth is not worth it."""
@@ -37,7 +43,13 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Advice:
-    """One line: what to use for ``topic``, and why."""
+    """One line: what to use for ``topic``, and why.
+
+    Examples
+    --------
+    >>> print(Advice("sampler", "balanced", "5 % of the noise of uniform batches"))
+    sampler: balanced (5 % of the noise of uniform batches)
+    """
 
     topic: str
     choice: str

@@ -30,6 +30,16 @@ class KernelPart:
     neighbour : float
         Mean similarity κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the other most like it; near 0 for the
         identity.
+
+    Examples
+    --------
+    >>> import torch, vardass
+    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> found = vardass.diagnose(z[:100], z[100:], batch_size=8, gradient=False)
+    >>> [part.name for part in found.parts]
+    ['γ=0.001', 'γ=0.01', 'γ=0.1', 'γ=1', 'γ=10']
+    >>> found.parts[0].neighbour > found.parts[-1].neighbour
+    True
     """
 
     name: str
@@ -58,6 +68,14 @@ class SamplerEffect:
     gradient_bias : float or None
         Distance of that mean from the whole gradient: how strongly the excess pulls. Bandwidths at which the kernel is
         the identity add to the excess, but have no slope. 0 where it is below what the drawn batches can tell.
+
+    Examples
+    --------
+    >>> import torch, vardass
+    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> found = vardass.diagnose(z[:100], z[100:], batch_size=8)
+    >>> found["balanced"].gradient_noise < found["uniform"].gradient_noise
+    True
     """
 
     name: str
@@ -82,6 +100,16 @@ class ClassShares:
         Mean distance of two samples of these sizes with the same shares.
     agreement : float
         Share of target samples that head and nearest class centre give the same class: how far to trust pseudo-labels.
+
+    Examples
+    --------
+    >>> import torch, vardass
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> classes = torch.arange(200) % 2
+    >>> z = torch.randn(200, 4, generator=generator) + 5.0 * classes[:, None]
+    >>> found = vardass.diagnose(z, z[classes == 1], labels=classes, batch_size=8, gradient=False)
+    >>> found.classes.source, found.classes.distance.value
+    ((0.5, 0.5), 0.5)
     """
 
     source: tuple[float, ...]
@@ -129,6 +157,14 @@ class Diagnosis:
         Without labels None.
     advice : tuple of Advice
         Sampler, estimator, batch size, class alignment, scaling.
+
+    Examples
+    --------
+    >>> import torch, vardass
+    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> found = vardass.diagnose(z[:100], z[100:] + 1.0, batch_size=8)
+    >>> found.sizes, found.batches_per_epoch, found.advice[0].topic
+    ((100, 100), 12, 'sampler')
     """
 
     loss: str

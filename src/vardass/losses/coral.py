@@ -243,7 +243,18 @@ def _require_two_rows(side: Side, options: _CoralOptions) -> None:
 
 
 class Moments(NamedTuple):
-    """Weighted mean (d,) and covariance (d, d) of a batch."""
+    """Weighted mean (d,) and covariance (d, d) of a batch.
+
+    Examples
+    --------
+    >>> loss = CORALLoss()
+    >>> x = torch.tensor([[0.0, 0.0], [2.0, 4.0]])
+    >>> of_x, of_y = loss.moments(x, x + 1.0)
+    >>> of_x.mean, of_y.mean
+    (tensor([1., 2.]), tensor([2., 3.]))
+    >>> torch.equal(of_x.covariance, of_y.covariance)
+    True
+    """
 
     mean: Tensor
     covariance: Tensor

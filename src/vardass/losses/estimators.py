@@ -66,6 +66,14 @@ class Bank(NamedTuple):
         Stratum of each row, in the numbers of the batch's own.
     mean : Tensor of shape (d,), optional
         Mean of the whole domain, about which CORAL centres; by default that of the rows.
+
+    Examples
+    --------
+    >>> z = torch.tensor([[0.0], [1.0], [5.0]])
+    >>> from vardass import mmd2
+    >>> batch, other = z[:2], z[1:]
+    >>> mmd2(batch, other, kernel="linear", estimator="reference", bank_x=Bank(z), bank_y=Bank(z + 1.0))
+    tensor(2.5000)
     """
 
     rows: Tensor
@@ -85,6 +93,14 @@ class Draws(TypedDict, total=False):
         None: with replacement; the difference is of order 1 / n.
     bank_x, bank_y : Bank or Tensor of shape (m, d)
         Features of the whole domain; a tensor is a bank of equal rows.
+
+    Examples
+    --------
+    >>> from vardass import mmd2
+    >>> x, y = torch.tensor([[0.0], [1.0], [4.0], [6.0]]), torch.tensor([[1.0], [3.0]])
+    >>> draws: Draws = {"strata_x": [0, 0, 1, 1], "strata_y": [0, 0]}  # two independent rows of each stratum
+    >>> mmd2(x, y, kernel="linear", weights_x=[0.25] * 4, estimator="unbiased", **draws)
+    tensor(-0.7500)
     """
 
     strata_x: ArrayLike | None

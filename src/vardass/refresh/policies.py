@@ -40,6 +40,14 @@ class RefreshPolicy(ABC):
     ----------
     observes : str or None
         What `observe` needs to be told: ``"drift"``, ``"variance"``, or None for policies that go by time.
+
+    Examples
+    --------
+    >>> class AtPowersOfTwo(RefreshPolicy):
+    ...     def due(self, step):
+    ...         return step & (step - 1) == 0
+    >>> [step for step in range(9) if AtPowersOfTwo().due(step)]
+    [0, 1, 2, 4, 8]
     """
 
     observes: ClassVar[str | None] = None
@@ -158,7 +166,13 @@ class EpochRefresh(RefreshEvery):
 
 
 class NeverRefresh(RefreshPolicy):
-    """Never refresh: the sampler stays uniform, or keeps the strata it was given before training."""
+    """Never refresh: the sampler stays uniform, or keeps the strata it was given before training.
+
+    Examples
+    --------
+    >>> any(NeverRefresh().due(step) for step in range(1000))
+    False
+    """
 
     def due(self, step: int) -> bool:
         """False."""

@@ -26,6 +26,13 @@ class StrataSpread(NamedTuple):
         scale for `DriftRefresh`.
     variance : float
         Var(μ̂) = Σ_h w_h² σ_h² of one draw from each stratum (section 2.2): what `VarianceRefresh` watches.
+
+    Examples
+    --------
+    >>> from vardass.refresh import strata_spread
+    >>> z = torch.tensor([[0.0], [2.0], [10.0], [10.0]])
+    >>> strata_spread(z, [0, 0, 1, 1], kernel="linear")
+    StrataSpread(within=0.5, variance=0.25)
     """
 
     within: float

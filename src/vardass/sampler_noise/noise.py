@@ -56,7 +56,14 @@ _INPUT_ROWS = 1024  # rows that go through a model at a time
 
 
 class Estimate(NamedTuple):
-    """A Monte Carlo value and its standard error, batches counted as independent."""
+    """A Monte Carlo value and its standard error, batches counted as independent.
+
+    Examples
+    --------
+    >>> value, stderr = Estimate(0.5, 0.1)
+    >>> value - 2 * stderr > 0  # two standard errors above zero
+    True
+    """
 
     value: float
     stderr: float

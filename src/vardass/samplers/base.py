@@ -47,6 +47,12 @@ class RefreshableSampler(Protocol):
         Samples in a batch.
     needs_features : bool
         Whether `refresh` makes a difference; where it is False no features are computed.
+
+    Examples
+    --------
+    >>> from vardass import BalancedBatchSampler
+    >>> isinstance(BalancedBatchSampler(100, 10), RefreshableSampler), isinstance([[0, 1]], RefreshableSampler)
+    (True, False)
     """
 
     n: int
@@ -91,6 +97,12 @@ class Chunk(NamedTuple):
         Stratum of each sample, see `IndexBatch`; None where the samples of a batch depend on one another.
     pool : int or None
         n, where draws from one stratum are without replacement.
+
+    Examples
+    --------
+    >>> chunk = Chunk(torch.tensor([[0, 3], [2, 1]]), weights=torch.tensor([0.25, 0.75]))
+    >>> len(chunk.rows), chunk.tail
+    (2, None)
     """
 
     rows: Tensor
@@ -132,6 +144,16 @@ class MinibatchSampler(WatchedSampler, ABC):
         Whether `refresh` makes a difference.
     epoch, position : int
         Where the stream is: batches already handed to this process in this epoch.
+
+    Examples
+    --------
+    >>> class InTurn(MinibatchSampler):
+    ...     needs_features = False
+    ...
+    ...     def _make_chunk(self, rounds, generator):
+    ...         return Chunk(torch.arange(self.n).reshape(-1, self.batch_size))
+    >>> list(InTurn(6, 2))
+    [[0, 1], [2, 3], [4, 5]]
     """
 
     needs_features: ClassVar[bool] = True

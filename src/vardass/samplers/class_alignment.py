@@ -30,6 +30,13 @@ class ClassAlignment(NamedTuple):
     source, target : dict
         ``"groups"`` (n,) and ``"shares"`` (g,); where no aligned batch can be made, groups of zeros without shares,
         which is as good as no groups.
+
+    Examples
+    --------
+    >>> logits = torch.eye(2)[[0, 0, 0, 1, 1, 1]]
+    >>> aligned = align_classes([0, 0, 0, 0, 1, 1], logits, strata=2)
+    >>> aligned.source["groups"].tolist(), aligned.target["shares"].tolist()
+    ([0, 0, 0, 0, 1, 1], [0.5, 0.5])
     """
 
     source: dict[str, Any]

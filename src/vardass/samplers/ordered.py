@@ -38,6 +38,15 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         Columns of the kernel features that the plan looks at.
     swap_rounds : int
         Most sweeps of swaps over the columns of the plan; 0 leaves the draws uncoupled.
+
+    Examples
+    --------
+    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> sampler = OrderedBatchSampler(200, batch_size=8, seed=0)
+    >>> sampler.refresh(z)
+    >>> batch = next(iter(sampler))
+    >>> len(batch), round(sum(batch.weights), 6)
+    (8, 1.0)
     """
 
     def __init__(

@@ -31,6 +31,13 @@ class IndexBatch(list[int]):
         strata are independent of one another. None where that is not so, as in plans, whose rows are coupled.
     pool : int or None
         Number of samples of the data set, where draws from one stratum are without replacement.
+
+    Examples
+    --------
+    >>> batch = IndexBatch([4, 7, 1])
+    >>> batch.weights = [0.5, 0.25, 0.25]
+    >>> batch[1:], batch[1:].weights
+    ([7, 1], [0.25, 0.25])
     """
 
     weights: Sequence[float] | None = None

@@ -97,6 +97,14 @@ def stratify_groups(
     **options
         For `stratify`, which is called for each group with a kernel that was fitted to all samples in groups. A
         ``warm_start`` is used where its strata respect the groups.
+
+    Examples
+    --------
+    >>> z = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+    >>> classes = torch.arange(90) % 3
+    >>> strata = stratify_groups(z, 6, classes)
+    >>> [len(strata.labels[classes == c].unique()) for c in range(3)]
+    [2, 2, 2]
     """
     x = as_features(features)
     n = len(x)
