@@ -38,7 +38,12 @@ _BARS = ("#999999", ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, "#F0E442")
 
 
 def require_matplotlib() -> None:
-    """Raise an error that names the remedy if matplotlib is missing."""
+    """Raise an error that names the remedy if matplotlib is missing.
+
+    Examples
+    --------
+    >>> require_matplotlib()  # silent where it is installed
+    """
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
@@ -46,7 +51,13 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, without a window system and without global state, unlike pyplot."""
+    """An empty figure of so many inches, without a window system and without global state, unlike pyplot.
+
+    Examples
+    --------
+    >>> new_figure(6, 4).get_size_inches().tolist()
+    [6.0, 4.0]
+    """
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -57,7 +68,15 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def dress(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Light grid behind the data and no box around it."""
+    """Light grid behind the data and no box around it.
+
+    Examples
+    --------
+    >>> axes = new_figure(3, 2).add_subplot()
+    >>> dress(axes, grid="y")
+    >>> axes.spines["top"].get_visible()
+    False
+    """
     axes.grid(True, axis=grid, color="#E6E6E6", linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -65,7 +84,15 @@ def dress(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths."""
+    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in save_figure(new_figure(2, 1), Path(folder) / "noise")]
+    ['noise.png', 'noise.svg']
+    """
     metadata: Mapping[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}}
     paths = []
     for ending, values in metadata.items():
@@ -88,6 +115,15 @@ def report_figure(report: VarianceReport, *, title: str = "Noise of minibatches,
         From `vardass.sampler_noise.variance_report`.
     title : str
         What the figure shows.
+
+    Examples
+    --------
+    >>> import torch, vardass
+    >>> z = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    >>> samplers = {"uniform": vardass.UniformBatchSampler(60, 6), "balanced": vardass.BalancedBatchSampler(60, 6)}
+    >>> figure = report_figure(vardass.variance_report(samplers, z, batches=20))
+    >>> len(figure.axes) > 0
+    True
     """
     names = [row.name for row in report.rows]
     panels = {}
@@ -171,6 +207,14 @@ def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
         From `vardass.diagnose`.
     title : str
         What was diagnosed.
+
+    Examples
+    --------
+    >>> import torch, vardass
+    >>> z = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
+    >>> found = vardass.diagnose(z[:60], z[60:], batch_size=8, gradient=False)
+    >>> len(diagnosis_figure(found, title="mine").axes) > 0
+    True
     """
     panels = [_draw_loss_parts]
     if found.gradient is not None:

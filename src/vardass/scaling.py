@@ -25,6 +25,12 @@ def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
         What to scale.
     reference : Tensor of shape (m, d), optional
         Rows to take mean and deviation from, such as the source domain; by default ``features``.
+
+    Examples
+    --------
+    >>> standardise(torch.tensor([[1.0, 7.0], [3.0, 7.0]]))
+    tensor([[-1.,  0.],
+            [ 1.,  0.]])
     """
     rows = features if reference is None else reference
     deviation = rows.std(0, correction=0)

@@ -69,6 +69,15 @@ class RunResult:
         Folder of the run.
     own_parts : dict of str to str
         Types of the objects that the trainer was given instead of names in the settings.
+
+    Examples
+    --------
+    >>> from vardass.adapt import RunConfig, Trainer
+    >>> from vardass.data import load_task, split_task
+    >>> splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
+    >>> result = Trainer(RunConfig(steps=4, eval_every=2, sampler="uniform"), splits).run()
+    >>> result.step, len(result.metrics), result.interrupted
+    (4, 2, False)
     """
 
     config: RunConfig
@@ -144,6 +153,15 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
     dict
         ``"source_accuracy"`` and ``"target_accuracy"``, None where there are no samples or labels;
         ``"target_samples"``, ``"selected_step"``, ``"selection"`` and ``"score"``.
+
+    Examples
+    --------
+    >>> from vardass.adapt import RunConfig, Trainer
+    >>> from vardass.data import load_task, split_task
+    >>> splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
+    >>> found = final_report(Trainer(RunConfig(steps=2, sampler="uniform"), splits).run(), splits)
+    >>> 0.0 <= found["target_accuracy"] <= 1.0, found["target_samples"] == len(splits.target_test)
+    (True, True)
     """
     target = splits.target_test
     # a copy is revealed: whoever holds the splits still cannot read the labels by mistake
@@ -230,6 +248,18 @@ def load_model(
     InputError
         If the file is not a model, or not a whole one, or its weights do not fit what the settings or the given
         objects make.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from vardass.adapt import RunConfig, Trainer
+    >>> from vardass.data import load_task, split_task
+    >>> splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = Trainer(RunConfig(steps=2, sampler="uniform"), splits, out=folder).run()
+    ...     model, about = load_model(folder)
+    >>> model.predict(torch.zeros(3, 78)).shape, len(about["class_names"])
+    (torch.Size([3, 7]), 7)
     """
     file = Path(path)
     file = file / MODEL_FILE if file.is_dir() else file

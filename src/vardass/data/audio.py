@@ -57,6 +57,12 @@ class FrontEnd:
         Constants of PCEN, see `pcen`.
     resampling : {"polyphase", "linear"}
         See `resample`.
+
+    Examples
+    --------
+    >>> front_end = FrontEnd(rate=8000, seconds=1.0, bands=32)
+    >>> front_end.shape, front_end(torch.zeros(8000)).shape
+    ((1, 32, 32), torch.Size([32, 32]))
     """
 
     rate: int = 10_000
@@ -139,6 +145,14 @@ class AudioDataset(FileDataset):
     ------
     InputError
         If there are no paths, if soundfile is missing; and, when an item is read, if its file is not sound.
+
+    Examples
+    --------
+    >>> import soundfile, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     soundfile.write(Path(folder) / "a.wav", torch.zeros(8000).numpy(), 8000)
+    ...     AudioDataset([Path(folder) / "a.wav"], front_end={"seconds": 1.0})[0].shape
+    torch.Size([1, 64, 40])
     """
 
     def __init__(

@@ -56,6 +56,16 @@ def embedding_task(
     ------
     InputError
         If files do not fit each other, or the target has a class that no source has.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder) / "clinic.npz", x=np.eye(4), labels=["ill", "well"] * 2)
+    ...     np.savez(Path(folder) / "home.npz", x=np.ones((3, 4)))
+    ...     task = embedding_task(Path(folder) / "clinic.npz", Path(folder) / "home.npz")
+    >>> task.name, task.class_names, len(task.target)
+    ('clinic->home', ('ill', 'well'), 3)
     """
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     paths = [as_path(path, "source or target") for path in (*given, target)]

@@ -147,6 +147,18 @@ def folder_domain(
     ------
     InputError
         If there is no such folder or no file in it, a class folder is empty, or a class is not in ``class_names``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name in ("cat", "dog"):
+    ...         (Path(root) / name).mkdir()
+    ...         Image.new("RGB", (8, 8)).save(Path(root) / name / "1.png")
+    ...     domain = folder_domain(root, size=8)
+    >>> domain.class_names, domain.labels.tolist()
+    (('cat', 'dog'), [0, 1])
     """
     choose(kind, "kind", _ENDINGS)
     base = as_path(root, "root")
@@ -195,6 +207,18 @@ def folder_task(
 
     The classes are those of all sources together. ``target_labelled=False`` ignores folders in the target; further
     options are those of `folder_domain`: size, channels, interpolation, front_end, cache.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name in ("photo/cat", "photo/dog", "sketch"):
+    ...         (Path(root) / name).mkdir(parents=True)
+    ...         Image.new("RGB", (8, 8)).save(Path(root) / name / "1.png")
+    ...     task = folder_task(Path(root) / "photo", Path(root) / "sketch", size=8)
+    >>> task.name, task.class_names, task.target.has_labels
+    ('photo->sketch', ('cat', 'dog'), False)
     """
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     folders = [as_path(folder, "source") for folder in given]

@@ -182,6 +182,16 @@ class ImageDataset(FileDataset):
     ------
     InputError
         If there are no paths, if Pillow is missing; and, when an item is read, if its file is not an image.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("RGB", (40, 30), "white").save(Path(folder) / "a.png")
+    ...     images = ImageDataset([Path(folder) / "a.png"], size=16)
+    ...     images[0].shape, float(images[0].min())
+    (torch.Size([3, 16, 16]), 1.0)
     """
 
     def __init__(
@@ -262,6 +272,12 @@ def random_crops(dataset: Dataset[Tensor]) -> RandomCrops | None:
     Other images are whole as they are, and `augment` cuts them. So a training loop loads the pairs (index, seed) and
     calls ``augment(batch, seed=..., crop=False)`` if there are random crops, else it loads indices and calls
     ``augment(batch, seed=...)``.
+
+    Examples
+    --------
+    >>> from vardass.data import TensorInputs
+    >>> random_crops(TensorInputs(torch.zeros(2, 3, 8, 8))) is None  # in memory: `augment` cuts them
+    True
     """
     return RandomCrops(dataset) if all(isinstance(part, ImageDataset) for part in parts_of(dataset)) else None
 
@@ -287,7 +303,14 @@ def crop_box(height: int, width: int, generator: torch.Generator) -> tuple[int, 
 
 
 def normalise(batch: Tensor, preprocessing: ImagePreprocessing = IMAGENET) -> Tensor:
-    """Subtract the mean and divide by the deviation of each channel of (n, C, H, W) with values from 0 to 1."""
+    """Subtract the mean and divide by the deviation of each channel of (n, C, H, W) with values from 0 to 1.
+
+    Examples
+    --------
+    >>> batch = torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1).expand(1, 3, 2, 2)
+    >>> bool(normalise(batch).abs().max() < 1e-6)  # ImageNet's mean becomes 0
+    True
+    """
     mean, deviation = preprocessing.for_channels(_check_batch(batch))
     return (batch - batch.new_tensor(mean)[:, None, None]) / batch.new_tensor(deviation)[:, None, None]
 
@@ -322,6 +345,13 @@ def augment(
         If False, the values stay within 0 and 1.
     preprocessing : ImagePreprocessing
         Its mean and deviation.
+
+    Examples
+    --------
+    >>> batch = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    >>> one, again, other = augment(batch, seed=0), augment(batch, seed=0), augment(batch, seed=1)
+    >>> one.shape, torch.equal(one, again), torch.equal(one, other)
+    (torch.Size([2, 3, 32, 32]), True, False)
     """
     channels = _check_batch(batch)
     shape = _height_and_width((batch.shape[-2], batch.shape[-1]) if size is None else size)

@@ -37,6 +37,12 @@ class DatasetInfo:
     settings : mapping
         Settings of a run that suit the data unless told otherwise: for those of the paper, the network that it names
         (the one for humpbacks is not public) and DomainBed's augmentation.
+
+    Examples
+    --------
+    >>> info = DATASETS["watch"]
+    >>> info.tasks(None)[0], info.layout
+    ('left-A->left-B', '')
     """
 
     name: str

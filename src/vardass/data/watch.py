@@ -41,6 +41,12 @@ class WatchData:
         Person, 1 to 10.
     class_names, feature_names : tuple of str
         Names of the 7 exercises and of the 78 columns, such as ``"ax_mean"``.
+
+    Examples
+    --------
+    >>> data = load_watch()
+    >>> data.features.shape[1], len(data.class_names), data.feature_names[0]
+    (78, 7, 'ax_mean')
     """
 
     features: Tensor

@@ -99,6 +99,14 @@ class RunSpec:
         See ``split_task``.
     config : dict
         All settings of the run, as ``RunConfig.to_dict`` gives them.
+
+    Examples
+    --------
+    >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
+    >>> one = RunSpec("watch", "left-A->right-B", "watch", {**cell, "seed": 0}, cell)
+    >>> other = RunSpec("watch", "left-A->right-B", "watch", {**cell, "seed": 1}, cell, repeat=1)
+    >>> one.run_id == other.run_id  # named by what determines its numbers
+    False
     """
 
     dataset: str
@@ -194,6 +202,14 @@ class Record:
         Versions of vardass (and its commit, where it is known), Python, torch and numpy; the machine.
     version : str
         Of vardass.
+
+    Examples
+    --------
+    >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
+    >>> spec = RunSpec("watch", "left-A->right-B", "watch", dict(cell), cell)
+    >>> record = Record(spec, "finished", {"target_accuracy": 0.8, "score": 0.9})
+    >>> Record.from_json(record.to_json()) == record
+    True
     """
 
     spec: RunSpec

@@ -38,6 +38,12 @@ class Sweep:
         The YAML as it was given.
     specification : Specification
         Its content with what was overridden, and with absolute roots.
+
+    Examples
+    --------
+    >>> sweep = load_sweep("watch-quick", repeats=1)
+    >>> sweep.source, len(sweep.runs()) > 0
+    ('preset watch-quick', True)
     """
 
     name: str
@@ -141,12 +147,24 @@ def load_sweep(
 
 
 def sweep_schema() -> dict[str, Any]:
-    """JSON schema of a sweep's file, with which editors complete keys and mark mistakes."""
+    """JSON schema of a sweep's file, with which editors complete keys and mark mistakes.
+
+    Examples
+    --------
+    >>> "algorithms" in sweep_schema()["properties"]
+    True
+    """
     return Specification.model_json_schema()
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the sweeps that come with the package."""
+    """Names of the sweeps that come with the package.
+
+    Examples
+    --------
+    >>> "paper-table1" in preset_names()
+    True
+    """
     return tuple(
         sorted(
             entry.name.removesuffix(".yaml")

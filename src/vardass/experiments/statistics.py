@@ -50,6 +50,12 @@ class Difference:
     equivalence_p : float or None
         Two one-sided t tests (TOST): small if the difference is shown to be within the margin. A large one shows
         nothing, as a large ``p`` does not show that there is no difference.
+
+    Examples
+    --------
+    >>> found = difference([0.9, 1.1, 1.0, 1.2], margin=0.5)
+    >>> found.n, found.low < found.mean < found.high
+    (4, True)
     """
 
     n: int
@@ -70,6 +76,12 @@ def difference(means: Iterable[float], *, margin: float) -> Difference:
         One for each repeat.
     margin : float
         Differences up to this size do not matter in practice.
+
+    Examples
+    --------
+    >>> found = difference([0.9, 1.1, 1.0, 1.2], margin=2.0)
+    >>> found.p < 0.05, found.equivalence_p < 0.05  # above zero, and shown to be within 2
+    (True, True)
     """
     found = np.array(list(means))
     mean, stderr = mean_and_error(found)

@@ -52,6 +52,12 @@ class Summary:
         Whether Ctrl-C stopped it.
     seconds : float
         Since it was started.
+
+    Examples
+    --------
+    >>> ended = Summary(total=4, finished=3, failed=1, before=0, others=0, interrupted=False, seconds=12.5)
+    >>> ended.total == ended.finished + ended.failed
+    True
     """
 
     total: int
@@ -101,6 +107,18 @@ def run_sweep(
     InputError
         If another sweep is at work in the folder, it cannot be written to, or the disk is full. All records are safe
         then.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from vardass.adapt import RunConfig
+    >>> config = RunConfig(steps=2, eval_every=2, sampler="uniform").to_dict()
+    >>> run = RunSpec("watch", "left-A->right-B", "watch", config, {"algorithm": "mmd", "sampler": "uniform"})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first, again = (run_sweep([run], folder, jobs=1) for _ in range(2))
+    ...     done = status(folder).finished
+    >>> done, first.before, again.before  # what is there is not done again
+    (1, 0, 1)
     """
     if jobs is not None:
         check_count(jobs, "jobs")
@@ -195,7 +213,14 @@ class _Outcomes:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A run that was begun; nobody works on it now unless ``active``."""
+    """A run that was begun; nobody works on it now unless ``active``.
+
+    Examples
+    --------
+    >>> run = UnderWay("1f0c", "mmd, balanced, a->b", step=50, steps=200, wall=3.0, active=True)
+    >>> run.step / run.steps
+    0.25
+    """
 
     run_id: str
     label: str
@@ -212,7 +237,13 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Failed:
-    """A run that failed for good, and the last line of its log."""
+    """A run that failed for good, and the last line of its log.
+
+    Examples
+    --------
+    >>> Failed("1f0c", "mmd, balanced, a->b", error="no space", log="runs/1f0c/log.txt", last_line="").error
+    'no space'
+    """
 
     run_id: str
     label: str
@@ -243,6 +274,13 @@ class Status:
         Estimate from the mean time of finished runs; None as long as there is none.
     half_line : bool
         Whether a crash cut off the last record; starting the sweep again repairs it.
+
+    Examples
+    --------
+    >>> done = {"under_way": [], "failed": [], "others": 0, "worker": None, "jobs": 2, "half_line": False}
+    >>> found = Status(total=10, finished=6, to_do=4, seconds_left=120.0, **done)
+    >>> found.finished / found.total, found.worker is None  # nobody is at work on it
+    (0.6, True)
     """
 
     total: int
@@ -268,6 +306,16 @@ def status(folder: str | os.PathLike[str]) -> Status:
     ------
     InputError
         If there is no sweep in the folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         print(status(folder).finished)
+    ...     except InputError as error:
+    ...         print("no sweep yet")
+    no sweep yet
     """
     place = Path(folder)
     plan = read_json(place / PLAN_FILE)

@@ -303,6 +303,19 @@ class Comparison:
         How much more the first has.
     p, equivalence_p : float or None
         Of the tests, after Holm's correction.
+
+    Examples
+    --------
+    >>> from vardass.experiments.averages import collect
+    >>> from vardass.experiments.record import Record, RunSpec
+    >>> def ended(sampler, repeat, accuracy):
+    ...     cell = {"algorithm": "mmd", "sampler": sampler}
+    ...     spec = RunSpec("watch", "a->b", "watch", dict(cell), cell, repeat=repeat)
+    ...     return Record(spec, "finished", {"target_accuracy": accuracy, "score": 0.5})
+    >>> runs = [ended("uniform", 0, 0.6), ended("uniform", 1, 0.7), ended("balanced", 0, 0.8), ended("balanced", 1, 0.8)]
+    >>> found = compare_samplers(collect(runs), samplers=["uniform"])[0]
+    >>> found.label.sampler, found.reference.sampler, round(found.gain.cell.mean, 6)
+    ('balanced', 'uniform', 15.0)
     """
 
     data: str
@@ -343,6 +356,12 @@ def compare_samplers(
         What to compare with.
     metrics : mapping of str to str, optional
         The discrepancy of each algorithm, to compare by logarithms of ratios; by default accuracies are, in points.
+
+    Examples
+    --------
+    >>> from vardass.experiments.averages import collect
+    >>> compare_samplers(collect([]))
+    []
     """
     found: list[Comparison] = []
     for sampler in samplers:
@@ -454,6 +473,16 @@ def make_tables(results: Results, which: str = "all") -> list[Table]:
         As `collect` gives them.
     which : str
         One of ``TABLE_NAMES``.
+
+    Examples
+    --------
+    >>> from vardass.experiments.averages import collect
+    >>> from vardass.experiments.record import Record, RunSpec
+    >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
+    >>> spec = RunSpec("watch", "a->b", "watch", dict(cell), cell)
+    >>> tables = make_tables(collect([Record(spec, "finished", {"target_accuracy": 0.8, "score": 0.5})]), "1")
+    >>> len(tables)
+    1
     """
     if which not in TABLE_NAMES:
         raise InputError(f"unknown table {which!r}; choose one of {', '.join(TABLE_NAMES)}")

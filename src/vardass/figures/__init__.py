@@ -31,6 +31,11 @@ def make_figure(number: int, *, seed: int = 0, quick: bool = False, progress: Pr
         A version scaled down to seconds, to see that it works; its numbers are rougher.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
+
+    Examples
+    --------
+    >>> make_figure(2, quick=True).number
+    2
     """
     if isinstance(number, bool) or number not in _FIGURES:
         raise InputError(f"there is no figure {number!r}; choose one of {', '.join(map(str, NUMBERS))}")

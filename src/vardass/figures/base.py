@@ -52,6 +52,12 @@ class Claim:
         These numbers, as one clause without a full stop.
     source : {"paper", "ours"}
         Who states it: the paper in its text on the figure, or we.
+
+    Examples
+    --------
+    >>> claim = Claim("more strata save more", held=True, evidence="in 20 of 20 seeds")
+    >>> claim.held, claim.source
+    (True, 'paper')
     """
 
     statement: str
@@ -88,6 +94,13 @@ class FigureResult:
         Width and height in inches.
     settings : dict
         What the numbers depend on: seed, quick, sizes of the problems.
+
+    Examples
+    --------
+    >>> from vardass.figures import make_figure
+    >>> result = make_figure(2, quick=True)
+    >>> result.number, len(result.rows[0]) == len(result.columns)
+    (2, True)
     """
 
     number: int
@@ -151,6 +164,14 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
     -------
     list of Path
         The five files, in the order above.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from vardass.figures import make_figure
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in write_figure(make_figure(2, quick=True), folder)]
+    ['figure2.png', 'figure2.svg', 'figure2.csv', 'figure2.md', 'figure2.json']
     """
     require_matplotlib()
     import matplotlib

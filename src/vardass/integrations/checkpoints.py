@@ -148,7 +148,18 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
 
 def leave_epoch(sampler: Any) -> None:
-    """Let ``sampler`` begin its next epoch at the next iteration, also where a state was restored in mid-epoch."""
+    """Let ``sampler`` begin its next epoch at the next iteration, also where a state was restored in mid-epoch.
+
+    Examples
+    --------
+    >>> from vardass import UniformBatchSampler
+    >>> sampler = UniformBatchSampler(8, 2)
+    >>> state = (next(iter(sampler)), sampler.state_dict())[1]
+    >>> sampler.load_state_dict(state)
+    >>> leave_epoch(sampler)  # without it 3 batches of the old epoch would come first
+    >>> len(list(sampler))
+    4
+    """
     if hasattr(sampler, "leave_epoch"):
         sampler.leave_epoch()
     elif sampler.position:

@@ -267,7 +267,16 @@ class MMDAdapter(_Adapter):
 
 
 class CORALAdapter(_Adapter):
-    """As `MMDAdapter`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
+    """As `MMDAdapter`, with CORAL in the place of MMD²: DomainBed's, of covariances and means.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(80, 2)), np.repeat(["a", "b"], 40)
+    >>> X[40:] += 5
+    >>> CORALAdapter(steps=60, lr=1e-2).fit(X, y, 1.5 * X).predict([[0.0, 0.0], [7.0, 7.0]]).tolist()
+    ['a', 'b']
+    """
 
     algorithm = "coral"
 

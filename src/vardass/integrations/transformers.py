@@ -39,6 +39,15 @@ class RefreshCallback(TrainerCallback):
     -----
     Resume with ``TrainingArguments(ignore_data_skip=True)``: the sampler knows where it was, and the Trainer would
     leave out as many batches again.
+
+    Examples
+    --------
+    >>> import vardass
+    >>> from vardass.integrations.pairs import PairBatchSampler
+    >>> sides = (vardass.StratifiedBatchSampler(64, 8, endless=True, seed=seed) for seed in (0, 1))
+    >>> pairs = PairBatchSampler(*sides)
+    >>> refresher = vardass.Refresher(vardass.RefreshEvery(100), pairs, lambda: torch.randn(128, 3))
+    >>> callback = RefreshCallback(refresher, CheckpointedSampler(pairs))  # Trainer(..., callbacks=[callback])
     """
 
     def __init__(

@@ -42,6 +42,13 @@ class ARM(Algorithm):
         Columns of a vector's context.
     **common
         See ``Algorithm``.
+
+    Examples
+    --------
+    >>> from vardass.adapt import Batch, make_network
+    >>> rule = ARM(make_network("mlp", (3,), 2, hidden=(4,)), 2, support_size=4)
+    >>> sorted(rule.losses(Batch(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])), None, 0))
+    ['task', 'total']
     """
 
     name: ClassVar[str] = "arm"

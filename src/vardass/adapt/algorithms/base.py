@@ -32,6 +32,12 @@ class Batch(NamedTuple):
     part, labels, weights and domains are those of all, and ``rows`` counts all samples. ``strata`` (b,), ``pool`` and
     ``bank`` tell a loss how the samples were drawn and what is known of the whole domain, see ``vardass.losses.Draws``;
     without strata samples that depend on one another are meant.
+
+    Examples
+    --------
+    >>> batch = Batch(torch.zeros(4, 3), torch.tensor([0, 1, 1, 0]), torch.tensor([0.1, 0.4, 0.4, 0.1]))
+    >>> weighted_mean(batch.y.float(), batch.weights)
+    tensor(0.8000)
     """
 
     x: Tensor
@@ -99,6 +105,21 @@ class Algorithm(nn.Module):
     seen_together : int
         Samples of one domain that `features` must see together, where a sample's features depend on others. Passes
         over data are then made one domain at a time, in batches of at least as many.
+
+    Examples
+    --------
+    >>> from vardass.adapt import make_network
+    >>> class Confident(Algorithm):
+    ...     name, uses_target = "confident", True
+    ...
+    ...     def losses(self, source, target, step):
+    ...         task = self.task_loss(self.features(source.x), source)
+    ...         p = self.network.head(self.features(target.x)).softmax(1)
+    ...         return {"total": task + 0.1 * (1 - p.max(1).values).mean(), "task": task}
+    >>> rule = Confident(make_network("mlp", (3,), 2, hidden=(4,)), 2)
+    >>> source = Batch(torch.randn(6, 3), torch.tensor([0, 1] * 3))
+    >>> sorted(rule.losses(source, Batch(torch.randn(6, 3)), 0))
+    ['task', 'total']
     """
 
     name: ClassVar[str]
@@ -249,7 +270,13 @@ class Algorithm(nn.Module):
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Return Σ_h w_h v_h over the rows of ``values`` (b, ...), or their mean for None."""
+    """Return Σ_h w_h v_h over the rows of ``values`` (b, ...), or their mean for None.
+
+    Examples
+    --------
+    >>> weighted_mean(torch.tensor([1.0, 3.0]), None), weighted_mean(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 0.0]))
+    (tensor(2.), tensor(1.))
+    """
     checked = as_weights(weights, len(values), values)
     if checked is None:
         return values.mean(0)

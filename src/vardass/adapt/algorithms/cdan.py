@@ -72,6 +72,12 @@ class CDAN(Adversarial):
         ``"auto"``: 4 times the inputs, within 32 and 1024.
     **shared
         See ``Adversarial`` and ``Algorithm``; ``sharpness`` makes this SDAT.
+
+    Examples
+    --------
+    >>> from vardass.adapt import make_network
+    >>> CDAN(make_network("mlp", (3,), 2, hidden=(4,)), 2, entropy=True).map.width  # features times classes
+    8
     """
 
     name: ClassVar[str] = "cdan"

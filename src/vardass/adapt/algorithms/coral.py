@@ -30,6 +30,16 @@ class CORAL(Discrepancy):
         See ``vardass.losses.coral``.
     **shared
         See ``Discrepancy`` and ``Algorithm``. ``ema`` averages means and covariances, 2 (d² + d) numbers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from vardass.adapt import Batch, make_network
+    >>> rule = CORAL(make_network("mlp", (3,), 2, hidden=(4,)), 2)
+    >>> x = torch.randn(4, 3)
+    >>> losses = rule.losses(Batch(x, torch.tensor([0, 1, 0, 1])), Batch(x), 0)
+    >>> losses["coral"].item() < 1e-9  # the batches are equal
+    True
     """
 
     name: ClassVar[str] = "coral"

@@ -51,6 +51,14 @@ class DANN(Adversarial):
         Times Σ_i q_i |∂ CE_i / ∂ z_i|², part of the alternating form's domain loss.
     **shared
         See ``Adversarial`` and ``Algorithm``.
+
+    Examples
+    --------
+    >>> from vardass.adapt import Batch, make_network
+    >>> rule = DANN(make_network("mlp", (3,), 2, hidden=(4,)), 2)
+    >>> x = torch.randn(4, 3)
+    >>> sorted(rule.losses(Batch(x, torch.tensor([0, 1, 0, 1])), Batch(x), 0))
+    ['domain', 'task', 'total']
     """
 
     name: ClassVar[str] = "dann"

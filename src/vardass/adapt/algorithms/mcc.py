@@ -26,6 +26,14 @@ class MCC(Algorithm):
         Divides the target's logits.
     **common
         See ``Algorithm``.
+
+    Examples
+    --------
+    >>> from vardass.adapt import make_network
+    >>> rule = MCC(make_network("mlp", (3,), 2, hidden=(4,)), 2)
+    >>> x = torch.randn(4, 3)
+    >>> sorted(rule.losses(Batch(x, torch.tensor([0, 1, 0, 1])), Batch(x), 0))
+    ['confusion', 'task', 'total']
     """
 
     name: ClassVar[str] = "mcc"

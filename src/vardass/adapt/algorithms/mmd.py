@@ -153,6 +153,15 @@ class MMD(Discrepancy):
         Fourier features of the RBF mixture with so many frequencies for each bandwidth.
     **shared
         See ``Discrepancy`` and ``Algorithm``.
+
+    Examples
+    --------
+    >>> from vardass.adapt import make_network
+    >>> rule = MMD(make_network("mlp", (3,), 2, hidden=(4,)), 2, penalty=2.0)
+    >>> source, target = Batch(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])), Batch(torch.ones(4, 3))
+    >>> losses = rule.losses(source, target, 0)
+    >>> bool(torch.isclose(losses["total"], losses["task"] + 2.0 * losses["mmd"]))
+    True
     """
 
     name: ClassVar[str] = "mmd"

@@ -50,6 +50,13 @@ def make_algorithm(algorithm: str | type[Algorithm], network: Network, num_class
     ------
     InputError
         If the name or an option is unknown (the message names the nearest) or a value is not usable.
+
+    Examples
+    --------
+    >>> from vardass.adapt import make_network
+    >>> rule = make_algorithm("coral", make_network("mlp", (3,), 2, hidden=(4,)), 2, penalty=0.5)
+    >>> rule.name, rule.penalty
+    ('coral', 0.5)
     """
     kind, additions = _parse(algorithm)
     defaults = _defaults(kind)
@@ -61,7 +68,13 @@ def make_algorithm(algorithm: str | type[Algorithm], network: Network, num_class
 
 
 def algorithm_options(algorithm: str | type[Algorithm]) -> dict[str, Any]:
-    """Return the options of an algorithm and their defaults."""
+    """Return the options of an algorithm and their defaults.
+
+    Examples
+    --------
+    >>> algorithm_options("mcc")["temperature"]
+    2.5
+    """
     kind, additions = _parse(algorithm)
     return {**_defaults(kind), **additions}
 

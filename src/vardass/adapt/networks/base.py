@@ -130,7 +130,13 @@ class Network(nn.Module):
 
 
 def output_size(module: nn.Module, input_shape: Sequence[int]) -> int:
-    """Return the number of features that ``module`` gives for one sample, by trying two blank ones."""
+    """Return the number of features that ``module`` gives for one sample, by trying two blank ones.
+
+    Examples
+    --------
+    >>> output_size(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), (3, 2, 2))
+    5
+    """
     training = module.training
     module.eval()
     parameter = next(module.parameters(), None)
@@ -157,6 +163,15 @@ def widen_input(network: Network, extra: int) -> None:
     A convolution's new channels copy the weights of the old ones in turn (new channel i is a copy of channel
     i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
     get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from vardass.adapt import make_network
+    >>> network = make_network("mlp", (3,), 2, hidden=(4,))
+    >>> widen_input(network, 2)
+    >>> network.features(torch.zeros(1, 5)).shape
+    torch.Size([1, 4])
     """
     shape = network.input_shape
     if shape is None or len(shape) not in (1, 3):

@@ -43,12 +43,26 @@ NETWORK_NAMES = tuple(_BUILDERS)
 
 
 def is_pretrained(spec: str) -> bool:
-    """Whether a network starts from parameters that were trained on other data."""
+    """Whether a network starts from parameters that were trained on other data.
+
+    Examples
+    --------
+    >>> is_pretrained("resnet18"), is_pretrained("resnet18-random"), is_pretrained("facebook/dinov2-small")
+    (True, False, True)
+    """
     return spec in ("resnet18", "efficientnet-lite0") or (spec not in _BUILDERS and _is_backbone(spec))
 
 
 def preprocessing_of(spec: str, options: Mapping[str, Any]) -> ImagePreprocessing | None:
-    """How a pretrained network with such options wants its images, without building it; None for other networks."""
+    """How a pretrained network with such options wants its images, without building it; None for other networks.
+
+    Examples
+    --------
+    >>> preprocessing_of("conv", {}) is None
+    True
+    >>> preprocessing_of("efficientnet-lite0", {}).size
+    (224, 224)
+    """
     if not is_pretrained(spec):
         return None
     if spec == "efficientnet-lite0":
