@@ -312,7 +312,8 @@ class Comparison:
     ...     cell = {"algorithm": "mmd", "sampler": sampler}
     ...     spec = RunSpec("watch", "a->b", "watch", dict(cell), cell, repeat=repeat)
     ...     return Record(spec, "finished", {"target_accuracy": accuracy, "score": 0.5})
-    >>> runs = [ended("uniform", 0, 0.6), ended("uniform", 1, 0.7), ended("balanced", 0, 0.8), ended("balanced", 1, 0.8)]
+    >>> runs = [ended("uniform", repeat, accuracy) for repeat, accuracy in enumerate((0.6, 0.7))]
+    >>> runs += [ended("balanced", repeat, 0.8) for repeat in range(2)]
     >>> found = compare_samplers(collect(runs), samplers=["uniform"])[0]
     >>> found.label.sampler, found.reference.sampler, round(found.gain.cell.mean, 6)
     ('balanced', 'uniform', 15.0)
