@@ -21,11 +21,17 @@ def _section(name, command):
     words = [p.metavar or p.name.upper() for p in arguments]
     usage = " ".join(["vardass", name, *(w if p.required else f"[{w}]" for p, w in zip(arguments, words))])
     rows = [_row(f"`{word}`", p) for p, word in zip(arguments, words)]
-    rows += [_row("<br>".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)), p) for p in options]
+    for panel in dict.fromkeys(getattr(p, "rich_help_panel", None) for p in options):
+        rows += [f"| **{panel}** | |"] if panel else []
+        rows += [
+            _row("<br>".join(f"`{flag}`" for flag in (*p.opts, *p.secondary_opts)), p)
+            for p in options
+            if getattr(p, "rich_help_panel", None) == panel
+        ]
     table = "\n".join(["| option | |", "|---|---|", *rows])
     table = f'<div class="options" markdown>\n\n{table}\n\n</div>'
     if len(rows) > 25:
-        table = f'??? note "{len(rows)} options"\n\n' + "\n".join(f"    {line}" for line in table.splitlines())
+        table = f'??? note "{len(options)} options"\n\n' + "\n".join(f"    {line}" for line in table.splitlines())
     return f"## {name}\n\n{command.help.strip()}\n\n```text\n{usage} [OPTIONS]\n```\n\n{table}\n\n"
 
 
@@ -39,4 +45,6 @@ def _row(first, parameter):
     default = parameter.default
     if default not in (None, False, True, (), []) and not callable(default) and f"{default}" not in text:
         text += f" *Default: {default}.*"
+    if parameter.required and parameter.param_type_name == "option":
+        text += " *Required.*"
     return f"| {first} | {text} |"
