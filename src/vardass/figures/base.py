@@ -168,9 +168,11 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
     Examples
     --------
     >>> import tempfile
-    >>> from vardass.figures import make_figure
+    >>> claim = Claim("it falls", held=True, evidence="from 2 to 1")
+    >>> line = [("0", 2.0), ("1", 1.0)]
+    >>> result = FigureResult(2, "A line", "of two points", ("x", "y"), line, (claim,), draw=lambda figure: None)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_figure(make_figure(2, quick=True), folder)]
+    ...     [path.name for path in write_figure(result, folder)]
     ['figure2.png', 'figure2.svg', 'figure2.csv', 'figure2.md', 'figure2.json']
     """
     require_matplotlib()
