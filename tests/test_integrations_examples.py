@@ -41,3 +41,9 @@ def test_recipes(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 def test_every_recipe_is_run_here() -> None:
     assert {path.stem for path in RECIPES.glob("*.py")} == {*NEEDS, "watch"}
+
+
+def test_every_recipe_is_on_a_page() -> None:
+    """The pages read the programs from these files, see mkdocs.yml."""
+    pages = "".join(page.read_text() for page in (RECIPES.parent.parent / "docs" / "recipes").glob("*.md"))
+    assert not [path.name for path in RECIPES.glob("*.py") if f'--8<-- "examples/integrations/{path.name}"' not in pages]
