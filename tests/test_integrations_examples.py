@@ -46,4 +46,5 @@ def test_every_recipe_is_run_here() -> None:
 def test_every_recipe_is_on_a_page() -> None:
     """The pages read the programs from these files, see mkdocs.yml."""
     pages = "".join(page.read_text() for page in (RECIPES.parent.parent / "docs" / "recipes").glob("*.md"))
-    assert not [path.name for path in RECIPES.glob("*.py") if f'--8<-- "examples/integrations/{path.name}"' not in pages]
+    names = {path.name for path in RECIPES.glob("*.py")}
+    assert not {name for name in names if f'--8<-- "examples/integrations/{name}"' not in pages}
