@@ -2,8 +2,8 @@
 
 A figure is named by its label (`plt.figure("ordered")`), or after its program, and lies beside it in the site, in
 colours for light and for dark pages; `![](ordered.svg)` in a page shows the fitting one. Programs of the gallery get
-a page each. What has not changed, program or package, is taken from `.cache/docs`; an error in a program ends the
-build.
+a page each. What has not changed, program, package or measured results, is taken from `.cache/docs`; an error in a
+program ends the build.
 """
 
 import ast
@@ -57,15 +57,16 @@ PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\.svg\)")
 def on_files(files, config):
     """Add the pictures, a page for each program of the gallery, and their list."""
     root, docs = Path(config.config_file_path).parent, Path(config.docs_dir)
-    package = b"".join(path.read_bytes() for path in sorted((root / "src").rglob("*.py")))
+    read = [*sorted((root / "src").rglob("*.py")), *sorted((root / "benchmarks" / "results").iterdir())]
+    read_by_all = hashlib.sha256(b"\0".join(path.read_bytes() for path in read)).digest()
     shown = []
     for script in sorted(path for path in docs.rglob("*.py") if path.parent.name != "hooks"):
-        folder = script.parent.relative_to(docs).as_posix()
-        made = _pictures(script, package, root / ".cache" / "docs")
+        folder = script.parent.relative_to(docs)
+        made = _pictures(script, read_by_all, root / ".cache" / "docs")
         for name, picture in made.items():
-            for ending, text in (("", picture), ("-dark", _night(picture))):
-                files.append(File.generated(config, f"{folder}/{name}{ending}.svg", content=text))
-        if folder == "gallery":
+            for file in in_both_colours(config, (folder / name).as_posix(), picture):
+                files.append(file)
+        if folder.name == "gallery":
             code = script.read_text()
             title, _, text = ast.get_docstring(ast.parse(code)).partition("\n")
             title = title.rstrip(".")
@@ -96,9 +97,16 @@ def on_page_markdown(markdown, page, config, files):
     return PICTURE.sub(both, markdown)
 
 
-def _pictures(script, package, cache):
+def in_both_colours(config, name, picture):
+    """Files of the site for one SVG picture, on light and on dark pages."""
+    yield File.generated(config, f"{name}.svg", content=picture)
+    night = re.sub(r"#[0-9a-f]{6}", lambda colour: NIGHT.get(colour[0], colour[0]), picture)
+    yield File.generated(config, f"{name}-dark.svg", content=night)
+
+
+def _pictures(script, read_by_all, cache):
     """SVG text of each figure of a program, by name."""
-    parts = (Path(__file__).read_bytes(), package, script.read_bytes())
+    parts = (Path(__file__).read_bytes(), read_by_all, script.read_bytes())
     kept = cache / script.stem / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     if not kept.is_dir():
         made = _run(script)
@@ -118,14 +126,16 @@ def _run(script):
         runpy.run_path(str(script), run_name="__main__")
         made = {}
         for number in plt.get_fignums():
-            figure, out = plt.figure(number), io.StringIO()
-            figure.savefig(out, format="svg", metadata={"Date": None})
-            made[figure.get_label() or script.stem] = out.getvalue()
+            figure = plt.figure(number)
+            made[figure.get_label() or script.stem] = svg(figure)
             plt.close(figure)
     if not made:
         raise ValueError(f"{script} makes no figure")
     return made
 
 
-def _night(picture):
-    return re.sub(r"#[0-9a-f]{6}", lambda colour: NIGHT.get(colour[0], colour[0]), picture)
+def svg(figure, **options):
+    """A figure as text, the same each time."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None}, **options)
+    return out.getvalue()

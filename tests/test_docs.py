@@ -1,0 +1,83 @@
+"""The site is built without a warning, has no stubs, and every link on it leads somewhere."""
+
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+WORDS = 100  # a page with less text is a stub
+
+
+class Page(HTMLParser):
+    """Links, anchors and the words of the article."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors, self.words, self.inside = [], set(), 0, 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.inside += tag == "article"
+        self.anchors.update(value for name in ("id", "name") if (value := values.get(name)))
+        self.links += [value for name in ("href", "src") if (value := values.get(name))]
+
+    def handle_endtag(self, tag):
+        self.inside -= tag == "article"
+
+    def handle_data(self, text):
+        self.words += len(text.split()) if self.inside else 0
+
+
+def sources(nav):
+    for entry in nav:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from sources(value) if isinstance(value, list) else [value]
+
+
+def broken(pages, site):
+    """Each link of the site that leads to no file or to no anchor of its page."""
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            aim = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            aim = aim / "index.html" if aim.is_dir() else aim
+            anchor = unquote(parts.fragment)
+            if not aim.is_file():
+                yield f"{path.relative_to(site)} -> {link}"
+            elif aim in pages and anchor and not anchor.startswith("__") and anchor not in pages[aim].anchors:
+                yield f"{path.relative_to(site)} -> {link}: no such place on that page"
+
+
+def test_the_site_is_built_without_a_warning_has_no_stub_and_no_dead_link(tmp_path):
+    """One test, because the build is one: workers would each make it again."""
+    pytest.importorskip("mkdocs")
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    # the page of a sweep is a program of its own, tested in test_page; links of 404 are those of the served site
+    files = [path for path in site.rglob("*.html") if path.name not in ("404.html", "report.html")]
+    pages = {path.resolve(): Page(path.read_text()) for path in files}
+    assert list(broken(pages, site.resolve())) == []
+
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    named = [(site / source).with_suffix(".html").resolve() for source in sources(nav)]
+    assert set(named) <= pages.keys()
+    stubs = [path.relative_to(site.resolve()).as_posix() for path in named if pages[path].words < WORDS]
+    assert stubs == []
