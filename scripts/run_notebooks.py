@@ -1,7 +1,7 @@
 """Run the notebooks of the documentation and store their outputs: `python scripts/run_notebooks.py [NOTEBOOK ...]`.
 
 All code cells run in order in one namespace, in the style of the site. What a cell prints, the value of its last line
-and the figures that it leaves open are its outputs, as in Jupyter. `tests/test_notebooks.py` runs the same and compares.
+and the figures that it leaves open are its outputs, as in Jupyter. `tests/test_notebooks.py` runs them and compares.
 """
 
 import ast
@@ -44,7 +44,8 @@ def run_cell(source, names):
         data = {"text/plain": lines(repr(value))}
         outputs.append({"data": data, "execution_count": None, "metadata": {}, "output_type": "execute_result"})
     for number in plt.get_fignums():
-        data = {"image/svg+xml": lines(svg(plt.figure(number), facecolor=PAPER)), "text/plain": ["a picture"]}
+        picture = svg(plt.figure(number), facecolor=PAPER, bbox_inches="tight")
+        data = {"image/svg+xml": lines(picture), "text/plain": ["a picture"]}
         outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
         plt.close(number)
     return outputs
@@ -53,7 +54,7 @@ def run_cell(source, names):
 def run_notebook(path):
     """The notebook with the outputs of a new run."""
     notebook, names = json.loads(path.read_text()), {"__name__": "__main__"}
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, "figure.constrained_layout.use": False}):  # figures of the package have theirs
         for cell in notebook["cells"]:
             if cell["cell_type"] == "code":
                 cell["outputs"] = run_cell("".join(cell["source"]), names)

@@ -81,3 +81,11 @@ def test_the_site_is_built_without_a_warning_has_no_stub_and_no_dead_link(tmp_pa
     assert set(named) <= pages.keys()
     stubs = [path.relative_to(site.resolve()).as_posix() for path in named if pages[path].words < WORDS]
     assert stubs == []
+
+
+def test_dead_links_are_seen(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#here"></a><a href="b.html#there"></a><img src="c.svg">')
+    (tmp_path / "b.html").write_text('<p id="here"><a href="https://example.org/none"></a><a href="#top"></a></p>')
+    pages = {path.resolve(): Page(path.read_text()) for path in tmp_path.glob("*.html")}
+    found = sorted(broken(pages, tmp_path.resolve()))
+    assert [line.split(" -> ")[1].split(":")[0] for line in found] == ["b.html#there", "c.svg", "#top"]

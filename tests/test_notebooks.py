@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mkdocs")  # the style of the site's pictures
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-from run_notebooks import NOTEBOOKS, run_notebook, texts, words_and_numbers  # noqa: E402
+from run_notebooks import NOTEBOOKS, run_notebook, texts, words_and_numbers
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

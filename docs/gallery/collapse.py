@@ -3,7 +3,7 @@
 Source and target are halves of one sample, so there is nothing to adapt, and the MMD² of all data is next to nothing
 at every scale of the features. The mean loss of uniform batches of 32 is not: it is the variance of both batch means,
 which grows with the scale. A network that minimises it shrinks its features. Better batches pay a little less for
-that, the unbiased estimate nothing. Under a strong penalty the reward wins over the task, and features end as one point.
+that, the unbiased estimate nothing. Under a strong penalty the reward wins over the task, and all features become one.
 """
 
 import matplotlib.pyplot as plt

@@ -24,8 +24,9 @@ SHOWN = (
     "LICENSE",
 )
 AS_CODE = {".py": "python", ".yaml": "yaml", ".cff": "yaml", "": "text"}
-LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)([^)]*\))")
-NOT_CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+CODE_OR_LINK = re.compile(
+    r"^```.*?^```|`[^`\n]+`|(?P<before>!?\[[^\]]*\]\()(?P<target>[^)\s#]+)(?P<after>[^)]*\))", re.MULTILINE | re.DOTALL
+)
 
 
 def on_files(files, config):
@@ -46,15 +47,14 @@ def on_page_markdown(markdown, page, config, files):
     folder = posixpath.dirname(page.file.src_uri)
 
     def link(match):
-        target = match[2]
-        if "://" in target or target.startswith(("/", "mailto:")):
+        target = match["target"]
+        if target is None or "://" in target or target.startswith(("/", "mailto:")):
             return match[0]
         if posixpath.normpath(posixpath.join(folder, target)).startswith("../"):
             target = target.removeprefix("../")
-        for name in (f"{target}.md", target.removesuffix(".ipynb") + ".md"):
+        for name in (f"{target}.md", target.removesuffix(".ipynb") + ".md", target.removesuffix(".py") + ".md"):
             if files.get_file_from_path(posixpath.normpath(posixpath.join(folder, name))):
                 target = name
-        return f"{match[1]}{target}{match[3]}"
+        return f"{match['before']}{target}{match['after']}"
 
-    parts = NOT_CODE.split(markdown)
-    return "".join(part if number % 2 else LINK.sub(link, part) for number, part in enumerate(parts))
+    return CODE_OR_LINK.sub(link, markdown)
