@@ -1,6 +1,8 @@
 """The site is built without a warning, has no stubs, and every link on it leads somewhere."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -81,6 +83,32 @@ def test_the_site_is_built_without_a_warning_has_no_stub_and_no_dead_link(tmp_pa
     assert set(named) <= pages.keys()
     stubs = [path.relative_to(site.resolve()).as_posix() for path in named if pages[path].words < WORDS]
     assert stubs == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_are_read_in_the_repository_link_to_files_that_are_there(name):
+    text = (ROOT / name).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert links
+
+
+def test_the_readme_is_short_and_names_the_two_commands():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert all(command in text for command in ("make test", "make demo", ".ci/run"))
+
+
+def test_python_in_the_pages_can_be_read():
+    """Pieces of programs, so they are parsed, not run; recipes and the gallery are run elsewhere."""
+    pieces = [
+        (path, piece)
+        for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        for piece in re.findall(r"^```python[^\n]*\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    assert len(pieces) > 10
+    for path, piece in pieces:
+        ast.parse(piece, filename=str(path))
 
 
 def test_dead_links_are_seen(tmp_path):
