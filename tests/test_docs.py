@@ -9,10 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pandas as pd
 import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
+DEMO_SAMPLERS = ("vardass", "stratified", "ordered", "balanced", "recommended")  # beside uniform
 WORDS = 100  # a page with less text is a stub
 
 
@@ -97,6 +99,30 @@ def test_the_readme_is_short_and_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     assert all(command in text for command in ("make test", "make demo", ".ci/run"))
+
+
+def test_tables_of_accuracy_say_what_the_records_say():
+    """Rows as they must stand on the page of evidence, made from what `make demo` and the atlas left."""
+    evidence, readme = (ROOT / "docs/evidence.md").read_text(), (ROOT / "README.md").read_text()
+    runs = pd.read_csv(ROOT / "benchmarks/results/demo_training.csv")
+    means = 100 * runs.groupby(["algorithm", "sampler", "repeat"])["target_accuracy"].mean()
+    noise = runs.groupby(["algorithm", "sampler"])["relative_loss_variance"].first()
+    assert f"source only has {means['erm', 'uniform'].mean():.1f} %" in evidence
+    for loss, short in (("mmd", "the same, MMD"), ("coral", "watch, CORAL")):
+        others = {name: means[loss, name] - means[loss, "uniform"] for name in DEMO_SAMPLERS}
+        gains = {name: f"{gain.mean():+.1f} ± {gain.sem():.1f}" for name, gain in others.items()}
+        uniform = f"{means[loss, 'uniform'].mean():.1f} %"
+        assert f"| {loss.upper()} | {uniform} | {' | '.join(gains.values())} |" in evidence
+        gains.pop("stratified")
+        assert f"{short} | {uniform} | {' | '.join(gains.values())} |" in readme
+        left = [f"{noise[loss, name]:.3f}" for name in DEMO_SAMPLERS]
+        assert f"| variance of the loss, {loss.upper()} | 1 | {' | '.join(left)} |" in evidence
+    atlas = (ROOT / "benchmarks/results/atlas.md").read_text()
+    found = re.findall(r"^- (.*): watch (\S+), pacs (\S+), digits (\S+), amazon (\S+); ", atlas, re.MULTILINE)
+    assert len(found) == 4
+    for row in found:
+        for text in (evidence, readme):
+            assert f"| {' | '.join(row)} |" in text.replace("**", "")
 
 
 def test_python_in_the_pages_can_be_read():
