@@ -80,7 +80,7 @@ def test_the_site_is_built_without_a_warning_has_no_stub_and_no_dead_link(tmp_pa
     pages = {path.resolve(): Page(path.read_text()) for path in files}
     assert list(broken(pages, site.resolve())) == []
 
-    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.BaseLoader)["nav"]  # which knows no tags
     named = [(site / source).with_suffix(".html").resolve() for source in sources(nav)]
     assert set(named) <= pages.keys()
     stubs = [path.relative_to(site.resolve()).as_posix() for path in named if pages[path].words < WORDS]
