@@ -23,6 +23,7 @@ def on_files(files, config):
                     parts.insert(-1, f"![output]({Path(name).name}-{number}.svg)")
                 else:
                     text = output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
-                    parts.insert(-1, f"````text\n{''.join(text).rstrip()}\n````")
+                    block = f"````text\n{''.join(text).rstrip()}\n````"
+                    parts.insert(-1, f'<div class="output" markdown>\n\n{block}\n\n</div>')
         files.append(File.generated(config, f"{name}.md", content="\n\n".join(parts) + "\n"))
     return files
