@@ -125,6 +125,13 @@ def test_tables_of_accuracy_say_what_the_records_say():
             assert f"| {' | '.join(row)} |" in text.replace("**", "")
 
 
+def test_programs_of_the_gallery_are_short():
+    """The build runs them; their pages show the whole of them."""
+    programs = sorted((ROOT / "docs/gallery").glob("*.py"))
+    assert 6 <= len(programs)
+    assert [path.name for path in programs if len(path.read_text().splitlines()) >= 100] == []
+
+
 def test_python_in_the_pages_can_be_read():
     """Pieces of programs, so they are parsed, not run; recipes and the gallery are run elsewhere."""
     pieces = [
