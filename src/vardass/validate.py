@@ -27,6 +27,7 @@ __all__ = [
     "as_features",
     "as_generator",
     "as_labels",
+    "as_numbers",
     "as_tensor",
     "as_weights",
     "check_count",
@@ -112,7 +113,7 @@ def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = Tr
     return x
 
 
-def _require_finite(x: Tensor, name: str) -> None:
+def _require_finite(x: Tensor, name: str, remedy: str = "drop these rows or mend the featuriser") -> None:
     # the sum is finite unless an entry is not, or finite entries overflow: then look closer
     if bool(torch.isfinite(x.sum())):
         return
@@ -120,8 +121,7 @@ def _require_finite(x: Tensor, name: str) -> None:
     if len(bad):
         shown = ", ".join(str(int(i)) for i in bad[:5]) + (", ..." if len(bad) > 5 else "")
         raise InputError(
-            f"{name} have NaN or infinite values in {len(bad)} of {x.shape[0]} rows (rows {shown}); "
-            "drop these rows or mend the featuriser"
+            f"{name} have NaN or infinite values in {len(bad)} of {x.shape[0]} rows (rows {shown}); {remedy}"
         )
 
 
@@ -177,6 +177,22 @@ def as_labels(labels: ArrayLike, n: int, name: str = "labels") -> Tensor:
             f"pass the {name} of these samples"
         )
     return labels.long()
+
+
+def as_numbers(values: ArrayLike, n: int, name: str = "labels") -> Tensor:
+    """Return ``values`` (n,) or (n, m), finite real numbers, as a float64 tensor (n, m) on its own device."""
+    values = as_tensor(values, name)
+    if values.is_complex() or values.dtype == torch.bool:
+        raise InputError(f"{name} must be real numbers, got dtype {values.dtype}; convert them to floats")
+    found = values[:, None] if values.ndim == 1 else values
+    if found.ndim != 2 or len(found) != n or not found.shape[1]:
+        raise InputError(
+            f"{name} must have shape ({n},) or ({n}, m), a number or m of them for each row, got "
+            f"{tuple(values.shape)}; pass those of these samples"
+        )
+    found = found.double()
+    _require_finite(found, name, "drop these rows or fill them in")
+    return found
 
 
 def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None, remedy: str = "") -> int:

@@ -218,7 +218,7 @@ class Stream:
     inputs : Inputs
         Samples.
     labels : Tensor of shape (n,) or None
-        None for a target.
+        None for a target; in a regression scaled numbers (n, m).
     sampler : RefreshableSampler
         Endless.
     workers : int
@@ -415,7 +415,8 @@ def training_streams(
             crop_seed=derived_seed("crops", name, config.seed) if augmented else None,
         )
 
-    add("source", source, splits.source_train.known_labels(), sizes["source"])
+    labels = splits.source_train.known_labels()
+    add("source", source, labels if algorithm.units is None else algorithm.units.scaled(labels), sizes["source"])
     if algorithm.uses_target:
         add("target", Inputs(splits.target_unlabelled, source.device), None, sizes["target"])
     if given:

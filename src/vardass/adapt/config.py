@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import core_schema
 
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
+from vardass.adapt.algorithms.registry import check_regression
 from vardass.adapt.class_aligner import ClassAligner
-from vardass.adapt.evaluation import SELECTION_NAMES
+from vardass.adapt.evaluation import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
@@ -28,6 +29,7 @@ __all__ = ["RunConfig", "as_input_error"]
 
 
 _USUAL_RATE, _TUNING_RATE = 1e-3, 5e-5
+_SOURCE_SCORES = {False: "source-accuracy", True: "source-r2"}
 
 # --- kinds of settings --------------------------------------------------------------------------------
 
@@ -103,6 +105,10 @@ def _rate(value: Any, name: str) -> float:
 def _usual_rate(settings: dict[str, Any]) -> float:
     frozen = settings.get("network_options", {}).get("freeze_backbone", False)
     return _TUNING_RATE if is_pretrained(settings.get("network", "mlp")) and not frozen else _USUAL_RATE
+
+
+def _usual_selection(settings: dict[str, Any]) -> str:
+    return _SOURCE_SCORES[settings.get("regression", False)]
 
 
 def _betas(value: Any, name: str) -> list[float] | None:
@@ -212,6 +218,12 @@ class RunConfig(BaseModel):
     network_options: Options = Field(
         default_factory=dict, description="Options of the network, such as bottleneck, dropout or freeze_backbone."
     )
+    regression: Flag = Field(
+        False,
+        description="Predict numbers instead of classes: the loss is their squared error, in units of the source's "
+        "deviation, and models are chosen by R² on held-out source samples. For erm, mmd, coral, dann and arm, without "
+        "class alignment.",
+    )
     steps: Count = Field(3000, description="Batches trained on; 3,000 in the paper, which tunes a ResNet-18.")
     batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
     target_batch_size: Count | None = Field(
@@ -295,10 +307,11 @@ class RunConfig(BaseModel):
     eval_every: Count = Field(100, description="Steps between evaluations.")
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
     eval_batch_size: Count = Field(256, description="Samples in a forward pass without gradient.")
-    selection: Annotated[str, _one_of(SELECTION_NAMES)] = Field(
-        "source-accuracy",
+    selection: Annotated[str, _one_of(dict.fromkeys((*SELECTION_NAMES, *REGRESSION_SELECTION_NAMES)))] = Field(
+        default_factory=_usual_selection,
         description="By what the model is chosen among the evaluations; only oracle reads target labels, and is for "
-        "comparison.",
+        "comparison. In a regression source-r2 by default.",
+        json_schema_extra={"default": _SOURCE_SCORES[False]},
     )
     augment: Flag = Field(
         False, description="Augment training images of the source as DomainBed does; those of the target are not."
@@ -366,6 +379,28 @@ class RunConfig(BaseModel):
         told = {**self.algorithm_options, **self.loss_options}
         if "contraction" in told:
             Estimator.of(told.get("estimator", "v"), told["contraction"])
+        return self
+
+    @model_validator(mode="after")
+    def _regression_fits(self) -> RunConfig:
+        for group in ("algorithm_options", "network_options"):
+            if "regression" in getattr(self, group):
+                raise InputError(f"regression is a setting of its own, got it in {group}; use regression=True")
+        known = REGRESSION_SELECTION_NAMES if self.regression else SELECTION_NAMES
+        if self.selection not in known:
+            raise InputError(
+                f"selection={self.selection!r} does not go with regression={self.regression}; use one of "
+                f"{', '.join(known)}"
+            )
+        if not self.regression:
+            return self
+        check_regression(self.algorithm)
+        for name, off in (("groups", None), ("class_aligned", "none")):
+            if getattr(self, name) != off:
+                raise InputError(
+                    f"{name}={getattr(self, name)!r} needs classes, but with regression=True there are none; use "
+                    f"{name}={off!r}"
+                )
         return self
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs, pass_over
+from vardass.adapt.regression import regression_scores
 from vardass.data.domains import LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 __all__ = [
+    "REGRESSION_SELECTION_NAMES",
+    "SCORE_NAMES",
     "SELECTION_NAMES",
     "Evaluator",
     "HeldOut",
@@ -30,6 +34,7 @@ __all__ = [
     "alignment",
     "confidence",
     "information_maximisation",
+    "label_scores",
     "outputs",
     "score",
     "soft_neighbourhood_density",
@@ -52,7 +57,7 @@ class HeldOut:
     step : int
         Steps trained so far.
     source_logits, source_labels, source_features : Tensor of shape (n, classes), (n,), (n, d), or None
-        None if nothing of the source was held out.
+        None if nothing of the source was held out. In a regression logits and labels are numbers (n, m).
     target_logits, target_features : Tensor of shape (m, classes), (m, d)
         Of unlabelled target samples.
     oracle_labels : Tensor of shape (m,) or None
@@ -77,6 +82,15 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     _check_logits(logits)
     truth = as_labels(labels, len(logits)).to(logits.device)
     return float((logits.argmax(1) == truth).double().mean())
+
+
+SCORE_NAMES: dict[bool, tuple[str, ...]] = {False: ("accuracy",), True: ("rmse", "mae", "r2")}
+"""Names of `label_scores`, by whether it is a regression."""
+
+
+def label_scores(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """`accuracy` of logits (n, classes) for classes (n,), or `regression_scores` for numbers (n, m)."""
+    return regression_scores(outputs, labels) if labels.is_floating_point() else {"accuracy": accuracy(outputs, labels)}
 
 
 def confidence(logits: Tensor) -> float:
@@ -135,14 +149,15 @@ def alignment(source_features: Tensor, target_features: Tensor) -> float:
 
 
 def score(name: str, held_out: HeldOut) -> float:
-    """Score of a network by the validator ``name``, one of ``SELECTION_NAMES``."""
-    return _VALIDATORS[choose(name, "selection", SELECTION_NAMES)](held_out)
+    """Score of a network by the validator ``name``, one of ``SELECTION_NAMES`` or ``REGRESSION_SELECTION_NAMES``."""
+    known = {**_VALIDATORS, **_REGRESSION_VALIDATORS}
+    return known[choose(name, "selection", known)](held_out)
 
 
-def _source_accuracy(held_out: HeldOut) -> float:
+def _source_score(name: str, held_out: HeldOut) -> float:
     if held_out.source_logits is None or held_out.source_labels is None:
-        raise InputError("'source-accuracy' needs held-out source samples, got none; split with holdout above 0")
-    return accuracy(held_out.source_logits, held_out.source_labels)
+        raise InputError(f"'source-{name}' needs held-out source samples, got none; split with holdout above 0")
+    return label_scores(held_out.source_logits, held_out.source_labels)[name]
 
 
 def _alignment(held_out: HeldOut) -> float:
@@ -157,11 +172,12 @@ def _oracle(held_out: HeldOut) -> float:
             "'oracle' chooses models by target labels, got none; reveal those of target_val, or choose without labels, "
             "for example by 'source-accuracy'"
         )
-    return accuracy(held_out.target_logits, held_out.oracle_labels)
+    found = label_scores(held_out.target_logits, held_out.oracle_labels)
+    return found["r2"] if "r2" in found else found["accuracy"]
 
 
 _VALIDATORS: dict[str, Callable[[HeldOut], float]] = {
-    "source-accuracy": _source_accuracy,
+    "source-accuracy": partial(_source_score, "accuracy"),
     "entropy": lambda held_out: confidence(held_out.target_logits),
     "information-maximisation": lambda held_out: information_maximisation(held_out.target_logits),
     "snd": lambda held_out: soft_neighbourhood_density(held_out.target_logits),
@@ -172,6 +188,14 @@ _VALIDATORS: dict[str, Callable[[HeldOut], float]] = {
 
 SELECTION_NAMES = tuple(_VALIDATORS)
 """``"oracle"`` reads target labels and is for comparison only; the others do not."""
+
+_REGRESSION_VALIDATORS: dict[str, Callable[[HeldOut], float]] = {
+    "source-r2": partial(_source_score, "r2"),
+    **{name: _VALIDATORS[name] for name in ("mmd", "last", "oracle")},
+}
+
+REGRESSION_SELECTION_NAMES = tuple(_REGRESSION_VALIDATORS)
+"""The same where numbers are predicted; the others look at class probabilities."""
 
 
 def _probabilities(logits: Tensor) -> Tensor:
@@ -201,12 +225,13 @@ def _check_logits(logits: Tensor) -> None:
 def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
     """Features (n, d) and logits (n, classes) of all samples of a domain, on the CPU, in evaluation mode.
 
-    ``options`` are those of ``extract_features``; ``RunConfig.pass_options`` has a run's.
+    In a regression there are numbers (n, m) in their own units instead of logits. ``options`` are those of
+    ``extract_features``; ``RunConfig.pass_options`` has a run's.
     """
 
     def both(model: Algorithm, x: Tensor) -> Tensor:
         z = model.features(x)
-        return torch.cat([z, model.network.head(z)], 1)
+        return torch.cat([z, model.readout(z)], 1)
 
     joint = pass_over(algorithm, inputs, both, **options)
     width = joint.shape[1] - algorithm.num_classes
@@ -214,7 +239,7 @@ def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tenso
 
 
 _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is measured only if asked for
-_NEED_SOURCE = ("source-accuracy", "mmd")
+_NEED_SOURCE = ("source-accuracy", "source-r2", "mmd")
 
 
 class Evaluator:
@@ -248,9 +273,10 @@ class Evaluator:
             self.source = Inputs(splits.source_val, device)
             self.source_labels = splits.source_val.known_labels()
         elif config.selection in _NEED_SOURCE:
+            others = "'last'" if config.regression else "'information-maximisation' or 'last'"
             raise InputError(
                 f"selection {config.selection!r} needs held-out source samples, got 0; split with holdout above 0, or "
-                "choose by 'information-maximisation' or 'last'"
+                f"choose by {others}"
             )
 
     @property
@@ -263,14 +289,10 @@ class Evaluator:
         options = self.config.pass_options
         z_t, logits_t = outputs(algorithm, self.target, **options)
         z_s, logits_s = (None, None) if self.source is None else outputs(algorithm, self.source, **options)
-        found = {
-            "target_entropy": -confidence(logits_t),
-            "target_information": information_maximisation(logits_t),
-        }
-        if 2 <= len(logits_t) <= _PAIRS_LIMIT:
-            found["target_density"] = soft_neighbourhood_density(logits_t)
+        found = {} if self.config.regression else _of_probabilities(logits_t)
         if z_s is not None and logits_s is not None and self.source_labels is not None:
-            found["source_accuracy"] = accuracy(logits_s, self.source_labels)
+            scores = label_scores(logits_s, self.source_labels)
+            found |= {f"source_{name}": value for name, value in scores.items()}
             found["mmd"] = -alignment(z_s, z_t)
         held_out = HeldOut(
             step=step,
@@ -282,6 +304,17 @@ class Evaluator:
             oracle_labels=self.oracle_labels,
         )
         return found, score(self.config.selection, held_out)
+
+
+def _of_probabilities(logits: Tensor) -> dict[str, float]:
+    """What class probabilities say without labels."""
+    found = {
+        "target_entropy": -confidence(logits),
+        "target_information": information_maximisation(logits),
+    }
+    if 2 <= len(logits) <= _PAIRS_LIMIT:
+        found["target_density"] = soft_neighbourhood_density(logits)
+    return found
 
 
 def _oracle_labels(splits: TaskSplits) -> Tensor:

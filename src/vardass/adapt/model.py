@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vardass.adapt.algorithms import Algorithm, make_algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
-from vardass.adapt.evaluation import accuracy, outputs
+from vardass.adapt.evaluation import SCORE_NAMES, label_scores, outputs
 from vardass.adapt.networks import Network, make_network
 from vardass.adapt.networks.pretrained import backbone_config, backbone_from_config
 from vardass.data.domains import Domain
@@ -109,7 +109,7 @@ def build_algorithm(
     input_shape : tuple of int
         Of one sample.
     num_classes : int
-        At least 2.
+        At least 2, or with ``config.regression`` the count of numbers to predict.
     algorithm : Algorithm or subclass of it, optional
         Instead of ``config.algorithm``. An object has its network already; a class is called with
         ``config.algorithm_options``.
@@ -124,6 +124,11 @@ def build_algorithm(
                 f"the {type(algorithm).__name__} object is for {algorithm.num_classes} classes, the task has "
                 f"{num_classes}; make it with num_classes={num_classes}"
             )
+        if (algorithm.units is not None) != config.regression:
+            raise InputError(
+                f"the settings say regression={config.regression}, the {type(algorithm).__name__} object was made with "
+                f"regression={not config.regression}; give both the same"
+            )
         return algorithm
     network_options = {"seed": derived_seed("network", config.seed), **config.network_options}
     algorithm_options = {
@@ -131,6 +136,8 @@ def build_algorithm(
         **config.algorithm_options,
         **config.loss_options,
     }
+    if config.regression:
+        network_options["regression"] = algorithm_options["regression"] = True
     whole = make_network(config.network if network is None else network, input_shape, num_classes, **network_options)
     return make_algorithm(algorithm or config.algorithm, whole, num_classes, **algorithm_options)
 
@@ -152,7 +159,8 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
     -------
     dict
         ``"source_accuracy"`` and ``"target_accuracy"``, None where there are no samples or labels;
-        ``"target_samples"``, ``"selected_step"``, ``"selection"`` and ``"score"``.
+        ``"target_samples"``, ``"selected_step"``, ``"selection"`` and ``"score"``. In a regression ``rmse``, ``mae``
+        and ``r2`` instead of the accuracies, see ``regression_scores``.
 
     Examples
     --------
@@ -172,18 +180,18 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
         "selection": result.config.selection,
         "score": result.score,
         "selected_step": result.selected_step,
-        "source_accuracy": _accuracy(result, splits.source_val),
-        "target_accuracy": _accuracy(result, revealed),
+        **_scores(result, "source", splits.source_val),
+        **_scores(result, "target", revealed),
         "target_samples": len(target),
     }
 
 
-def _accuracy(result: RunResult, domain: Domain) -> float | None:
+def _scores(result: RunResult, name: str, domain: Domain) -> dict[str, float | None]:
     if not len(domain) or not domain.has_labels:
-        return None
+        return {f"{name}_{score}": None for score in SCORE_NAMES[result.config.regression]}
     inputs = Inputs(domain, next(result.algorithm.parameters()).device)
-    _, logits = outputs(result.algorithm, inputs, **result.config.pass_options)
-    return accuracy(logits, domain.known_labels())
+    _, found = outputs(result.algorithm, inputs, **result.config.pass_options)
+    return {f"{name}_{score}": value for score, value in label_scores(found, domain.known_labels()).items()}
 
 
 # --- the model's file ---------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ def load_model(
     Returns
     -------
     algorithm : Algorithm
-        ``algorithm.predict(x)`` gives logits.
+        ``algorithm.predict(x)`` gives logits, or numbers in their own units.
     about : dict
         ``"config"``, ``"class_names"``, ``"data_kind"``, ``"input_shape"``, ``"preprocessing"`` of images, ``"step"``
         and ``"score"``.

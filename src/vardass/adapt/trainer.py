@@ -96,6 +96,7 @@ class Trainer:
         device: torch.device | None = None,
     ) -> None:
         _check_kinds(config, splits)
+        _check_labels(config, splits)
         self.config, self.splits = config, splits
         self.out = None if out is None else Path(out)
         if self.out is not None:
@@ -116,6 +117,8 @@ class Trainer:
         self.input_shape = source.shape
         classes = len(splits.source_train.class_names)
         built = build_algorithm(config, source.shape, classes, algorithm=algorithm, network=network).to(self.device)
+        if built.units is not None:
+            built.units.fit(splits.source_train.known_labels(), splits.source_train.class_names)
         self.backbone = FrozenBackbone.take_out(config, built)
         if self.processes.count > 1:
             built = synchronised_statistics(built, self.device)
@@ -371,6 +374,15 @@ def _check_kinds(config: Any, splits: Any) -> None:
         raise InputError(f"config must be a RunConfig, got {config!r}; use RunConfig(...) or RunConfig.from_dict(...)")
     if not isinstance(splits, TaskSplits):
         raise InputError(f"splits must be TaskSplits, got {splits!r}; use split_task(task, seed=0)")
+
+
+def _check_labels(config: RunConfig, splits: TaskSplits) -> None:
+    if splits.source_train.regression != config.regression:
+        have = "numbers" if splits.source_train.regression else "classes"
+        raise InputError(
+            f"the labels of the source are {have}, but the settings say regression={config.regression}; use "
+            f"regression={not config.regression} to predict them"
+        )
 
 
 def _shown(own_parts: Mapping[str, str]) -> str:

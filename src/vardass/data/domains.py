@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from vardass.errors import InputError, VardassError
-from vardass.validate import ArrayLike, as_labels, choose, shorten, unknown
+from vardass.validate import ArrayLike, as_labels, as_numbers, as_tensor, check_flag, choose, shorten, unknown
 
 __all__ = [
     "Domain",
@@ -94,13 +94,16 @@ class Domain:
     dataset : map-style Dataset, or Tensor
         ``dataset[i]`` is the input tensor of sample i, without label.
     labels : Tensor of shape (n,) or None
-        Classes as positions in ``class_names``; None if they are not known.
+        Classes as positions in ``class_names``; None if they are not known. With ``regression`` real numbers of shape
+        (n,) or (n, m).
     class_names : sequence of str
-        Names of all classes of the task, the same in each of its domains.
+        Names of all classes of the task, the same in each of its domains; with ``regression`` those of the m numbers.
     kind : {"features", "image", "audio"}
         What the inputs are: vectors (d,), images (C, H, W), or spectrograms (1, bands, frames).
     domain_ids : Tensor of shape (n,), optional
         Which of the united domains each sample is from; by default all 0.
+    regression : bool
+        Whether labels are numbers to predict, not classes; `labels` then are float64 of shape (n, m).
 
     Examples
     --------
@@ -111,6 +114,8 @@ class Domain:
     vardass.data.domains.LabelsHidden: the labels of domain 'left' are hidden; ...
     >>> locked.reveal().labels
     tensor([0, 1, 0])
+    >>> Domain("homes", torch.zeros(3, 5), torch.tensor([1.5, 2.5, 0.5]), ["price"], regression=True)
+    Domain('homes', 3 samples, numbers: price, labelled)
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class Domain:
         *,
         kind: Kind = "features",
         domain_ids: Tensor | None = None,
+        regression: bool = False,
     ) -> None:
         if not isinstance(name, str):
             raise InputError(f"the name of a domain must be a text, got {name!r}; it seeds the splits")
@@ -135,9 +141,10 @@ class Domain:
         self.class_names = tuple(class_names)
         self.kind = choose(kind, "kind", get_args(Kind))
         self.domain_ids = torch.zeros(count, dtype=torch.int64) if domain_ids is None else domain_ids
-        self._labels = None if labels is None else as_labels(labels, count, f"labels of domain {name!r}")
+        self.regression = check_flag(regression, "regression")
+        self._labels = None if labels is None else self._checked(labels, count)
         self._hidden = False
-        if self._labels is not None and count:
+        if self._labels is not None and count and not regression:
             low, high = int(self._labels.min()), int(self._labels.max())
             if low < 0 or high >= len(self.class_names):
                 raise InputError(
@@ -184,12 +191,30 @@ class Domain:
             labels = [_label_of(dataset, index) for index in range(_length(dataset))]
         return cls(name, _FirstOfPair(dataset), torch.as_tensor(labels), names, kind=kind)
 
+    def _checked(self, labels: ArrayLike, count: int) -> Tensor:
+        what = f"labels of domain {self.name!r}"
+        if not self.regression:
+            if as_tensor(labels, what, "whole numbers").is_floating_point():
+                raise InputError(
+                    f"{what} are real numbers (floats); pass regression=True to predict numbers, or classes as "
+                    "whole numbers"
+                )
+            return as_labels(labels, count, what)
+        numbers = as_numbers(labels, count, what)
+        if numbers.shape[1] != len(self.class_names):
+            raise InputError(
+                f"{what} have {numbers.shape[1]} columns, but {len(self.class_names)} names "
+                f"({shorten(self.class_names)}); give one for each number that is to be predicted"
+            )
+        return numbers
+
     def __len__(self) -> int:
         return _length(self.dataset)
 
     def __repr__(self) -> str:
         state = "no labels" if self._labels is None else "labels hidden" if self._hidden else "labelled"
-        return f"Domain({self.name!r}, {len(self)} samples, {len(self.class_names)} classes, {state})"
+        what = f"numbers: {shorten(self.class_names)}" if self.regression else f"{len(self.class_names)} classes"
+        return f"Domain({self.name!r}, {len(self)} samples, {what}, {state})"
 
     @property
     def has_labels(self) -> bool:
@@ -198,7 +223,7 @@ class Domain:
 
     @property
     def labels(self) -> Tensor | None:
-        """Classes of shape (n,), or None if they are not known.
+        """Classes of shape (n,), or numbers of shape (n, m), or None if they are not known.
 
         Raises
         ------
@@ -213,12 +238,11 @@ class Domain:
         return self._labels
 
     def known_labels(self) -> Tensor:
-        """Classes of shape (n,); an InputError if there are none."""
+        """Classes of shape (n,) or numbers of shape (n, m); an InputError if there are none."""
         labels = self.labels
         if labels is None:
-            raise InputError(
-                f"domain {self.name!r} has no labels, but they are needed; sort its files into class folders"
-            )
+            remedy = "give a number for each sample" if self.regression else "sort its files into class folders"
+            raise InputError(f"domain {self.name!r} has no labels, but they are needed; {remedy}")
         return labels
 
     def hide_labels(self) -> Domain:
@@ -246,7 +270,8 @@ class Domain:
     def _derive(
         self, name: str, dataset: Dataset[Tensor], labels: Tensor | None, domain_ids: Tensor, *, hidden: bool
     ) -> Domain:
-        domain = Domain(name, dataset, labels, self.class_names, kind=self.kind, domain_ids=domain_ids)
+        more: Any = {"kind": self.kind, "domain_ids": domain_ids, "regression": self.regression}
+        domain = Domain(name, dataset, labels, self.class_names, **more)
         domain._hidden = hidden
         return domain
 
@@ -271,6 +296,7 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
             raise InputError(f"only domains can be united, got {domain!r}; make a Domain of it")
     first = domains[0]
     for other in domains[1:]:
+        _same_prediction(first, other)
         if other.class_names != first.class_names or other.kind != first.kind:
             raise InputError(
                 f"domains {first.name!r} and {other.name!r} differ in kind ({first.kind}, {other.kind}) or class names "
@@ -286,6 +312,7 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
         first.class_names,
         kind=first.kind,
         domain_ids=ids,
+        regression=first.regression,
     )
     united._hidden = any(domain._hidden for domain in domains)
     return united
@@ -334,7 +361,16 @@ class Task:
         for domain in domains:
             if not len(domain):
                 raise InputError(f"domain {domain.name!r} has 0 samples; at least 1 is needed, check its files")
+        _same_prediction(self.sources[0], self.target)
         classes = self.sources[0].class_names
+        if self.target.regression:
+            if self.target.class_names != classes:
+                raise InputError(
+                    f"target {self.target.name!r} has the numbers {shorten(self.target.class_names)}, the source "
+                    f"{shorten(classes)}; name the same numbers in the same order"
+                )
+            unite(self.sources).known_labels()
+            return
         absent = [name for name in self.target.class_names if name not in classes]
         if absent:
             raise InputError(
@@ -356,8 +392,17 @@ class Task:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the labels."""
+        """Names of the classes, in the order of the labels, or of the numbers to predict."""
         return self.target.class_names
+
+
+def _same_prediction(one: Domain, other: Domain) -> None:
+    if one.regression != other.regression:
+        numbers, classes = (one, other) if one.regression else (other, one)
+        raise InputError(
+            f"domain {numbers.name!r} has numbers as labels, domain {classes.name!r} classes; give regression=True to "
+            "all domains of a task or to none"
+        )
 
 
 def parts_of(dataset: Dataset[Tensor]) -> list[Dataset[Tensor]]:

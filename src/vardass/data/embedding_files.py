@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
-from vardass.validate import as_features, shorten
+from vardass.validate import as_features, as_numbers, shorten
 
 __all__ = ["EMBEDDING_ENDINGS", "Columns", "has_labels", "read_embeddings", "read_labelled"]
 
@@ -26,6 +26,7 @@ Columns: TypeAlias = "str | Sequence[str | int]"
 
 _MAGIC = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1"}
 EMBEDDING_ENDINGS = (".npz", ".npy", ".parquet", ".csv")
+_MOST_FRACTIONS = 20  # different labels with fractions that may be names of classes
 
 
 # --- embeddings and labels of one file ---
@@ -47,7 +48,7 @@ def read_embeddings(
         Columns to keep: names, patterns such as ``"f*"``, numbers from 0, or ranges such as ``"2:"``;
         a string is split at commas.
     leave_out : collection of str
-        Names of columns that are never kept, such as labels.
+        Names of columns that are never kept, such as labels; of arrays that are not meant where no key is given.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def read_embeddings(
     elif ending == ".parquet":
         array = _read_parquet(path, columns, leave_out)
     else:
-        array = _read_npy(path) if ending == ".npy" else _read_npz(path, key)
+        array = _read_npy(path) if ending == ".npy" else _read_npz(path, key, leave_out)
         _check_table(array, str(path) if key is None else f"array {key!r} of {path}")
         if columns is not None:
             array = array[:, _select_columns(columns, None, array.shape[1], path)]
@@ -84,6 +85,7 @@ def read_labelled(
     labels: str | None = None,
     columns: Columns | None = None,
     leave_out: Collection[str] = (),
+    regression: bool = False,
 ) -> tuple[Tensor, NDArray[Any] | None]:
     """Read features and labels from one file.
 
@@ -96,10 +98,12 @@ def read_labelled(
         another ``.npy`` file, from the same folder. Whole numbers or names. Without it there are no labels.
     leave_out : collection of str
         Further columns that are not features if they are there, such as labels that must not be used.
+    regression : bool
+        Labels are real numbers to predict, one column or an array (n,) or (n, m).
 
     Returns
     -------
-    Tensor of shape (n, d), float32 as networks are, and an array of shape (n,) or None
+    Tensor of shape (n, d), float32 as networks are, and an array of shape (n,), or float64 (n, m), or None
     """
     path = as_path(path)
     ending = _check_content(path)
@@ -115,15 +119,23 @@ def read_labelled(
     if labels is None:
         return features, None
     values = _read_labels(path, labels)
+    what = f"labels {labels!r} of {path}"
+    if regression:
+        return features, as_numbers(_as_numeric(values, what), len(features), what).numpy()
+    if _are_real(values):
+        raise InputError(
+            f"{what} are {len(values):,} real numbers such as {values[0]}; give --regression to predict numbers, or "
+            "name classes with --labels"
+        )
     if values.shape != (len(features),) or values.dtype.kind not in "iuUSfb":
         raise InputError(
-            f"labels {labels!r} of {path} are {values.dtype} of shape {values.shape} for {len(features)} rows; "
+            f"{what} are {values.dtype} of shape {values.shape} for {len(features)} rows; "
             "give one whole number or name for each row"
         )
     if values.dtype.kind == "f":
         whole = np.where(np.isfinite(values), values, 0.5)
         if (whole != np.round(whole)).any():
-            raise InputError(f"labels {labels!r} of {path} hold {values[whole != np.round(whole)][0]}, no whole number")
+            raise InputError(f"{what} hold {values[whole != np.round(whole)][0]}, no whole number")
         values = values.astype(np.int64)
     return features, values
 
@@ -136,6 +148,34 @@ def has_labels(path: Path, labels: str) -> bool:
         return labels in _names(path)
     except InputError:
         return False  # reading the features says what is wrong
+
+
+def _are_real(values: NDArray[Any]) -> bool:
+    """Whether labels look like measurements: fractions, more of them than one would name classes after."""
+    if values.ndim != 1 or values.dtype.kind not in "fU" or len(np.unique(values)) <= _MOST_FRACTIONS:
+        return False
+    try:
+        numbers = values.astype(np.float64)
+    except ValueError:  # names
+        return False
+    finite = numbers[np.isfinite(numbers)]
+    return bool((finite != np.round(finite)).any())
+
+
+def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
+    """Cells of text that are numbers as such; anything else as it is."""
+    if values.dtype.kind in "iuf":
+        return values
+    try:
+        if values.dtype.kind == "U":
+            return values.astype(np.float64)
+    except ValueError:
+        pass
+    shown = shorten([str(value) for value in dict.fromkeys(values.flatten().tolist())][:3])
+    raise InputError(
+        f"{what} hold {shown} ({values.dtype}), not numbers; leave --regression out to predict classes, or name a "
+        "numeric column with --labels"
+    )
 
 
 def _names(path: Path) -> list[str]:
@@ -276,9 +316,12 @@ def _read_npy(path: Path) -> NDArray[Any]:
         raise InputError(f"{path} is damaged ({_one_line(error)}); write it again with np.save") from None
 
 
-def _read_npz(path: Path, key: str | None) -> NDArray[Any]:
+def _read_npz(path: Path, key: str | None, leave_out: Collection[str]) -> NDArray[Any]:
     """Read one array of an ``.npz`` file; only its header is read of any other."""
-    key = _choose_key(path, key, _npz_headers(path))
+    headers = _npz_headers(path)
+    if key is None:  # labels (n, m) are a table too
+        headers = {name: header for name, header in headers.items() if name not in leave_out}
+    key = _choose_key(path, key, headers)
     with _whole_npz(path), np.load(path, allow_pickle=False) as arrays:
         return np.asarray(arrays[key])
 

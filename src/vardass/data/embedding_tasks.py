@@ -32,6 +32,7 @@ def embedding_task(
     names: Sequence[str] | None = None,
     name: str | None = None,
     standardise: bool = True,
+    regression: bool = False,
 ) -> Task:
     """Make a task of files of embeddings.
 
@@ -51,6 +52,8 @@ def embedding_task(
         Of the task.
     standardise : bool
         Scale all columns by mean and deviation of the sources together, robustly; see `standardise_task`.
+    regression : bool
+        Labels are numbers to predict, which get the name of the first source's labels.
 
     Raises
     ------
@@ -80,7 +83,9 @@ def embedding_task(
     if len(set(titles)) < len(titles):
         titles = [str(path) for path in paths]
     tables = [
-        read_labelled(path, key=array, labels=mark, columns=columns, leave_out=[m for m in marks if m])
+        read_labelled(
+            path, key=array, labels=mark, columns=columns, leave_out=[m for m in marks if m], regression=regression
+        )
         for path, array, mark in zip(paths, keys, marks, strict=True)
     ]
     widths = {title: table.shape[1] for title, (table, _) in zip(titles, tables, strict=True)}
@@ -89,9 +94,15 @@ def embedding_task(
     known = [values for _, values in tables[:-1] if values is not None]
     if len(known) < len(given):
         raise InputError(f"{len(given) - len(known)} of {len(given)} sources have no labels; name them with labels=")
-    classes = _classes(known)
+    classes = _number_names(paths[0], str(marks[0]), known[0].shape[1]) if regression else _classes(known)
     domains = [
-        Domain(title, TensorInputs(table), _positions(values, classes, title), classes)
+        Domain(
+            title,
+            TensorInputs(table),
+            values if regression else _positions(values, classes, title),
+            classes,
+            regression=regression,
+        )
         for title, (table, values) in zip(titles, tables, strict=True)
     ]
     task = Task(name or "+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
@@ -112,12 +123,13 @@ def load_embeddings(
     target_labelled: bool = True,
     columns: Columns | None = None,
     standardise: bool = True,
+    regression: bool = False,
 ) -> Task:
     """Task ``"a->b"``, or ``"a+b->c"``, between the files ``a``, ``b``, ``c`` of a folder, or arrays of one .npz file.
 
     ``{domain}`` in ``key`` and ``labels`` stands for the name of the domain, so that one file can hold all:
     ``load_embeddings("photo->sketch", "pacs.npz", key="feat_{domain}", labels="y_{domain}")``.
-    Columns are scaled unless ``standardise`` is False, see `standardise_task`.
+    Columns are scaled unless ``standardise`` is False, see `standardise_task`. With ``regression`` labels are numbers.
     """
     if root is None:
         raise InputError("root is None; give a folder with one file of embeddings for each domain, or one .npz file")
@@ -147,6 +159,7 @@ def load_embeddings(
         names=parts,
         name=task,
         standardise=standardise,
+        regression=regression,
     )
 
 
@@ -159,6 +172,11 @@ def _files(root: PathLike) -> dict[str, Path]:
             f"{base} has {len(files)} files of embeddings ({' '.join(EMBEDDING_ENDINGS)}); give one for each domain"
         )
     return files
+
+
+def _number_names(path: Path, labels: str, count: int) -> tuple[str, ...]:
+    name = "labels" if path.suffix.lower() == ".npy" else labels  # there it is the name of a file
+    return (name,) if count == 1 else tuple(f"{name}_{place}" for place in range(count))
 
 
 def _classes(columns: Sequence[NDArray[Any]]) -> tuple[str, ...]:

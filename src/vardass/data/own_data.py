@@ -51,6 +51,7 @@ def own_task(
     labels: str | None = None,
     columns: str | None = None,
     standardise: bool = True,
+    regression: bool = False,
     **reading: Any,
 ) -> Task:
     """Make a task of folders of files, or of files of embeddings.
@@ -67,15 +68,23 @@ def own_task(
         Of embeddings. ``{name}`` in ``labels`` stands for the name of the file without ending.
     standardise : bool
         Scale the columns of embeddings, see `standardise_task`.
+    regression : bool
+        Labels of embeddings are numbers to predict.
     **reading
         Of files: size, channels, interpolation, front_end, cache, see `folder_domain`.
     """
     if kind != "features":
+        if regression:
+            raise InputError(
+                f"{sources[0]} holds {_plural(kind)} in class folders, which are no numbers; leave --regression out, "
+                "or give files of embeddings with numbers as labels"
+            )
         return folder_task(list(sources), target, kind=kind, **reading)
     marks: list[str | None] = [_labels_name(path, labels) for path in sources]
     of_target = _labels_name(target, labels)
     marks.append(of_target if has_labels(target, of_target) else None)
-    return embedding_task(list(sources), target, key=key, labels=marks, columns=columns, standardise=standardise)
+    more: Any = {"standardise": standardise, "regression": regression}
+    return embedding_task(list(sources), target, key=key, labels=marks, columns=columns, **more)
 
 
 def how_read(domain: Domain) -> dict[str, Any]:
@@ -141,7 +150,7 @@ def own_domain(
     if data.get("scale"):
         table = scale_columns(table, data["scale"])
     if values is None:
-        return Domain(path.stem, TensorInputs(table), None, names)
+        return Domain(path.stem, TensorInputs(table), None, names, regression=about["config"].regression)
     texts, which = label_texts(values)
     _refuse_unknown(path, texts, names)
     return Domain(path.stem, TensorInputs(table), torch.tensor([names.index(text) for text in texts])[which], names)

@@ -40,6 +40,7 @@ _UNNAMED: dict[str, Any] = {
     "sampler_options": {},
     "network": "mlp",
     "network_options": {},
+    "regression": False,
     "steps": 3000,
     "batch_size": 32,
     "target_batch_size": None,

@@ -136,7 +136,7 @@ class Adversarial(Algorithm):
         target = self.need_target(target)
         z_s, z_t = self.pair_features(source, target)
         logits_s = self.network.head(z_s)
-        task = self.cross_entropy(logits_s, source)
+        task = self.output_loss(logits_s, source)
         domain = self.domain(z_s, z_t, logits_s, source, target)
         return {"total": task + self.penalty * domain, "task": task, "domain": domain}
 

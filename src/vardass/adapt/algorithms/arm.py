@@ -53,6 +53,7 @@ class ARM(Algorithm):
 
     name: ClassVar[str] = "arm"
     uses_target: ClassVar[bool] = False
+    takes_regression: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from vardass.adapt.algorithms.sharpness import climbed, paused_statistics
 from vardass.adapt.distributed import Processes
 from vardass.adapt.networks import Network
+from vardass.adapt.regression import Units, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.losses import Bank
@@ -27,8 +28,8 @@ Backward: TypeAlias = Callable[[Tensor], None]
 class Batch(NamedTuple):
     """Samples of one domain: inputs (b, *shape), labels (b,) if known, weights (b,) that sum to 1.
 
-    None for weights means uniform. The labels of a target batch are never read. Where several sources are united,
-    ``domains`` (b,) says which one each sample is from. Where several processes share a batch, ``x`` is this one's
+    None for weights means uniform. In a regression ``y`` are numbers (b, m) as ``Units`` scales them. The labels of a
+    target batch are never read. Where several sources are united, ``domains`` (b,) says which one each sample is from. Where several processes share a batch, ``x`` is this one's
     part, labels, weights and domains are those of all, and ``rows`` counts all samples. ``strata`` (b,), ``pool`` and
     ``bank`` tell a loss how the samples were drawn and what is known of the whole domain, see ``vardass.losses.Draws``;
     without strata samples that depend on one another are meant.
@@ -58,6 +59,7 @@ class Batch(NamedTuple):
 class CommonOptions(TypedDict, total=False):
     """Options that every algorithm takes, see ``Algorithm``."""
 
+    regression: bool
     task_weighting: str
     sharpness: float
     joint_forward: bool | None
@@ -79,7 +81,10 @@ class Algorithm(nn.Module):
     network : Network
         Trained in place.
     num_classes : int
-        At least 2.
+        At least 2; in a regression the count of numbers to predict.
+    regression : bool
+        The head predicts numbers, scaled to mean 0 and deviation 1, and the task loss is their squared error; where
+        this text says cross-entropy, that is meant then.
     task_weighting : {"weighted", "plain"}
         The cross-entropy as Σ_h w_h CE_h, which is unbiased for batches drawn from strata, or as a plain
         mean (the paper does not say which it used). Discrepancies are weighted either way.
@@ -98,6 +103,8 @@ class Algorithm(nn.Module):
     ----------
     processes : Processes
         Those that share each batch; by default this one alone. The trainer sets it.
+    units : Units or None
+        Scale of the numbers in a regression, which the trainer takes from the source.
     is_climbed : bool
         Whether the parameters are those of SDAT's ascent just now, not the network's own.
     uses_banks : bool
@@ -124,6 +131,7 @@ class Algorithm(nn.Module):
 
     name: ClassVar[str]
     uses_target: ClassVar[bool]
+    takes_regression: ClassVar[bool] = False  # a loss of class probabilities would be silently wrong
     joint_by_default: ClassVar[bool] = True
     seen_together = 1
     uses_banks = False
@@ -133,15 +141,20 @@ class Algorithm(nn.Module):
         network: Network,
         num_classes: int,
         *,
+        regression: bool = False,
         task_weighting: str = "weighted",
         sharpness: float = 0.0,
         joint_forward: bool | None = None,
         seed: int | None = 0,
     ) -> None:
         super().__init__()
-        check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
+        if check_flag(regression, "regression"):
+            self.check_regression()
+        else:
+            check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
         if network.num_classes not in (None, num_classes):
             raise InputError(f"the network gives {network.num_classes} logits, but num_classes is {num_classes}")
+        self.units = Units(num_classes) if regression else None
         self.network = network
         self.num_classes = num_classes
         self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
@@ -151,6 +164,15 @@ class Algorithm(nn.Module):
         self.seed = seed
         self.is_climbed = False
         self.processes = Processes()
+
+    @classmethod
+    def check_regression(cls) -> None:
+        """Refuse a rule whose losses need class probabilities."""
+        if not cls.takes_regression:
+            raise InputError(
+                f"regression needs a rule without class probabilities, got {getattr(cls, 'name', cls.__name__)!r}; use "
+                "erm, mmd, coral, dann or arm (a class of your own that needs none says takes_regression = True)"
+            )
 
     @property
     def kernel(self) -> Kernel | str:
@@ -222,13 +244,17 @@ class Algorithm(nn.Module):
         """Return z (b, feature_dim), which the discrepancy sees and the samplers stratify."""
         return self.network.features(x)
 
+    def readout(self, z: Tensor) -> Tensor:
+        """Return what the head makes of features ``z``: logits (b, num_classes), or numbers in their own units."""
+        outputs: Tensor = self.network.head(z)
+        return outputs if self.units is None else self.units(outputs)
+
     def predict(self, x: Tensor) -> Tensor:
-        """Return logits (b, num_classes)."""
-        logits: Tensor = self.network.head(self.features(x))
-        return logits
+        """Return logits (b, num_classes), or numbers in their own units."""
+        return self.readout(self.features(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (b, num_classes)."""
+        """Return logits (b, num_classes), or numbers in their own units."""
         return self.predict(x)
 
     def task_only(self, source: Batch, target: Batch | None) -> Tensor:
@@ -252,15 +278,26 @@ class Algorithm(nn.Module):
         return whole(z[: len(source.x)]), whole(z[len(source.x) :])
 
     def task_loss(self, z: Tensor, source: Batch) -> Tensor:
-        """Return the cross-entropy Σ_h w_h CE_h of the head at features ``z`` (b, feature_dim)."""
-        return self.cross_entropy(self.network.head(z), source)
+        """Return the cross-entropy Σ_h w_h CE_h of the head at features ``z``, or the squared error of its numbers."""
+        return self.output_loss(self.network.head(z), source)
+
+    def output_loss(self, outputs: Tensor, source: Batch) -> Tensor:
+        """Return the (weighted) mean cross-entropy, or squared error, of the head's outputs (b, num_classes)."""
+        if self.units is None:
+            return self.cross_entropy(outputs, source)
+        return self._mean(squared_error(outputs, self._labels(source)), source)
 
     def cross_entropy(self, logits: Tensor, source: Batch) -> Tensor:
         """Return the (weighted) mean cross-entropy of source logits (b, num_classes)."""
+        return self._mean(F.cross_entropy(logits, self._labels(source), reduction="none"), source)
+
+    def _labels(self, source: Batch) -> Tensor:
         if source.y is None:
             raise InputError("the source batch has no labels; pass Batch(x, y, weights) with y of shape (b,)")
-        weights = source.weights if self.task_weighting == "weighted" else None
-        return weighted_mean(F.cross_entropy(logits, source.y, reduction="none"), weights)
+        return source.y
+
+    def _mean(self, each: Tensor, source: Batch) -> Tensor:
+        return weighted_mean(each, source.weights if self.task_weighting == "weighted" else None)
 
     def need_target(self, target: Batch | None) -> Batch:
         """Return ``target`` or say that it is missing."""

@@ -62,6 +62,7 @@ class DANN(Adversarial):
     """
 
     name: ClassVar[str] = "dann"
+    takes_regression: ClassVar[bool] = True
 
     def __init__(
         self,

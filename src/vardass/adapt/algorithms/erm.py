@@ -23,6 +23,7 @@ class ERM(Algorithm):
 
     name: ClassVar[str] = "erm"
     uses_target: ClassVar[bool] = False
+    takes_regression: ClassVar[bool] = True
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, which is the total."""

@@ -17,7 +17,7 @@ from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.validate import import_by_name, unknown
 
-__all__ = ["ALGORITHM_NAMES", "algorithm_options", "algorithm_uses_target", "make_algorithm"]
+__all__ = ["ALGORITHM_NAMES", "algorithm_options", "algorithm_uses_target", "check_regression", "make_algorithm"]
 
 _CLASSES: dict[str, type[Algorithm]] = {kind.name: kind for kind in (ERM, MMD, CORAL, DANN, CDAN, ARM, MCC)}
 _ADDITIONS: dict[str, tuple[str, Any]] = {
@@ -82,6 +82,11 @@ def algorithm_options(algorithm: str | type[Algorithm]) -> dict[str, Any]:
 def algorithm_uses_target(algorithm: str | type[Algorithm]) -> bool:
     """Whether an algorithm draws batches of the target."""
     return _parse(algorithm)[0].uses_target
+
+
+def check_regression(algorithm: str | type[Algorithm]) -> None:
+    """Refuse an algorithm that cannot predict numbers."""
+    _parse(algorithm)[0].check_regression()
 
 
 def _parse(algorithm: str | type[Algorithm]) -> tuple[type[Algorithm], dict[str, Any]]:

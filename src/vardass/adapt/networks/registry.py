@@ -80,6 +80,7 @@ def make_network(
     input_shape: Sequence[int],
     num_classes: int,
     *,
+    regression: bool = False,
     seed: int | None = 0,
     bottleneck: int | None = None,
     freeze_backbone: bool = False,
@@ -99,7 +100,9 @@ def make_network(
     input_shape : sequence of int
         Shape of one sample: (d,) or (channels, height, width).
     num_classes : int
-        At least 2.
+        Columns of the output, at least 2.
+    regression : bool
+        They are numbers to predict, at least 1.
     seed : int, optional
         Of the initial parameters; None takes them from torch's global generator.
     bottleneck : int, optional
@@ -121,7 +124,10 @@ def make_network(
     16
     """
     shape = tuple(check_count(size, "a size in input_shape") for size in input_shape)
-    check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
+    if regression:
+        check_count(num_classes, "num_classes")
+    else:
+        check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
     if bottleneck is not None:
         check_count(bottleneck, "bottleneck")
     build = _builder(spec, num_classes)
