@@ -55,8 +55,8 @@ class Units(nn.Module):
         for name, centre, spread in zip(names, mean.tolist(), deviation.tolist(), strict=True):
             if spread <= _LEAST_DEVIATION * abs(centre):
                 raise InputError(
-                    f"the {len(y)} source samples to learn from have {name!r} {centre:g} with deviation {spread:g}, so "
-                    "there is nothing to learn; give numbers that differ, or subtract a constant from them"
+                    f"the numbers {name!r} of {len(y)} samples to learn from have mean {centre:g} and deviation "
+                    f"{spread:g}, so there is nothing to learn; give numbers that differ, or subtract a constant"
                 )
         self.mean.copy_(mean)
         self.deviation.copy_(deviation)

@@ -12,6 +12,7 @@ import typer
 
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
+from vardass.adapt.evaluation import SCORE_NAMES
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import (
@@ -31,7 +32,7 @@ from vardass.cli.run_summary import Summary, print_json, print_summary, write_re
 from vardass.data.domains import Kind, Task
 from vardass.data.images import IMAGENET
 from vardass.data.own_data import KINDS, find_kind, how_read, own_task
-from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, scaling_options, task_names
+from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, loader_switches, task_names
 from vardass.data.scaling import ScaledInputs, standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
@@ -84,13 +85,14 @@ def adapt(
 ) -> None:
     """Train on labelled source data and adapt to target data without labels.
 
-    Writes the model, a class with confidence for each target sample, metrics, and a report with plots. If the
-    target has labels (class folders, or a column), they are used for one number only, after the model is chosen.
+    Writes the model, a class with confidence (or numbers) for each target sample, metrics, and a report with plots. If
+    the target has labels (class folders, or a column), they are used for the final score only, after the model is
+    chosen.
     """
     chosen = settings_of(given)
     if chosen.get("selection") == "oracle":
         raise InputError("--selection oracle reads target labels, which adapt never does; use vardass train for it")
-    RunConfig.from_dict(chosen)  # before any data is read
+    early = RunConfig.from_dict(chosen)  # before any data is read
     sources, target = [path.expanduser() for path in source], target.expanduser()
     found = find_kind([*sources, target], kind)
     _check_options_of_kind(
@@ -112,6 +114,7 @@ def adapt(
         labels=labels,
         columns=columns,
         standardise=standardise is not False,
+        regression=early.regression,
         size=pixels,
         channels=channels or 3,
         cache=cache,
@@ -132,11 +135,9 @@ def adapt(
     splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
     result = _run(config, splits, out, data, resume=resume, domains=[*sources, target])
     predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
-    accuracy = None
-    if task.target.has_labels:
-        accuracy = float((predictions.classes == task.target.known_labels()).double().mean())
+    scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
     measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
-    _show(Summary(task.name, result, predictions, accuracy, measured_on, doctor), out, data, as_json)
+    _show(Summary(task.name, result, predictions, scores, measured_on, doctor), out, data, as_json)
 
 
 @with_run_options
@@ -161,7 +162,12 @@ def train(
     early = RunConfig.from_dict(chosen)  # before any data is read
     loader_options = parse_pairs("--data-option", data_option)
     if standardise is not None:
-        loader_options = {**scaling_options(dataset, standardise), **loader_options}
+        loader_options = {
+            **loader_switches(dataset, "standardise", "standardised", value=standardise),
+            **loader_options,
+        }
+    if early.regression:
+        loader_options = {**loader_switches(dataset, "regression", value=True), **loader_options}
     if root is not None and dataset in DATASETS and not info.layout:
         raise InputError(f"--root {root} is given, but {dataset} is not read from a folder; leave it out")
     # without a folder there is nothing to load, and no reason to ask a hub what the network wants
@@ -191,8 +197,10 @@ def train(
     predictions = predict_domain(result.algorithm, measured, config, root=root)
     final = final_report(result, splits)
     tested = f"{final['target_samples']:,} samples that were not trained on"
-    accuracy, doctor = final["target_accuracy"], short_form(result, splits)
-    _show(Summary(f"{dataset} {task}", result, predictions, accuracy, tested, doctor), out, data, as_json)
+    scores = {name: final[f"target_{name}"] for name in SCORE_NAMES[config.regression]}
+    known = None if None in scores.values() else scores
+    doctor = short_form(result, splits)
+    _show(Summary(f"{dataset} {task}", result, predictions, known, tested, doctor), out, data, as_json)
 
 
 def tasks(
@@ -225,7 +233,7 @@ def _facts(task: Task) -> dict[str, Any]:
     return {
         "source_samples": [len(domain) for domain in task.sources],
         "target_samples": len(task.target),
-        "classes": list(task.class_names),
+        "numbers" if task.target.regression else "classes": list(task.class_names),
         **how_read(task.target),
     }
 

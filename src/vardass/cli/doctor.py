@@ -60,6 +60,7 @@ def doctor(
     standardise: Annotated[
         bool, typer.Option("--standardise/--no-standardise", help="Scale the columns of embeddings, as adapt does.")
     ] = True,
+    regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers, not classes.")] = False,
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write doctor.json and the picture to.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -71,12 +72,13 @@ def doctor(
     found_kind = find_kind([source, target], kind)
     if out is not None and out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; name a folder")
-    reading = {"key": key, "labels": labels, "columns": columns}
+    reading: dict[str, Any] = {"key": key, "labels": labels, "columns": columns}
     algorithm: Algorithm | None = None
     if model is not None:
         algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading)
     else:
-        task = own_task([source], target, found_kind, **reading, standardise=standardise, size=SMALL)
+        reading |= {"standardise": standardise, "regression": regression}
+        task = own_task([source], target, found_kind, **reading, size=SMALL)
         if warm_up:
             algorithm = _warmed_up(task, found_kind, warm_up, batch_size, seed)
         elif found_kind != "features":
@@ -146,7 +148,8 @@ def _measure(
     rows = check_count(rows, "--rows", low=2)
     generator = torch.Generator().manual_seed(seed)
     parts = [domain.subset(torch.randperm(len(domain), generator=generator)[:rows]) for domain in (source, target)]
-    settings: dict[str, Any] = {"labels": parts[0].known_labels(), "seed": seed, "max_rows": rows}
+    labels = None if source.regression else parts[0].known_labels()  # numbers say nothing of class shares
+    settings: dict[str, Any] = {"labels": labels, "seed": seed, "max_rows": rows}
     settings["sizes"] = (len(source), len(target))
     if algorithm is None:
         return diagnose(*(_vectors(part) for part in parts), **{**settings, **options})
@@ -167,6 +170,7 @@ def _warmed_up(task: Task, kind: Kind, steps: int, batch_size: int, seed: int) -
     every = {"eval_every": steps, "checkpoint_every": steps}
     config = RunConfig(
         algorithm="erm",
+        regression=task.target.regression,
         sampler="uniform",
         network=NETWORKS[kind],
         steps=steps,
@@ -198,7 +202,7 @@ def _of_run(run: Path, source: Path, target: Path, kind: Kind, reading: dict[str
         how |= {"size": shape[1:], "channels": shape[0], "interpolation": data.get("interpolation", "bilinear")}
     elif kind == "audio":
         how["front_end"] = data.get("front_end")
-    task = own_task([source], target, kind, **how, standardise=False)
+    task = own_task([source], target, kind, **how, standardise=False, regression=about["config"].regression)
     if tuple(task.class_names) != tuple(about["class_names"]):
         raise InputError(
             f"{source} has the classes {list(task.class_names)}, the model {about['class_names']}; give its source"

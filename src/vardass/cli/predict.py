@@ -1,10 +1,10 @@
-"""``vardass predict RUN DIR``: classes of new samples by the model of a run; and predictions as a table."""
+"""``vardass predict RUN DIR``: classes, or numbers, of new samples by the model of a run; predictions as a table."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, cast
@@ -19,6 +19,7 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
+from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import read_data_file
 from vardass.data.domains import Domain, find_sample
 from vardass.data.own_data import own_domain
@@ -27,6 +28,7 @@ from vardass.files import write_text
 
 __all__ = [
     "PREDICTIONS_FILE",
+    "PredictedNumbers",
     "Predictions",
     "clean_message",
     "predict",
@@ -35,7 +37,6 @@ __all__ = [
 ]
 
 PREDICTIONS_FILE = "predictions.csv"
-_HEADER = ("sample", "class", "confidence")
 
 
 def predict(
@@ -46,7 +47,7 @@ def predict(
     workers: Annotated[int, typer.Option(help="Processes that decode files.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
-    """Predict a class with confidence for each sample, as CSV: sample, class, confidence."""
+    """Predict a class with confidence for each sample, as CSV: sample, class, confidence; by a regression, numbers."""
     run, data = run.expanduser(), data.expanduser()
     file = run / MODEL_FILE if run.is_dir() else run
     if not file.is_file():
@@ -89,30 +90,80 @@ class Predictions:
         found = torch.bincount(self.classes, minlength=len(self.class_names)).tolist()
         return dict(zip(self.class_names, found, strict=True))
 
+    def scores(self, labels: Tensor) -> dict[str, float]:
+        """Accuracy for the true classes (n,)."""
+        return {"accuracy": float((self.classes == labels).double().mean())}
+
     def to_csv(self) -> str:
         """A table with the columns sample, class and confidence."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_HEADER)
-        for sample, position, confidence in zip(
-            self.samples, self.classes.tolist(), self.confidences.tolist(), strict=True
-        ):
-            writer.writerow((sample, self.class_names[position], f"{confidence:.6f}"))
-        return text.getvalue()
+        rows = zip(self.samples, self.classes.tolist(), self.confidences.tolist(), strict=True)
+        lines = ((sample, self.class_names[place], f"{confidence:.6f}") for sample, place, confidence in rows)
+        return _csv_text(("sample", "class", "confidence"), lines)
 
 
-def predict_domain(algorithm: Algorithm, domain: Domain, config: RunConfig, *, root: Path | None) -> Predictions:
-    """Classes and confidences of all samples of a domain, in its order."""
+@dataclass(frozen=True, eq=False)
+class PredictedNumbers:
+    """Numbers of some samples, by a regression.
+
+    Attributes
+    ----------
+    samples : sequence of str
+        Files, or rows from 0.
+    values : Tensor of shape (n, m)
+        In their own units.
+    names : sequence of str
+        Of the m numbers.
+    """
+
+    samples: Sequence[str]
+    values: Tensor
+    names: Sequence[str]
+
+    def ranges(self) -> dict[str, dict[str, float]]:
+        """Mean, deviation, smallest and largest of each number."""
+        columns = self.values.double()
+        found = {
+            "mean": columns.mean(0),
+            "deviation": columns.std(0, correction=0),
+            "smallest": columns.amin(0),
+            "largest": columns.amax(0),
+        }
+        return {name: {key: float(row[i]) for key, row in found.items()} for i, name in enumerate(self.names)}
+
+    def scores(self, labels: Tensor) -> dict[str, float]:
+        """`regression_scores` for the true numbers (n, m)."""
+        return regression_scores(self.values, labels)
+
+    def to_csv(self) -> str:
+        """A table with a column for the sample and one for each number."""
+        rows = zip(self.samples, self.values.tolist(), strict=True)
+        return _csv_text(("sample", *self.names), ((sample, *(f"{v:.9g}" for v in values)) for sample, values in rows))
+
+
+def _csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def predict_domain(
+    algorithm: Algorithm, domain: Domain, config: RunConfig, *, root: Path | None
+) -> Predictions | PredictedNumbers:
+    """Classes and confidences, or numbers, of all samples of a domain, in its order."""
     inputs = Inputs(domain, next(algorithm.parameters()).device)
     try:
-        _, logits = outputs(
+        _, found = outputs(
             algorithm,
             inputs,
             **config.pass_options,
         )
     except InputError as error:
         raise InputError(clean_message(str(error))) from error
-    confidences, classes = logits.double().softmax(1).max(1)
+    if algorithm.units is not None:
+        return PredictedNumbers(sample_names(domain, root), found, domain.class_names)
+    confidences, classes = found.double().softmax(1).max(1)
     return Predictions(sample_names(domain, root), classes, confidences, domain.class_names)
 
 

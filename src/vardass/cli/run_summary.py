@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vardass.adapt.evaluation import SCORE_NAMES
 from vardass.adapt.model import RunResult
-from vardass.cli.predict import Predictions
+from vardass.cli.predict import PredictedNumbers, Predictions
 from vardass.errors import InputError
 from vardass.files import atomic_write, write_text
 from vardass.plots import require_matplotlib
@@ -45,20 +46,20 @@ class Summary:
         Name of the task.
     result : RunResult
         What the trainer returned.
-    predictions : Predictions
+    predictions : Predictions or PredictedNumbers
         Of target samples.
-    target_accuracy : float or None
-        None where the target has no labels.
+    target_scores : mapping of str to float, or None
+        The accuracy, or scores of a regression; None where the target has no labels.
     measured_on : str
-        Which target samples the accuracy is of.
+        Which target samples the scores are of.
     doctor : str or None
         Short form of the diagnosis of the chosen model's features, where it was made.
     """
 
     task: str
     result: RunResult
-    predictions: Predictions
-    target_accuracy: float | None
+    predictions: Predictions | PredictedNumbers
+    target_scores: Mapping[str, float] | None
     measured_on: str
     doctor: str | None = None
 
@@ -70,18 +71,20 @@ class Summary:
             ("algorithm, sampler, network", f"{config.algorithm}, {config.sampler}, {config.network}"),
             ("steps", f"{result.step:,} of {config.steps:,}, chosen: {result.selected_step:,} by {config.selection}"),
         ]
-        if "source_accuracy" in line:
-            rows.append(("source validation accuracy", f"{100 * line['source_accuracy']:.1f} %"))
+        told = SCORE_NAMES[config.regression]
+        title = "R², RMSE, MAE" if config.regression else "accuracy"
+        if f"source_{told[0]}" in line:
+            rows.append((f"source validation {title}", _scores_text({name: line[f"source_{name}"] for name in told})))
         rows += [(label, f"{line[key]:.4g}") for key, label in _SCORES.items() if key in line]
         for domain in ("source", "target"):
             if f"{domain}/reduction" in line:
                 value = f"{line[f'{domain}/reduction']:.3g} times less than uniform draws"
                 rows.append((f"variance of {domain} batches", value))
-        if self.target_accuracy is None:
-            rows.append(("target accuracy", "not known, the target has no labels"))
+        if self.target_scores is None:
+            rows.append((f"target {title}", "not known, the target has no labels"))
         else:
             note = _ORACLE if config.selection == "oracle" else _READ_LAST
-            rows.append(("target accuracy", f"{100 * self.target_accuracy:.1f} % of {self.measured_on} ({note})"))
+            rows.append((f"target {title}", f"{_scores_text(self.target_scores)} of {self.measured_on} ({note})"))
         rows += [("doctor" if place == 0 else "", line) for place, line in enumerate((self.doctor or "").splitlines())]
         rows.append(("seconds", _seconds_text(result.seconds)))
         return rows
@@ -100,10 +103,10 @@ class Summary:
             "selected_step": result.selected_step,
             "selection": config.selection,
             "score": result.score,
-            "target_accuracy": self.target_accuracy,
+            **{f"target_{name}": (self.target_scores or {}).get(name) for name in SCORE_NAMES[config.regression]},
             "measured_on": self.measured_on,
             "selected": {name: value for name, value in self._selected().items() if name != "seconds"},
-            "predicted": self.predictions.counts(),
+            "predicted": _predicted(self.predictions),
             "seconds": result.seconds,
         }
 
@@ -121,7 +124,7 @@ def print_summary(summary: Summary, written: Sequence[Path], *, console: Console
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in summary.rows():
-        table.add_row(Text(name), Text(value), style="bold green" if name == "source validation accuracy" else "")
+        table.add_row(Text(name), Text(value), style="bold green" if name.startswith("source validation") else "")
     console.print(table)
     console.print(Text(f"written: {', '.join(map(str, written))}"), soft_wrap=True)
 
@@ -138,18 +141,8 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> lis
     parts = [f"# {summary.task}", "", *_table(("", ""), summary.rows()), ""]
     if figure is not None:
         parts += [f"![Losses, scores, variance and time]({figure.name})", ""]
-    counts = summary.predictions.counts()
-    total = max(1, sum(counts.values()))
-    parts += ["## Predicted classes of the target", ""]
-    rows = [(name, f"{count:,} ({100 * count / total:.1f} %)") for name, count in counts.items()]
-    parts += [*_table(("class", "samples"), rows), ""]
-    confidences = summary.predictions.confidences
-    if len(confidences):
-        low = 100 * float((confidences < 0.5).double().mean())
-        parts += [
-            f"Mean confidence {100 * float(confidences.mean()):.1f} %; {low:.1f} % of samples are below 50 %.",
-            "",
-        ]
+    predictions = summary.predictions
+    parts += _number_parts(predictions) if isinstance(predictions, PredictedNumbers) else _class_parts(predictions)
     parts += [
         "## Data",
         "",
@@ -162,6 +155,38 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> lis
     write_text(folder / REPORT_FILE, "\n".join(parts))
     write_text(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n")
     return [folder / REPORT_FILE] if figure is None else [folder / REPORT_FILE, figure]
+
+
+def _class_parts(predictions: Predictions) -> list[str]:
+    counts, confidences = predictions.counts(), predictions.confidences
+    total = max(1, sum(counts.values()))
+    rows = [(name, f"{count:,} ({100 * count / total:.1f} %)") for name, count in counts.items()]
+    parts = ["## Predicted classes of the target", "", *_table(("class", "samples"), rows), ""]
+    if len(confidences):
+        low = 100 * float((confidences < 0.5).double().mean())
+        parts += [
+            f"Mean confidence {100 * float(confidences.mean()):.1f} %; {low:.1f} % of samples are below 50 %.",
+            "",
+        ]
+    return parts
+
+
+def _number_parts(predictions: PredictedNumbers) -> list[str]:
+    rows = [
+        (name, ", ".join(f"{key} {value:.6g}" for key, value in found.items()))
+        for name, found in predictions.ranges().items()
+    ]
+    return ["## Predicted numbers of the target", "", *_table(("number", "predictions"), rows), ""]
+
+
+def _predicted(predictions: Predictions | PredictedNumbers) -> dict[str, Any]:
+    return dict(predictions.ranges() if isinstance(predictions, PredictedNumbers) else predictions.counts())
+
+
+def _scores_text(scores: Mapping[str, float]) -> str:
+    if "accuracy" in scores:
+        return f"{100 * scores['accuracy']:.1f} %"
+    return f"{scores['r2']:.4f}, {scores['rmse']:.5g}, {scores['mae']:.5g}"
 
 
 def _table(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -212,6 +237,7 @@ def _losses(axes: Axes, result: RunResult) -> None:
 
 def _scores(axes: Axes, result: RunResult) -> None:
     _line(axes, result, "source_accuracy", "source accuracy", 0)
+    _line(axes, result, "source_r2", "source R²", 0)
     _line(axes, result, "target_entropy", "target entropy, nats", 1)
     _line(axes, result, "target_information", "target information, nats", 2)
     axes.axvline(result.selected_step, color="#555555", linestyle=":", label="chosen")

@@ -115,7 +115,7 @@ class Domain:
     >>> locked.reveal().labels
     tensor([0, 1, 0])
     >>> Domain("homes", torch.zeros(3, 5), torch.tensor([1.5, 2.5, 0.5]), ["price"], regression=True)
-    Domain('homes', 3 samples, numbers: price, labelled)
+    Domain('homes', 3 samples, numbers: 'price', labelled)
     """
 
     def __init__(

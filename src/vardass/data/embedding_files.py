@@ -124,8 +124,8 @@ def read_labelled(
         return features, as_numbers(_as_numeric(values, what), len(features), what).numpy()
     if _are_real(values):
         raise InputError(
-            f"{what} are {len(values):,} real numbers such as {values[0]}; give --regression to predict numbers, or "
-            "name classes with --labels"
+            f"{what} are {len(values):,} real numbers such as {float(values[0]):.6g}; give --regression to predict "
+            "numbers, or name classes with --labels"
         )
     if values.shape != (len(features),) or values.dtype.kind not in "iuUSfb":
         raise InputError(
@@ -163,15 +163,14 @@ def _are_real(values: NDArray[Any]) -> bool:
 
 
 def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
-    """Cells of text that are numbers as such; anything else as it is."""
+    """Labels as numbers, those written as text too."""
     if values.dtype.kind in "iuf":
         return values
-    try:
-        if values.dtype.kind == "U":
-            return values.astype(np.float64)
-    except ValueError:
-        pass
-    shown = shorten([str(value) for value in dict.fromkeys(values.flatten().tolist())][:3])
+    cells = [str(value) for value in values.flatten().tolist()]
+    others = list(dict.fromkeys(cell for cell in cells if not _is_number(cell)))
+    if values.dtype.kind == "U" and not others:
+        return values.astype(np.float64)
+    shown = shorten((others or cells)[:3])
     raise InputError(
         f"{what} hold {shown} ({values.dtype}), not numbers; leave --regression out to predict classes, or name a "
         "numeric column with --labels"

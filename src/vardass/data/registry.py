@@ -15,7 +15,7 @@ from vardass.errors import InputError
 from vardass.files import PathLike, as_path
 from vardass.validate import choose, import_by_name
 
-__all__ = ["DATASETS", "DatasetInfo", "find_dataset", "image_options", "load_task", "scaling_options", "task_names"]
+__all__ = ["DATASETS", "DatasetInfo", "find_dataset", "image_options", "load_task", "loader_switches", "task_names"]
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ def image_options(dataset: str, preprocessing: ImagePreprocessing | None) -> dic
     return {"size": preprocessing.size, "interpolation": preprocessing.interpolation}
 
 
-def scaling_options(dataset: str, standardise: bool) -> dict[str, bool]:
-    """Options for `load_task` that scale the columns of embeddings or leave them; none if the loader has no such."""
+def loader_switches(dataset: str, *names: str, value: bool) -> dict[str, bool]:
+    """Those of the options ``names`` for `load_task` that the loader has, such as standardise, set to ``value``."""
     known = inspect.signature(find_dataset(dataset).load).parameters
-    return {name: standardise for name in ("standardise", "standardised") if name in known}
+    return {name: value for name in names if name in known}
 
 
 def task_names(dataset: str, root: PathLike | None = None) -> tuple[str, ...]:

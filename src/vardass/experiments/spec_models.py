@@ -36,6 +36,7 @@ _ELSEWHERE = {
     "algorithm": "list them under algorithms",
     "sampler": "list them under samplers",
     "seed": "give seed at the top of the file; each run's is made from it",
+    "regression": "tables of a sweep hold accuracies of classes; use vardass adapt or train --regression",
     "sampler_options": "give them as options of the sampler, under samplers, or under grid",
 }
 

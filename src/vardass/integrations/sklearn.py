@@ -1,4 +1,4 @@
-"""scikit-learn: strata as a clusterer, and classifiers that adapt to a target domain, alone or in skada's pipelines."""
+"""scikit-learn: strata as a clusterer; classifiers and regressors that adapt to a target, also in skada's pipelines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
@@ -22,7 +22,7 @@ from vardass.refresh import extract_features
 from vardass.solvers import stratify
 from vardass.validate import as_features
 
-__all__ = ["CORALAdapter", "MMDAdapter", "Stratifier"]
+__all__ = ["CORALAdapter", "CORALRegressor", "MMDAdapter", "MMDRegressor", "Stratifier"]
 
 _FLOATS = (np.float64, np.float32)
 _ROWS = 4096  # in one forward pass
@@ -105,8 +105,8 @@ class Stratifier(ClusterMixin, BaseEstimator):
         return found
 
 
-class _Adapter(ClassifierMixin, BaseEstimator):
-    """What the adapters share; `MMDAdapter` explains it."""
+class _Adapter(BaseEstimator):
+    """What the adapters share; `MMDAdapter` and `MMDRegressor` explain it."""
 
     algorithm: ClassVar[str]
     __metadata_request__fit: ClassVar[dict[str, bool]] = {"sample_domain": True}  # asked for in a skada pipeline
@@ -141,7 +141,7 @@ class _Adapter(ClassifierMixin, BaseEstimator):
         ----------
         X : array of shape (n, d)
             Samples of the source; with ``sample_domain`` those of both domains.
-        y : array of shape (n,)
+        y : array of shape (n,), or of a regressor (n, m)
             Labels. Those of target rows are not read.
         X_target : array of shape (m, d), optional
             Samples of the target. Without any, the network learns from the source alone, with a warning.
@@ -150,13 +150,8 @@ class _Adapter(ClassifierMixin, BaseEstimator):
         """
         if sample_domain is not None:
             X, y, X_target = _split(X, y, X_target, sample_domain)
-        X, y = validate_data(self, X, y, dtype=np.float32)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise InputError(
-                f"a classifier needs samples of two classes, got 1 class, {self.classes_[0]!r}; add others"
-            )
+        X, labels, names = self._checked(X, y)
+        regression = isinstance(self, RegressorMixin)
         adapts = X_target is not None
         target = validate_data(self, X_target, dtype=np.float32, reset=False) if adapts else X
         if not adapts:
@@ -166,16 +161,15 @@ class _Adapter(ClassifierMixin, BaseEstimator):
                 VardassWarning,
                 stacklevel=2,
             )
-        names = [str(name) for name in self.classes_]
-        task = Task(
-            "fit", (Domain("source", as_features(X), codes, names),), Domain("target", as_features(target), None, names)
-        )
+        source = Domain("source", as_features(X), labels, names, regression=regression)
+        task = Task("fit", (source,), Domain("target", as_features(target), None, names, regression=regression))
         seed = _seed(self.random_state)
         given = dict(self.settings or {})
         config = RunConfig.recommended(
             **{
                 "algorithm": self.algorithm if adapts else "erm",
                 "algorithm_options": {"penalty": self.penalty} if adapts else {},
+                "regression": regression,
                 "sampler": self.sampler,
                 "network_options": {"hidden": list(self.hidden)},
                 "steps": self.steps,
@@ -196,32 +190,70 @@ class _Adapter(ClassifierMixin, BaseEstimator):
         self.model_ = result.algorithm.cpu().double()
         return self
 
-    def _logits(self, X: Any) -> torch.Tensor:
+    def _checked(self, X: Any, y: Any) -> tuple[Any, Any, list[str]]:
+        """Samples, labels as a domain has them, and the names of classes or numbers."""
+        raise NotImplementedError
+
+    def _outputs(self, X: Any) -> torch.Tensor:
         check_is_fitted(self)
         x = as_features(validate_data(self, X, dtype=np.float64, reset=False))
         return extract_features(
             self.model_, x, forward=lambda model, rows: model.predict(rows), dtype=torch.float64, batch_size=_ROWS
         )
 
+
+class _ClassifierAdapter(ClassifierMixin, _Adapter):
+    """Classes; `MMDAdapter` explains it."""
+
+    def _checked(self, X: Any, y: Any) -> tuple[Any, Any, list[str]]:
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(
+                f"a classifier needs samples of two classes, got 1 class, {self.classes_[0]!r}; add others"
+            )
+        return X, codes, [str(name) for name in self.classes_]
+
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Logits of the rows of X: (m, classes), or for two classes (m,), that of the second less that of the first."""
-        logits = self._logits(X)
+        logits = self._outputs(X)
         scores: NDArray[np.float64] = (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits).numpy()
         return scores
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes: (m, classes)."""
-        shares: NDArray[np.float64] = self._logits(X).softmax(1).numpy()
+        shares: NDArray[np.float64] = self._outputs(X).softmax(1).numpy()
         return shares
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Most likely class of each row of X: (m,)."""
-        best = self._logits(X).argmax(1).numpy()
+        best = self._outputs(X).argmax(1).numpy()
         labels: NDArray[Any] = self.classes_[best]
         return labels
 
 
-class MMDAdapter(_Adapter):
+class _RegressorAdapter(RegressorMixin, _Adapter):
+    """Numbers; `MMDRegressor` explains it."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _checked(self, X: Any, y: Any) -> tuple[Any, Any, list[str]]:
+        # scikit-learn knows finite real numbers itself; y in double precision is scaled before it becomes single
+        X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
+        self._is_column = y.ndim == 1
+        return X, y, [f"y_{place}" for place in range(1 if y.ndim == 1 else y.shape[1])]
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Numbers for the rows of X, in the units of y: (m,), or (m, outputs) where y had two dimensions."""
+        numbers: NDArray[np.float64] = self._outputs(X).numpy()
+        return numbers[:, 0] if self._is_column else numbers
+
+
+class MMDAdapter(_ClassifierAdapter):
     """A network trained on a labelled source, its features kept close to those of an unlabelled target by MMD².
 
     Parameters
@@ -266,7 +298,7 @@ class MMDAdapter(_Adapter):
     algorithm = "mmd"
 
 
-class CORALAdapter(_Adapter):
+class CORALAdapter(_ClassifierAdapter):
     """As `MMDAdapter`, with CORAL in the place of MMD²: DomainBed's, of covariances and means.
 
     Examples
@@ -277,6 +309,30 @@ class CORALAdapter(_Adapter):
     >>> CORALAdapter(steps=60, lr=1e-2).fit(X, y, 1.5 * X).predict([[0.0, 0.0], [7.0, 7.0]]).tolist()
     ['a', 'b']
     """
+
+    algorithm = "coral"
+
+
+class MMDRegressor(_RegressorAdapter):
+    """As `MMDAdapter`, for numbers: the network learns them by squared error, and ``score`` is R².
+
+    Parameters and attributes are those of `MMDAdapter`, but for ``classes_``. ``y`` has shape (n,) or (n, m); it is
+    scaled inside, and predictions are in its units.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> model = MMDRegressor(steps=300, lr=1e-2).fit(X, 100.0 * X[:, 0], X + [0.0, 2.0])
+    >>> bool(abs(model.predict([[1.0, 2.0]])[0] - 100.0) < 20.0)
+    True
+    """
+
+    algorithm = "mmd"
+
+
+class CORALRegressor(_RegressorAdapter):
+    """As `MMDRegressor`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
 
     algorithm = "coral"
 

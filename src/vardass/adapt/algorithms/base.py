@@ -29,10 +29,11 @@ class Batch(NamedTuple):
     """Samples of one domain: inputs (b, *shape), labels (b,) if known, weights (b,) that sum to 1.
 
     None for weights means uniform. In a regression ``y`` are numbers (b, m) as ``Units`` scales them. The labels of a
-    target batch are never read. Where several sources are united, ``domains`` (b,) says which one each sample is from. Where several processes share a batch, ``x`` is this one's
-    part, labels, weights and domains are those of all, and ``rows`` counts all samples. ``strata`` (b,), ``pool`` and
-    ``bank`` tell a loss how the samples were drawn and what is known of the whole domain, see ``vardass.losses.Draws``;
-    without strata samples that depend on one another are meant.
+    target batch are never read. Where several sources are united, ``domains`` (b,) says which one each sample is from.
+    Where several processes share a batch, ``x`` is this one's part, labels, weights and domains are those of all, and
+    ``rows`` counts all samples. ``strata`` (b,), ``pool`` and ``bank`` tell a loss how the samples were drawn and what
+    is known of the whole domain, see ``vardass.losses.Draws``; without strata samples that depend on one another are
+    meant.
 
     Examples
     --------

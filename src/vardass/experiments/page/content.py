@@ -55,6 +55,7 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
         "facts": _facts(found, now or datetime.now(UTC)),
         "grid": list(dict.fromkeys(name for row in rows for name, _ in row["label"].grid)),
         "rows": rows,
+        "score_name": "R²" if _is_regression(found) else "accuracy",
         "measured": {name for row in rows for name in ("gain", *_MEANS) if _is_known(row[name])},
         "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
         "failures": failures[:_MOST_FAILURES],
@@ -244,12 +245,17 @@ def _order(text: str) -> tuple[int, float, str]:
         return 1, 0.0, text
 
 
+def _is_regression(found: Found) -> bool:
+    return any(record.spec.config.get("regression") for record in found.records)
+
+
 def _summary_note(found: Found) -> str:
     if found.kind == "run":
         by = "No other number uses target labels."
         if found.records[0].spec.config.get("selection") == "oracle":
             by = "The model was chosen by target labels (oracle): for comparison only."
-        return f"Accuracy on the target as the run's report has it. {by}"
+        score = "R²" if _is_regression(found) else "Accuracy"
+        return f"{score} on the target as the run's report has it. {by}"
     return (
         "Of each search the run with the best score counts; scores do not look at target labels unless the selection "
         "is oracle. Accuracy is the mean over tasks, then over repeats, ± the standard error over repeats. The gain is "

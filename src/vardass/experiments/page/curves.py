@@ -25,6 +25,8 @@ PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _METRICS = {
     "loss/total": "Training loss",
     "source_accuracy": "Source accuracy, held out",
+    "source_r2": "Source R², held out",
+    "source_rmse": "Source error (RMSE), held out",
     "score": "Score that chooses the model",
     "mmd": "MMD² of held-out features",
 }
@@ -50,7 +52,8 @@ def curve_content(results: Mapping[str, DataResults]) -> dict[str, Any]:
     metrics = dict(_METRICS)
     if any(record.spec.config.get("selection") == "oracle" for _, record in kept):
         metrics["score"] += " (by target labels)"
-    same = all(one["values"].get("score") == one["values"].get("source_accuracy") for one in series)
+    columns = [one["values"] for one in series]
+    same = all(each.get("score") == each.get("source_r2", each.get("source_accuracy")) for each in columns)
     if same:
         del metrics["score"]
     present = {name for one in series for name in one["values"]}

@@ -116,12 +116,13 @@ def _read_run(folder: Path) -> Found:
     data = read_json(folder / "data.json")
     step, steps = number(lines[-1].get("step")) or 0, number(config.get("steps")) or 0
     chosen = [line for line in lines if line.get("step") == lines[-1].get("best_step")] or lines[-1:]
+    score = "r2" if config.get("regression") else "accuracy"  # shown in its place, under its own name
     result = {
-        "source_accuracy": chosen[-1].get("source_accuracy"),
+        "source_accuracy": chosen[-1].get(f"source_{score}"),
         "score": chosen[-1].get("score"),
         "mmd2": chosen[-1].get("mmd"),
         "selected_step": lines[-1].get("best_step"),
-        "target_accuracy": read_json(folder / "result.json").get("target_accuracy"),
+        "target_accuracy": read_json(folder / "result.json").get(f"target_{score}"),
     }
     spent = lines[-1].get("seconds")
     seconds = {str(part): number(value) or 0.0 for part, value in spent.items()} if isinstance(spent, dict) else {}
