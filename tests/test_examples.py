@@ -88,8 +88,17 @@ def test_own_parts_take_at_most_thirty_lines(name):
     assert CHANCE < accuracy(run(name)[-1]) <= 1.0
 
 
+def test_regression_adapts_to_the_drift():
+    found = dict(
+        re.fullmatch(r"(\w+) +target R²: (-?\d\.\d+), error .* mg/l", line).groups() for line in run("regression.py")
+    )
+    assert float(found["mmd"]) > float(found["erm"]) + 0.2
+    assert float(found["coral"]) > float(found["erm"]) + 0.1
+
+
 def test_every_example_is_run_here():
     covered = {
+        "regression.py",
         "three_lines.py",
         "feature_bank.py",
         "compare_samplers.py",

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import vardass
 from vardass.errors import InputError, VardassWarning
-from vardass.integrations.sklearn import CORALAdapter, MMDAdapter, Stratifier
+from vardass.integrations.sklearn import CORALAdapter, CORALRegressor, MMDAdapter, MMDRegressor, Stratifier
 from vardass.kernels import RBFMixture
 
 QUICK: dict[str, Any] = {"steps": 25, "lr": 3e-2, "hidden": (16,)}
@@ -30,9 +30,16 @@ class AdaptsToItself(CORALAdapter):
         return super().fit(X, y, X)
 
 
+class PredictsItself(CORALRegressor):
+    """The same of the regressor."""
+
+    def fit(self, X: Any, y: Any) -> Any:
+        return super().fit(X, y, X)
+
+
 @pytest.mark.parametrize(
     "estimator",
-    [Stratifier(), MMDAdapter(**QUICK), AdaptsToItself(**QUICK)],
+    [Stratifier(), MMDAdapter(**QUICK), AdaptsToItself(**QUICK), MMDRegressor(**QUICK), PredictsItself(**QUICK)],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_the_checks_of_scikit_learn(estimator: Any) -> None:
@@ -166,6 +173,65 @@ def test_a_search_over_penalties() -> None:
     pipeline = make_pipeline(StandardScaler(), AdaptsToItself(**QUICK))
     search = GridSearchCV(pipeline, {"adaptstoitself__penalty": [0.1, 1.0]}, cv=2).fit(x, y)
     assert search.best_score_ > 0.9
+
+
+# --- regressors -----------------------------------------------------------------------------------------------
+
+
+def moved(seed: int = 0) -> tuple[Any, Any, Any, Any]:
+    """Numbers of two hidden causes that six columns show, and a target whose columns are moved."""
+    rng = np.random.default_rng(seed)
+    gains = np.random.default_rng(1).normal(size=(2, 6))
+    parts: list[Any] = []
+    for shift in (0.0, 1.2 * np.array([1.5, -1.0, 0.5, 1.0, 0.0, -1.2])):
+        causes = rng.normal(size=(400, 2))
+        parts += [
+            causes @ gains + shift + 0.3 * rng.normal(size=(400, 6)),
+            500 + 80 * (np.sin(causes[:, 0]) + causes[:, 1]),
+        ]
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+@pytest.mark.parametrize("kind", [MMDRegressor, CORALRegressor])
+def test_adapting_regressors_pays(kind: Any) -> None:
+    x, y, target, truth = moved()
+    options: dict[str, Any] = {"steps": 300, "lr": 3e-3}
+    adapted = kind(**options).fit(x, y, target)
+    with pytest.warns(VardassWarning, match="got no target"):
+        alone = kind(**options).fit(x, y)
+    assert adapted.score(x, y) > 0.8
+    assert adapted.score(target, truth) > alone.score(target, truth) + 0.1
+    assert adapted.predict(target).shape == (400,)
+    assert 400 < adapted.predict(target).mean() < 600
+
+
+def test_numbers_of_the_target_are_not_read_and_columns_stay() -> None:
+    x, y, target, truth = moved()
+    both, domain = np.concatenate([x, target]), np.repeat([1, -2], 400)
+    apart = MMDRegressor(**QUICK).fit(x, y, target).predict(target)
+    for labels in (truth, np.full(400, np.nan)):  # skada masks them so
+        found = MMDRegressor(**QUICK).fit(both, np.concatenate([y, labels]), sample_domain=domain)
+        assert (found.predict(target) == apart).all()
+    column = MMDRegressor(**QUICK).fit(x, y[:, None], target).predict(target)
+    assert (column == apart[:, None]).all()
+    pair = MMDRegressor(**QUICK).fit(x, np.stack([y, -y / 7], 1), target)
+    assert pair.predict(target).shape == (400, 2)
+    assert (pickle.loads(pickle.dumps(pair)).predict(target) == pair.predict(target)).all()
+    with pytest.raises(InputError, match="nothing to learn"):
+        MMDRegressor(**QUICK).fit(x, np.full(400, 0.1), target)
+    with pytest.raises(ValueError, match="NaN"):
+        MMDRegressor(**QUICK).fit(x, np.where(y > 500, y, np.nan), target)
+
+
+def test_a_regressor_in_a_pipeline_of_skada() -> None:
+    skada = pytest.importorskip("skada")
+    x, y, target, truth = moved()
+    both, domain = np.concatenate([x, target]), np.repeat([1, -2], 400)
+    pipeline = skada.make_da_pipeline(StandardScaler(), MMDRegressor(**QUICK))
+    pipeline.fit(both, np.concatenate([y, truth]), sample_domain=domain)
+    scaler = StandardScaler().fit(both)
+    direct = MMDRegressor(**QUICK).fit(scaler.transform(x), y, scaler.transform(target))
+    assert (pipeline.predict(target) == direct.predict(scaler.transform(target))).all()
 
 
 # --- skada ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,483 @@
+"""Numbers instead of classes: loss, scores and units, training that adapts, and what cannot be."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+from torch import Tensor, nn
+
+from test_trainer import Stop, assert_same_run
+from vardass.adapt import Algorithm, Batch, Network, RunConfig, Trainer, final_report, load_model, make_algorithm
+from vardass.adapt.algorithms.registry import _CLASSES
+from vardass.adapt.evaluation import HeldOut, score
+from vardass.adapt.regression import Units, regression_scores, squared_error
+from vardass.cli import main
+from vardass.data import Domain, Task, split_task, unite
+from vardass.data.embedding_files import read_labelled
+from vardass.errors import InputError
+from vardass.experiments.record import RunSpec
+
+GAINS = torch.randn(2, 6, generator=torch.Generator().manual_seed(1))
+DRIFT = torch.tensor([1.5, -1.0, 0.5, 1.0, 0.0, -1.2])
+
+
+def data(seed: int, *, drift: float = 0.0, n: int = 300, outputs: int = 1) -> tuple[Tensor, Tensor]:
+    """Six readings of two hidden causes, and numbers around 1,000 that depend on them."""
+    generator = torch.Generator().manual_seed(seed)
+    causes = torch.randn(n, 2, generator=generator)
+    x = causes @ GAINS + drift * DRIFT + 0.3 * torch.randn(n, 6, generator=generator)
+    first = torch.sin(2.0 * causes[:, 0]) + causes[:, 1]
+    return x, torch.stack([1000.0 + 50.0 * first, causes[:, 0]], 1)[:, :outputs].double()
+
+
+def task(*, drift: float = 1.0, outputs: int = 1, **changes: Any) -> Task:
+    names = ["price", "size"][:outputs]
+    source, target = (
+        Domain(name, *data(seed, drift=moved, outputs=outputs, **changes), names, regression=True)
+        for name, seed, moved in (("here", 1, 0.0), ("there", 2, drift))
+    )
+    return Task("move", (source,), target)
+
+
+SPLITS = split_task(task(), seed=0)
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig.recommended(
+        **{"regression": True, "steps": 300, "network_options": {"hidden": [32, 16]}} | changes
+    )
+
+
+def algorithm(name: str, outputs: int = 2, **options: Any) -> Algorithm:
+    torch.manual_seed(0)
+    network = Network(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, outputs), input_shape=(6,))
+    return make_algorithm(name, network, outputs, regression=True, **options).double()
+
+
+# --- loss, scores, units --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["weighted", "plain"])
+@pytest.mark.parametrize("name", ["erm", "dann"])
+def test_the_loss_is_that_of_a_loop(name: str, weighting: str) -> None:
+    rule = algorithm(name, task_weighting=weighting)
+    x, y = torch.randn(4, 6).double(), torch.randn(4, 2).double()
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    outputs = rule.network(x).detach()
+    expected = 0.0
+    for i in range(4):
+        error = sum((float(outputs[i, j]) - float(y[i, j])) ** 2 for j in range(2)) / 2
+        expected += error * (float(weights[i]) if weighting == "weighted" else 1 / 4)
+    found = rule.losses(Batch(x, y, weights), Batch(x), 0)["task"].detach()
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+def test_gradients_of_the_loss() -> None:
+    outputs = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(5, 3, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda z: squared_error(z, y), outputs)
+    with pytest.raises(InputError, match=r"shape \(5, 3\), the numbers to predict \(5,\)"):
+        squared_error(outputs, y[:, 0])
+
+
+@pytest.mark.parametrize("name", ["mmd", "coral"])
+@pytest.mark.parametrize("limit", [0.5, 1e-3, 1e9])
+def test_the_limit_is_that_of_the_squared_error(name: str, limit: float) -> None:
+    """The penalty is lowered until the discrepancy pulls at the source features as much as the limit says."""
+    rule = algorithm(name, penalty=10.0, limit=limit)
+    source = Batch(torch.randn(8, 6).double(), torch.randn(8, 2).double())
+    target = Batch(torch.randn(8, 6).double() + 1.0)
+    z = rule.features(source.x)
+    pull = torch.autograd.grad(rule.task_loss(z, source), z, retain_graph=True)[0].norm()
+    gap = rule.discrepancy(z, rule.features(target.x), None, None)
+    by_gap = torch.autograd.grad(gap, z)[0].norm()
+    expected = min(10.0, float(limit * 8 / 32 * pull / by_gap))
+    assert float(rule.losses(source, target, 0)["penalty"]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(20,), (20, 1), (20, 3)])
+def test_scores_are_those_of_scikit_learn(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    truth, noise = (torch.randn(*shape, generator=generator).double() for _ in range(2))
+    if len(shape) > 1:
+        truth *= torch.tensor([1.0, 10.0, 0.1])[: shape[1]]
+    predicted = truth + 0.5 * noise
+    expected = {
+        "rmse": root_mean_squared_error(truth.numpy(), predicted.numpy()),
+        "mae": mean_absolute_error(truth.numpy(), predicted.numpy()),
+        "r2": r2_score(truth.numpy(), predicted.numpy()),
+    }
+    assert regression_scores(predicted, truth) == pytest.approx(expected, rel=1e-12)
+
+
+def test_scores_of_a_constant_truth() -> None:
+    constant = torch.full((4, 1), 2.0)
+    assert regression_scores(constant, constant) == {"rmse": 0.0, "mae": 0.0, "r2": 1.0}
+    assert regression_scores(constant + 1.0, constant) == {"rmse": 1.0, "mae": 1.0, "r2": 0.0}
+    with pytest.raises(InputError, match="NaN or infinite values in 1 of 2 rows"):
+        regression_scores(torch.tensor([1.0, torch.nan]), torch.zeros(2))
+    with pytest.raises(InputError, match="2 columns for 3 samples, the truth 1"):
+        regression_scores(torch.zeros(3, 2), torch.zeros(3))
+
+
+def test_units_are_taken_back() -> None:
+    y = torch.tensor([[1.0e6, -3.0], [1.1e6, 5.0], [0.7e6, 4.0]]).double()
+    units = Units(2)
+    units.fit(y, ["a", "b"])
+    scaled = units.scaled(y)
+    assert scaled.mean(0).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert scaled.std(0, correction=0).tolist() == pytest.approx([1.0, 1.0], rel=1e-6)
+    torch.testing.assert_close(units(scaled).double(), y, rtol=1e-6, atol=0.0)
+    for constant in (0.1, 0.0, 2024.0):
+        with pytest.raises(InputError, match=r"numbers 'b' of 3 samples .* nothing to learn"):
+            units.fit(torch.cat([y[:, :1], torch.full((3, 1), constant).double()], 1), ["a", "b"])
+    with pytest.raises(InputError, match="subtract a constant"):
+        units.fit(1e9 + y[:, 1:], ["b"])
+
+
+def test_predictions_follow_the_units() -> None:
+    """Another unit for the numbers is another unit for the predictions, and nothing else."""
+    x, y = data(1)
+    found = []
+    for factor, offset in ((1.0, 0.0), (0.25, 700.0)):
+        here = Domain("here", x, factor * y + offset, ["y"], regression=True)
+        moved = Task("units", (here,), Domain("there", x + DRIFT, None, ["y"], regression=True))
+        run = Trainer(config(steps=20, selection="last"), split_task(moved, seed=0)).run()
+        found.append((run.algorithm.predict(x).detach().double() - offset) / factor)
+    torch.testing.assert_close(found[0], found[1], rtol=0.0, atol=0.05)  # of numbers with deviation 60
+
+
+# --- training -------------------------------------------------------------------------------------------------
+
+
+def test_adapting_pays() -> None:
+    """Where readings have moved, MMD and CORAL have less than half the squared error of the source alone."""
+    splits = split_task(task(drift=1.5, n=600), seed=0)
+    for seed in range(2):
+        error = {}
+        for name in ("erm", "mmd", "coral"):
+            report = final_report(Trainer(config(algorithm=name, seed=seed, network_options={}), splits).run(), splits)
+            error[name] = report["target_rmse"] ** 2
+            assert report["source_r2"] > 0.7
+            assert report["target_samples"] == 240
+        assert max(error["mmd"], error["coral"]) < 0.5 * error["erm"]
+
+
+RESUMED = [
+    {"algorithm": "mmd", "sampler": "stratified"},
+    {"algorithm": "coral", "sampler": "balanced"},
+    {"algorithm": "dann", "sampler": "ordered"},
+    {"algorithm": "arm", "sampler": "uniform"},
+]
+
+
+@pytest.mark.parametrize("changes", RESUMED, ids=lambda changes: str(changes["algorithm"]))
+def test_a_resumed_run_is_the_same_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+    splits = split_task(task(outputs=2), seed=0)
+    settings = config(steps=15, eval_every=5, refresh_every=4, checkpoint_every=5, batch_size=16, **changes)
+    whole = Trainer(settings, splits, tmp_path / "whole")
+    whole.run()
+    assert Trainer(settings, splits, tmp_path / "parts").run(progress=Stop(7)).step == 7
+    torch.manual_seed(99)
+    second = Trainer(settings, splits, tmp_path / "parts")
+    result = second.run(resume=True)
+    assert_same_run(whole, second)
+    model, about = load_model(tmp_path / "parts")
+    x, _ = data(7)
+    assert torch.equal(model.predict(x), result.algorithm.predict(x))
+    assert about["class_names"] == ["price", "size"]
+    assert about["config"].regression
+
+
+def test_the_best_source_error_is_chosen() -> None:
+    result = Trainer(config(algorithm="erm", steps=40, eval_every=10, lr=0.03), SPLITS).run()
+    scores = {line["step"]: line["source_r2"] for line in result.metrics}
+    assert result.selected_step == max(scores, key=lambda step: scores[step])
+    assert result.score == scores[result.selected_step]
+    x = SPLITS.source_val
+    predicted = result.algorithm.predict(torch.stack([x.dataset[i] for i in range(len(x))]))
+    assert r2_score(x.known_labels().numpy(), predicted.detach().numpy()) == pytest.approx(result.score, rel=1e-6)
+    errors = [line["source_rmse"] for line in result.metrics]
+    assert min(errors) == next(line["source_rmse"] for line in result.metrics if line["step"] == result.selected_step)
+
+
+def test_labels_of_the_target_are_not_read() -> None:
+    whole = task()
+    other = Task("move", whole.sources, Domain("there", whole.target.dataset, None, ["price"], regression=True))
+    runs = [Trainer(config(steps=15), split_task(one, seed=0)).run() for one in (whole, other)]
+    x, _ = data(7)
+    assert torch.equal(*(run.algorithm.predict(x) for run in runs))
+    assert final_report(runs[1], split_task(other, seed=0))["target_r2"] is None
+
+
+def test_the_oracle_has_the_targets_r2() -> None:
+    splits = split_task(task(), seed=0)
+    splits.target_val.reveal()
+    result = Trainer(config(steps=10, eval_every=5, selection="oracle"), splits).run()
+    val = splits.target_val
+    predicted = result.algorithm.predict(torch.stack([val.dataset[i] for i in range(len(val))])).detach()
+    assert result.score == pytest.approx(r2_score(val.known_labels().numpy(), predicted.numpy()), rel=1e-6)
+
+
+def test_scores_by_name() -> None:
+    z, y = torch.randn(6, 2), torch.arange(6.0)[:, None]
+    held_out = HeldOut(step=3, target_logits=y, target_features=z, source_logits=y + 1.0, source_labels=y)
+    assert score("source-r2", held_out) == pytest.approx(1.0 - 6.0 / 17.5)
+    assert score("last", held_out) == 3.0
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------
+
+
+def test_rules_of_classes_are_refused_by_name() -> None:
+    with pytest.raises(InputError) as refused:
+        RunConfig(regression=True, algorithm="cdan+els")
+    works = [name for name, kind in _CLASSES.items() if kind.takes_regression]
+    assert f"use {', '.join(works[:-1])} or {works[-1]} " in str(refused.value)
+    assert set(_CLASSES) - set(works) == {"cdan", "mcc"}
+    with pytest.raises(InputError, match="got 'mcc'"):
+        algorithm("mcc")
+
+    class Own(Algorithm):
+        name, uses_target = "own", False
+
+    with pytest.raises(InputError, match=r"got 'own'.*takes_regression = True"):
+        Trainer(RunConfig(regression=True), SPLITS, algorithm=Own)
+
+
+REFUSED = [
+    ({"class_aligned": "uniform"}, "class_aligned='uniform' needs classes"),
+    ({"groups": "classes"}, "groups='classes' needs classes"),
+    ({"selection": "source-accuracy"}, "use one of source-r2, mmd, last, oracle"),
+    ({"regression": False, "selection": "source-r2"}, "does not go with regression=False"),
+    ({"algorithm_options": {"regression": True}}, "setting of its own"),
+    ({"network_options": {"regression": True}}, "setting of its own"),
+    ({"regression": "yes"}, "regression must be true or false, got 'yes'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda case: str(case)[:40])
+def test_settings_that_do_not_go_together(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RunConfig(**{"regression": True} | changes)
+
+
+def test_recommended_settings_align_no_classes() -> None:
+    assert RunConfig.recommended(regression=True).class_aligned == "none"
+    assert RunConfig.recommended(regression=True).selection == "source-r2"
+    assert RunConfig.recommended(regression=True).algorithm_options["limit"] == 1.0
+    assert (RunConfig().regression, RunConfig().selection) == (False, "source-accuracy")
+    assert RunConfig.model_json_schema()["properties"]["selection"]["default"] == "source-accuracy"
+
+
+def test_settings_and_labels_must_agree() -> None:
+    with pytest.raises(InputError, match="labels of the source are numbers, but the settings say regression=False"):
+        Trainer(RunConfig(), SPLITS)
+    classes = Domain("here", torch.randn(40, 6), torch.arange(40) % 2, ("a", "b"))
+    moved = Domain("there", torch.randn(40, 6), None, ("a", "b"))
+    with pytest.raises(InputError, match="labels of the source are classes"):
+        Trainer(config(), split_task(Task("t", (classes,), moved), seed=0))
+    with pytest.raises(InputError, match="domain 'there' has numbers as labels, domain 'here' classes"):
+        Task("t", (classes,), SPLITS.target_test.subset(torch.arange(3), name="there"))
+    plain = make_algorithm("erm", Network(nn.Identity(), nn.Linear(6, 2)), 2)
+    with pytest.raises(InputError, match="made with regression=False; give both the same"):
+        Trainer(config(), split_task(task(outputs=2), seed=0), algorithm=plain)
+
+
+DOMAINS = [
+    (torch.tensor([1.0, torch.nan, 3.0]), {}, r"labels of domain 'd' have NaN or infinite values in 1 of 3 rows"),
+    (torch.tensor([1.0, 2.0, -torch.inf]), {}, "NaN or infinite values"),
+    (np.array(["a", "b", "c"]), {}, "labels of domain 'd' must be real numbers, got dtype <U1"),
+    (torch.tensor([True, False, True]), {}, "must be real numbers, got dtype torch.bool"),
+    (torch.zeros(2), {}, r"must have shape \(3,\) or \(3, m\).*got \(2,\)"),
+    (torch.zeros(3, 2), {}, "have 2 columns, but 1 names"),
+    (torch.zeros(3, 0), {}, r"got \(3, 0\)"),
+    (np.array([0.5, 1.5, 2.5]), {"regression": False}, "are real numbers.*pass regression=True"),
+    (torch.zeros(3), {"regression": 1}, "regression must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("labels", "changes", "message"), DOMAINS, ids=range(len(DOMAINS)))
+def test_labels_that_are_no_numbers(labels: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Domain("d", torch.zeros(3, 2), labels, ["y"], **{"regression": True} | changes)
+
+
+def test_domains_of_numbers() -> None:
+    one = Domain("one", torch.zeros(3, 2), np.array([1, 2, 3]), ["y"], regression=True)
+    two = Domain("two", torch.ones(2, 2), torch.tensor([[0.5], [1.5]]), ["y"], regression=True)
+    both = unite([one, two])
+    assert both.regression
+    assert both.known_labels().tolist() == [[1.0], [2.0], [3.0], [0.5], [1.5]]
+    cut = both.subset(torch.tensor([3, 0])).hide_labels()
+    assert cut.reveal().known_labels().tolist() == [[0.5], [1.0]]
+    with pytest.raises(InputError, match=r"target 'two' has the numbers 'z', the source 'y'"):
+        Task("t", (one,), Domain("two", torch.zeros(3, 2), None, ["z"], regression=True))
+    with pytest.raises(InputError, match=r"domain 'two' has no labels.*a number for each sample"):
+        Task("t", (Domain("two", torch.zeros(3, 2), None, ["y"], regression=True),), one)
+
+
+def test_names_of_old_runs_stay() -> None:
+    """A run without the setting is one that predicts classes; one that predicts numbers has another name."""
+    given = {"dataset": "watch", "task": "t", "data_name": "watch", "cell": {}}
+    settings = RunConfig().to_dict()
+    before = {name: value for name, value in settings.items() if name != "regression"}
+    numbers = {**settings, "regression": True}
+    names = [RunSpec(**given, config=one).run_id for one in (before, settings, numbers)]
+    assert names[0] == names[1] != names[2]
+
+
+# --- files and commands ---------------------------------------------------------------------------------------
+
+QUICK = ("--regression", "--steps", 30, "--batch-size", 16, "--eval-every", 10, "--device", "cpu")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, seed, drift in (("here", 1, 0.0), ("there", 2, 1.0)):
+        x, y = (part.numpy() for part in data(seed, drift=drift, n=120, outputs=2))
+        np.savez(tmp_path / f"{name}.npz", x=x, labels=y[:, 0])
+        np.savez(tmp_path / f"{name}_pair.npz", x=x, labels=y)
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            rows = [[*row, price] for row, price in zip(x.tolist(), y[:, 0].tolist(), strict=True)]
+            csv.writer(file).writerows([[*(f"f{i}" for i in range(6)), "price"], *rows])
+    return tmp_path
+
+
+def call(*arguments: Any) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def test_a_run_from_files_to_predictions(files: Path, capsys: Any) -> None:
+    run = files / "run"
+    assert call("adapt", "--source", files / "here.npz", "--target", files / "there.npz", *QUICK, "--out", run) == 0
+    shown = capsys.readouterr().out
+    assert "source validation R², RMSE, MAE" in shown
+    assert "accuracy" not in shown
+    found = json.loads((run / "result.json").read_text())
+    rows = list(csv.reader((run / "predictions.csv").read_text().splitlines()))
+    assert rows[0] == ["sample", "labels"]
+    predicted = np.array([float(row[1]) for row in rows[1:]])
+    truth = np.load(files / "there.npz")["labels"]
+    assert found["target_r2"] == pytest.approx(r2_score(truth, predicted), abs=1e-6)
+    assert found["target_rmse"] == pytest.approx(root_mean_squared_error(truth, predicted), rel=1e-5)
+    assert found["predicted"]["labels"]["mean"] == pytest.approx(predicted.mean(), rel=1e-6)
+    assert "Predicted numbers of the target" in (run / "report.md").read_text()
+
+    assert call("predict", run, files / "there.npz") == 0
+    assert capsys.readouterr().out == (run / "predictions.csv").read_text()
+    assert call("report", run) == 0
+    page = (run / "report.html").read_text()
+    assert "R², %" in page
+    assert "accuracy, %" not in page
+    repeat = ("adapt", "--source", files / "here.npz", "--target", files / "there.npz", *QUICK, "--out", run)
+    assert call(*repeat, "--resume") == 0
+    capsys.readouterr()
+    assert call("doctor", files / "here.npz", files / "there.npz", "--model", run, "--rows", 64) == 0
+    assert call("doctor", files / "here.npz", files / "there.npz", "--regression", "--warm-up", 5, "--rows", 64) == 0
+
+
+def test_two_numbers_and_columns_of_tables(files: Path, capsys: Any) -> None:
+    pair = ("--source", files / "here_pair.npz", "--target", files / "there_pair.npz")
+    assert call("adapt", *pair, *QUICK, "--algorithm", "coral", "--out", files / "pair") == 0
+    assert (files / "pair" / "predictions.csv").read_text().startswith("sample,labels_0,labels_1\n0,")
+    table = ("--source", files / "here.csv", "--target", files / "there.csv", "--labels", "price")
+    assert call("adapt", *table, *QUICK, "--algorithm", "erm", "--out", files / "table") == 0
+    assert (files / "table" / "predictions.csv").read_text().startswith("sample,price\n0,")
+    capsys.readouterr()
+    assert call("adapt", *pair[:3], files / "there.npz", *QUICK, "--out", files / "odd") == 2
+    assert "labels of domain 'there' have 1 columns, but 2 names" in capsys.readouterr().err
+
+
+def test_train_on_a_folder_of_files(files: Path, capsys: Any) -> None:
+    given = ("--dataset", "embeddings", "--root", files, "--task", "here_pair->there_pair")
+    (files / "here.csv").unlink()
+    (files / "there.csv").unlink()
+    assert call("train", *given, *QUICK, "--json", "--out", files / "run") == 0
+    assert json.loads(capsys.readouterr().out)["target_rmse"] > 0
+    assert call("train", "--dataset", "watch", "--task", "left-A->right-B", *QUICK, "--out", files / "w") == 2
+    assert "labels of the source are classes" in capsys.readouterr().err
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "nan": (lambda y: np.where(np.arange(120) == 7, np.nan, y), "NaN or infinite values in 1 of 120 rows (rows 7)"),
+    "inf": (lambda y: np.where(np.arange(120) == 7, np.inf, y), "NaN or infinite values"),
+    "names": (lambda y: np.where(y > 1000, "high", "low"), "not numbers; leave --regression out to predict classes"),
+    "flags": (lambda y: y > 1000, "not numbers; leave --regression out"),
+    "constant": (lambda y: np.full(120, 0.1), "have mean 0.1 and deviation"),
+    "short": (lambda y: y[:7], "must have shape (120,) or (120, m)"),
+    "cube": (lambda y: np.zeros((120, 2, 2)), "got (120, 2, 2)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_labels_in_files_that_cannot_be_learnt(case: str, files: Path, capsys: Any) -> None:
+    change, message = BAD[case]
+    found = np.load(files / "here.npz")
+    np.savez(files / "bad.npz", x=found["x"], labels=change(found["labels"]))
+    assert (
+        call("adapt", "--source", files / "bad.npz", "--target", files / "there.npz", *QUICK, "--out", files / "o") == 2
+    )
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_one_column_is_as_good_as_none(files: Path) -> None:
+    found = np.load(files / "here.npz")
+    np.savez(files / "column.npz", x=found["x"], labels=found["labels"][:, None])
+    same = [read_labelled(files / f"{name}.npz", labels="labels", regression=True) for name in ("here", "column")]
+    assert torch.equal(same[0][0], same[1][0])
+    assert (same[0][1] == same[1][1]).all()
+    assert same[0][1].shape == (120, 1)
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv"])
+def test_numbers_without_the_setting_are_named(ending: str, files: Path, capsys: Any) -> None:
+    labels = {"npz": "labels", "csv": "price"}[ending]
+    given = ("--source", files / f"here.{ending}", "--target", files / f"there.{ending}", "--labels", labels)
+    assert call("adapt", *given, "--out", files / "run") == 2
+    assert "are 120 real numbers such as 957.975; give --regression to predict numbers" in capsys.readouterr().err
+    assert not (files / "run").exists()
+
+
+def test_few_fractions_are_names_of_classes_in_a_table(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("f0,f1,dose\n" + "".join(f"{i},1,{i % 3 + 0.5}\n" for i in range(30)))
+    _, values = read_labelled(tmp_path / "a.csv", labels="dose")
+    assert sorted(set(values.tolist())) == ["0.5", "1.5", "2.5"]
+    _, numbers = read_labelled(tmp_path / "a.csv", labels="dose", regression=True)
+    assert numbers[:3, 0].tolist() == [0.5, 1.5, 2.5]
+
+
+def test_a_cell_that_is_missing_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("f0,price\n1,2.5\n2,none\n3,1.5\n")
+    with pytest.raises(InputError, match="hold 'none'"):
+        read_labelled(tmp_path / "a.csv", labels="price", regression=True)
+
+
+def test_what_else_is_refused(files: Path, capsys: Any) -> None:
+    given = ("--source", files / "here.npz", "--target", files / "there.npz", *QUICK, "--out", files / "o")
+    for more, message in (
+        (("--algorithm", "cdan"), "use erm, mmd, coral, dann or arm"),
+        (("--class-aligned", "target"), "class_aligned='target' needs classes"),
+        (("--selection", "snd"), "use one of source-r2, mmd, last, oracle"),
+        (("--holdout", 0), "split with holdout above 0, or choose by 'last'"),
+    ):
+        assert call("adapt", *given, *more) == 2
+        assert message in capsys.readouterr().err
+    (files / "pictures" / "cat").mkdir(parents=True)
+    (files / "pictures" / "cat" / "a.png").write_bytes(b"")
+    pictures = ("--source", files / "pictures", "--target", files / "pictures")
+    assert call("adapt", *pictures, *QUICK, "--out", files / "o") == 2
+    assert "images in class folders, which are no numbers" in capsys.readouterr().err
+    sweep = files / "sweep.yaml"
+    sweep.write_text("settings: {regression: true}\ndata: [{dataset: watch}]\nalgorithms: [erm]\nsamplers: [uniform]\n")
+    assert call("sweep", sweep, "--out", files / "s") == 2
+    assert "regression cannot be set here; tables of a sweep hold accuracies" in capsys.readouterr().err
