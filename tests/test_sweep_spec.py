@@ -372,7 +372,7 @@ def test_schema_for_editors_knows_what_the_file_may_say() -> None:
     assert set(schema["required"]) == {"data", "algorithms"}
     assert not schema["additionalProperties"]
     known = schema["properties"]["settings"]["properties"]
-    assert set(RunConfig.model_fields) - set(known) == {"algorithm", "sampler", "sampler_options", "seed"}
+    assert set(RunConfig.model_fields) - set(known) == {"algorithm", "regression", "sampler", "sampler_options", "seed"}
     assert known["steps"]["description"] == RunConfig.model_fields["steps"].description
     distribution = schema["$defs"]["Distribution"]["properties"]
     assert {"uniform", "log10_uniform", "log2_uniform", "choice", "integer", "default"} == set(distribution)

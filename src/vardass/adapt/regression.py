@@ -8,11 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError
-from vardass.validate import as_numbers
+from vardass.validate import as_numbers, check_count, check_flag
 
-__all__ = ["Units", "regression_scores", "squared_error"]
+__all__ = ["Units", "check_outputs", "regression_scores", "squared_error"]
 
 _LEAST_DEVIATION = 1e-5  # in parts of the mean; what varies less is lost in single precision
+
+
+def check_outputs(count: int, *, regression: bool) -> None:
+    """Refuse fewer outputs of a network than a classifier, or a regression, can have."""
+    if check_flag(regression, "regression"):
+        check_count(count, "num_classes", remedy="a regression predicts at least one number")
+    else:
+        check_count(count, "num_classes", low=2, remedy="a classifier needs two classes")
 
 
 class Units(nn.Module):

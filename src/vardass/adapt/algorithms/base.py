@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from vardass.adapt.algorithms.sharpness import climbed, paused_statistics
 from vardass.adapt.distributed import Processes
 from vardass.adapt.networks import Network
-from vardass.adapt.regression import Units, squared_error
+from vardass.adapt.regression import Units, check_outputs, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.losses import Bank
-from vardass.validate import as_weights, check_count, check_flag, check_number, choose
+from vardass.validate import as_weights, check_flag, check_number, choose
 
 __all__ = ["Algorithm", "Backward", "Batch", "CommonOptions", "Losses", "trainable", "weighted_mean", "zero_gradients"]
 
@@ -149,10 +149,9 @@ class Algorithm(nn.Module):
         seed: int | None = 0,
     ) -> None:
         super().__init__()
-        if check_flag(regression, "regression"):
+        check_outputs(num_classes, regression=regression)
+        if regression:
             self.check_regression()
-        else:
-            check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
         if network.num_classes not in (None, num_classes):
             raise InputError(f"the network gives {network.num_classes} logits, but num_classes is {num_classes}")
         self.units = Units(num_classes) if regression else None

@@ -19,6 +19,7 @@ from vardass.adapt.networks.pretrained import (
     transformers_model,
 )
 from vardass.adapt.networks.small import AudioFeaturiser, ConvFeaturiser, MLPFeaturiser
+from vardass.adapt.regression import check_outputs
 from vardass.data.images import EFFICIENTNET_LITE, ImagePreprocessing
 from vardass.errors import InputError
 from vardass.validate import check_count, import_by_name, unknown
@@ -124,10 +125,7 @@ def make_network(
     16
     """
     shape = tuple(check_count(size, "a size in input_shape") for size in input_shape)
-    if regression:
-        check_count(num_classes, "num_classes")
-    else:
-        check_count(num_classes, "num_classes", low=2, remedy="a classifier needs two classes")
+    check_outputs(num_classes, regression=regression)
     if bottleneck is not None:
         check_count(bottleneck, "bottleneck")
     build = _builder(spec, num_classes)
