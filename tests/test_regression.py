@@ -481,3 +481,7 @@ def test_what_else_is_refused(files: Path, capsys: Any) -> None:
     sweep.write_text("settings: {regression: true}\ndata: [{dataset: watch}]\nalgorithms: [erm]\nsamplers: [uniform]\n")
     assert call("sweep", sweep, "--out", files / "s") == 2
     assert "regression cannot be set here; tables of a sweep hold accuracies" in capsys.readouterr().err
+    mine = f"{{dataset: embeddings, root: {files}, tasks: all, options: {{regression: true}}}}"
+    sweep.write_text(f"data: [{mine}]\nalgorithms: [erm]\nsamplers: [uniform]\n")
+    assert call("sweep", sweep, "--out", files / "s") == 2
+    assert "options: regression cannot be set here" in capsys.readouterr().err

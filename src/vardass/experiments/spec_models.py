@@ -342,6 +342,8 @@ class DataPart(Part):
     def _options_known(self) -> DataPart:
         with at("options"):
             find_dataset(self.dataset).check_options(self.options)
+            if self.dataset in DATASETS and self.options.get("regression"):
+                raise InputError(f"regression cannot be set here; {_ELSEWHERE['regression']}")
         if self.root is not None and self.dataset in DATASETS and not DATASETS[self.dataset].layout:
             with at("root"):
                 raise InputError(f"is {self.root!r}, but {self.dataset} is not read from there; remove it")
