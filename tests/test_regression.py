@@ -324,6 +324,51 @@ def test_domains_of_numbers() -> None:
         Task("t", (Domain("two", torch.zeros(3, 2), None, ["y"], regression=True),), one)
 
 
+class Pairs(torch.utils.data.Dataset[Any]):
+    """Items of other libraries: an input and a number, or several."""
+
+    def __init__(self, labels: list[Any]) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(2), self.labels[index]
+
+
+def test_data_sets_of_pairs() -> None:
+    tensors = torch.utils.data.TensorDataset(torch.zeros(2, 2), torch.tensor([0.5, 1.5]))
+    several = Pairs([torch.tensor([0.5, 1.0]), np.array([1.5, 2.0])])
+    for dataset, names, expected in (
+        (tensors, ["y"], [[0.5], [1.5]]),
+        (Pairs([0.5, 1.5]), ["y"], [[0.5], [1.5]]),
+        (several, ["y", "z"], [[0.5, 1.0], [1.5, 2.0]]),
+    ):
+        found = Domain.from_dataset("pairs", dataset, names, regression=True)
+        assert found.known_labels().tolist() == expected
+    with pytest.raises(InputError, match=r"item 0 of Pairs is tuple, not a pair \(input, numbers\)"):
+        Domain.from_dataset("pairs", Pairs(["cat"]), ["y"], regression=True)
+    with pytest.raises(InputError, match="pass regression=True to predict numbers"):
+        Domain.from_dataset("pairs", tensors, ["y"])
+
+
+class Plain(Algorithm):
+    """A rule of one's own that needs no class probabilities."""
+
+    name, uses_target, takes_regression = "plain", False, True
+
+    def losses(self, source: Batch, target: Batch | None, step: int) -> dict[str, Tensor]:
+        return {"total": self.task_loss(self.features(source.x), source)}
+
+
+def test_a_rule_of_ones_own_may_say_that_it_can() -> None:
+    plain = RunConfig(regression=True, steps=5)
+    assert Trainer(plain, SPLITS, algorithm=Plain).run().score is not None
+    network = Network(nn.Identity(), nn.Linear(6, 1))
+    assert Trainer(plain, SPLITS, algorithm=Plain(network, 1, regression=True)).run().score is not None
+
+
 def test_names_of_old_runs_stay() -> None:
     """A run without the setting is one that predicts classes; one that predicts numbers has another name."""
     given = {"dataset": "watch", "task": "t", "data_name": "watch", "cell": {}}

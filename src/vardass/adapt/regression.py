@@ -16,7 +16,10 @@ _LEAST_DEVIATION = 1e-5  # in parts of the mean; what varies less is lost in sin
 
 
 def check_outputs(count: int, *, regression: bool) -> None:
-    """Refuse fewer outputs of a network than a classifier, or a regression, can have."""
+    """Refuse fewer outputs of a network than a classifier, or a regression, can have.
+
+    >>> check_outputs(1, regression=True)
+    """
     if check_flag(regression, "regression"):
         check_count(count, "num_classes", remedy="a regression predicts at least one number")
     else:

@@ -154,7 +154,13 @@ class Domain:
 
     @classmethod
     def from_dataset(
-        cls, name: str, dataset: Dataset[Any], class_names: Sequence[str] | None = None, *, kind: Kind = "features"
+        cls,
+        name: str,
+        dataset: Dataset[Any],
+        class_names: Sequence[str] | None = None,
+        *,
+        kind: Kind = "features",
+        regression: bool = False,
     ) -> Domain:
         """Make a domain of a data set whose items are pairs (input, label), as most of torch and torchvision are.
 
@@ -169,7 +175,7 @@ class Domain:
             ``dataset[i]`` is (input tensor, label); images have values from 0 to 1.
         class_names : sequence of str, optional
             By default ``dataset.classes``, as torchvision has it.
-        kind : {"features", "image", "audio"}
+        kind, regression
             As in `Domain`.
 
         Examples
@@ -185,11 +191,13 @@ class Domain:
                 f"{type(dataset).__name__} of domain {name!r} has no attribute classes; give their names as class_names"
             )
         if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-            return cls(name, TensorInputs(dataset.tensors[0]), dataset.tensors[1], names, kind=kind)
+            return cls(
+                name, TensorInputs(dataset.tensors[0]), dataset.tensors[1], names, kind=kind, regression=regression
+            )
         labels = getattr(dataset, "targets", None)
         if labels is None:
-            labels = [_label_of(dataset, index) for index in range(_length(dataset))]
-        return cls(name, _FirstOfPair(dataset), torch.as_tensor(labels), names, kind=kind)
+            labels = [_label_of(dataset, index, regression) for index in range(_length(dataset))]
+        return cls(name, _FirstOfPair(dataset), torch.as_tensor(labels), names, kind=kind, regression=regression)
 
     def _checked(self, labels: ArrayLike, count: int) -> Tensor:
         what = f"labels of domain {self.name!r}"
@@ -441,14 +449,18 @@ def parse_pair(task: str, domains: Sequence[str], dataset: str) -> tuple[list[st
     return sources, target
 
 
-def _label_of(dataset: Dataset[Any], index: int) -> int:
+def _label_of(dataset: Dataset[Any], index: int, regression: bool) -> int | list[float]:
     item = dataset[index]
     try:
         _, label = item
+        if regression:
+            numbers: list[float] = torch.as_tensor(label, dtype=torch.float64).flatten().tolist()
+            return numbers
         return int(label)
     except (TypeError, ValueError):
+        what = "numbers" if regression else "whole number"
         raise InputError(
-            f"item {index} of {type(dataset).__name__} is {type(item).__name__}, not a pair (input, whole number); "
+            f"item {index} of {type(dataset).__name__} is {type(item).__name__}, not a pair (input, {what}); "
             "make such pairs, or make a Domain of inputs and labels apart"
         ) from None
 
