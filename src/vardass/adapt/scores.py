@@ -411,7 +411,7 @@ def evaluate_run(
 def load_classifier(run: Path, *, device: str = "auto", **parts: Any) -> tuple[Algorithm, dict[str, Any]]:
     """`load_model`, for a run that learnt classes."""
     algorithm, about = load_model(run, device=pick_device(device), **parts)
-    if getattr(about["config"], "regression", False):
+    if about["config"].regression:
         raise InputError(
             f"the run in {run} predicts numbers, which have no accuracy or confusion; its report has their errors"
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from rich.text import Text
 
 from vardass.adapt.run_folder import DATA_FILE, read_data_file
 from vardass.adapt.scores import ClassificationScores, Evaluation, evaluate_domains, labelled_domains, load_classifier
-from vardass.cli.predict import clean_message, sample_names
+from vardass.cli.predict import clean_message, csv_text, sample_names
 from vardass.cli.run_options import parse_pairs
 from vardass.data.domains import Domain, Task
 from vardass.data.images import IMAGENET
@@ -129,7 +127,7 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
     images = {"size": shape[1:], "interpolation": how.get("interpolation", "bilinear")}
     if "dataset" not in how:
         names = ("key", "labels", "columns") if how["kind"] == "features" else ("front_end",)
-        reading = {name: how.get(name) for name in names}
+        reading: dict[str, Any] = {name: how.get(name) for name in names}
         if how["kind"] == "image":
             reading = {**images, "channels": shape[0]}
         sources = [Path(source) for source in how["sources"]]
@@ -182,20 +180,14 @@ def _write(found: Evaluation, domains: Mapping[str, Domain], result: Mapping[str
     for title, scores in _tables(found):
         confusion += [(title, name, *row) for name, row in zip(names, scores.confusion.tolist(), strict=True)]
     write_text(out / RESULT_FILE, json.dumps(result, indent=2, allow_nan=False) + "\n")
-    write_text(out / SAMPLES_FILE, _csv(samples))
-    write_text(out / CONFUSION_FILE, _csv(confusion))
+    write_text(out / SAMPLES_FILE, csv_text(samples[0], samples[1:]))
+    write_text(out / CONFUSION_FILE, csv_text(confusion[0], confusion[1:]))
     written = [out / RESULT_FILE, out / SAMPLES_FILE, out / CONFUSION_FILE]
     try:
         require_matplotlib()
     except InputError:
         return written
     return [*written, *save_figure(evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE)]
-
-
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 # --- terminal -------------------------------------------------------------------------------------------

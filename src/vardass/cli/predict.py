@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -31,6 +31,7 @@ __all__ = [
     "PredictedNumbers",
     "Predictions",
     "clean_message",
+    "csv_text",
     "predict",
     "predict_domain",
     "sample_names",
@@ -98,7 +99,7 @@ class Predictions:
         """A table with the columns sample, class and confidence."""
         rows = zip(self.samples, self.classes.tolist(), self.confidences.tolist(), strict=True)
         lines = ((sample, self.class_names[place], f"{confidence:.6f}") for sample, place, confidence in rows)
-        return _csv_text(("sample", "class", "confidence"), lines)
+        return csv_text(("sample", "class", "confidence"), lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +138,11 @@ class PredictedNumbers:
     def to_csv(self) -> str:
         """A table with a column for the sample and one for each number."""
         rows = zip(self.samples, self.values.tolist(), strict=True)
-        return _csv_text(("sample", *self.names), ((sample, *(f"{v:.9g}" for v in values)) for sample, values in rows))
+        return csv_text(("sample", *self.names), ((sample, *(f"{v:.9g}" for v in values)) for sample, values in rows))
 
 
-def _csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows below their header, separated by commas."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
