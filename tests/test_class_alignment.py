@@ -321,6 +321,13 @@ def test_a_network_that_knows_half_of_the_classes_is_not_followed() -> None:
     assert align_classes(labels % 2, logits_of([0, 1] * 20, 4), strata=8).is_aligned
 
 
+@pytest.mark.parametrize(("few", "aligned"), [(24, False), (25, True)])
+def test_a_target_on_one_side_of_the_boundary_is_not_followed(few: int, aligned: bool) -> None:
+    """Of 200 pseudo-labels of two classes an even share is 100, a quarter of it 25."""
+    logits = torch.nn.functional.one_hot(torch.tensor([0] * (200 - few) + [1] * few), 2).float()
+    assert align_classes(torch.tensor([0, 1] * 50), logits, strata=32).is_aligned is aligned
+
+
 def test_more_classes_than_strata_are_joined_by_how_often_they_are_confused() -> None:
     # five classes for three strata; 1 is confused with 3, and 0 with 4
     pairs = {0: 4, 4: 0, 1: 3, 3: 1, 2: 2}

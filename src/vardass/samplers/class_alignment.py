@@ -101,9 +101,10 @@ def align_classes(
     ClassAlignment
         Not aligned where pseudo-labels fill the rows of no more than half of the source's classes, as those of an
         untrained or collapsed network do: batches of the few classes that it knows would make it worse. Nor where
-        classes have fewer samples than a batch has strata. Where there are more classes than strata, the class with
-        the least share is joined to the one that the network confuses it with most, again and again; what is aligned
-        is then these joint classes.
+        only one class has a quarter of its even share of them: the target then more likely lies on one side of the
+        boundary than has one class. Nor where classes have fewer samples than a batch has strata. Where there are more
+        classes than strata, the class with the least share is joined to the one that the network confuses it with most,
+        again and again; what is aligned is then these joint classes.
 
     Examples
     --------
@@ -134,7 +135,9 @@ def align_classes(
     plain = ClassAlignment(*({"groups": torch.zeros_like(each)} for each in (source, target)))
     seen, known = counted(target, classes), counted(source, classes)
     filled = (seen.double() * classes / wanted[1]).clamp_max(1.0)
-    if 2.0 * float(filled[known > 0].sum()) <= int((known > 0).sum()):
+    present = int((known > 0).sum())
+    frequent = int((4 * present * seen[known > 0] >= seen.sum()).sum())
+    if 2.0 * float(filled[known > 0].sum()) <= present or frequent < min(2, present):
         return plain
     estimated = (1.0 - smoothing) * classes * seen / seen.sum() + smoothing
     share = (filled if shares == "uniform" else estimated).clamp_min(floor)
