@@ -6,6 +6,8 @@ wrist and one group of people works badly on the other wrist and other people.
 
 from __future__ import annotations
 
+import io
+import lzma
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -69,12 +71,10 @@ def load_watch() -> WatchData:
     >>> data.features.shape, data.class_names
     (torch.Size([4677, 78]), ('PEN', 'ABD', 'FEL', 'IR', 'ER', 'TRAP', 'ROW'))
     """
-    with (
-        (files("vardass.data") / "watch" / "watch.npz").open("rb") as file,
-        np.load(file, allow_pickle=False) as data,
-    ):
+    packed = (files("vardass.data") / "watch" / "watch.npz.xz").read_bytes()
+    with np.load(io.BytesIO(lzma.decompress(packed)), allow_pickle=False) as data:
         return WatchData(
-            features=torch.from_numpy(data["features"].astype(np.float32)),
+            features=torch.from_numpy(data["features"].astype(np.float32, order="C")),
             labels=torch.from_numpy(data["labels"].astype(np.int64)),
             side=torch.from_numpy(data["side"].astype(np.int64)),
             subject=torch.from_numpy(data["subject"].astype(np.int64)),
