@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow lint docs demo bench clean
+.PHONY: help setup test test-slow lint audit wheel docs demo bench clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -44,8 +44,12 @@ demo: $(STAMP) ## what the package does, on embedded data, in minutes
 docs: $(STAMP) ## the documentation, in site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+wheel: $(STAMP) ## sdist and wheel, in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
 bench: $(STAMP) ## the numbers in benchmarks/results, made again
 	$(BIN)/python benchmarks/run.py
 
-clean: ## remove .venv, the demo's files and the built documentation
-	rm -rf .venv demo site .cache
+clean: ## remove .venv, the demo's files and what was built
+	rm -rf .venv demo site dist .cache

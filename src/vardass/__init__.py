@@ -31,7 +31,7 @@ from vardass.samplers import (
 from vardass.solvers import stratify
 from vardass.strata import Strata
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"  # the one home of the version: the build reads it here
 
 __all__ = [
     "BalancedBatchSampler",

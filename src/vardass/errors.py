@@ -1,6 +1,11 @@
 """Errors and warnings that vardass raises on purpose."""
 
-__all__ = ["InputError", "VardassError", "VardassWarning"]
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["InputError", "MissingExtraError", "VardassError", "VardassWarning", "needs_extra"]
 
 
 class VardassError(Exception):
@@ -28,6 +33,37 @@ class InputError(VardassError, ValueError):
     ...     print(isinstance(error, ValueError))
     True
     """
+
+
+class MissingExtraError(VardassError, ImportError):
+    """A package is missing that comes with an extra; the message is the command that installs it."""
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Say which extra brings the package that an import within cannot find.
+
+    Raises
+    ------
+    MissingExtraError
+        Instead of ModuleNotFoundError, unless it is a module of vardass itself that is missing.
+
+    Examples
+    --------
+    >>> with needs_extra("sklearn"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+    vardass.errors.MissingExtraError: this needs no_such_package, which is not installed: pip install 'vardass[sklearn]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "vardass":
+            raise
+        raise MissingExtraError(
+            f"this needs {package}, which is not installed: pip install 'vardass[{extra}]'", name=error.name
+        ) from None
 
 
 class VardassWarning(UserWarning):

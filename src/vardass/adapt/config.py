@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import core_schema
+
+from vardass.errors import InputError, needs_extra
+
+with needs_extra("adapt"):
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+    from pydantic_core import core_schema
 
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.algorithms.registry import check_regression
@@ -19,7 +23,6 @@ from vardass.adapt.evaluation import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
 from vardass.adapt.optimisation import PARTS, PRECISIONS, SCHEDULE_NAMES, autocast_dtype
 from vardass.adapt.refreshing import POLICY_NAMES, make_policy
-from vardass.errors import InputError
 from vardass.losses.estimators import ESTIMATOR_NAMES, Estimator
 from vardass.samplers.class_alignment import CLASS_SHARES
 from vardass.samplers.registry import SAMPLER_NAMES

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from vardass.errors import VardassError, VardassWarning
+from vardass.errors import MissingExtraError, VardassError, VardassWarning
 
 __all__ = ["main"]
 
@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         return _run(arguments)
+    except MissingExtraError as error:
+        return _fail(str(error))
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _NEEDED:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from vardass import __version__
 from vardass.cli.adapt import adapt, tasks, train
 from vardass.cli.demo import demo
 from vardass.cli.doctor import doctor
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"vardass {version('vardass')}")
+        print(f"vardass {__version__}")
         raise typer.Exit
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+import vardass
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.plots import new_figure, require_matplotlib, save_figure
@@ -200,12 +201,12 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
 
 
 def _record(result: FigureResult, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    packages = ("vardass", "torch", "numpy", "matplotlib")
+    packages = {name: version(name) for name in ("torch", "numpy", "matplotlib")}
     return {
         "figure": result.number,
         "title": result.title,
         "settings": result.settings,
         "claims": [asdict(claim) for claim in result.claims],
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": {"python": platform.python_version(), "vardass": vardass.__version__, **packages},
         **provenance,
     }

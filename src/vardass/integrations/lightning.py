@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from vardass.errors import InputError, needs_extra
 
-from vardass.errors import InputError
+with needs_extra("lightning"):
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
 from vardass.integrations.checkpoints import CheckpointedSampler, leave_epoch
 from vardass.refresh import FeatureBank, Refresher
 

@@ -9,14 +9,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
-from sklearn.utils import _safe_indexing, check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
+
+from vardass.errors import InputError, VardassWarning, needs_extra
+
+with needs_extra("sklearn"):
+    from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
+    from sklearn.utils import _safe_indexing, check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 
 from vardass.adapt import RunConfig, Trainer
 from vardass.data import Domain, Task, split_task
-from vardass.errors import InputError, VardassWarning
 from vardass.kernels import KernelLike, fitted_kernel
 from vardass.refresh import extract_features
 from vardass.solvers import stratify

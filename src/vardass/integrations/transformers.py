@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from vardass.errors import InputError
+from vardass.errors import InputError, needs_extra
+
+with needs_extra("huggingface"):
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
 from vardass.files import atomic_write
 from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.refresh import Refresher
