@@ -25,11 +25,14 @@ $(BROWSER): $(STAMP)
 	sh scripts/install_browser.sh
 	touch $(BROWSER)
 
-lint: $(STAMP) ## style, types and import layers
+lint: $(STAMP) audit ## style, types, import layers and known vulnerabilities
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: $(STAMP) ## known vulnerabilities of the packages in constraints.txt
+	$(BIN)/python scripts/audit.py
 
 # one torch thread per worker: two workers on two cores would otherwise fight over them
 test: lint $(BROWSER) ## all tests but the slow ones; what CI runs

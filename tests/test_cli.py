@@ -197,6 +197,32 @@ def test_help_and_version_by_runner():
     assert "--warm-start" in result.output
 
 
+def complete(capsys, monkeypatch, *arguments, **variables):
+    """What the command prints to a shell that asks it for completions."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    return out
+
+
+def test_shells_complete_commands_and_options(capsys, monkeypatch):
+    ask = {"_VARDASS_COMPLETE": "complete_bash", "COMP_WORDS": "vardass st", "COMP_CWORD": "1"}
+    assert complete(capsys, monkeypatch, **ask).split() == ["stratify", "status"]
+    ask |= {"COMP_WORDS": "vardass stratify --warm", "COMP_CWORD": "2"}
+    assert complete(capsys, monkeypatch, **ask).split() == ["--warm-start"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_shown_and_installed(capsys, monkeypatch, tmp_path, shell):
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # the options then take a shell's name
+    assert "_VARDASS_COMPLETE" in complete(capsys, monkeypatch, "--show-completion", shell, **named)
+    assert "installed" in complete(capsys, monkeypatch, "--install-completion", shell, HOME=str(tmp_path))
+    assert any("_VARDASS_COMPLETE" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
 def test_python_m_vardass(embeddings, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -22,7 +22,6 @@ __all__ = ["app"]
 app = typer.Typer(
     name="vardass",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done; 1 a run of a sweep failed; 2 bad input, with one line that says what; 130 interrupted.",
