@@ -420,6 +420,7 @@ X, Y = torch.zeros(3, 2), torch.zeros(4, 2)
         (torch.zeros(3, 0), torch.zeros(4, 0), r"at least one column|got \(3, 0\) and \(4, 0\)"),
         (np.zeros((3, 2)), Y, "x must be a tensor of floats, got ndarray; use torch.as_tensor"),
         (X, Y.long(), r"y must be a tensor of floats, got torch.int64; use .*float\(\)"),
+        (X, Y.to_sparse(), "y must be a dense tensor, got a torch.sparse_coo one; .*to_dense"),
         (X, Y.to("meta"), "x is on cpu and y on meta; move one"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -351,3 +352,37 @@ def test_batches_say_which_samples_are_independent_draws(name: str) -> None:
         )
         part = batch[1:3]
         assert (part.strata, part.pool) == (batch.strata[1:3], batch.pool)
+
+
+# --- many samples ---------------------------------------------------------------------------------------------
+
+MANY = 2**24 + 1000  # above 2**24 single precision skips every other number
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_uniform_draws_reach_every_sample_of_many(replacement: bool) -> None:
+    sampler = UniformBatchSampler(MANY, 2**19, replacement=replacement, seed=0)
+    tracemalloc.start()  # of lists; tensors are not counted
+    stream = iter(sampler)
+    last = torch.cat([(batch := torch.tensor(next(stream)))[batch >= 2**24] for _ in range(2)])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100e6  # bytes: some batches of 20 MB, not an epoch of 32
+    share = len(last) / 2**20
+    assert abs(share - 1000 / MANY) < 4 * (1000 / MANY / 2**20) ** 0.5
+    assert 0.25 < float((last % 2).double().mean()) < 0.75
+    if not replacement:
+        assert len(last.unique()) == len(last)
+
+
+def test_strata_of_many_samples_are_drawn_from_to_the_last_one() -> None:
+    labels = torch.arange(MANY) // 2**22  # the fifth stratum is what is above 2**24
+    strata = Strata(labels, k=5, variance=0.0, uniform_variance=0.0)
+    for replacement in (True, False):
+        sampler = StratifiedBatchSampler(MANY, 5, seed=0, replacement=replacement)
+        sampler.use(strata)
+        drawn = torch.tensor(list(itertools.islice(iter(sampler), 2000)))
+        assert torch.equal(labels[drawn], torch.arange(5).expand(2000, 5))
+        last = drawn[:, 4]
+        assert len(last.unique()) > 800  # of 1000; 865 expected of 2000 independent draws
+        assert 0.4 < float((last % 2).double().mean()) < 0.6

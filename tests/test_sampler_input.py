@@ -118,6 +118,17 @@ def test_states_that_are_not_complete_are_refused() -> None:
             sampler.load_state_dict(state)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("key", ["seed", "epoch", "position", "refreshes", "base"])
+def test_states_of_which_a_number_is_none_are_refused(key: str) -> None:
+    sampler, other = made("ordered"), made("ordered")
+    for value in ("3", None, 1.5):
+        if (key, value) == ("seed", None):
+            continue
+        with pytest.raises(InputError, match=rf"{key}.* must be a whole number.*, got {value!r}"):
+            sampler.load_state_dict({**sampler.state_dict(), key: value})
+    assert taken(sampler) == taken(other)
+
+
 @pytest.mark.parametrize(
     ("make", "setting", "values"),
     [
@@ -197,6 +208,11 @@ def test_given_strata_are_used_and_must_fit() -> None:
 def test_seeds_are_whole_numbers(seed: Any) -> None:
     with pytest.raises(InputError, match=rf"seed must be a whole number, got {seed!r}"):
         UniformBatchSampler(N, K, seed=seed)
+
+
+def test_seeds_that_would_be_the_same_to_torch_are_refused() -> None:
+    with pytest.raises(InputError, match=r"seed must be between -2\*\*63 and 2\*\*64 - 1, got \d+; use a smaller one"):
+        UniformBatchSampler(N, K, seed=2**64 + 3)  # would draw as seed 3 does
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from vardass.samplers import (
     BackgroundSampler,
     MinibatchSampler,
     RefreshableSampler,
+    UniformBatchSampler,
     stratified,
     uniform,
     with_weights,
@@ -326,6 +328,25 @@ def test_two_loaders_over_one_background_sampler_are_refused() -> None:
     next(both)
     with pytest.raises(InputError, match="two iterators take turns on one BackgroundSampler"):
         next(both)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_equal_seeds_of_two_data_sets_are_named(workers: int) -> None:
+    def loader(data: Any, seed: int = 0) -> DataLoader[Any]:
+        sampler = UniformBatchSampler(N, 4, seed=seed)
+        return DataLoader(with_weights(data), batch_sampler=sampler, num_workers=workers)
+
+    source, target = [range(N), range(0, 2 * N, 2)]
+    with pytest.warns(VardassWarning, match=rf"different data sets .* n={N} and seed=0: .*another seed"):
+        list(zip(loader(source), loader(target)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(zip(loader(source), loader(target, seed=1)))
+        list(zip(loader(source), loader(source)))  # to compare
+        for data in (source, target):  # one after the other
+            left = iter(loader(data))
+            next(left)
+        list(left)
 
 
 def test_one_loader_may_begin_again() -> None:

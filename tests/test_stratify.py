@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -609,13 +607,3 @@ def test_certify_keeps_the_higher_bound() -> None:
     assert certified.bound.method == "semidefinite"
     with pytest.raises(InputError, match="at most max_n=200 samples, got n=201"):
         stratify(cloud(201, 2), 5, certify=True)
-
-
-# --- import cost ------------------------------------------------------------------------------------------
-
-
-def test_importing_the_package_imports_no_optional_one() -> None:
-    optional = ["scipy", "sklearn", "matplotlib", "typer", "rich", "pyarrow", "lightning", "transformers", "ray"]
-    code = f"import sys, vardass; print([name for name in {optional} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

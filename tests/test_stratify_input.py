@@ -311,8 +311,9 @@ def test_labels_of_any_make() -> None:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch calls them a prototype
+    warnings.simplefilter("ignore")  # torch calls them a prototype, and obsolete
     NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    QUANTISED = torch.quantize_per_tensor(torch.ones(4, 2), 0.1, 0, torch.qint8)
 
 
 @pytest.mark.parametrize(
@@ -321,10 +322,13 @@ with warnings.catch_warnings():
         ([[1.0, 2.0], [3.0]], "features must be real numbers in rows of one length, got a list that numpy cannot read"),
         (torch.eye(4).to_sparse(), r"features must be a dense tensor, got a torch.sparse_coo one; .*to_dense"),
         (NESTED, "must be a dense tensor, got a nested one"),
+        (torch.ones(4, 2, device="meta"), "got a tensor on the device meta, which holds none"),
+        (QUANTISED, r"got dtype torch.qint8; convert it with .dequantize\(\)"),
+        (np.ma.masked_greater(np.eye(4), 0.5), r"features have 4 masked values; use .filled\(...\), or drop"),
         (object(), "features must be real numbers, got object; pass a tensor or an array"),
         ({"a": 1}, "features must be real numbers, got dict"),
     ],
-    ids=["ragged", "sparse", "nested", "object", "mapping"],
+    ids=["ragged", "sparse", "nested", "meta", "quantised", "masked", "object", "mapping"],
 )
 def test_what_is_no_array_is_named(features: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -36,6 +36,7 @@ __all__ = [
     "check_seed",
     "choose",
     "import_by_name",
+    "require_dense",
     "row_blocks",
     "shorten",
     "unknown",
@@ -58,13 +59,18 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     Raises
     ------
     InputError
-        If ``values`` are not numbers, have rows of unequal length, or are a sparse or a nested tensor.
+        If ``values`` are not numbers, have rows of unequal length or masked entries, or are a tensor that is
+        sparse, nested, quantised or on the device meta.
     """
     if isinstance(values, Tensor):
-        if values.is_nested or values.layout != torch.strided:
-            kind = "nested" if values.is_nested else str(values.layout)
-            raise InputError(f"{name} must be a dense tensor, got a {kind} one; convert it with .to_dense()")
+        require_dense(values, name)
+        if values.is_quantized:
+            raise InputError(f"{name} must be {what}, got dtype {values.dtype}; convert it with .dequantize()")
+        if values.is_meta:
+            raise InputError(f"{name} must be {what}, got a tensor on the device meta, which holds none")
         return values.detach()
+    if masked := np.ma.count_masked(values) if isinstance(values, np.ma.MaskedArray) else 0:
+        raise InputError(f"{name} have {masked} masked values; use .filled(...), or drop these rows")
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # rows of unequal length, tensors on another device
@@ -84,6 +90,13 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     # a memory-mapped file is read-only, which torch.from_numpy warns about
     plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if plain else np.array(array, order="C"))
+
+
+def require_dense(x: Tensor, name: str) -> None:
+    """Refuse sparse and nested tensors."""
+    if x.is_nested or x.layout != torch.strided:
+        kind = "nested" if x.is_nested else str(x.layout)
+        raise InputError(f"{name} must be a dense tensor, got a {kind} one; convert it with .to_dense()")
 
 
 def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = True) -> Tensor:

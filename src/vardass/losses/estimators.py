@@ -30,7 +30,16 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.validate import ArrayLike, as_labels, as_tensor, as_weights, check_count, check_number, choose
+from vardass.validate import (
+    ArrayLike,
+    as_labels,
+    as_tensor,
+    as_weights,
+    check_count,
+    check_number,
+    choose,
+    require_dense,
+)
 
 __all__ = [
     "ESTIMATOR_NAMES",
@@ -184,6 +193,7 @@ def _as_batches(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(batch, Tensor) or not batch.is_floating_point():
             kind = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
             raise InputError(f"{name} must be a tensor of floats, got {kind}; use torch.as_tensor(...).float()")
+        require_dense(batch, name)
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or 0 in (*x.shape, *y.shape):
         raise InputError(
             "x and y must have shapes (n_x, d) and (n_y, d) with the same d and at least one row, got "

@@ -21,11 +21,13 @@ from vardass.samplers.loaders_and_processes import (
     shares_out,
 )
 from vardass.samplers.weighted_batches import IndexBatch
-from vardass.validate import ArrayLike, as_features, check_count
+from vardass.validate import ArrayLike, as_features, check_count, check_seed
 
 __all__ = ["Chunk", "MinibatchSampler", "RefreshableSampler", "StreamOptions", "derive_seed"]
 
 _STATE_VERSION = 1
+_LISTED = 8192  # indices that are held as a list
+_COUNTS = ("epoch", "position", "refreshes", "base")  # whole numbers in a state
 
 
 @runtime_checkable
@@ -177,7 +179,7 @@ class MinibatchSampler(WatchedSampler, ABC):
             )
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise InputError(f"seed must be a whole number, got {seed!r}; seed=0 is the default")
-        self.seed = int(seed)
+        self.seed = check_seed(seed)
         self.endless = bool(endless)
         self._total = self._default_batches() if batches is None else check_count(batches, "batches")
         self._is_told = False  # of the processes that share the stream
@@ -190,7 +192,9 @@ class MinibatchSampler(WatchedSampler, ABC):
         self._refreshes = 0
         self._base = 0  # round at which the present strata or plan took over
         self._chunk: Chunk | None = None
-        self._lists: list[list[int]] = []
+        self._held = 0  # batches of the chunk that are for this process
+        self._lists: list[list[int]] = []  # some of them, from number `_listed` on
+        self._listed = 0
         self._weights: list[float] | None = None
         self._strata: list[int] | None = None
         self._first = 0  # round of the first row of the chunk
@@ -326,13 +330,16 @@ class MinibatchSampler(WatchedSampler, ABC):
 
     def _row(self, position: int) -> IndexBatch:
         offset = position - self._first
-        if self._chunk is None or not 0 <= offset < len(self._lists):
+        if self._chunk is None or not 0 <= offset < self._held:
             self._load_chunk(position)
             offset = position - self._first
-        batch = IndexBatch(self._lists[offset])
+        assert self._chunk is not None
+        if not 0 <= offset - self._listed < len(self._lists):
+            self._list_batches(self._chunk, offset)
+        batch = IndexBatch(self._lists[offset - self._listed])
         batch.weights = self._weights
         batch.strata = self._strata if self._strata is None else self._strata[: len(batch)]
-        batch.pool = self._chunk.pool if self._chunk is not None else None
+        batch.pool = self._chunk.pool
         return batch
 
     def _load_chunk(self, position: int) -> None:
@@ -344,11 +351,18 @@ class MinibatchSampler(WatchedSampler, ABC):
 
     def _set_chunk(self, chunk: Chunk, first: int) -> None:
         self._chunk, self._first = chunk, first
-        batches = chunk.rows.tolist() + ([] if chunk.tail is None else [chunk.tail.tolist()])
-        usable = len(batches) // self.num_replicas * self.num_replicas
-        self._lists = batches[self.rank : usable : self.num_replicas]
+        self._held = (len(chunk.rows) + (chunk.tail is not None)) // self.num_replicas
+        self._lists = []
         self._weights = None if chunk.weights is None else chunk.weights.tolist()
         self._strata = None if chunk.strata is None else chunk.strata.tolist()
+
+    def _list_batches(self, chunk: Chunk, start: int) -> None:
+        # some at a time: a list takes several times the memory of a tensor, and a chunk may hold a whole epoch
+        stop = min(start + max(1, _LISTED // self.batch_size), self._held)
+        first, last = (self.rank + number * self.num_replicas for number in (start, stop - 1))
+        self._lists, self._listed = chunk.rows[first : last + 1 : self.num_replicas].tolist(), start
+        if chunk.tail is not None and last == len(chunk.rows):
+            self._lists.append(chunk.tail.tolist())
 
     # --- refresh --------------------------------------------------------------------------------------
 
@@ -466,10 +480,11 @@ class MinibatchSampler(WatchedSampler, ABC):
                 f"the state has the keys {sorted(state)}, but not {missing}; "
                 f"pass what {type(self).__name__}.state_dict() gave"
             )
+        counts = [check_count(state[key], f"{key} of the state", low=0) for key in _COUNTS]
+        seed = check_seed(state["seed"])
         self._load_extra_state(state["extra"])
-        self.seed = state["seed"]
-        self.epoch, self.position = state["epoch"], state["position"]
-        self._refreshes, self._base = state["refreshes"], state["base"]
+        self.seed = seed
+        self.epoch, self.position, self._refreshes, self._base = counts
         self._chunk = None
         if state["chunk"] is not None:
             saved = {name: state["chunk"].get(name) for name in Chunk._fields}  # older ones hold no strata

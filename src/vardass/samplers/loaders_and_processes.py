@@ -26,6 +26,7 @@ class WatchedSampler(Sampler[IndexBatch]):
 
     _iteration: object | None = None  # the iterator that was begun last
     _loader: weakref.ref[Any] | None = None  # a plain DataLoader with workers that takes the batches
+    _has_twin = False  # whether a sampler of another data set that draws in step began after this one
 
     @abstractmethod
     def _batches(self) -> Iterator[IndexBatch]:
@@ -39,17 +40,36 @@ class WatchedSampler(Sampler[IndexBatch]):
         caller = self_of_caller()
         self._find_processes(shares_out(caller, self))
         self._loader = weakref.ref(caller) if _asks_ahead(caller) else None
-        return self._one_iterator()
+        return self._one_iterator(_data_of(caller))
 
-    def _one_iterator(self) -> Iterator[IndexBatch]:
+    def _one_iterator(self, data: Any) -> Iterator[IndexBatch]:
         mine = self._iteration = object()
-        for batch in self._batches():
-            yield batch
-            if self._iteration is not mine:
-                raise InputError(
-                    f"two iterators take turns on one {type(self).__name__}, and each would get a part of its stream; "
-                    "give every loader a sampler of its own, with another seed"
-                )
+        if data is not None:
+            _find_twin(self, data)
+            _RUNNING[self] = data
+        try:
+            for batch in self._batches():
+                yield batch
+                if self._iteration is not mine:
+                    raise InputError(
+                        f"two iterators take turns on one {type(self).__name__}, and each would get a part of its "
+                        "stream; give every loader a sampler of its own, with another seed"
+                    )
+                if self._has_twin:
+                    self._warn_of_twin()
+        finally:
+            if self._iteration is mine:
+                _RUNNING.pop(self, None)
+
+    def _warn_of_twin(self) -> None:
+        self._has_twin = False
+        _, n, seed = _draws(self) or (None, None, None)
+        warnings.warn(
+            f"two loaders of different data sets take turns, and both have a {type(self).__name__} with n={n} and "
+            f"seed={seed}: their draws move in step and are not independent; give one of them another seed",
+            VardassWarning,
+            stacklevel=3,
+        )
 
     def _warn_of_batches_under_way(self) -> None:
         """Say so where a state is taken that is ahead of training."""
@@ -65,7 +85,32 @@ class WatchedSampler(Sampler[IndexBatch]):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_iteration", "_loader")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_iteration", "_loader", "_has_twin")}
+
+
+_RUNNING: weakref.WeakKeyDictionary[WatchedSampler, Any] = weakref.WeakKeyDictionary()
+"""Samplers whose batches a loader is taking, and its data set."""
+
+
+def _draws(sampler: WatchedSampler) -> tuple[type, int, int] | None:
+    """What the first draws depend on; None for samplers that do not say, or are in step on purpose."""
+    n, seed = getattr(sampler, "n", None), getattr(sampler, "seed", None)
+    is_known = n is not None and seed is not None and not getattr(sampler, "is_paired", False)
+    return (type(sampler), n, seed) if is_known else None
+
+
+def _find_twin(sampler: WatchedSampler, data: Any) -> None:
+    """Let samplers under way that draw in step with this one, for other data, notice it when they are asked again."""
+    mine = _draws(sampler)
+    for other, its_data in list(_RUNNING.items()):
+        if mine is not None and other is not sampler and its_data is not data and _draws(other) == mine:
+            other._has_twin = True
+
+
+def _data_of(caller: Any) -> Any:
+    """The data set of the loader that asks, without weights around it; None if something else asks."""
+    data = getattr(caller, "_dataset", None)
+    return data.dataset if getattr(data, "weights_attached", False) else data
 
 
 def self_of_caller() -> Any:
