@@ -194,6 +194,28 @@ def test_a_state_is_that_of_training_however_far_ahead_the_loader_is(name: str, 
         assert seen + train(restored, 24 - stop, ahead=ahead) == expected, stop
 
 
+def test_batches_under_way_keep_their_strata() -> None:
+    def made() -> CheckpointedSampler:
+        return CheckpointedSampler(vardass.StratifiedBatchSampler(N_SOURCE, 4, seed=0))
+
+    sampler, restored = made(), made()
+    sampler.refresh(cloud(n=N_SOURCE))
+    asked = iter(sampler)
+    expected = [next(asked) for _ in range(3)]
+    restored.load_state_dict(sampler.state_dict())  # none has arrived
+    for batch, again in zip(expected, restored, strict=False):
+        assert (list(batch), batch.weights, batch.strata, batch.pool) == (
+            list(again),
+            again.weights,
+            again.strata,
+            again.pool,
+        )
+        assert again.strata == [0, 1, 2, 3]
+    for state in (None, sampler.inner.state_dict()):
+        with pytest.raises(InputError, match=r"pass what CheckpointedSampler.state_dict\(\) gave"):
+            made().load_state_dict(state)  # type: ignore[arg-type]
+
+
 def test_workers_of_a_plain_loader() -> None:
     data = TensorDataset(torch.arange(N_SOURCE))
 

@@ -381,6 +381,24 @@ def test_bad_refreshers(run: Callable[[], Any], words: str) -> None:
         run()
 
 
+@pytest.mark.parametrize(
+    "owner",
+    [
+        Refresher(NeverRefresh(), Uniform(), FeatureBank(60)),
+        FeatureBank(60),
+        NeverRefresh(),
+        TimeAccount(),
+        StratifiedBatchSampler(60, 4),
+    ],
+)
+@pytest.mark.parametrize("state", [None, [1], "state"])
+def test_states_that_are_no_dictionaries_are_named(owner: Any, state: Any) -> None:
+    with pytest.raises(
+        InputError, match=rf"dictionary, got {type(state).__name__}; pass what {type(owner).__name__}.s"
+    ):
+        owner.load_state_dict(state)
+
+
 def test_equal_seeds_of_two_domains_are_named() -> None:
     def refresher(**seeds: int) -> Refresher:
         samplers = {name: StratifiedBatchSampler(60, 4, seed=seed) for name, seed in seeds.items()}

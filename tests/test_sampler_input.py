@@ -118,6 +118,14 @@ def test_states_that_are_not_complete_are_refused() -> None:
             sampler.load_state_dict(state)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("change", [{"extra": None}, {"chunk": 5}, {"settings": [1]}])
+def test_states_with_damaged_parts_are_refused(change: dict[str, Any]) -> None:
+    sampler, other = made("ordered"), made("ordered")
+    with pytest.raises(InputError, match=r"a state must be a dictionary, got .*OrderedBatchSampler.state_dict\(\)"):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    assert taken(sampler) == taken(other)
+
+
 @pytest.mark.parametrize("key", ["seed", "epoch", "position", "refreshes", "base"])
 def test_states_of_which_a_number_is_none_are_refused(key: str) -> None:
     sampler, other = made("ordered"), made("ordered")

@@ -253,8 +253,10 @@ def test_stateful_loader_resumes_in_mid_epoch(name: str, workers: int, tmp_path:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["uniform, tail", "ordered"])
 def test_stateful_loader_resumes_after_the_last_batch(name: str, workers: int) -> None:
+    data = range(N)
+
     def loader(sampler: MinibatchSampler) -> StatefulDataLoader:
-        return StatefulDataLoader(with_weights(range(N)), batch_sampler=sampler, num_workers=workers)
+        return StatefulDataLoader(with_weights(data), batch_sampler=sampler, num_workers=workers)
 
     first = loader(made(name))
     batches = iter(first)

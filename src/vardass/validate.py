@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -34,6 +34,7 @@ __all__ = [
     "check_flag",
     "check_number",
     "check_seed",
+    "check_state",
     "choose",
     "import_by_name",
     "require_dense",
@@ -255,6 +256,15 @@ def check_seed(seed: Any) -> int:
     if not -(2**63) <= seed < 2**64:
         raise InputError(f"seed must be between -2**63 and 2**64 - 1, got {seed}; use a smaller one")
     return int(seed)
+
+
+def check_state(state: Any, owner: object) -> None:
+    """Refuse what is no dictionary where ``owner`` expects what its ``state_dict()`` gave."""
+    if not isinstance(state, Mapping):
+        raise InputError(
+            f"a state must be a dictionary, got {type(state).__name__}; "
+            f"pass what {type(owner).__name__}.state_dict() gave"
+        )
 
 
 def row_blocks(n: int, rows: int) -> Iterator[slice]:

@@ -11,10 +11,12 @@ from torch.utils.data import Sampler
 from vardass.errors import InputError
 from vardass.samplers import IndexBatch
 from vardass.samplers.loaders_and_processes import self_of_caller, shares_out
+from vardass.validate import check_state
 
 __all__ = ["CheckpointedSampler", "leave_epoch"]
 
 Arrived = TypeVar("Arrived")
+_CARRIED = ("weights", "strata", "pool")  # by an IndexBatch, beside its indices
 
 
 class CheckpointedSampler(Sampler[IndexBatch]):
@@ -132,16 +134,23 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         has_ended = self._has_ended or (not is_endless and self.inner.position >= len(self.inner))
         if has_ended:  # the rest does not suffice for all processes
             batches = batches[: len(batches) // self._at_a_time * self._at_a_time]
-        under_way = [{"indices": list(batch), "weights": batch.weights} for batch in batches]
+        under_way = [{"indices": list(batch), **{name: getattr(batch, name) for name in _CARRIED}} for batch in batches]
         return {"sampler": self.inner.state_dict(), "under_way": under_way, "has_ended": has_ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the batch after the last that had arrived."""
+        check_state(state, self)
+        if missing := {"sampler", "under_way", "has_ended"} - state.keys():
+            raise InputError(
+                f"the state has the keys {sorted(state)}, but not {sorted(missing)}; pass what "
+                "CheckpointedSampler.state_dict() gave"
+            )
         self.inner.load_state_dict(state["sampler"])
         self._under_way.clear()
         for saved in state["under_way"]:
             batch = IndexBatch(saved["indices"])
-            batch.weights = saved["weights"]
+            for name in _CARRIED:
+                setattr(batch, name, saved.get(name))
             self._under_way.append(batch)
         self._has_ended = state["has_ended"]
         self._is_restored = True

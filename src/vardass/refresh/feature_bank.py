@@ -13,7 +13,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.refresh.feature_extraction import PassOptions, as_device, evaluation_mode, feature_batches
 from vardass.refresh.strata_spread import feature_distances, known_kernel
-from vardass.validate import ArrayLike, Progress, as_features, as_generator, as_weights, check_count
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, as_weights, check_count, check_state
 
 __all__ = ["FeatureBank"]
 
@@ -300,6 +300,7 @@ class FeatureBank:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the rows and ages of another bank of the same n and d."""
+        check_state(state, self)
         absent = self.state_dict().keys() - state.keys()
         if absent or state["bank"] != _STATE_VERSION:
             raise InputError(

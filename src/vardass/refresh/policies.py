@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.validate import check_count
+from vardass.validate import check_count, check_state
 
 __all__ = [
     "DriftRefresh",
@@ -85,6 +85,7 @@ class RefreshPolicy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the policy that gave ``state`` was."""
+        check_state(state, self)
         for key, value in (("policy", type(self).__name__), ("version", _STATE_VERSION)):
             if state.get(key) != value:
                 raise InputError(

@@ -17,7 +17,7 @@ from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
 from vardass.refresh.strata_spread import strata_spread
 from vardass.refresh.time_account import TimeAccount
-from vardass.validate import ArrayLike, as_features
+from vardass.validate import ArrayLike, as_features, check_state
 
 __all__ = ["FeatureSource", "Refresher"]
 
@@ -303,6 +303,7 @@ class Refresher:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken; without ``"kernels"`` they are fitted anew, on the banks' present rows."""
+        check_state(state, self)
         if {"kernels", *state} != self.state_dict().keys():
             raise InputError(f"the state has {sorted(state)}, it needs {sorted(self.state_dict())}")
         kernels = state.get("kernels", {})

@@ -11,6 +11,7 @@ import torch
 
 from vardass.errors import InputError
 from vardass.refresh.feature_extraction import as_device
+from vardass.validate import check_state
 
 __all__ = ["TimeAccount"]
 
@@ -147,6 +148,7 @@ class TimeAccount:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the seconds and counts of an earlier run."""
+        check_state(state, self)
         if not {"seconds", "counts"} <= state.keys():
             raise InputError(f"the state has {sorted(state)}, it needs 'seconds' and 'counts'")
         self.seconds = {**dict.fromkeys(self._open, 0.0), **state["seconds"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
@@ -21,7 +21,7 @@ from vardass.samplers.loaders_and_processes import (
     shares_out,
 )
 from vardass.samplers.weighted_batches import IndexBatch
-from vardass.validate import ArrayLike, as_features, check_count, check_seed
+from vardass.validate import ArrayLike, as_features, check_count, check_seed, check_state
 
 __all__ = ["Chunk", "MinibatchSampler", "RefreshableSampler", "StreamOptions", "derive_seed"]
 
@@ -458,16 +458,13 @@ class MinibatchSampler(WatchedSampler, ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the stream that ``state`` was taken from, in this or in a new process."""
-        if not isinstance(state, Mapping):
-            raise InputError(
-                f"a state must be a dictionary, got {type(state).__name__}; "
-                f"pass what {type(self).__name__}.state_dict() gave"
-            )
+        check_state(state, self)
         group = None if self._is_told else process_group()
         if group is not None and state.get("num_replicas") == group[0] and not self._has_begun:
             self.shard(*group)
         mine = self._state()
         same = {key: mine[key] for key in ("sampler", "version", "n", "batch_size", "num_replicas")}
+        check_state(state.get("settings", {}), self)
         theirs = {**state, **state.get("settings", {})}  # states of version 0.1.0 hold no settings
         for key, value in {**same, **mine["settings"]}.items():
             if theirs.get(key, value) != value:
@@ -480,6 +477,8 @@ class MinibatchSampler(WatchedSampler, ABC):
                 f"the state has the keys {sorted(state)}, but not {missing}; "
                 f"pass what {type(self).__name__}.state_dict() gave"
             )
+        for part in (state["extra"], state["chunk"] or {}):
+            check_state(part, self)
         counts = [check_count(state[key], f"{key} of the state", low=0) for key in _COUNTS]
         seed = check_seed(state["seed"])
         self._load_extra_state(state["extra"])
