@@ -70,7 +70,7 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
         if values.is_meta:
             raise InputError(f"{name} must be {what}, got a tensor on the device meta, which holds none")
         return values.detach()
-    if masked := np.ma.count_masked(values) if isinstance(values, np.ma.MaskedArray) else 0:
+    if masked := int(np.sum(values.mask)) if isinstance(values, np.ma.MaskedArray) else 0:
         raise InputError(f"{name} have {masked} masked values; use .filled(...), or drop these rows")
     try:
         array = np.asarray(values)

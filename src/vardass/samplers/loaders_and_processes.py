@@ -92,11 +92,10 @@ _RUNNING: weakref.WeakKeyDictionary[WatchedSampler, Any] = weakref.WeakKeyDictio
 """Samplers whose batches a loader is taking, and its data set."""
 
 
-def _draws(sampler: WatchedSampler) -> tuple[type, int, int] | None:
+def _draws(sampler: Any) -> tuple[type, int, int] | None:
     """What the first draws depend on; None for samplers that do not say, or are in step on purpose."""
-    n, seed = getattr(sampler, "n", None), getattr(sampler, "seed", None)
-    is_known = n is not None and seed is not None and not getattr(sampler, "is_paired", False)
-    return (type(sampler), n, seed) if is_known else None
+    is_known = hasattr(sampler, "n") and hasattr(sampler, "seed") and not getattr(sampler, "is_paired", False)
+    return (type(sampler), sampler.n, sampler.seed) if is_known else None
 
 
 def _find_twin(sampler: WatchedSampler, data: Any) -> None:
@@ -109,7 +108,7 @@ def _find_twin(sampler: WatchedSampler, data: Any) -> None:
 
 def _data_of(caller: Any) -> Any:
     """The data set of the loader that asks, without weights around it; None if something else asks."""
-    data = getattr(caller, "_dataset", None)
+    data: Any = getattr(caller, "_dataset", None)
     return data.dataset if getattr(data, "weights_attached", False) else data
 
 
