@@ -13,6 +13,7 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -64,7 +65,7 @@ def test_wheel_holds_the_whole_package_and_is_small(released):
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
         licences = {Path(name).name for name in archive.namelist() if ".dist-info/licenses/" in name}
     package = ROOT / "src"
-    files = (path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    files = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert packed == {path.relative_to(package).as_posix() for path in files}
     assert licences == {"LICENSE", "LICENSE.seglearn"}
     for name in ("py.typed", "data/watch/watch.npz.xz", "data/watch/LICENSE.seglearn", "experiments/paper.json"):
@@ -99,6 +100,13 @@ def test_classifiers_name_the_versions_of_python_that_are_tested(released):
     if not workflow.exists():
         pytest.skip("the workflow is not part of the sdist")
     assert named == set(re.findall(r"\b3\.\d+\b", workflow.read_text()))
+
+
+def test_citation_is_whole_and_agrees():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"authors", "cff-version", "message", "title"} <= citation.keys()  # what the format requires
+    assert (citation["title"], citation["license"]) == (PROJECT["name"], PROJECT["license"])
+    assert citation["preferred-citation"]["url"] == PROJECT["urls"]["Paper"]
 
 
 def test_all_means_all():
