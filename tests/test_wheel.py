@@ -80,7 +80,7 @@ def test_sdist_has_what_tests_need_and_no_evidence(released):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     folders = {name.partition("/")[0] for name in names if "/" in name}
-    assert folders == {"examples", "scripts", "src", "tests"}
+    assert folders == {"docs", "examples", "scripts", "src", "tests"}  # neither results nor benchmarks
     assert names >= {"Makefile", "constraints.txt", "README.md", "SECURITY.md", "LICENSE", "tests/test_wheel.py"}
     assert sdist.stat().st_size < 2 * LIMIT
 

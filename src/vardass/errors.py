@@ -36,7 +36,15 @@ class InputError(VardassError, ValueError):
 
 
 class MissingExtraError(VardassError, ImportError):
-    """A package is missing that comes with an extra; the message is the command that installs it."""
+    """A package is missing that comes with an extra; the message is the command that installs it.
+
+    Examples
+    --------
+    >>> try:
+    ...     from vardass.integrations.sklearn import Stratifier
+    ... except MissingExtraError as error:  # "this needs sklearn, ...: pip install 'vardass[sklearn]'"
+    ...     print(error)
+    """
 
 
 @contextmanager
