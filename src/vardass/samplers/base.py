@@ -372,6 +372,9 @@ class MinibatchSampler(WatchedSampler, ABC):
         Batches that a DataLoader has already asked for keep the weights that they were drawn with. A state that
         torchdata's StatefulDataLoader saves belongs to the last batch that arrived: a refresh while batches
         drawn before it are still on their way is not part of it, so refresh again after such a restore.
+
+        Under several processes let `Refresher` call this: it sends what the first process found to all. Features that
+        differ between processes, as with BatchNorm they do, would give each process strata of its own.
         """
         if not self.needs_features:
             return
