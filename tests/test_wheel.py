@@ -142,9 +142,9 @@ def alone(released, tmp_path_factory):
     environment = tmp_path_factory.mktemp("alone")
     command(sys.executable, "-m", "venv", "--without-pip", environment)
     (packages,) = environment.glob("lib/python3*/site-packages")
-    for package in closure("torch", "numpy").values():
-        for top in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
-            (packages / top).symlink_to(package.locate_file(top))
+    wanted = ((package, file.parts[0]) for package in closure("torch", "numpy").values() for file in package.files)
+    for top in {Path(package.locate_file(name)) for package, name in wanted if name not in ("..", "__pycache__")}:
+        (packages / top.name).symlink_to(top)
     python = environment / "bin" / "python"
     command(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", released[1])
     return environment / "bin"
