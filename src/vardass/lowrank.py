@@ -6,6 +6,7 @@ miss of a point is kept as its residual r_i = K_ii - |φ_i|² ≥ 0, a direction
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.validate import row_blocks
 
-__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features"]
+__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features", "random_row_blocks"]
 
 DEFAULT_RANK = 128
 
@@ -191,6 +192,30 @@ def fit_feature_map(
     True
     """
     return _fit(x, kernel, rank, landmarks, pivoting, generator)[0]
+
+
+MISSED_BLOCKS, MISSED_ROWS = 64, 512
+"""Random blocks of rows, and rows of each, on which what a map misses of a mean over all pairs is measured."""
+
+
+def random_row_blocks(sizes: Sequence[int], generator: torch.Generator) -> list[list[Tensor]]:
+    """Random subsets of the rows of some sets: 64 times distinct rows of each, 512 or all if there are fewer.
+
+    Once all rows of each, where no set has more than 512.
+    """
+
+    def shuffled(n: int) -> Tensor:
+        return torch.randperm(n, generator=generator, device=generator.device)
+
+    if max(sizes) <= MISSED_ROWS:
+        return [[shuffled(n) for n in sizes]]
+    columns = []
+    for n in sizes:
+        if n >= MISSED_BLOCKS * MISSED_ROWS:
+            columns.append(list(shuffled(n)[: MISSED_BLOCKS * MISSED_ROWS].view(MISSED_BLOCKS, -1)))
+        else:
+            columns.append([shuffled(n)[:MISSED_ROWS] for _ in range(MISSED_BLOCKS)])
+    return [list(rows) for rows in zip(*columns)]
 
 
 def _fit(

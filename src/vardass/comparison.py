@@ -1,0 +1,730 @@
+"""How far apart two data sets are: MMD² and CORAL with a confidence interval and a permutation p-value, at any size.
+
+Three questions, three answers that are computed apart.
+
+How large?
+    The unbiased estimate U of MMD² = |μ_x - μ_y|², a mean over pairs of distinct rows. Up to 4,096 rows in all, every
+    pair is summed. Beyond, low-rank features give all pairs but for what they miss, and the mean of that over random
+    blocks of rows is added: U stays unbiased, and the standard error of this mean is reported and is part of the
+    interval. CORAL = |C_x - C_y|² needs only moments and is exact at any size.
+How sure?
+    By Hoeffding's decomposition Var(U) is exactly
+
+        4 Var(g(x))/n + 4 Var(g(y))/m + 2|Σ_x|²/(n(n-1)) + 2|Σ_y|²/(m(m-1)) + 4<Σ_x, Σ_y>/(nm)
+
+    with g = μ_x - μ_y, as a function of a row, and Σ the covariance of φ. The first two terms, of order 1/n, vanish
+    where the data sets are alike; the others, of order 1/n², are then all that there is. Both are estimated, so the
+    normal interval has the right width with and without a difference. It is cut at 0, below which MMD² cannot be.
+By chance?
+    The permutation test compares the plug-in value V = |μ̂_x - μ̂_y|² with that of relabelled rows. Its level is exact
+    for whatever statistic is used, so low-rank features cost power and never validity. The same holds for permutations
+    of random blocks of rows, a subgroup of all permutations: many rows are permuted as about 4,096 blocks.
+
+Rows must be independent draws. Frames of one film or overlapping windows are not: take one of each first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import CoralKernel, Kernel, KernelLike, RBFMixture, fitted_kernel
+from vardass.lowrank import DEFAULT_RANK, FeatureMap, fit_feature_map, random_row_blocks
+from vardass.validate import (
+    ArrayLike,
+    Progress,
+    as_features,
+    as_generator,
+    check_count,
+    check_number,
+    choose,
+    row_blocks,
+)
+
+__all__ = ["EXACT_ROWS", "LOSSES", "Comparison", "Discrepancy", "compare"]
+
+EXACT_ROWS = 4096
+"""Up to so many rows in both sets together all pairs are summed, unless ``rank`` is given."""
+
+LOSSES = ("mmd", "coral")
+
+_LEAST_ROWS = 4  # of each set: unbiased squares of covariances take four rows
+_WIDEST = 8192  # columns for which CORAL's covariances fit in memory
+_PERMUTED_BLOCKS = 4096
+_LEAST_BLOCKS = 256  # of the smaller set, if it has as many rows
+_CHUNK = 64  # permutations at a time
+_STREAM_ROWS = 8192
+
+_Three: TypeAlias = tuple[float, float, float]
+
+_Statistic: TypeAlias = Callable[[Tensor], Tensor]
+"""Values (q,) of the test statistic for memberships (q, blocks): 1 where a block counts as one of x."""
+
+
+@dataclass(frozen=True)
+class Discrepancy:
+    """One distance of two data sets.
+
+    Attributes
+    ----------
+    loss : {"mmd", "coral"}
+        MMD² or CORAL.
+    value : float
+        Unbiased estimate; below 0 by chance where the sets are alike.
+    low, high : float
+        Ends of the confidence interval, cut at 0.
+    stderr : float
+        Standard error of ``value`` as an estimate for the populations, with ``computing_stderr`` in it.
+    computing_stderr : float
+        The part of it that comes from summing random blocks of pairs instead of all; 0 means that all were summed.
+    v_statistic : float
+        The plug-in value, which is what a loss of the whole data gives: too large on average by the noise of means.
+    relative : float
+        ``value`` divided by the mean over both sets of E|φ - μ|². On this scale the V-statistic of two batches of b
+        rows is too large by 2 / b.
+    p_value : float or None
+        Of the permutation test; None without permutations.
+    method : str
+        How the value was summed.
+    test : str
+        How rows were permuted, and what was computed of them.
+    """
+
+    loss: str
+    value: float
+    low: float
+    high: float
+    stderr: float
+    computing_stderr: float
+    v_statistic: float
+    relative: float
+    p_value: float | None
+    method: str
+    test: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found; ``comparison["mmd"]`` is the result of one loss.
+
+    Attributes
+    ----------
+    n, m, d : int
+        Rows of the first and of the second set, and their columns.
+    confidence : float
+        Of the intervals.
+    permutations : int
+        Of the tests; the least p-value is 1 / (1 + permutations).
+    kernel : str
+        That of MMD², as fitted.
+    results : tuple of Discrepancy
+        One for each loss.
+    notes : tuple of str
+        What to keep in mind when reading them.
+    """
+
+    n: int
+    m: int
+    d: int
+    confidence: float
+    permutations: int
+    kernel: str
+    results: tuple[Discrepancy, ...]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, loss: str) -> Discrepancy:
+        """The result for ``"mmd"`` or ``"coral"``."""
+        found = {result.loss: result for result in self.results}
+        return found[choose(loss, "loss", found)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat record for each loss, for any table."""
+        return [asdict(result) for result in self.results]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and text."""
+        return {**asdict(self), "results": self.rows(), "notes": list(self.notes)}
+
+    def __repr__(self) -> str:
+        parts = [f"n={self.n}, m={self.m}, d={self.d}"]
+        for found in self.results:
+            p = "" if found.p_value is None else f", p={found.p_value:.3g}"
+            parts.append(f"{found.loss}={found.value:.4g} [{found.low:.4g}, {found.high:.4g}]{p}")
+        return f"Comparison({'; '.join(parts)})"
+
+
+@torch.no_grad()
+def compare(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    loss: str = "both",
+    kernel: KernelLike | None = None,
+    permutations: int = 999,
+    confidence: float = 0.95,
+    rank: int | None = None,
+    seed: int | torch.Generator = 0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """MMD² and CORAL between two data sets, each with a confidence interval and a permutation p-value.
+
+    Time grows as (n + m) (d + r) for MMD² and (n + m) d² for CORAL, memory beyond the data does not grow with n and m.
+
+    Parameters
+    ----------
+    x, y : array of shape (n, d) and (m, d)
+        At least 4 independent rows each.
+    loss : {"both", "mmd", "coral"}
+        CORAL is the paper's: |C_x - C_y|² of covariances, means left aside.
+    kernel : Kernel, name or callable, optional
+        Of MMD². By default ``RBFMixture(scale="median")``, whose bandwidths follow the data: the paper's fixed ones,
+        by the name ``"mmd"``, are often so narrow that each row is like itself only, and then little can be found. A
+        kernel that is not fitted is fitted to random rows of both sets together, which keeps the test exact.
+    permutations : int
+        Relabellings of the test; 0 for none.
+    confidence : float
+        Of the intervals. They are for the kernel as it was fitted, and for many rows: that of CORAL, whose squares of
+        squares have heavy tails, is too narrow below a few hundred.
+    rank : int, optional
+        Columns of the low-rank features. By default all pairs are summed up to 4,096 rows in all, and beyond there are
+        128 columns.
+    seed : int or torch.Generator
+        The same seed gives the same result.
+    progress : callable, optional
+        Called as ``progress(fraction, message)``.
+
+    Returns
+    -------
+    Comparison
+
+    Examples
+    --------
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x, y = torch.randn(200, 3, generator=generator), torch.randn(300, 3, generator=generator) + 1.0
+    >>> found = compare(x, y, permutations=99)["mmd"]
+    >>> found.low > 0.0, found.p_value
+    (True, 0.01)
+    """
+    first, second = as_features(x, "x"), as_features(y, "y")
+    if first.shape[1] != second.shape[1]:
+        raise InputError(
+            f"x and y must have the same columns, got {first.shape[1]} and {second.shape[1]}; "
+            "use the same encoder or choose columns"
+        )
+    for name, rows in (("x", first), ("y", second)):
+        if len(rows) < _LEAST_ROWS:
+            raise InputError(f"{name} must have at least {_LEAST_ROWS} rows, got {len(rows)}; one row has no spread")
+    losses = LOSSES if choose(loss, "loss", ("both", *LOSSES)) == "both" else (loss,)
+    permutations = check_count(permutations, "permutations", low=0)
+    if check_number(confidence, "confidence", low=0.0, below=1.0) == 0.0:
+        raise InputError(f"confidence must be above 0 and below 1, got {confidence}; use 0.95")
+    if rank is not None:
+        check_count(rank, "rank", high=EXACT_ROWS // 2)
+    elif len(first) + len(second) > EXACT_ROWS:
+        rank = DEFAULT_RANK
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    first = first.to(dtype)
+    second = second.to(first)
+    generator = as_generator(seed, first.device)
+    sets = _Sets(first, second, _random_rows(first, second, generator), rank, generator)
+    fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, sets.sample)
+    share = 1.0 / len(losses)
+    found, notes = [], []
+    for place, name in enumerate(losses):
+        tell = _part(progress, place * share, share, "MMD²" if name == "mmd" else "CORAL")
+        measured = _mmd(sets, fitted, tell) if name == "mmd" else _coral(sets, tell)
+        if not math.isfinite(measured.sums.value):
+            raise InputError(
+                f"{name} overflows {dtype} on features of up to {max(float(z.abs().max()) for z in sets.xy):.3g}; "
+                "scale them down or pass float64"
+            )
+        found.append(_discrepancy(name, measured, sets, confidence, permutations, tell))
+        notes += _notes(name, measured.sums, sets)
+    return Comparison(
+        n=len(first),
+        m=len(second),
+        d=first.shape[1],
+        confidence=float(confidence),
+        permutations=permutations,
+        kernel=repr(fitted) if "mmd" in losses else "",
+        results=tuple(found),
+        notes=tuple(notes),
+    )
+
+
+class _Sets(NamedTuple):
+    """Both data sets, random rows of them together, and how to look at them."""
+
+    x: Tensor
+    y: Tensor
+    sample: Tensor
+    rank: int | None  # None: all pairs
+    generator: torch.Generator
+
+    @property
+    def xy(self) -> tuple[Tensor, Tensor]:
+        return self.x, self.y
+
+    def feature_map(self, kernel: Kernel) -> FeatureMap | None:
+        return None if self.rank is None else fit_feature_map(self.sample, kernel, self.rank, generator=self.generator)
+
+
+def _random_rows(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """Rows of both sets in random order, all or as many as kernels and landmarks are fitted to.
+
+    Their choice knows nothing of which set a row is of: what is fitted to them does not harm the permutation test.
+    """
+    order = torch.randperm(len(x) + len(y), generator=generator, device=x.device)[:EXACT_ROWS]
+    of_x = order < len(x)
+    rows = x.new_empty(len(order), x.shape[1])
+    rows[of_x], rows[~of_x] = x[order[of_x]], y[order[~of_x] - len(x)]
+    return rows
+
+
+def _part(progress: Progress | None, start: float, share: float, name: str) -> Progress:
+    def tell(fraction: float, message: str) -> None:
+        if progress is not None:
+            progress(start + share * fraction, f"{name}: {message}")
+
+    return tell
+
+
+# --- what is summed over pairs of rows, and what follows for value and variance ---
+
+
+class _RowMeans(NamedTuple):
+    """κ of each row of a set: mean to the other rows of its own set, mean to all rows of the other set, with itself."""
+
+    own: Tensor
+    other: Tensor
+    diagonal: Tensor
+
+    @property
+    def witness(self) -> Tensor:
+        """±(μ̂_x - μ̂_y) at each row; itself included, as distances from the others alone would shrink it."""
+        n = len(self.own)
+        return self.own + (self.diagonal - self.own) / n - self.other
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Kernel means of two sets; those within a set are over pairs of distinct rows."""
+
+    value: float
+    spread: tuple[float, float]  # E|φ - μ|² of either set
+    rows: tuple[_RowMeans, _RowMeans]
+    squares: _Three  # mean κ² of pairs xx, yy, xy
+    computing_stderr: float = 0.0
+
+    def sizes(self) -> tuple[int, int]:
+        return len(self.rows[0].own), len(self.rows[1].own)
+
+    def covariances(self) -> _Three:
+        """Unbiased |Σ_x|², |Σ_y|² and <Σ_x, Σ_y>: mean squares of κ centred in both arguments."""
+        within = []
+        for rows, square in zip(self.rows, self.squares[:2]):
+            n = len(rows.own)
+            total, by_row = rows.own.sum() * (n - 1), (rows.own * (n - 1)).square().sum()
+            whole = n * (n - 1) * square + total.square() / ((n - 1) * (n - 2)) - 2.0 * by_row / (n - 2)
+            within.append(max(0.0, float(whole) / (n * (n - 3))))
+        n, m = self.sizes()
+        of_x, of_y = self.rows[0].other, self.rows[1].other
+        mean = float(of_x.mean())
+        across = self.squares[2] - float(of_x.square().mean()) - float(of_y.square().mean()) + mean * mean
+        return within[0], within[1], max(0.0, across * n * m / ((n - 1) * (m - 1)))
+
+    def variance(self) -> float:
+        """Var(U), see the top of the file, and that of computing it."""
+        n, m = self.sizes()
+        xx, yy, xy = self.covariances()
+        second = 2.0 * xx / (n * (n - 1)) + 2.0 * yy / (m * (m - 1)) + 4.0 * xy / (n * m)
+        first = sum(4.0 * float(rows.witness.var()) / len(rows.own) for rows in self.rows)
+        # the noise of g adds to its variance twice the second-order term on average
+        return max(first - second, second) + self.computing_stderr**2
+
+
+@dataclass(frozen=True)
+class _Measured:
+    sums: _Sums
+    v_statistic: float
+    method: str
+    test: str
+    statistic: _Statistic
+    blocks: _Blocks
+    rounding: float
+
+
+def _discrepancy(
+    name: str, found: _Measured, sets: _Sets, confidence: float, permutations: int, tell: Progress
+) -> Discrepancy:
+    sums = found.sums
+    stderr = math.sqrt(sums.variance())
+    reach = stderr * float(torch.special.ndtri(torch.tensor(0.5 + confidence / 2.0, dtype=torch.float64)))
+    spread = sum(sums.spread) / 2.0
+    return Discrepancy(
+        loss=name,
+        value=sums.value,
+        low=max(0.0, sums.value - reach),
+        high=max(0.0, sums.value + reach),
+        stderr=stderr,
+        computing_stderr=sums.computing_stderr,
+        v_statistic=found.v_statistic,
+        relative=sums.value / spread if spread > 0 else 0.0,
+        p_value=None if permutations == 0 else _p_value(found, permutations, sets.generator, tell),
+        method=found.method,
+        test=found.test if permutations else "",
+    )
+
+
+def _notes(name: str, sums: _Sums, sets: _Sets) -> list[str]:
+    spread = sum(sums.spread) / 2.0
+    if spread <= 0.0:
+        return [f"{name}: the rows of each set are all alike"]
+    notes = []
+    xx, yy, xy = sums.covariances()
+    # the effective dimension of the kernel's features, spread² / |Σ|², is above the number of rows
+    if name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * (len(sets.x) + len(sets.y)) < spread**2:
+        notes.append(
+            "mmd: the kernel is nearly the identity on these rows, each like itself only, so MMD² and the power of the "
+            "test are small; use wider bandwidths, such as those of scale='median'"
+        )
+    if sums.computing_stderr**2 > 0.5 * sums.variance():
+        notes.append(
+            f"{name}: most of the interval's width is from summing random blocks of pairs, not from the data; a higher "
+            "rank makes it narrower, and the test, which needs no pairs, can find what it cannot"
+        )
+    return notes
+
+
+# --- MMD² ---
+
+
+def _mmd(sets: _Sets, kernel: Kernel, tell: Progress) -> _Measured:
+    for z in sets.xy:
+        kernel.check_range(z)
+    n, m = map(len, sets.xy)
+    blocks = _Blocks.of(n, m, sets.generator)
+    feature_map = sets.feature_map(kernel)
+    tell(0.0, "kernel")
+    diagonals = [float(kernel.diag(z).mean(dtype=torch.float64)) for z in sets.xy]
+    if feature_map is None:
+        matrix = kernel.square_matrix(torch.cat(sets.xy)).double()
+        rows = _means_of_matrix(matrix, n)
+        value = _value(rows)
+        sums = _sums(value, diagonals, rows, _square_means(matrix, n))
+        method, test = f"all {(n + m) * (n + m - 1) // 2:,} pairs", ""
+
+        def statistic(members: Tensor) -> Tensor:
+            signed = members / n - (1.0 - members) / m
+            return ((signed @ matrix) * signed).sum(1)
+
+    else:
+        totals, by_block = _feature_sums(sets, feature_map, blocks, tell)
+        rows = _means_of_features(sets, feature_map, totals, tell)
+        missed, error, squares = _missed(sets, kernel, feature_map, tell)
+        value = _value(rows) + missed
+        sums = _sums(value, diagonals, rows, squares, error)
+        method, test = _named(feature_map)
+
+        def statistic(members: Tensor) -> Tensor:
+            signed = members / n - (1.0 - members) / m
+            return (signed @ by_block).square().sum(1)
+
+    v_statistic = sums.value + sums.spread[0] / n + sums.spread[1] / m
+    return _Measured(sums, v_statistic, method, blocks.name + test, statistic, blocks, 1e-12 * max(diagonals))
+
+
+def _sums(
+    value: float,
+    diagonals: list[float],
+    rows: tuple[_RowMeans, _RowMeans],
+    squares: _Three,
+    error: float = 0.0,
+) -> _Sums:
+    spread = [max(0.0, diagonal - float(of.own.mean())) for diagonal, of in zip(diagonals, rows)]
+    return _Sums(value, (spread[0], spread[1]), rows, squares, error)
+
+
+def _value(rows: tuple[_RowMeans, _RowMeans]) -> float:
+    """U from row means."""
+    return float(rows[0].own.mean() + rows[1].own.mean() - 2.0 * rows[0].other.mean())
+
+
+def _named(feature_map: FeatureMap) -> tuple[str, str]:
+    """How the value was summed and how the test looked at rows."""
+    r = feature_map.transform.shape[1]
+    if feature_map.landmarks is None:
+        return f"all pairs, by their {r} features", ""
+    return f"rank {r}, and what it misses by random blocks of rows", f", on {r} kernel features"
+
+
+def _means_of_matrix(matrix: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
+    """From all kernel values, of x before y, in double precision."""
+    found = []
+    for block, across in ((matrix[:n, :n], matrix[:n, n:]), (matrix[n:, n:], matrix[n:, :n])):
+        own = (block.sum(1) - block.diagonal()) / (len(block) - 1)
+        found.append(_RowMeans(own, across.mean(1), block.diagonal()))
+    return found[0], found[1]
+
+
+def _square_means(matrix: Tensor, n: int) -> _Three:
+    means = []
+    for block in (matrix[:n, :n], matrix[n:, n:]):
+        without = torch.linalg.vector_norm(block) ** 2 - block.diagonal().square().sum()
+        means.append(float(without) / (len(block) * (len(block) - 1)))
+    across = matrix[:n, n:]
+    return means[0], means[1], float(torch.linalg.vector_norm(across) ** 2) / across.numel()
+
+
+def _stream(sets: _Sets) -> Iterator[tuple[int, slice, Tensor, float]]:
+    """Blocks of rows: the set (0 or 1), where they are in it, the rows, and the share of all rows that is done."""
+    total, done = len(sets.x) + len(sets.y), 0
+    for which, z in enumerate(sets.xy):
+        for rows in row_blocks(len(z), _STREAM_ROWS):
+            done += rows.stop - rows.start
+            yield which, rows, z[rows], done / total
+
+
+def _feature_sums(sets: _Sets, feature_map: FeatureMap, blocks: _Blocks, tell: Progress) -> tuple[Tensor, Tensor]:
+    """Sums of features of either set (2, r), and of each block of rows (blocks, r), in double precision."""
+    r = feature_map.transform.shape[1]
+    totals = torch.zeros(2, r, dtype=torch.float64, device=sets.x.device)
+    by_block = totals.new_zeros(blocks.count, r)
+    for which, rows, z, done in _stream(sets):
+        features = feature_map(z)[0].double()
+        totals[which] += features.sum(0)
+        by_block.index_add_(0, blocks.labels[which][rows], features)
+        tell(0.3 * done, "features")
+    return totals, by_block
+
+
+def _means_of_features(
+    sets: _Sets, feature_map: FeatureMap, totals: Tensor, tell: Progress
+) -> tuple[_RowMeans, _RowMeans]:
+    counts = [len(z) for z in sets.xy]
+    means = [_RowMeans(*totals.new_empty(3, n)) for n in counts]
+    for which, rows, z, done in _stream(sets):
+        features = feature_map(z)[0].double()
+        inner = features @ totals.T
+        means[which].diagonal[rows] = diagonal = features.square().sum(1)
+        means[which].own[rows] = (inner[:, which] - diagonal) / (counts[which] - 1)
+        means[which].other[rows] = inner[:, 1 - which] / counts[1 - which]
+        tell(0.3 + 0.3 * done, "rows")
+    return means[0], means[1]
+
+
+def _missed(
+    sets: _Sets,
+    kernel: Kernel,
+    feature_map: FeatureMap | None,
+    tell: Progress,
+    means: Sequence[Tensor | float] = (0.0, 0.0),
+) -> tuple[float, float, _Three]:
+    """What features miss of U, its standard error, and mean squares of κ, from random blocks of rows less ``means``.
+
+    Given the data, blocks are independent and U of each is unbiased for that of all rows.
+    """
+    missed, squares = [], []
+    blocks = random_row_blocks([len(z) for z in sets.xy], sets.generator)
+    for place, (of_x, of_y) in enumerate(blocks):
+        rows = torch.cat([z[chosen] - mean for z, chosen, mean in zip(sets.xy, (of_x, of_y), means)])
+        matrix = kernel.matrix(rows).double()
+        squares.append(_square_means(matrix, len(of_x)))
+        if feature_map is not None and feature_map.landmarks is not None:
+            features = feature_map(rows)[0].double()
+            missed.append(_value(_means_of_matrix(matrix - features @ features.T, len(of_x))))
+        tell(0.6 + 0.2 * (place + 1) / len(blocks), "pairs")
+    xx, yy, xy = torch.tensor(squares, dtype=torch.float64).mean(0).tolist()
+    if not missed:  # explicit features miss nothing
+        return 0.0, 0.0, (xx, yy, xy)
+    values = torch.tensor(missed, dtype=torch.float64)
+    error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else 0.0  # one block is all rows
+    return float(values.mean()), error, (xx, yy, xy)
+
+
+# --- CORAL: MMD² in the products of rows that are centred by the mean of their own set ---
+
+
+def _coral(sets: _Sets, tell: Progress) -> _Measured:
+    n, m = counts = len(sets.x), len(sets.y)
+    d = sets.x.shape[1]
+    if d > _WIDEST:
+        raise InputError(f"CORAL holds {d} x {d} covariances; take at most {_WIDEST} columns, or loss='mmd'")
+    means = [_column_means(z) for z in sets.xy]
+    scatter = means[0].new_zeros(2, d, d)
+    for which, _, z, done in _stream(sets):
+        centred = z - means[which].to(z)
+        scatter[which] += (centred.T @ centred).double()  # a block's product in the precision of the data
+        tell(0.2 * done, "covariances")
+    rows, powers = _means_of_products(sets, means, scatter, tell)
+    # |C|² over quadruples of distinct rows: the unbiased HSIC of Song et al. (2012, equation 5), whose sums over a Gram
+    # matrix are moments here
+    squared = []
+    for count, each, power in zip(counts, scatter, powers):
+        whole = float(each.square().sum()) + float(each.trace()) ** 2 / ((count - 1) * (count - 2))
+        squared.append((whole - power * count / (count - 2)) / (count * (count - 3)))
+    value = sum(squared) - 2.0 * float((scatter[0] * scatter[1]).sum()) / ((n - 1) * (m - 1))
+    spread = [max(0.0, power / count - each) for count, each, power in zip(counts, squared, powers)]
+    products = CoralKernel(mean=sets.x.new_zeros(d))
+    own_means = [mean.to(sets.x) for mean in means]
+    if sets.rank is None:
+        centred = torch.cat([z - mean for z, mean in zip(sets.xy, own_means)])
+        squares = _square_means(products.matrix(centred).double(), n)
+    else:
+        squares = _missed(sets, products, None, tell, own_means)[2]
+    sums = _Sums(value, (spread[0], spread[1]), rows, squares)
+    v_statistic = float((scatter[0] / (n - 1) - scatter[1] / (m - 1)).square().sum())
+    blocks = _Blocks.of(n, m, sets.generator)
+    centre = (n * means[0] + m * means[1]) / (n + m)
+    feature_map = sets.feature_map(CoralKernel(mean=centre.to(sets.x)))
+    if feature_map is None:
+        statistic, test = _coral_of_rows(torch.cat(sets.xy).double() - centre, n, m), ""
+    else:
+        statistic = _coral_of_features(sets, feature_map, centre, blocks, tell)
+        test = _named(feature_map)[1]
+    rounding = 1e-12 * (max(squared) + max(spread))
+    return _Measured(sums, v_statistic, "moments of all rows", blocks.name + test, statistic, blocks, rounding)
+
+
+def _column_means(z: Tensor) -> Tensor:
+    return z.mean(0, dtype=torch.float64)
+
+
+def _means_of_products(
+    sets: _Sets, means: list[Tensor], scatter: Tensor, tell: Progress
+) -> tuple[tuple[_RowMeans, _RowMeans], list[float]]:
+    """Means of (zᵀz')² for each row, and Σ |z|⁴ of either set."""
+    counts = [len(z) for z in sets.xy]
+    found = [_RowMeans(*scatter.new_empty(3, n)) for n in counts]
+    powers = [0.0, 0.0]
+    own_precision = scatter.to(sets.x)
+    for which, rows, z, done in _stream(sets):
+        centred = z - means[which].to(z)
+        found[which].diagonal[rows] = power = centred.square().sum(1).double().square()
+        powers[which] += float(power.sum())
+        inner = [((centred @ each) * centred).sum(1).double() for each in own_precision]
+        found[which].own[rows] = (inner[which] - power) / (counts[which] - 1)
+        found[which].other[rows] = inner[1 - which] / (counts[1 - which])
+        tell(0.2 + 0.4 * done, "rows")
+    return (found[0], found[1]), powers
+
+
+def _coral_of_rows(z: Tensor, n: int, m: int) -> _Statistic:
+    """|C_x - C_y|² for memberships of the rows z (n + m, d) themselves, from one matrix of (zᵀz')²."""
+    matrix = (z @ z.T).square()
+
+    def statistic(members: Tensor) -> Tensor:
+        rest = 1.0 - members
+        signed = members / (n - 1) - rest / (m - 1)
+        a, b = members @ z / n, rest @ z / m
+        of_a, of_b = n / (n - 1), m / (m - 1)
+        means = of_a * (a @ z.T).square() - of_b * (b @ z.T).square()
+        both = of_a**2 * a.square().sum(1).square() + of_b**2 * b.square().sum(1).square()
+        both = both - 2.0 * of_a * of_b * (a * b).sum(1).square()
+        return (signed * (signed @ matrix - 2.0 * means)).sum(1) + both
+
+    return statistic
+
+
+def _coral_of_features(
+    sets: _Sets, feature_map: FeatureMap, centre: Tensor, blocks: _Blocks, tell: Progress
+) -> _Statistic:
+    """The same for memberships of blocks of rows; with features φ of the products, C is n/(n-1) (mean φ - φ(mean))."""
+    n, m = len(sets.x), len(sets.y)
+    features = centre.new_zeros(blocks.count, feature_map.transform.shape[1])
+    sums = centre.new_zeros(blocks.count, len(centre))
+    for which, rows, z, done in _stream(sets):
+        labels = blocks.labels[which][rows]
+        features.index_add_(0, labels, feature_map(z)[0].double())
+        sums.index_add_(0, labels, z.double() - centre)
+        tell(0.8 + 0.1 * done, "features")
+
+    def statistic(members: Tensor) -> Tensor:
+        covariances = []
+        for weights, count in ((members, n), (1.0 - members, m)):
+            at_mean = feature_map((weights @ sums / count + centre).to(sets.x))[0].double()
+            covariances.append((weights @ features - count * at_mean) / (count - 1))
+        return (covariances[0] - covariances[1]).square().sum(1)
+
+    return statistic
+
+
+# --- the permutation test ---
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Random blocks of ``size`` rows of one set each, which are permuted as a whole; rows that are left over stay.
+
+    Blocks of x come first, then those of y, then the two rests, one of x and one of y.
+    """
+
+    labels: tuple[Tensor, Tensor]  # block of each row of x and of y
+    of_x: int
+    of_y: int
+    size: int
+
+    @classmethod
+    def of(cls, n: int, m: int, generator: torch.Generator) -> _Blocks:
+        size = max(1, min(-(-(n + m) // _PERMUTED_BLOCKS), min(n, m) // _LEAST_BLOCKS))
+        few = min(n, m) // size
+        many = min(max(n, m) // size, max(few, _PERMUTED_BLOCKS - few))
+        of_x, of_y = (few, many) if n <= m else (many, few)
+        labels = []
+        for count, whole, start, rest in ((n, of_x, 0, 0), (m, of_y, of_x, 1)):
+            if count == whole:  # rows are their own blocks, in their order
+                labels.append(torch.arange(count, device=generator.device) + start)
+                continue
+            block = torch.randperm(count, generator=generator, device=generator.device) // size
+            labels.append(torch.where(block < whole, block + start, of_x + of_y + rest))
+        return cls((labels[0], labels[1]), of_x, of_y, size)
+
+    @property
+    def count(self) -> int:
+        """Blocks, with the two rests."""
+        return self.of_x + self.of_y + (0 if self.is_plain else 2)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all rows are permuted, each for itself."""
+        return self.size == 1 and self.of_x + self.of_y == len(self.labels[0]) + len(self.labels[1])
+
+    @property
+    def name(self) -> str:
+        if self.is_plain:
+            return "permutations of rows"
+        return f"permutations of {self.of_x:,} and {self.of_y:,} blocks of {self.size:,} rows"
+
+    def identity(self) -> Tensor:
+        """Membership as it is: (1, blocks)."""
+        members = torch.zeros(1, self.count, dtype=torch.float64, device=self.labels[0].device)
+        members[:, : self.of_x] = 1.0
+        if not self.is_plain:
+            members[:, -2] = 1.0
+        return members
+
+    def permuted(self, count: int, generator: torch.Generator) -> Tensor:
+        """Random memberships: (count, blocks)."""
+        total = self.of_x + self.of_y
+        members = self.identity().repeat(count, 1)
+        keys = torch.rand(count, total, generator=generator, device=members.device)
+        members[:, :total] = members[:, :total].gather(1, keys.argsort(1))
+        return members
+
+
+def _p_value(found: _Measured, permutations: int, generator: torch.Generator, tell: Progress) -> float:
+    """(1 + permutations with at least the observed value) / (1 + permutations)."""
+    least = found.statistic(found.blocks.identity()) - found.rounding
+    least = least - 1e-9 * least.abs()  # labels that swap two equal sets have the same value but for rounding
+    above = 0
+    for rows in row_blocks(permutations, _CHUNK):
+        members = found.blocks.permuted(rows.stop - rows.start, generator)
+        above += int((found.statistic(members) >= least).sum())
+        tell(0.9 + 0.1 * rows.stop / permutations, "permutations")
+    return (1 + above) / (1 + permutations)
