@@ -1,11 +1,13 @@
 """Two data sets: values against the losses, the variance against its definition, level and coverage by simulation."""
 
+import json
 import math
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+from test_cli import refused, run
 
 from vardass import comparison
 from vardass.comparison import EXACT_ROWS, _Blocks, compare
@@ -272,3 +274,75 @@ def test_records_are_plain():
     assert "p=" in repr(found)
     with pytest.raises(InputError, match="unknown loss"):
         found["linear"]
+
+
+# the command
+
+
+@pytest.fixture
+def files(tmp_path):
+    x, y = two_sets(40, 50, shift=0.8, dtype=torch.float32)
+    np.save(tmp_path / "a.npy", x.numpy())
+    np.savez(tmp_path / "b.npz", z=y.numpy(), other=y[:, :2].numpy(), labels=np.arange(50))
+    lines = [f"{u},{v},{w},dog" for u, v, w in y.tolist()]
+    (tmp_path / "b.csv").write_text("\n".join(["p,q,r,labels", *lines]) + "\n")
+    return tmp_path
+
+
+def test_the_command_prints_what_the_function_finds(files, capsys):
+    arguments = ("compare", files / "a.npy", files / "b.npz", "--key", "z", "--permutations", 49)
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    x, y = np.load(files / "a.npy"), np.load(files / "b.npz")["z"]
+    assert record["results"] == compare(x, y, permutations=49).rows()
+    assert (record["n"], record["m"], record["d"], record["standardised"]) == (40, 50, 3, False)
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, "")
+    for part in (
+        "a.npy: 40 rows; b.npz: 50; 3 columns",
+        "median",
+        "95 % interval",
+        "the sets differ, p = 0.02",
+        "MMD²",
+    ):
+        assert part in out
+    assert run(capsys, "compare", files / "a.npy", files / "b.csv", "--loss", "coral")[0] == 0  # labels are left out
+
+
+def test_the_command_scales_columns_over_both_files(files, capsys):
+    np.save(files / "wide.npy", np.load(files / "a.npy") * [1.0, 100.0, 0.01] + 5.0)
+    y = np.load(files / "b.npz")["z"]
+    np.save(files / "b.npy", y)
+    np.save(files / "wide_b.npy", y * [1.0, 100.0, 0.01] + 5.0)
+    options = ("--standardise", "--permutations", 0, "--json")
+    plain = json.loads(run(capsys, "compare", files / "a.npy", files / "b.npy", *options)[1])
+    wide = json.loads(run(capsys, "compare", files / "wide.npy", files / "wide_b.npy", *options)[1])
+    for one, other in zip(plain["results"], wide["results"]):
+        assert one["value"] == pytest.approx(other["value"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a.npy", "missing.npy"), "no file at"),
+        (("a.npy", "narrow.npy"), "3 and 2"),
+        (("a.npy", "one.npy"), "at least 4 rows, got 1"),
+        (("a.npy", "bad.npy"), "features of bad.npy have NaN"),
+        (("a.npy", "b.npz"), "choose one with --key z"),
+        (("a.npy", "a.npy", "--key", "z"), "key 'z' is for .npz files"),
+        (("a.npy", "."), "give a .npy, .npz, .csv or .parquet file"),
+        (("a.npy", "a.npy", "--kernel", "cosine"), "unknown kernel 'cosine'"),
+        (("a.npy", "a.npy", "--loss", "l2"), "unknown --loss 'l2'"),
+        (("a.npy", "a.npy", "--permutations", "-1"), "permutations must be at least 0, got -1"),
+        (("a.npy", "a.npy", "--confidence", "95"), "below 1, got 95"),
+        (("a.npy", "a.npy", "--kernel", "linear", "--scale", "median"), "--scale are for --kernel mmd or rbf"),
+    ],
+)
+def test_the_command_refuses_in_one_line(files, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(files)
+    x = np.load("a.npy")
+    np.save("narrow.npy", x[:, :2])
+    np.save("one.npy", x[:1])
+    np.save("bad.npy", np.where(x > 1.0, np.nan, x))
+    assert message in refused(capsys, files, "compare", *arguments)

@@ -461,7 +461,7 @@ def _named(feature_map: FeatureMap) -> tuple[str, str]:
     r = feature_map.transform.shape[1]
     if feature_map.landmarks is None:
         return f"all pairs, by their {r} features", ""
-    return f"rank {r}, and what it misses by random blocks of rows", f", on {r} kernel features"
+    return f"rank {r} and, for what it misses, random blocks of rows", f", on {r} kernel features"
 
 
 def _means_of_matrix(matrix: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
@@ -589,7 +589,7 @@ def _coral(sets: _Sets, tell: Progress) -> _Measured:
         statistic = _coral_of_features(sets, feature_map, centre, blocks, tell)
         test = _named(feature_map)[1]
     rounding = 1e-12 * (max(squared) + max(spread))
-    return _Measured(sums, v_statistic, "moments of all rows", blocks.name + test, statistic, blocks, rounding)
+    return _Measured(sums, v_statistic, "the moments of all rows", blocks.name + test, statistic, blocks, rounding)
 
 
 def _column_means(z: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import typer
 
 from vardass import __version__
 from vardass.cli.adapt import adapt, tasks, train
+from vardass.cli.compare import compare
 from vardass.cli.demo import demo
 from vardass.cli.doctor import doctor
 from vardass.cli.evaluate import evaluate
@@ -43,5 +44,6 @@ def _shared(
     """Variance-reduced minibatches for training with a domain-discrepancy loss."""
 
 
-for command in (stratify, adapt, predict, evaluate, doctor, train, tasks, sweep, status, tables, figure, report, demo):
+COMMANDS = (stratify, compare, adapt, predict, evaluate, doctor, train, tasks, sweep, status, tables, figure, report, demo)
+for command in COMMANDS:
     app.command()(command)

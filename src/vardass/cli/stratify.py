@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from vardass.cli.embeddings import (
+    COLUMNS,
+    FILE,
+    GAMMAS,
+    KERNEL,
+    SCALE,
+    bar,
+    check_output,
+    chosen_kernel,
+    finite,
+    plain_table,
+    print_line,
+)
 from vardass.cli.progress import progress_bar
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
 from vardass.files import atomic_write
-from vardass.kernels import Kernel, RBFMixture, as_kernel
 from vardass.solvers import stratify as make_strata
 from vardass.strata import Strata
 
 __all__ = ["stratify"]
 
-_KERNEL = "mmd (the paper's RBF mixture), rbf, coral, linear, polynomial or laplacian."
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans; interior-point, of Figure 3, for small n."
-_COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
 _CSV_HEADER = "row,stratum,weight\n"
-_BAR = 28  # characters
 
 
 def stratify(
-    file: Annotated[Path, typer.Argument(help="Embeddings (n, d): .npy, .npz, .csv or .parquet.")],
+    file: Annotated[Path, typer.Argument(help=FILE)],
     k: Annotated[int, typer.Option("--k", "-k", help="Number of strata, which is the batch size.")],
-    kernel: Annotated[str, typer.Option(help=_KERNEL)] = "mmd",
-    gammas: Annotated[str | None, typer.Option(help="Gammas of mmd or rbf, such as 0.1,1,10.")] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Divide squared distances in mmd or rbf by a number, median or mean.")
-    ] = None,
+    kernel: Annotated[str, typer.Option(help=KERNEL)] = "mmd",
+    gammas: Annotated[str | None, typer.Option(help=GAMMAS)] = None,
+    scale: Annotated[str | None, typer.Option(help=SCALE)] = None,
     solver: Annotated[str, typer.Option(help=_SOLVER)] = "min-sum",
     min_size: Annotated[int, typer.Option(help="Smallest stratum; 2 avoids singletons.")] = 1,
     max_size: Annotated[int | None, typer.Option(help="Largest stratum.")] = None,
@@ -52,7 +56,7 @@ def stratify(
     bound: Annotated[bool, typer.Option(help="Compute what no partition can go below.")] = True,
     certify: Annotated[bool, typer.Option("--certify", help="Compute a tighter, slower bound.")] = False,
     key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
-    columns: Annotated[str | None, typer.Option(help=_COLUMNS)] = None,
+    columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help="Strata file; default: FILE.strata.npz.")] = None,
     labels_csv: Annotated[Path | None, typer.Option(help="Write the stratum of each row here too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
@@ -62,7 +66,7 @@ def stratify(
     Writes the strata, and reports their variance next to uniform draws and to what is possible.
     """
     out = file.with_name(file.stem + ".strata.npz") if out is None else out
-    chosen = _kernel(kernel, gammas, scale)
+    chosen = chosen_kernel(kernel, gammas, scale)
     clock = time.perf_counter()
     features = read_embeddings(file, key=key, columns=columns)
     start = None if warm_start is None else _load_strata(warm_start)
@@ -106,26 +110,6 @@ class _Outcome:
     seconds: dict[str, float]
 
 
-def _kernel(name: str, gammas: str | None, scale: str | None) -> Kernel:
-    kernel = as_kernel(name)
-    if gammas is None and scale is None:
-        return kernel
-    if not isinstance(kernel, RBFMixture):
-        raise InputError(f"--gammas and --scale are for --kernel mmd or rbf, got {name}; leave them out")
-    values = kernel.gammas
-    if gammas is not None:
-        try:
-            values = tuple(float(part) for part in gammas.split(","))
-        except ValueError:
-            raise InputError(f"--gammas must be numbers such as 0.1,1,10, got {gammas!r}") from None
-    if scale is None or scale in ("median", "mean"):
-        return RBFMixture(values, scale or 1.0)
-    try:
-        return RBFMixture(values, float(scale))
-    except ValueError:
-        raise InputError(f"--scale must be a positive number, median or mean, got {scale!r}") from None
-
-
 def _load_strata(path: Path) -> Strata:
     if path.exists() and not zipfile.is_zipfile(path):
         raise InputError(f"{path} is not a strata file; give one that vardass stratify wrote")
@@ -139,14 +123,7 @@ def _check_outputs(source: Path, out: Path, labels_csv: Path | None) -> None:
         raise InputError(f"--out and --labels-csv are the same file {out}; choose two names")
     targets = {"--out": out} if labels_csv is None else {"--out": out, "--labels-csv": labels_csv}
     for option, target in targets.items():
-        if target.exists() and os.path.samefile(target, source):
-            raise InputError(f"{option} {target} is the input file; choose another name")
-        if target.is_dir():
-            raise InputError(f"{option} {target} is a folder; give a file name in it")
-        if not target.parent.is_dir():
-            raise InputError(f"there is no folder {target.parent} for {option} {target}; make it first")
-        if not os.access(target.parent, os.W_OK):
-            raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
+        check_output(option, target, source)
     # an older result is replaced, anything else is not ours to replace
     if out.exists():
         try:
@@ -201,17 +178,9 @@ def _record(outcome: _Outcome) -> dict[str, Any]:
         "out": str(outcome.out),
         "labels_csv": None if outcome.labels_csv is None else str(outcome.labels_csv),
     }
-    plain = _finite(record)
+    plain = finite(record)
     assert isinstance(plain, dict)
     return plain
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _relative(outcome: _Outcome, variance: float) -> float:
@@ -228,8 +197,7 @@ def _print_report(outcome: _Outcome, console: Console) -> None:
     """Print variances, bound, sizes, seconds and where the strata are; 80 columns unless a path is long."""
     strata = outcome.strata
 
-    def line(text: str, style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True)
+    line = partial(print_line, console)
 
     line(f"{outcome.source.name}: {strata.n:,} samples, {outcome.d:,} features, {strata.k:,} strata", "bold")
     line(f"solver {strata.solver}, kernel {strata.kernel}")
@@ -260,13 +228,13 @@ def _variances(outcome: _Outcome, console: Console) -> Table:
     ]
     if bound is not None:
         rows.append(("lower bound", bound.variance, bound.stderr, ""))
-    table = _plain_table("left", "right", "right", "left")
+    table = plain_table("left", "right", "right", "left")
     plus_minus = "+-" if console.options.ascii_only else "±"
     for name, variance, error, style in rows:
         share = _relative(outcome, variance)
         spread = f" {plus_minus} {error:.1g}" if error > 0 else ""
         percent = f"{100 * share:.1f} %"
-        table.add_row(name, f"{variance:.4g}{spread}", percent, _bar(share, console), style=style)
+        table.add_row(name, f"{variance:.4g}{spread}", percent, bar(share, console), style=style)
     return table
 
 
@@ -286,20 +254,8 @@ def _verdict(outcome: _Outcome) -> list[str]:
 
 
 def _histogram(outcome: _Outcome, console: Console) -> Table:
-    table = _plain_table("right", "right", "left")
+    table = plain_table("right", "right", "left")
     histogram = outcome.strata.size_histogram()
     for label, count in histogram.items():
-        table.add_row(label, f"{count} strata", _bar(count / max(histogram.values()), console))
+        table.add_row(label, f"{count} strata", bar(count / max(histogram.values()), console))
     return table
-
-
-def _plain_table(*justify: Literal["left", "right"]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for side in justify:
-        table.add_column(justify=side, no_wrap=True)
-    return table
-
-
-def _bar(share: float, console: Console) -> Text:
-    mark = "#" if console.options.ascii_only else "█"
-    return Text(mark * min(_BAR, max(int(share > 0), round(_BAR * share))))
