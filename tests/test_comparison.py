@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from test_cli import refused, run
 
+from test_cli import refused, run
 from vardass import comparison
 from vardass.comparison import EXACT_ROWS, _Blocks, compare
 from vardass.errors import InputError
