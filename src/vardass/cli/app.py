@@ -9,6 +9,7 @@ import typer
 from vardass import __version__
 from vardass.cli.adapt import adapt, tasks, train
 from vardass.cli.compare import compare
+from vardass.cli.coreset import coreset
 from vardass.cli.demo import demo
 from vardass.cli.doctor import doctor
 from vardass.cli.evaluate import evaluate
@@ -44,6 +45,21 @@ def _shared(
     """Variance-reduced minibatches for training with a domain-discrepancy loss."""
 
 
-COMMANDS = (stratify, compare, adapt, predict, evaluate, doctor, train, tasks, sweep, status, tables, figure, report, demo)
-for command in COMMANDS:
+for command in (
+    stratify,
+    compare,
+    coreset,
+    adapt,
+    predict,
+    evaluate,
+    doctor,
+    train,
+    tasks,
+    sweep,
+    status,
+    tables,
+    figure,
+    report,
+    demo,
+):
     app.command()(command)

@@ -20,7 +20,7 @@ from vardass.errors import InputError
 from vardass.files import PathLike, as_path
 from vardass.validate import as_features, as_numbers, shorten
 
-__all__ = ["EMBEDDING_ENDINGS", "Columns", "has_labels", "read_embeddings", "read_labelled"]
+__all__ = ["EMBEDDING_ENDINGS", "Columns", "has_labels", "read_embeddings", "read_labelled", "read_labels"]
 
 Columns: TypeAlias = "str | Sequence[str | int]"
 
@@ -118,7 +118,7 @@ def read_labelled(
     features = as_features(as_features(table, f"features of {path}").float(), f"features of {path} in float32")
     if labels is None:
         return features, None
-    values = _read_labels(path, labels)
+    values = read_labels(path, labels)
     what = f"labels {labels!r} of {path}"
     if regression:
         return features, as_numbers(_as_numeric(values, what), len(features), what).numpy()
@@ -188,7 +188,8 @@ def _names(path: Path) -> list[str]:
         return list(file.schema_arrow.names)
 
 
-def _read_labels(path: Path, labels: str) -> NDArray[Any]:
+def read_labels(path: Path, labels: str) -> NDArray[Any]:
+    """Labels, or any other array or column of one value a row, as they are in the file; see `read_labelled`."""
     ending = path.suffix.lower()
     if ending == ".csv":
         return _read_csv_column(path, labels)
