@@ -28,7 +28,7 @@ from vardass.solvers.sizes import SizeLimits
 from vardass.solvers.stratification import default_rank, solve
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_flag, row_blocks
 
-__all__ = ["LARGEST", "Coreset", "coreset"]
+__all__ = ["LARGEST", "Coreset", "coreset", "simplex_minimum"]
 
 LARGEST = 4096
 """Most representatives: their weights come from a matrix of so many rows and columns."""
@@ -357,6 +357,7 @@ def simplex_minimum(matrix: Tensor, linear: Tensor, start: Tensor) -> Tensor:
     linear : Tensor of shape (m,)
         b.
     start : Tensor of shape (m,)
+        Where to begin; a result is never worse.
 
     Examples
     --------
