@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from test_cli import refused, run
-from vardass.coresets import LARGEST, coreset, simplex_minimum
+from vardass.coresets import LARGEST, _Search, coreset, simplex_minimum
 from vardass.errors import InputError
 from vardass.kernels import LinearKernel, RBFMixture, fitted_kernel
 from vardass.solvers import EXACT_LIMIT
+from vardass.solvers.problem import ExactProblem, LowRankProblem
 from vardass.variance import uniform_variance
 
 KERNEL = RBFMixture(scale="median")
@@ -164,6 +165,27 @@ def test_equal_seeds_give_equal_representatives():
     assert torch.equal(first.indices, second.indices)
     assert torch.equal(first.weights, second.weights)
     assert torch.equal(coreset(x.numpy(), 10, seed=3).indices, first.indices)
+
+
+@pytest.mark.parametrize("low_rank", [False, True])
+@pytest.mark.parametrize("free", [False, True])
+def test_no_exchange_raises_the_error_and_each_knows_it(low_rank, free):
+    generator = torch.Generator().manual_seed(0)
+    matrix = centred_matrix(clusters(60))
+    residual = 0.1 * torch.rand(60, generator=generator, dtype=torch.float64)
+    features = torch.randn(60, 5, generator=generator, dtype=torch.float64)
+    problem = LowRankProblem(features - features.mean(0), residual) if low_rank else ExactProblem(matrix)
+    truth = problem.features @ problem.features.T + residual.diag() if low_rank else matrix
+    search = _Search(problem, torch.arange(6), torch.full((6,), 1 / 6, dtype=torch.float64))
+    started = search.error
+    for turn in range(30):
+        before = search.error
+        search.exchange(turn % 6, torch.randperm(60, generator=generator)[: 60 if turn % 2 else 20], free=free)
+        assert search.error <= before
+        assert search.error == pytest.approx(error_of(truth, search.chosen, search.weights), rel=1e-9)
+        assert len(set(search.chosen.tolist())) == 6
+        assert float(search.weights.sum()) == pytest.approx(1.0)
+    assert search.error < 0.5 * started
 
 
 # weights

@@ -37,6 +37,7 @@ _SWEEPS = 8  # over the representatives, at most
 _ENOUGH = 5e-3  # relative gain of a sweep below which the search ends
 _ALL_ROWS = 4e9  # products of a sweep that looks at all rows for each representative; beyond, at those of its stratum
 _MOST_COLUMNS = 512
+_WEIGHT_WORK = 2e11  # of factorisations: for a thousand representatives the search for weights may end early
 _STREAM_ROWS = 8192
 
 
@@ -263,63 +264,66 @@ def _middle(problem: Problem, rows: Tensor) -> Tensor:
 
 def _sweep(search: _Search, candidates: list[Tensor], *, free: bool, tell: Callable[[float], object]) -> None:
     """Exchange one representative after the other for the best of its candidates, until sweeps gain little."""
-    error = search.error()
+    error = search.error
     for turn in range(_SWEEPS):
         for place, rows in enumerate(candidates):
             search.exchange(place, rows, free=free)
         if free:
             search.optimise_weights()
-        before, error = error, search.error()
+        before, error = error, search.error
         tell((turn + 1) / _SWEEPS)
         if error >= (1.0 - _ENOUGH) * before:
             break
 
 
 class _Search:
-    """Representatives of a centred problem, with their kernel matrix; the error is wᵀKw."""
+    """Representatives of a centred problem, with their kernel matrix K; the error is wᵀKw."""
 
     def __init__(self, problem: Problem, chosen: Tensor, weights: Tensor) -> None:
-        self.problem, self.chosen, self.weights = problem, chosen, weights
+        self.problem, self.chosen = problem, chosen
         self.matrix = problem.block(chosen).double()
+        self.set_weights(weights)
 
-    def error(self) -> float:
-        return float(self.weights @ self.matrix @ self.weights)
+    def set_weights(self, weights: Tensor) -> None:
+        """Take them, and what exchanges need of them: Kw, the error, and the weighted sum of all that are chosen."""
+        self.weights = weights
+        self.product = self.matrix @ weights
+        self.error = float(weights @ self.product)
+        if isinstance(self.problem, LowRankProblem):
+            self.total = weights.to(self.problem.features) @ self.problem.features[self.chosen]  # of their features
+        else:
+            self.total = self.problem.columns(self.chosen).double() @ weights  # of their kernel values with each row
 
     def optimise_weights(self) -> None:
-        self.weights = simplex_minimum(self.matrix, torch.zeros_like(self.weights), self.weights)
+        self.set_weights(simplex_minimum(self.matrix, torch.zeros_like(self.weights), self.weights))
 
     def exchange(self, place: int, rows: Tensor, *, free: bool) -> None:
         """Put the best of ``rows`` (q,) at ``place``, if it is better; with ``free``, at its best weight.
 
         With e the mean embedding of the others, the error is |(1 - a) e + a φ_i|², a parabola in the weight a.
         """
-        w, own = self.weights, float(self.weights[place])
-        if own >= 1.0:
-            if len(w) > 1:
-                return  # the others have no weight
-            others, inner_others = w.new_zeros(()), w.new_zeros(len(rows))
-        else:
-            rest = w / (1.0 - own)
-            rest[place] = 0.0
-            others = rest @ self.matrix @ rest
-            inner_others = self._inner(rows, rest)
-        diagonal = self.problem.diag[rows].double()
+        own, diagonal = float(self.weights[place]), self.problem.diag[rows].double()
+        if own >= 1.0 and len(self.weights) > 1:
+            return  # the others have no weight
+        others, inner = 0.0, torch.zeros_like(diagonal)
+        if own < 1.0:
+            left = self.error - 2.0 * own * float(self.product[place]) + own * own * float(self.matrix[place, place])
+            others = max(0.0, left) / (1.0 - own) ** 2
+            inner = self._inner_others(place, rows, own) / (1.0 - own)
         share = torch.full_like(diagonal, own)
         if free and own < 1.0:
-            apart = (others - 2.0 * inner_others + diagonal).clamp_min(1e-300)
-            share = ((others - inner_others) / apart).clamp(0.0, 1.0)
-        errors = (1.0 - share).square() * others + 2.0 * share * (1.0 - share) * inner_others
-        errors += share.square() * diagonal
-        taken = torch.isin(rows, self.chosen)
-        best = int(errors.masked_fill(taken, torch.inf).argmin())
-        if not float(errors[best]) < (1.0 - 1e-9) * self.error() or bool(taken[best]):
+            share = ((others - inner) / (others - 2.0 * inner + diagonal).clamp_min(1e-300)).clamp(0.0, 1.0)
+        errors = (1.0 - share).square() * others + 2.0 * share * (1.0 - share) * inner + share.square() * diagonal
+        errors.masked_fill_(torch.isin(rows, self.chosen), torch.inf)
+        best = int(errors.argmin())
+        if not float(errors[best]) < (1.0 - 1e-9) * self.error:
             return
         self.chosen = self.chosen.clone()
         self.chosen[place] = rows[best]
-        if own < 1.0:
-            self.weights = rest * (1.0 - share[best])
-            self.weights[place] = share[best]
         self.matrix[place] = self.matrix[:, place] = self._values(rows[best])
+        weights = self.weights * (1.0 - share[best]) / (1.0 - own) if own < 1.0 else self.weights.clone()
+        weights[place] = share[best]
+        self.set_weights(weights)
 
     def _values(self, row: Tensor) -> Tensor:
         """K of one of the chosen with all of them: (m,)."""
@@ -328,15 +332,16 @@ class _Search:
         features = self.problem.features
         return torch.where(self.chosen == row, self.problem.diag[row], features[self.chosen] @ features[row]).double()
 
-    def _inner(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Σ_h w_h K_ih of each row i that is not chosen: (q,)."""
-        if isinstance(self.problem, LowRankProblem):
-            total = weights.to(self.problem.features) @ self.problem.features[self.chosen]
-            every = len(rows) == self.problem.n  # then a matrix product needs no copy
-            features = self.problem.features if every else self.problem.features[rows]
-            inner = features @ total
-            return (inner[rows] if every else inner).double()
-        return self.problem.columns(self.chosen)[rows].double() @ weights
+    def _inner_others(self, place: int, rows: Tensor, own: float) -> Tensor:
+        """Σ w_h K_ih over all chosen but the one at ``place``, for each row i that is not chosen: (q,)."""
+        out = self.chosen[place]
+        if not isinstance(self.problem, LowRankProblem):
+            return (self.total - own * self.problem.columns(out[None])[:, 0].double())[rows]
+        features = self.problem.features
+        total = self.total - own * features[out]
+        if len(rows) == self.problem.n:  # all of them: no copy
+            return (features @ total)[rows].double()
+        return (features[rows] @ total).double()
 
 
 def _means_to_all(kernel: Kernel, points: Tensor, x: Tensor) -> Tensor:
@@ -350,6 +355,8 @@ def _means_to_all(kernel: Kernel, points: Tensor, x: Tensor) -> Tensor:
 def simplex_minimum(matrix: Tensor, linear: Tensor, start: Tensor) -> Tensor:
     """The w >= 0 with sum 1 that minimises wᵀKw - 2 wᵀb, by an active set, from ``start`` which is such a w.
 
+    For more than 500 rows the search may end early, never worse than it began.
+
     Parameters
     ----------
     matrix : Tensor of shape (m, m)
@@ -357,7 +364,7 @@ def simplex_minimum(matrix: Tensor, linear: Tensor, start: Tensor) -> Tensor:
     linear : Tensor of shape (m,)
         b.
     start : Tensor of shape (m,)
-        Where to begin; a result is never worse.
+        Where to begin.
 
     Examples
     --------
@@ -367,7 +374,7 @@ def simplex_minimum(matrix: Tensor, linear: Tensor, start: Tensor) -> Tensor:
     w, m = start.clone(), len(start)
     scale = float(matrix.abs().max())
     free = w > 0
-    for _ in range(4 * m + 16 if scale > 0.0 else 0):
+    for _ in range(min(4 * m + 16, 16 + int(_WEIGHT_WORK / m**3)) if scale > 0.0 else 0):
         index = free.nonzero().flatten()
         before = w[index]
         target = _on_plane(matrix[index][:, index], linear[index], scale)
