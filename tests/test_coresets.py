@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from test_cli import refused, run
-from vardass.coresets import LARGEST, _Search, coreset, simplex_minimum
+from vardass.coresets import EXACT_ROWS, LARGEST, _Search, coreset, simplex_minimum
 from vardass.errors import InputError
 from vardass.kernels import LinearKernel, RBFMixture, fitted_kernel
-from vardass.solvers import EXACT_LIMIT
 from vardass.solvers.problem import ExactProblem, LowRankProblem
 from vardass.variance import uniform_variance
 
@@ -153,10 +152,18 @@ def test_nothing_else_is_better(size, rank):
 
 
 def test_many_rows():
-    x = clusters(EXACT_LIMIT + 3000, dtype=torch.float32)
+    x = clusters(EXACT_ROWS + 1000, dtype=torch.float32)
     found = coreset(x, 40)
     assert found.error < 0.5 * found.uniform_error
     assert found.worth > 80
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_more_representatives_than_columns_do_not_fool_the_features(weights):
+    """Among 1,500 rows without clusters, in 16 columns: free choices would end above uniform draws."""
+    x = torch.randn(1500, 16, generator=torch.Generator().manual_seed(0))
+    found = coreset(x, 300, rank=100, weights=weights)
+    assert found.error < 0.8 * found.uniform_error
 
 
 def test_equal_seeds_give_equal_representatives():

@@ -7,7 +7,8 @@ evaluation on m rows instead of n.
 Strata find where representatives have to be. One of each is taken, weighted by the stratum's share, and exchanged for
 another member where that lowers the error of all together, as plans of batches do; a sweep over all strata costs one
 pass over the rows. Then weights are optimised, at least 0 and with sum 1, and representatives exchanged for any other
-row, while that is cheap. No step raises the error in the features that are looked at.
+row. That is done where the kernel matrix is at hand or its low-rank features are many for so few representatives, which
+could else make the most of what the features do not show. No step raises the error in the features that are looked at.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import Kernel, KernelLike, RBFMixture, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK, fit_feature_map, random_row_blocks
-from vardass.solvers import EXACT_LIMIT
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits
 from vardass.solvers.stratification import default_rank, solve
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_flag, row_blocks
 
-__all__ = ["LARGEST", "Coreset", "coreset", "simplex_minimum"]
+__all__ = ["EXACT_ROWS", "LARGEST", "Coreset", "coreset", "simplex_minimum"]
 
 LARGEST = 4096
 """Most representatives: their weights come from a matrix of so many rows and columns."""
+
+EXACT_ROWS = 4096
+"""Up to so many rows the kernel matrix is used, unless ``rank`` is given."""
 
 _SWEEPS = 8  # over the representatives, at most
 _ENOUGH = 5e-3  # relative gain of a sweep below which the search ends
 _ALL_ROWS = 4e9  # products of a sweep that looks at all rows for each representative; beyond, at those of its stratum
 _MOST_COLUMNS = 512
+_COLUMNS_EACH = 4  # columns for each representative, with which the features show enough to choose from all rows
 _WEIGHT_WORK = 2e11  # of factorisations: for a thousand representatives the search for weights may end early
 _STREAM_ROWS = 8192
 
@@ -133,8 +137,8 @@ def coreset(
     weights : bool
         Optimise the weights; without it all are 1 / m, for losses and labels that know none.
     rank : int, optional
-        Columns of the low-rank features in which rows are looked for. By default the kernel matrix is used up to 2,048
-        rows, and beyond 2 m columns, at least 128 and at most 512. Weights and error are of the true kernel either way.
+        Columns of the low-rank features in which rows are looked for. By default the kernel matrix is used up to 4,096
+        rows, and beyond 4 m columns, at least 128 and at most 512. Weights and error are of the true kernel either way.
     seed : int or torch.Generator
         The same seed gives the same representatives.
     progress : callable, optional
@@ -197,14 +201,14 @@ def _problem(
 ) -> tuple[Problem, tuple[float, float]]:
     """The rows through their kernel, centred at their mean; the mean of κ over all pairs, and its standard error."""
     n = len(x)
-    if rank is None and n <= EXACT_LIMIT:
+    if rank is None and n <= EXACT_ROWS:
         matrix = kernel.square_matrix(x)
         means = matrix.mean(0, dtype=torch.float64)
         shift = (means - means.mean() / 2.0).to(matrix)
-        return ExactProblem(matrix - shift[:, None] - shift), (float(means.mean()), 0.0)
+        return ExactProblem(matrix.sub_(shift[:, None]).sub_(shift)), (float(means.mean()), 0.0)
     if rank is None:
-        rank = min(_MOST_COLUMNS, max(DEFAULT_RANK, 2 * size))
-    rank = check_count(rank, "rank", high=EXACT_LIMIT)
+        rank = min(_MOST_COLUMNS, max(DEFAULT_RANK, _COLUMNS_EACH * size))
+    rank = check_count(rank, "rank", high=EXACT_ROWS // 2)
     feature_map = fit_feature_map(x, kernel, rank, landmarks=rank, generator=generator)
     features, residual = feature_map(x)
     mean = features.mean(0, dtype=torch.float64)
@@ -243,12 +247,15 @@ def _representatives(
     members = list(order.split(counts.long().tolist()))  # type: ignore[no-untyped-call]
     search = _Search(problem, torch.stack([_middle(problem, rows) for rows in members]), weights)
     _sweep(search, members, free=False, tell=lambda fraction: tell(0.4 + 0.2 * fraction, "representatives"))
-    rank = problem.features.shape[1] if isinstance(problem, LowRankProblem) else size
-    everywhere = [order] * size if float(size) * problem.n * rank <= _ALL_ROWS else members
+    columns = problem.features.shape[1] if isinstance(problem, LowRankProblem) else problem.n
+    if columns < _COLUMNS_EACH * size:  # freer choices would make the most of what the features do not show
+        return search.chosen, search.weights
+    cheap = float(size) * problem.n * min(columns, size) <= _ALL_ROWS
     if weighted:
         search.optimise_weights()
-    if weighted or everywhere is not members:
-        _sweep(search, everywhere, free=weighted, tell=lambda fraction: tell(0.6 + 0.3 * fraction, "exchanges"))
+    if weighted or cheap:
+        candidates = [order] * size if cheap else members
+        _sweep(search, candidates, free=weighted, tell=lambda fraction: tell(0.6 + 0.3 * fraction, "exchanges"))
     return search.chosen, search.weights
 
 
