@@ -556,7 +556,7 @@ def _coral(sets: _Sets, tell: Progress) -> _Measured:
     d = sets.x.shape[1]
     if d > _WIDEST:
         raise InputError(f"CORAL holds {d} x {d} covariances; take at most {_WIDEST} columns, or loss='mmd'")
-    means = [_column_means(z) for z in sets.xy]
+    means = [z.mean(0, dtype=torch.float64) for z in sets.xy]
     scatter = means[0].new_zeros(2, d, d)
     for which, _, z, done in _stream(sets):
         centred = z - means[which].to(z)
@@ -590,10 +590,6 @@ def _coral(sets: _Sets, tell: Progress) -> _Measured:
         test = _named(feature_map)[1]
     rounding = 1e-12 * (max(squared) + max(spread))
     return _Measured(sums, v_statistic, "the moments of all rows", blocks.name + test, statistic, blocks, rounding)
-
-
-def _column_means(z: Tensor) -> Tensor:
-    return z.mean(0, dtype=torch.float64)
 
 
 def _means_of_products(
