@@ -20,6 +20,8 @@ PUBLIC = [
             "adapt.algorithms",
             "adapt.networks",
             "bounds",
+            "comparison",
+            "coresets",
             "data",
             "doctor",
             "errors",

@@ -94,6 +94,13 @@ class Discrepancy:
         How the value was summed.
     test : str
         How rows were permuted, and what was computed of them.
+
+    Examples
+    --------
+    >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    >>> found = compare(x[:30], x[30:] + 2.0, loss="mmd", permutations=99)["mmd"]
+    >>> found.low <= found.value <= found.high, found.p_value
+    (True, 0.01)
     """
 
     loss: str
@@ -127,6 +134,13 @@ class Comparison:
         One for each loss.
     notes : tuple of str
         What to keep in mind when reading them.
+
+    Examples
+    --------
+    >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    >>> found = compare(x[:40], x[40:], permutations=0)
+    >>> found.n, found.m, [each.loss for each in found.results]
+    (40, 20, ['mmd', 'coral'])
     """
 
     n: int

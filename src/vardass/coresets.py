@@ -66,6 +66,12 @@ class Coreset:
         E|φ - μ|² of a row: the expected error of one uniform draw.
     kernel : str
         The kernel, as fitted.
+
+    Examples
+    --------
+    >>> found = coreset(torch.randn(200, 3, generator=torch.Generator().manual_seed(0)), 10)
+    >>> len(found.indices), found.error < found.uniform_error
+    (10, True)
     """
 
     indices: Tensor

@@ -202,6 +202,14 @@ def random_row_blocks(sizes: Sequence[int], generator: torch.Generator) -> list[
     """Random subsets of the rows of some sets: 64 times distinct rows of each, 512 or all if there are fewer.
 
     Once all rows of each, where no set has more than 512.
+
+    Examples
+    --------
+    >>> [(len(first), len(second)) for first, second in random_row_blocks([100, 300], torch.Generator())]
+    [(100, 300)]
+    >>> blocks = random_row_blocks([1000, 300], torch.Generator())
+    >>> len(blocks), [len(rows) for rows in blocks[0]]
+    (64, [512, 300])
     """
 
     def shuffled(n: int) -> Tensor:

@@ -304,6 +304,16 @@ def evaluation_figure(found: Evaluation, *, title: str) -> Figure:
         From `vardass.adapt.evaluate_run`.
     title : str
         What was evaluated.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from vardass.adapt.scores import Evaluation, classification_scores
+    >>> p, y = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1])
+    >>> scores = classification_scores(p, y, classes=("cat", "dog"))
+    >>> figure = evaluation_figure(Evaluation(scores, {"photos": scores}, {"photos": p}, {"photos": y}), title="a run")
+    >>> len(figure.axes) >= 3
+    True
     """
     scores = found.overall
     classes = len(scores.classes)

@@ -101,6 +101,12 @@ class ClassificationScores:
         depends on the bins and is biased upwards for few samples.
     reliability : Reliability
         The bins.
+
+    Examples
+    --------
+    >>> scores = classification_scores(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0]]), torch.tensor([0, 0]))
+    >>> scores.accuracy, scores.recall[0].item(), scores.missing
+    (0.5, 0.5, ('1', '2'))
     """
 
     classes: tuple[str, ...]
@@ -289,6 +295,13 @@ class Evaluation:
         Of each domain.
     probabilities, labels : dict of str to Tensor of shape (n, C) and (n,)
         What they were computed from, float64 and int64, on the CPU.
+
+    Examples
+    --------
+    >>> p, y = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).double(), torch.tensor([0, 1])
+    >>> scores = classification_scores(p, y)
+    >>> sorted(Evaluation(scores, {"photos": scores}, {"photos": p}, {"photos": y}).to_dict())
+    ['class_names', 'domains', 'overall']
     """
 
     overall: ClassificationScores

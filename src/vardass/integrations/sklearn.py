@@ -335,7 +335,14 @@ class MMDRegressor(_RegressorAdapter):
 
 
 class CORALRegressor(_RegressorAdapter):
-    """As `MMDRegressor`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
+    """As `MMDRegressor`, with CORAL in the place of MMD²: DomainBed's, of covariances and means.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(200, 2))
+    >>> CORALRegressor(steps=300, lr=1e-2).fit(X, X[:, 0], 1.5 * X).score(X, X[:, 0]) > 0.9
+    True
+    """
 
     algorithm = "coral"
 
