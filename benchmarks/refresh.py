@@ -109,7 +109,8 @@ class Worker:
 
     def ask(self, **task: Any) -> dict[str, Any]:
         """Seconds by stage and clock; the batches are loaded with them."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         print(json.dumps({**task, "out": str(self.out)}), file=self.process.stdin, flush=True)
         seconds: dict[str, Any] = json.loads(self.process.stdout.readline())
         with np.load(self.out) as arrays:

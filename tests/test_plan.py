@@ -344,3 +344,71 @@ def test_balanced_epochs_beat_strata_of_equal_size() -> None:
     coupled = plan_variance(balanced.sample_batches(320).rows, even, root)
     assert strata.strata is not None
     assert coupled < 0.3 * strata.strata.variance
+
+
+# --- epochs that are planned in parts -----------------------------------------------------------------------
+
+
+def in_parts(monkeypatch: pytest.MonkeyPatch, n: int, k: int, rows: int = 3, **options: Any) -> BalancedBatchSampler:
+    """A sampler of which at most ``rows`` batches are planned together."""
+    monkeypatch.setattr("vardass.samplers.balanced._ROWS", rows)
+    sampler = BalancedBatchSampler(n, k, kernel="rbf", **options)
+    sampler.refresh(torch.randn(n, 3, generator=gen(4)))
+    return sampler
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2, 5])
+def test_parts_of_an_epoch_visit_each_sample_once(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, drop_last: bool
+) -> None:
+    n, k = 71, 4
+    options: dict[str, Any] = {"drop_last": drop_last, "num_replicas": replicas}
+    samplers = [in_parts(monkeypatch, n, k, rank=rank, **options) for rank in range(replicas)]
+    for _ in range(2):  # epochs
+        batches = [list(sampler) for sampler in samplers]
+        assert [len(each) for each in batches] == [len(sampler) for sampler in samplers]
+        visited = [index for each in batches for batch in each for index in batch]
+        total = n // k + (not drop_last)
+        assert len(set(visited)) == len(visited) == min(n, total // replicas * replicas * k)
+
+
+def test_every_sample_is_as_likely_in_every_batch_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, k, draws = 14, 2, 1500
+    counts = torch.zeros(n // k, n)
+    for seed in range(draws):
+        for place, batch in enumerate(in_parts(monkeypatch, n, k, rows=2, seed=seed)):
+            counts[place, list(batch)] += 1
+    for row in counts:
+        assert stats.chisquare(row.tolist()).pvalue > 1e-4
+
+
+def test_a_part_has_the_mean_of_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = in_parts(monkeypatch, 1600, 8, rows=50)
+    assert sampler._features is not None
+    strata = torch.arange(1600).view(8, 200)
+    random, chosen = [], []
+    for seed in range(20):
+        shuffled = strata.gather(1, torch.rand(8, 200, generator=gen(seed)).argsort(1))
+        for found, part in ((random, shuffled[:, :50]), (chosen, sampler._first_part(shuffled, gen(seed)))):
+            assert part.shape == (8, 50)
+            assert bool((part // 200 == torch.arange(8)[:, None]).all())
+            found.append(float(sampler._features[part.flatten(), :32].mean(0).square().sum()))
+    assert sum(chosen) < 0.05 * sum(random)
+
+
+@pytest.mark.parametrize("position", range(1, 11))
+def test_an_epoch_in_parts_resumes_and_refreshes_anywhere(monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+    n, k = 70, 6
+    sampler = in_parts(monkeypatch, n, k)
+    stream = iter(sampler)
+    before = [next(stream) for _ in range(position)]
+    state = sampler.state_dict()
+    after = list(stream)
+    other = in_parts(monkeypatch, n, k)
+    other.load_state_dict(state)
+    assert list(other) == after
+    other.load_state_dict(state)
+    other.refresh(torch.randn(n, 3, generator=gen(5)))
+    visited = [index for batch in before + list(other) for index in batch]
+    assert len(visited) == n // k * k == len(set(visited))

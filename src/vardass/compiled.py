@@ -34,28 +34,31 @@ Ints = NDArray[np.int64]
 
 @njit(nogil=True, cache=True, fastmath=True)
 def _products(a: Floats, b: Floats, out: Floats) -> None:
-    """``a @ b.T`` of two (s, r) arrays, in tiles of 2 x 4 sums: no call of a library that starts threads."""
+    """``a @ b`` of (s, r) and (r, s), two rows and four columns at a time: no call of a library that starts threads."""
     s, r = a.shape
-    zero = a[0, 0] * 0
-    for i in range(0, s, 2):
-        i1 = min(i + 1, s - 1)
-        for j in range(0, s, 4):
-            j1, j2, j3 = min(j + 1, s - 1), min(j + 2, s - 1), min(j + 3, s - 1)
-            x0, x1, x2, x3 = zero, zero, zero, zero
-            y0, y1, y2, y3 = zero, zero, zero, zero
-            for c in range(r):
-                u, v = a[i, c], a[i1, c]
-                b0, b1, b2, b3 = b[j, c], b[j1, c], b[j2, c], b[j3, c]
-                x0 += u * b0
-                x1 += u * b1
-                x2 += u * b2
-                x3 += u * b3
-                y0 += v * b0
-                y1 += v * b1
-                y2 += v * b2
-                y3 += v * b3
-            out[i, j], out[i, j1], out[i, j2], out[i, j3] = x0, x1, x2, x3
-            out[i1, j], out[i1, j1], out[i1, j2], out[i1, j3] = y0, y1, y2, y3
+    unrolled = r - r % 4
+    out[:] = 0
+    for i in range(0, s - 1, 2):
+        u, v = a[i], a[i + 1]
+        x, y = out[i], out[i + 1]
+        for c in range(0, unrolled, 4):
+            u0, u1, u2, u3 = u[c], u[c + 1], u[c + 2], u[c + 3]
+            v0, v1, v2, v3 = v[c], v[c + 1], v[c + 2], v[c + 3]
+            b0, b1, b2, b3 = b[c], b[c + 1], b[c + 2], b[c + 3]
+            for j in range(s):
+                x[j] += u0 * b0[j] + u1 * b1[j] + u2 * b2[j] + u3 * b3[j]
+                y[j] += v0 * b0[j] + v1 * b1[j] + v2 * b2[j] + v3 * b3[j]
+        for c in range(unrolled, r):
+            u0, v0, b0 = u[c], v[c], b[c]
+            for j in range(s):
+                x[j] += u0 * b0[j]
+                y[j] += v0 * b0[j]
+    if s % 2:
+        u, x = a[s - 1], out[s - 1]
+        for c in range(r):
+            u0, b0 = u[c], b[c]
+            for j in range(s):
+                x[j] += u0 * b0[j]
 
 
 @njit(nogil=True, cache=True, fastmath=True)
@@ -87,7 +90,7 @@ def couple_rows(
     count, k = table.shape
     r = features.shape[1]
     rest = np.empty((size, r), features.dtype)
-    own = np.empty((size, r), features.dtype)
+    own = np.empty((r, size), features.dtype)
     inner = np.empty((size, size), features.dtype)
     member = np.empty(size, np.int64)
     place = np.empty(size, np.int64)
@@ -109,11 +112,12 @@ def couple_rows(
                     t = order[start + i]
                     member[i], place[i] = table[t, h], i
                     square = w * 0
+                    entry, error, remaining = features[member[i]], errors[t], rest[i]
                     for c in range(r):
-                        value = features[member[i], c]
-                        own[i, c] = value
-                        rest[i, c] = errors[t, c] - placed * value
-                        square += value * value
+                        remaining[c] = error[c] - placed * entry[c]
+                        square += entry[c] * entry[c]
+                    for c in range(r):
+                        own[c, i] = entry[c]
                     noise = max(noise, square)
                 noise *= w * 1e-6  # rounding of the sums is no gain
                 _products(rest, own, inner)
@@ -132,8 +136,9 @@ def couple_rows(
                 for i in range(size):
                     t, a = order[start + i], place[i]
                     table[t, h] = member[a]
+                    entry, error, remaining = features[member[a]], errors[t], rest[i]
                     for c in range(r):
-                        errors[t, c] = rest[i, c] + w * own[a, c]
+                        error[c] = remaining[c] + w * entry[c]
             if turn == 0:  # rows that fill no group
                 _add_entries(errors, table, features, weights, order[count - count % size :], h)
         before, total = total, _sum_of_squares(errors)

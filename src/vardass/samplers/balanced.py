@@ -12,12 +12,9 @@ from vardass.kernels import KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, StreamOptions, derive_seed, kernel_name
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import centred_on, coupled_rows
-from vardass.samplers.plan import PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
+from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
-from vardass.solvers.min_sum import min_sum
-from vardass.solvers.problem import LowRankProblem
-from vardass.solvers.sizes import SizeLimits, repair_sizes
 from vardass.solvers.starts import bisection_labels
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_generator, check_count
@@ -32,8 +29,9 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
     each stratum, and samples are swapped between batches inside their strata until each batch's mean embedding
     is as close to that of the data set as it gets. All weights are equal, so any loss can be used. Batches come
     in random order and every epoch is planned anew from a random start, so every sample is equally likely to be
-    in any batch and the batch mean of every function is unbiased. Uniform until the first `refresh`; one in
-    mid-epoch plans what is left of the epoch anew.
+    in any batch and the batch mean of every function is unbiased. At most 128 batches are planned at a time, from
+    a random part of the epoch that has its mean. Uniform until the first `refresh`; one in mid-epoch plans what is
+    left of the epoch anew.
 
     Parameters
     ----------
@@ -84,7 +82,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
         self._labels: Tensor | None = None
-        self._missed = 0.0  # what the features miss of a sample, on average
+        self._missed = 0.0  # error of a sample that is not worth a further sweep
         self.strata: Strata | None = None  # with shares
 
     @property
@@ -96,7 +94,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         low_rank = plan_features(features, kernel, self.plan_rank, generator=generator)
-        planned, self._missed = low_rank.features, float(low_rank.residual.mean())
+        planned, self._missed = low_rank.features, NEGLIGIBLE * float(low_rank.residual.mean())
         if self.shares is not None and self.groups is not None:
             options: dict[str, Any] = {"kernel": kernel, "seed": derive_seed(self.seed, self._refreshes), "equal": True}
             found = stratify_groups(features, self.batch_size, self.groups, shares=self.shares, **options)
@@ -106,7 +104,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         self.strata = None
         if self.groups is not None and bool((self.groups != self.groups[0]).any()):
             planned = torch.cat([planned, self._group_features(planned)], dim=1)
-        self._labels = _equal_strata(planned, low_rank.residual, self.batch_size)
+        self._labels = bisection_labels(planned, self.batch_size)
         self._features = planned
 
     def _group_features(self, features: Tensor) -> Tensor:
@@ -135,18 +133,34 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         if self._features is None or self._labels is None:
             return super()._arrange(pool, generator)
         device = self._features.device
-        pool = pool.to(device)
-        # aim at the mean of what is to be visited, which every batch can reach, not at that of all samples
-        features = self._features[pool]
+        # strata of one size: runs of samples in the order of the strata, whose neighbours are close to one another
+        strata = pool[self._labels[pool.to(device)].to("cpu").argsort(stable=True)].view(self.batch_size, -1)
+        strata = strata.gather(1, torch.rand(strata.shape, generator=generator).argsort(1))
+        entries = self._first_part(strata, generator).T
+        # aim at the mean of what is planned, which every batch can reach, not at that of all samples
+        features = self._features[entries.flatten().to(device)]
         features -= features.mean(0)
-        labels = _cut_equally(self._labels[pool], features, self.batch_size)
-        order = torch.randperm(len(pool), generator=generator).to(device)
-        order = order[labels[order].argsort(stable=True)]
-        table = order.view(self.batch_size, -1).T.contiguous()
+        table = torch.arange(len(features), device=device).view(entries.shape)
         weights = features.new_full((self.batch_size,), 1.0 / self.batch_size)
         table = couple_rows(table, features, weights, rounds=self.swap_rounds, missed=self._missed, generator=generator)
-        order = torch.randperm(len(table), generator=generator).to(device)
-        return pool[table[order]].to("cpu")
+        return entries.reshape(-1)[table.to("cpu")[torch.randperm(len(table), generator=generator)]]
+
+    def _first_part(self, strata: Tensor, generator: torch.Generator) -> Tensor:
+        """What is planned together of each stratum (k, m), given in random order, with the mean of the whole: (k, m')."""
+        assert self._features is not None
+        k, size = strata.shape
+        if size <= _ROWS:
+            return strata
+        count = max(1, size // -(-size // _ROWS) // self.num_replicas) * self.num_replicas
+        parts = size // count
+        if parts == 1:
+            return strata[:, :count]
+        # the parts are rows of a plan of their own, of which the first is as good as any other
+        table = strata[:, : parts * count].reshape(k * count, parts).T
+        leading = self._features[:, :_LEADING].contiguous()
+        weights = leading.new_full((k * count,), 1.0 / (k * count))
+        table = couple_rows(table.to(leading.device), leading, weights, rounds=1, generator=generator)
+        return table[int(torch.randint(parts, (1,), generator=generator))].to("cpu").view(k, count)
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "kernel": kernel_name(self.kernel)}
@@ -163,27 +177,5 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         self.strata = None if state.get("strata") is None else Strata.from_dict(state["strata"])
 
 
-_REFINED = 4096  # samples up to which the strata are refined by exchanges between them
-
-
-def _equal_strata(features: Tensor, residual: Tensor, k: int) -> Tensor:
-    """Labels (n,) of k strata whose sizes differ by at most one."""
-    labels = bisection_labels(features, k)
-    if len(features) <= _REFINED:  # exchanges inside strata do the rest where there are many samples
-        limits = SizeLimits.of(len(features), k, equal=True)
-        labels = min_sum(LowRankProblem(features, residual), k, limits=limits, labels=labels, max_passes=2).labels
-    return labels
-
-
-def _cut_equally(labels: Tensor, features: Tensor, k: int) -> Tensor:
-    """Labels of the samples of an epoch, a multiple of k, in strata of one size.
-
-    The epoch lacks a few samples, so the strata differ a little in size: the cheapest members move. Where
-    little is left of an epoch that would be most of them, and a new cut is as good.
-    """
-    size = len(labels) // k
-    missing = (size - torch.bincount(labels, minlength=k)).clamp_min(0).sum()
-    if int(missing) > 2 * k:
-        return bisection_labels(features, k)
-    distances = LowRankProblem(features, features.new_zeros(len(features))).distances(labels, k)
-    return repair_sizes(labels, distances, SizeLimits(size, size))
+_ROWS = 128  # batches that are planned together, at most
+_LEADING = 32  # columns on which the parts of an epoch that are planned together are alike

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vardass.kernels import KernelLike, fitted_kernel
 from vardass.samplers.base import Chunk, derive_seed
-from vardass.samplers.plan import PLAN_RANK, SWAP_ROUNDS, couple_rows, cycle_table, plan_features
+from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, cycle_table, plan_features
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.strata import Strata
 from vardass.validate import as_generator, check_count
@@ -55,7 +55,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         batch_size: int,
         *,
         kernel: KernelLike = "mmd",
-        plan_rows: int = 128,
+        plan_rows: int = 100,
         plan_rank: int = PLAN_RANK,
         swap_rounds: int = SWAP_ROUNDS,
         **options: Any,
@@ -65,7 +65,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         self.plan_rank = check_count(plan_rank, "plan_rank")
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
-        self._missed = 0.0  # what the features miss of a sample, on average
+        self._missed = 0.0  # error of a sample that is not worth a further sweep
 
     def _fit(self, features: Tensor) -> None:
         kernel = fitted_kernel(self.kernel, features)
@@ -74,7 +74,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         super()._fit(features)
         assert self.strata is not None
         self._features = centred_on(self.strata, planned.features)
-        self._missed = float(planned.residual.mean())
+        self._missed = NEGLIGIBLE * float(planned.residual.mean())
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.strata is None or self._features is None:

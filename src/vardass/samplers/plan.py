@@ -16,24 +16,45 @@ from torch import Tensor
 from vardass.backend import hot_loops
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.lowrank import LowRankFeatures, low_rank_features
+from vardass.lowrank import FeatureMap, LowRankFeatures, low_rank_features
+from vardass.lowrank import _whitening as whitening
 from vardass.strata import Strata
 from vardass.validate import row_blocks
 
-__all__ = ["PLAN_RANK", "SWAP_ROUNDS", "couple_rows", "cycle_table", "plan_features", "row_errors"]
+__all__ = [
+    "NEGLIGIBLE",
+    "PLAN_LANDMARKS",
+    "PLAN_RANK",
+    "SWAP_ROUNDS",
+    "couple_rows",
+    "cycle_table",
+    "plan_features",
+    "row_errors",
+]
 
-PLAN_RANK = 256
-"""Columns of the kernel features that plans look at; coupling profits from more than strata do."""
+PLAN_RANK = 96
+"""Columns of the kernel features that plans look at: the leading ones of what `PLAN_LANDMARKS` samples span."""
+
+PLAN_LANDMARKS = 256
+"""Samples that span those features. With fewer the leading columns are further from those of the kernel, and the
+variance of a loss rises at once."""
+
+NEGLIGIBLE = 0.03
+"""Share of what the features miss of a row that its error on them may have: a further sweep would gain little."""
+
+_SAMPLE = 1024  # samples that the landmarks and the leading columns are chosen from
 
 
 def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: torch.Generator) -> LowRankFeatures:
-    """Kernel features that a plan looks at, in any order: as many landmarks as columns.
+    """Kernel features that a plan looks at: (n, at most ``rank``) columns by falling variance.
 
-    Twice as many, as strata have, cost three times as much here, and batches gain nothing that can be measured.
+    An explicit feature map keeps all its columns, and with a ``rank`` of `PLAN_LANDMARKS` or more there are as many
+    landmarks as columns, which come in any order. Landmarks are drawn in proportion to κ(z, z), for most kernels
+    uniformly: in several rounds, as for strata, they cost more and the leading columns are the same.
     """
     found: LowRankFeatures | None = None
     with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # the matrix is not finite
-        found = low_rank_features(features, kernel, rank, landmarks=rank, sort=False, generator=generator)
+        found = _plan_features(features, kernel, rank, generator)
     # swaps look at squares
     if found is None or not bool(torch.isfinite(found.features.square().sum() + found.residual.sum())):
         raise InputError(
@@ -41,6 +62,32 @@ def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: tor
             "down or pass float64"
         )
     return found
+
+
+def _plan_features(x: Tensor, kernel: Kernel, rank: int, generator: torch.Generator) -> LowRankFeatures:
+    if kernel.explicit_features(x[:1]) is not None:
+        return low_rank_features(x, kernel, rank, generator=generator)
+    count = max(rank, PLAN_LANDMARKS)
+    sample, size = x, max(_SAMPLE, 4 * count)
+    if len(x) > size:
+        sample = x[torch.randperm(len(x), generator=generator, device=x.device)[:size]]
+    mass = kernel.diag(sample).double().clamp_min(0.0)
+    mass = mass if bool(mass.any()) else torch.ones_like(mass)
+    picks = torch.multinomial(mass, min(count, int((mass > 0.0).sum())), generator=generator)
+    points = sample[picks].contiguous()
+    columns = kernel.matrix(sample, points)
+    transform = whitening(columns[picks].double(), torch.finfo(x.dtype).eps).to(x.dtype)
+    if transform.shape[1] > rank:  # single precision is enough to tell which columns lead
+        found = columns @ transform
+        found -= found.mean(0)
+        transform = transform @ torch.linalg.eigh(found.T @ found).eigenvectors.flip(1)[:, :rank]
+    if sample is x:
+        features = columns @ transform
+        residual = (kernel.diag(x) - features.square().sum(1)).clamp_min_(0.0)
+    else:
+        features, residual = FeatureMap(kernel, points, transform)(x)
+    features -= features.mean(0)
+    return LowRankFeatures(features, residual)
 
 
 def cycle_table(strata: Strata, rows: int, generator: torch.Generator, *, draws: int = 1) -> Tensor:
@@ -73,10 +120,9 @@ def row_errors(table: Tensor, features: Tensor, weights: Tensor) -> Tensor:
 
 
 SWAP_ROUNDS = 16
-"""Most sweeps over the columns of a plan. One is enough where the error left on the plan's features is below what these
-miss of the kernel, which swaps cannot see: a second one raised the variance of the loss as often as it lowered it."""
+"""Most sweeps over the columns of a plan; mostly one or two are made, see `NEGLIGIBLE`."""
 
-_GROUP = 64  # rows that share out their entries: more gain more, and cost as much more
+_GROUP = 128  # rows that share out their entries: more gain more, and cost as much more
 
 
 def couple_rows(

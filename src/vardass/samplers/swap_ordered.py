@@ -17,7 +17,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed, kernel_name
-from vardass.samplers.plan import PLAN_RANK, cycle_table, plan_features, row_errors
+from vardass.samplers.plan import PLAN_LANDMARKS, cycle_table, plan_features, row_errors
 from vardass.solvers import SOLVERS, stratify
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_features, as_generator, check_count, choose
@@ -89,7 +89,7 @@ class SwapOrderedBatchSampler(MinibatchSampler):
         solver: str = "dynamic-kmeans",
         min_size: int | None = None,
         plan_rows: int = 128,
-        plan_rank: int = PLAN_RANK,
+        plan_rank: int = PLAN_LANDMARKS,
         swap_rounds: int = 16,
         **options: Unpack[StreamOptions],
     ) -> None:

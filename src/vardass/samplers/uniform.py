@@ -16,7 +16,7 @@ _DRAWS = 8192  # indices drawn at a time with replacement
 
 
 class EpochSampler(MinibatchSampler):
-    """Base of samplers whose epoch visits each sample once: one chunk is what is left of the epoch.
+    """Base of samplers whose epoch visits each sample once: a chunk is what is left of the epoch, or its beginning.
 
     Where batch_size does not divide n, a uniformly random remainder of each epoch is left out
     (``drop_last=True``) or comes as a last, smaller batch. Either way every sample is as likely as any other
@@ -29,7 +29,7 @@ class EpochSampler(MinibatchSampler):
     def __init__(self, n: int, batch_size: int, *, drop_last: bool = True, **options: Unpack[StreamOptions]) -> None:
         self.drop_last = bool(drop_last)
         super().__init__(n, batch_size, **options)
-        self._left: Tensor | None = None  # samples not yet visited when the present plan took over
+        self._left: Tensor | None = None  # samples not yet visited when the present chunk took over
 
     def _set_processes(self, num_replicas: int, rank: int) -> None:
         if self._visits_once and self._default_batches() < num_replicas <= self._total:
@@ -50,7 +50,7 @@ class EpochSampler(MinibatchSampler):
         self._left = None
 
     def _before_drop(self) -> None:
-        """Only what this epoch has not visited is planned anew, so the epoch still visits each sample once."""
+        """Only what this epoch has not visited is planned next, so the epoch still visits each sample once."""
         if self._chunk is None:
             return
         visited = torch.zeros(self.n, dtype=torch.bool)
@@ -62,28 +62,35 @@ class EpochSampler(MinibatchSampler):
         self._left = pool[~visited[pool]]
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
+        if rounds > 0:
+            self._before_drop()
         # a stream longer than one visit of all samples goes round again
-        left = self.n if self._left is None else len(self._left)
-        if rounds > 0 or self._batches_of(left) < self.num_replicas:
+        if self._left is not None and self._batches_of(len(self._left)) < self.num_replicas:
             self._left = None
         return self._plan(self._left, generator)
 
     def _sample_chunk(self, generator: torch.Generator) -> Chunk:
-        return self._plan(None, generator)
+        chunk = self._plan(None, generator)
+        rows, left = chunk.rows, torch.ones(self.n, dtype=torch.bool)
+        while len(rows) < self.n // self.batch_size and chunk.weights is None:
+            left[rows.flatten()] = False
+            rows = torch.cat([rows, self._plan(left.nonzero().flatten(), generator).rows])
+        return chunk._replace(rows=rows)
 
     def _plan(self, left: Tensor | None, generator: torch.Generator) -> Chunk:
-        """Batches of the samples ``left``, or of all."""
+        """Batches of the samples ``left``, or of all; perhaps only some of them."""
         order = torch.randperm(self.n if left is None else len(left), generator=generator)
         pool = order if left is None else left[order]
         whole = len(pool) // self.batch_size * self.batch_size
         rows = self._arrange(pool[:whole], generator) if whole else pool[:0].view(0, self.batch_size)
-        tail = None if self.drop_last or whole == len(pool) else pool[whole:]
+        is_last = rows.numel() == whole
+        tail = pool[whole:] if is_last and not self.drop_last and whole < len(pool) else None
         if self._is_coupled:
             return Chunk(rows, None, tail)
         return Chunk(rows, None, tail, torch.zeros(self.batch_size, dtype=torch.int64), self.n)
 
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
-        """Cut ``pool``, in random order and a multiple of batch_size long, into rows."""
+        """Cut ``pool``, in random order and a multiple of batch_size long, into rows, or make the first of them."""
         return pool.view(-1, self.batch_size)
 
     def _settings(self) -> dict[str, Any]:
