@@ -284,3 +284,34 @@ def test_bank_refuses_other_states() -> None:
         bank.load_state_dict({**bank.state_dict(), "bank": 2})
     with pytest.raises(InputError, match="version None"):
         bank.load_state_dict({"rows": None})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("look", [1, 5, 200])
+def test_kept_batches_are_those_of_updates(look: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank, other = FeatureBank(20, dtype=dtype), FeatureBank(20, dtype=dtype)
+    for step in range(150):
+        rows = torch.randint(20, (1 + step % 6,), generator=generator)  # some of them twice
+        z = torch.randn(len(rows), 3, generator=generator)
+        bank.keep(rows, z, step)
+        other.update(rows, z, step)
+        assert bank.last_step == other.last_step
+        if step == 70:
+            bank.mark()
+            other.mark()
+        if step % look == look - 1:
+            kept, updated = bank.state_dict(), other.state_dict()
+            assert kept.keys() == updated.keys()
+            for name, value in updated.items():
+                same = torch.equal(kept[name], value) if isinstance(value, torch.Tensor) else kept[name] == value
+                assert same, name
+    assert torch.equal(bank.stale_rows(20), other.stale_rows(20))
+    assert torch.equal(bank.updated_at, other.updated_at)
+    bank.keep(torch.arange(20), torch.ones(20, 3), 150)
+    assert bank.features().eq(1).all()
+    bank.keep(torch.tensor([4]), torch.zeros(1, 3), 151)
+    assert float(bank.drift([4], torch.ones(1, 3))) != float(bank.drift([4], torch.zeros(1, 3)))
+    with pytest.raises(InputError, match="4 columns, the bank holds d=3"):
+        bank.keep(torch.tensor([4]), torch.zeros(1, 4), 152)
+        bank.features()

@@ -133,6 +133,8 @@ class StrataUpdater:
             if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
         }
         self.classes = None if config.class_aligned == "none" else ClassAligner(config, algorithm, streams)
+        # nobody looks at the banks before the next refresh
+        self._only_keeps = policy.observes is None and not algorithm.uses_banks
         self._rows: dict[str, Tensor] = {}  # of the banks, as `with_banks` hands them on
         self.refresher = Refresher(
             policy,
@@ -210,7 +212,11 @@ class StrataUpdater:
                 found = self._features_of(draws[name])
             if found is not None:
                 draw, whole = draws[name], self.processes.whole(found)
-                if self.processes.leads and isinstance(self.refresher.sources[name], FeatureBank):
+                source = self.refresher.sources[name]
+                if self.processes.leads and isinstance(source, FeatureBank):
+                    if self._only_keeps:
+                        source.keep(draw.rows, whole, step)
+                        continue
                     self.refresher.observe(name, draw.rows, whole, step=step, weights=draw.batch.weights)
                 elif self.algorithm.uses_banks:
                     self.banks[name].update(draw.rows, whole, step)

@@ -19,6 +19,7 @@ __all__ = ["FeatureBank"]
 
 _STATE_VERSION = 1
 _NEVER = -1
+_KEPT = 64  # batches that are written together
 
 
 class FeatureBank:
@@ -42,10 +43,8 @@ class FeatureBank:
 
     Attributes
     ----------
-    updated_at : Tensor of shape (n,)
-        Step at which each row was last renewed, -1 for never.
     last_step : int
-        The latest of them.
+        The latest step at which rows were written.
 
     Examples
     --------
@@ -69,13 +68,14 @@ class FeatureBank:
             raise InputError(f"dtype must be a floating-point type, got {dtype!r}; use torch.float32")
         self.dtype = dtype
         self.device = as_device(device)
-        self.updated_at = torch.full((self.n,), _NEVER, device=self.device)
+        self._updated_at = torch.full((self.n,), _NEVER, device=self.device)
         self.last_step = _NEVER
         self._rows: Tensor | None = None
         # steps may repeat or be left out by the caller; the order of renewal is counted apart from them
         self._turn = 0
         self._turns = torch.full((self.n,), _NEVER, device=self.device)
         self._marked: int | None = None
+        self._kept: list[tuple[Tensor, Tensor, int]] = []  # batches that are still to be written
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -95,6 +95,23 @@ class FeatureBank:
         z = as_features(features, check_finite=False)
         step = self.last_step + 1 if step is None else check_count(step, "step", low=0)
         self._write(_as_rows(indices, len(z), self.n), z, step)
+
+    def keep(self, rows: Tensor, features: Tensor, step: int) -> None:
+        """Do what `update` does in a few microseconds: nothing is checked, and the batch is written when it is needed.
+
+        Parameters
+        ----------
+        rows : Tensor of shape (b,)
+            Rows of the data set, int64, within range. Like ``features`` it must not be changed afterwards.
+        features : Tensor of shape (b, d)
+            Detached here.
+        step : int
+            Present step.
+        """
+        self._kept.append((rows, features.detach(), step))
+        self.last_step = max(self.last_step, step)
+        if len(self._kept) == _KEPT:
+            self._write_kept()
 
     def fill(
         self,
@@ -154,35 +171,61 @@ class FeatureBank:
         return done
 
     def _write(self, rows: Tensor, z: Tensor, step: int) -> None:
-        if self.d is not None and z.shape[1] != self.d:
-            raise InputError(
-                f"features have {z.shape[1]} columns, the bank holds d={self.d}; make a new bank for another featuriser"
-            )
+        self._write_kept()
+        self._write_batches([(rows, z, step)])
+
+    def _write_kept(self) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, []
+            self._write_batches(kept)
+
+    def _write_batches(self, batches: list[tuple[Tensor, Tensor, int]]) -> None:
+        for _, z, _ in batches:
+            if self.d is not None and z.shape[1] != self.d:
+                raise InputError(
+                    f"features have {z.shape[1]} columns, the bank holds d={self.d}; make a new bank for another "
+                    "featuriser"
+                )
         if self._rows is None:
-            self.d = z.shape[1]
+            self.d = batches[0][1].shape[1]
             self._rows = torch.zeros(self.n, self.d, dtype=self.dtype, device=self.device)
+        steps = [step for _, _, step in batches]
+        turns = range(self._turn, self._turn + len(batches))
+        self._turn += len(batches)
+        self.last_step = max(self.last_step, *steps)
+        if len(batches) == 1:
+            rows, z = batches[0][:2]
+            step, turn = steps[0], turns[0]
+        else:
+            sizes = torch.tensor([len(rows) for rows, _, _ in batches])
+            rows, z = (torch.cat(parts) for parts in list(zip(*batches))[:2])
+            step, turn = (torch.tensor(list(values)).repeat_interleave(sizes) for values in (steps, turns))
         rows = self._here(rows)
         z = z.to(self.dtype) if z.element_size() > self.dtype.itemsize else z  # the smaller one travels
         if self.device.type == "cpu" and torch.bfloat16 not in (self.dtype, z.dtype):  # which numpy does not know
             # the same in few microseconds, at every step: numpy goes in order, so that the last of equal indices wins
             place = rows.numpy()
             self._rows.numpy()[place] = self._here(z).numpy()
-            self.updated_at.numpy()[place] = step
-            self._turns.numpy()[place] = self._turn
+            self._updated_at.numpy()[place] = step
+            self._turns.numpy()[place] = turn
         else:
             # index_copy_ lets any of several equal indices win: hand it the last row for all of them
-            z = self._here(z).to(self.dtype).index_select(0, _last_occurrence(rows))
-            self._rows.index_copy_(0, rows, z)
-            self.updated_at.index_fill_(0, rows, step)
-            self._turns.index_fill_(0, rows, self._turn)
-        self._turn += 1
-        self.last_step = max(self.last_step, step)
+            last = _last_occurrence(rows)
+            self._rows.index_copy_(0, rows, self._here(z).to(self.dtype).index_select(0, last))
+            for store, value in ((self._updated_at, step), (self._turns, turn)):
+                store[rows] = value.to(self.device)[last] if isinstance(value, Tensor) else value
 
     def _here(self, x: Tensor) -> Tensor:
         # the one transfer; towards the CPU it must wait, or the host would read before the copy is done
         return x.to(self.device, non_blocking=self.device.type != "cpu")
 
     # --- reading --------------------------------------------------------------------------------------
+
+    @property
+    def updated_at(self) -> Tensor:
+        """Step at which each row was last renewed (n,), -1 for never."""
+        self._write_kept()
+        return self._updated_at
 
     @property
     def filled(self) -> float:
@@ -196,6 +239,7 @@ class FeatureBank:
     def stale_rows(self, count: int) -> Tensor:
         """Indices of the ``count`` rows that have not been renewed for longest, never filled ones first."""
         count = check_count(count, "count", low=0, high=self.n)
+        self._write_kept()
         return self._turns.argsort(stable=True)[:count]
 
     def features(self, *, missing: str = "error", seed: int | torch.Generator = 0) -> Tensor:
@@ -234,6 +278,7 @@ class FeatureBank:
 
     def mark(self) -> None:
         """Remember that strata were made from the present rows, for `drift`."""
+        self._write_kept()
         self._marked = self._turn
 
     @torch.no_grad()
@@ -269,6 +314,7 @@ class FeatureBank:
         z = as_features(features, check_finite=False)
         rows = _as_rows(indices, len(z), self.n)
         fitted = known_kernel(kernel)
+        self._write_kept()
         precision = torch.promote_types(self.dtype, torch.float32)
         if self._rows is None:
             return torch.full((), math.nan, dtype=precision, device=self.device)
@@ -286,6 +332,7 @@ class FeatureBank:
 
     def state_dict(self) -> dict[str, Any]:
         """The bank's tensors, not copies of them, and plain numbers, as for ``nn.Module``."""
+        self._write_kept()
         return {
             "bank": _STATE_VERSION,
             "n": self.n,
@@ -319,7 +366,7 @@ class FeatureBank:
                 self._rows = torch.empty(state["rows"].shape, dtype=self.dtype, device=self.device)
             self._rows.copy_(state["rows"])
         self.d = self.d if state["d"] is None else state["d"]
-        self.updated_at.copy_(state["updated_at"])
+        self._updated_at.copy_(state["updated_at"])
         self._turns.copy_(state["turns"])
         self.last_step, self._turn, self._marked = state["last_step"], state["turn"], state["marked"]
 
@@ -332,6 +379,7 @@ class FeatureBank:
     # --- checks ---------------------------------------------------------------------------------------
 
     def _filled_count(self) -> int:
+        self._write_kept()
         return int((self._turns != _NEVER).sum())
 
     def _check_dataset(self, dataset: Any) -> None:

@@ -146,7 +146,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         return entries.reshape(-1)[table.to("cpu")[torch.randperm(len(table), generator=generator)]]
 
     def _first_part(self, strata: Tensor, generator: torch.Generator) -> Tensor:
-        """What is planned together of each stratum (k, m), given in random order, with the mean of the whole: (k, m')."""
+        """What is planned together of each shuffled stratum (k, m), with the mean of the whole: (k, m')."""
         assert self._features is not None
         k, size = strata.shape
         if size <= _ROWS:
