@@ -312,6 +312,6 @@ def test_kept_batches_are_those_of_updates(look: int, dtype: torch.dtype) -> Non
     assert bank.features().eq(1).all()
     bank.keep(torch.tensor([4]), torch.zeros(1, 3), 151)
     assert float(bank.drift([4], torch.ones(1, 3))) != float(bank.drift([4], torch.zeros(1, 3)))
+    bank.keep(torch.tensor([4]), torch.zeros(1, 4), 152)
     with pytest.raises(InputError, match="4 columns, the bank holds d=3"):
-        bank.keep(torch.tensor([4]), torch.zeros(1, 4), 152)
         bank.features()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -468,3 +469,63 @@ def test_strata_are_those_of_the_first_process(tmp_path: Path) -> None:
         alone = stream_with_refreshes(samplers, RefreshEvery(5), noise=0.0)
         for name in samplers:
             assert found[rank][name] == alone[name], name
+
+
+# --- features that stand still ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [StratifiedBatchSampler, OrderedBatchSampler, BalancedBatchSampler])
+def test_a_sampler_whose_features_stand_still_is_left_alone(make: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(600, 3, generator=generator)
+    features = {"still": z, "moving": z.clone()}
+    samplers = {name: make(600, 8, seed=seed, endless=True) for seed, name in enumerate(features)}
+    refresher = Refresher(
+        RefreshEvery(1), samplers, {name: partial(features.get, name) for name in features}, still=1e-3
+    )
+    first = refresher.step(0)
+    assert first is not None
+    streams = {name: iter(sampler) for name, sampler in samplers.items()}
+    drawn = [next(streams["still"]) for _ in range(3)]
+    alone = make(600, 8, seed=0, endless=True)
+    alone.refresh(z)
+    spread = float((z - z.mean(0)).square().mean())
+    noise = torch.randn(z.shape, generator=generator)
+    features["still"] = z + (0.8e-3 * spread) ** 0.5 * noise
+    features["moving"] = z + (1.3e-3 * spread) ** 0.5 * noise
+    log = refresher.step(1)
+    assert log is not None
+    assert log["still/seconds_solver"] == 0.0 < log["moving/seconds_solver"]
+    assert refresher.account.counts["skipped"] == 1
+    assert [sampler.state_dict()["refreshes"] for sampler in samplers.values()] == [1, 2]
+    drawn += [next(streams["still"]) for _ in range(3)]  # the plan goes on
+    assert drawn == list(islice(alone, 6))
+    # movement is that since the last refresh, not since the last question, and a copy of the state knows it too
+    other = Refresher(RefreshEvery(1), samplers, refresher.sources, still=1e-3)
+    other.load_state_dict(refresher.state_dict())
+    features["still"] = z + (1.3e-3 * spread) ** 0.5 * noise
+    other.step(2)
+    assert [sampler.state_dict()["refreshes"] for sampler in samplers.values()] == [2, 2]
+
+
+def test_what_stands_still_is_refreshed_where_more_than_features_counts() -> None:
+    z = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    always = Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z)
+    grouped = Refresher(
+        RefreshEvery(1),
+        StratifiedBatchSampler(60, 4),
+        lambda: z,
+        groups=lambda _: {"0": {"groups": (z[:, 0] > 0).long()}},
+        still=1,
+    )
+    observed = Refresher(VarianceRefresh(shortest=1, longest=1), StratifiedBatchSampler(60, 4), lambda: z, still=1)
+    without = Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z, still=1)
+    for refresher in (always, grouped, observed, without):
+        refresher.step(0)
+        if refresher is without:  # a state of an earlier version
+            refresher.load_state_dict({key: value for key, value in refresher.state_dict().items() if key != "seen"})
+        refresher.step(1)
+        assert "skipped" not in refresher.account.counts
+        assert refresher.samplers["0"].state_dict()["refreshes"] == 2
+    with pytest.raises(InputError, match="still must be a share"):
+        Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z, still=-0.1)

@@ -51,6 +51,8 @@ _KINDS: dict[str, Callable[..., RefreshPolicy]] = {
 
 POLICY_NAMES = tuple(_KINDS)
 
+_STILL = 1e-3  # share of their spread that features must have moved by for a refresh, see `Refresher`
+
 
 def make_policy(config: RunConfig) -> RefreshPolicy:
     """Policy of a run; strata of inputs are made once, and with T = 0 nothing is refreshed.
@@ -146,6 +148,7 @@ class StrataUpdater:
             groups=self._other_domain if config.sampler == "swap-ordered" else self.classes,
             account=account,
             share=False,  # `_send_strata` does it, with the rest of what the leading process decides
+            still=_STILL,
         )
 
     def begin(self) -> None:

@@ -193,9 +193,11 @@ class FeatureBank:
         turns = range(self._turn, self._turn + len(batches))
         self._turn += len(batches)
         self.last_step = max(self.last_step, *steps)
+        step: int | Tensor
+        turn: int | Tensor
         if len(batches) == 1:
-            rows, z = batches[0][:2]
-            step, turn = steps[0], turns[0]
+            rows, z, step = batches[0]
+            turn = turns[0]
         else:
             sizes = torch.tensor([len(rows) for rows, _, _ in batches])
             rows, z = (torch.cat(parts) for parts in list(zip(*batches))[:2])
