@@ -51,7 +51,7 @@ _KINDS: dict[str, Callable[..., RefreshPolicy]] = {
 
 POLICY_NAMES = tuple(_KINDS)
 
-_STILL = 1e-3  # share of their spread that features must have moved by for a refresh, see `Refresher`
+_STILL = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
 
 
 def make_policy(config: RunConfig) -> RefreshPolicy:

@@ -15,6 +15,9 @@ from vardass.samplers.ordered import centred_on, coupled_rows
 from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
+from vardass.solvers.min_sum import min_sum
+from vardass.solvers.problem import LowRankProblem
+from vardass.solvers.sizes import SizeLimits
 from vardass.solvers.starts import bisection_labels
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_generator, check_count
@@ -104,7 +107,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         self.strata = None
         if self.groups is not None and bool((self.groups != self.groups[0]).any()):
             planned = torch.cat([planned, self._group_features(planned)], dim=1)
-        self._labels = bisection_labels(planned, self.batch_size)
+        self._labels = _equal_strata(planned, low_rank.residual, self.batch_size)
         self._features = planned
 
     def _group_features(self, features: Tensor) -> Tensor:
@@ -179,3 +182,13 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
 
 _ROWS = 128  # batches that are planned together, at most
 _LEADING = 32  # columns on which the parts of an epoch that are planned together are alike
+_REFINED = 512  # samples up to which the strata are refined by exchanges between them
+
+
+def _equal_strata(features: Tensor, residual: Tensor, k: int) -> Tensor:
+    """Labels (n,) of k strata whose sizes differ by at most one."""
+    labels = bisection_labels(features, k)
+    if len(features) <= _REFINED:  # of more, swaps inside strata make up for it at less cost
+        limits = SizeLimits.of(len(features), k, equal=True)
+        labels = min_sum(LowRankProblem(features, residual), k, limits=limits, labels=labels, max_passes=2).labels
+    return labels
