@@ -32,7 +32,6 @@ from vardass.data import standardise, watch_domains
 from vardass.files import atomic_write
 from vardass.kernels import as_kernel
 from vardass.losses import coral, mmd2
-from vardass.lowrank import low_rank_features
 from vardass.sampler_noise import variance_report
 from vardass.samplers import (
     BalancedBatchSampler,
@@ -40,7 +39,7 @@ from vardass.samplers import (
     StratifiedBatchSampler,
     UniformBatchSampler,
 )
-from vardass.samplers.ordered import PLAN_RANK
+from vardass.samplers.plan import PLAN_RANK, plan_features
 
 OURS = ("ordered", "balanced")
 TO_PAPER, TO_UNIFORM = 1 / 5, 1 / 50
@@ -184,7 +183,7 @@ def limits(domains: Iterable[Tensor], kernel: str) -> dict[str, float]:
     missed, largest = [], []
     for x in domains:
         fitted = as_kernel(kernel).fit(x)
-        features = low_rank_features(x, fitted, PLAN_RANK, generator=torch.Generator().manual_seed(1))
+        features = plan_features(x, fitted, PLAN_RANK, generator=torch.Generator().manual_seed(1))
         missed.append(features.irreducible)
         squares = fitted.diag(x)
         largest.append(float(squares.max() / squares.mean()))
