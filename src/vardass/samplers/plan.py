@@ -22,12 +22,14 @@ from vardass.strata import Strata
 from vardass.validate import row_blocks
 
 __all__ = [
+    "FEW_SAMPLES",
     "NEGLIGIBLE",
     "PLAN_LANDMARKS",
     "PLAN_RANK",
     "SWAP_ROUNDS",
     "couple_rows",
     "cycle_table",
+    "default_rank",
     "plan_features",
     "row_errors",
 ]
@@ -39,8 +41,17 @@ PLAN_LANDMARKS = 256
 """Samples that span those features. With fewer the leading columns are further from those of the kernel, and the
 variance of a loss rises at once."""
 
+FEW_SAMPLES = 512
+"""Data sets up to this size are planned on as many columns as landmarks: there fewer of them raise the variance."""
+
 NEGLIGIBLE = 0.03
 """Share of what the features miss of a row that its error on them may have: a further sweep would gain little."""
+
+
+def default_rank(n: int) -> int:
+    """Columns of the kernel features that a plan of n samples looks at."""
+    return PLAN_LANDMARKS if n <= FEW_SAMPLES else PLAN_RANK
+
 
 _SAMPLE = 1024  # samples that the landmarks and the leading columns are chosen from
 
