@@ -130,7 +130,7 @@ def row_errors(table: Tensor, features: Tensor, weights: Tensor) -> Tensor:
     return torch.einsum("tkr,k->tr", features[table], weights)
 
 
-SWAP_ROUNDS = 16
+SWAP_ROUNDS = 4
 """Most sweeps over the columns of a plan; mostly one or two are made, see `NEGLIGIBLE`."""
 
 _GROUP = 128  # rows that share out their entries: more gain more, and cost as much more
