@@ -17,7 +17,7 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.validate import row_blocks
 
-__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features", "random_row_blocks"]
+__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features", "random_row_blocks", "whitening"]
 
 DEFAULT_RANK = 128
 
@@ -256,7 +256,7 @@ def _fit(
         chosen = _random_pivots(sample, kernel, count, generator)
     points = sample[chosen].contiguous()
     columns = kernel.matrix(sample, points)
-    whiten = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
+    whiten = whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
     if not sort and whiten.shape[1] <= rank:
         return FeatureMap(kernel, points, whiten.to(x.dtype)), whiten[:0], whiten[0, :0]
     whitened = columns @ whiten.to(x.dtype)
@@ -267,8 +267,17 @@ def _fit(
     return FeatureMap(kernel, points, (whiten @ axes).to(x.dtype)), axes.T @ moment @ axes, mean @ axes
 
 
-def _whitening(matrix: Tensor, eps: float) -> Tensor:
-    """T (L, R) with T Tᵀ the inverse of a positive semi-definite ``matrix`` (L, L), on the directions that it has."""
+def whitening(matrix: Tensor, eps: float) -> Tensor:
+    """T (L, R) with T Tᵀ the inverse of a positive semi-definite ``matrix`` (L, L), on the directions that it has.
+
+    ``eps`` is the rounding of its entries, relative to their size.
+
+    Examples
+    --------
+    >>> whiten = whitening(torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64), 1e-7)
+    >>> (whiten @ whiten.T).tolist()
+    [[0.25, 0.0], [0.0, 1.0]]
+    """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal()
     # directions near the rounding error of the kernel entries would only amplify it

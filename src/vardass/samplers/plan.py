@@ -16,8 +16,7 @@ from torch import Tensor
 from vardass.backend import hot_loops
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.lowrank import FeatureMap, LowRankFeatures, low_rank_features
-from vardass.lowrank import _whitening as whitening
+from vardass.lowrank import FeatureMap, LowRankFeatures, low_rank_features, whitening
 from vardass.strata import Strata
 from vardass.validate import row_blocks
 
