@@ -248,12 +248,49 @@ def draw(runs: pd.DataFrame, methods: list[str], stem: Path, *, split: bool) -> 
     save_figure(figure, stem)
 
 
+OTHERS = """{runs:,} runs of `uniform` and `recommended`, batches of 32, on the pairs of domains of the same four data
+sets that are not in the [atlas](atlas.md), so that no setting was chosen on them ({pairs}; seeds: {seeds}):
+`python benchmarks/atlas.py ../shared/data --others --batches 32 --methods uniform recommended`, then
+`python benchmarks/atlas_report.py --others`. Everything else is as there; the domains themselves are the same, so this
+is a test on new pairs, not on new data."""
+
+
+def write_others(records: Path, out: Path) -> None:
+    """Tables of the runs that no setting was chosen on."""
+    runs = read(records)
+    tabled = runs[runs.penalty.isin(COMMON)]
+    tasks = runs.groupby("data")["task"].nunique()
+    parts = [
+        "# Atlas: pairs of domains that no setting was chosen on",
+        OTHERS.format(
+            runs=len(runs),
+            pairs=", ".join(f"{data} {tasks[data]}" for data in DATA),
+            seeds=", ".join(map(str, sorted(runs.seed.unique()))),
+        ),
+        verdict(tabled),
+        "## Each method at its best λ (target labels choose it, for both alike)",
+        table(tabled, ["recommended"], "best"),
+        "## At the λ that source validation picks: the largest within one standard error of the best",
+        table(tabled, ["recommended"], "picked"),
+        "## At the λ with the best source validation",
+        table(tabled, ["recommended"], "highest"),
+        "## Collapse",
+        collapses(runs, [BASELINE, "recommended"]),
+    ]
+    with atomic_write(out / "atlas_others.md") as file:
+        file.write(("\n\n".join(parts) + "\n").encode())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", nargs="?", type=Path, default=RESULTS / "atlas.jsonl.gz")
     parser.add_argument("--methods", nargs="+", help="columns, the last drawn thick; default: all")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--others", action="store_true", help="of the pairs of domains that no setting was chosen on")
     args = parser.parse_args()
+    if args.others:
+        write_others(RESULTS / "atlas_others.jsonl.gz", args.out)
+        return
     runs = read(args.records)
     methods = args.methods or [name for name in dict.fromkeys(runs.method) if name != BASELINE]
     runs = runs[runs.method.isin([BASELINE, *methods])]
