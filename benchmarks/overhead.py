@@ -90,7 +90,7 @@ def pacs(pixels: int) -> Callable[[Path], TaskSplits]:
 
 SETTINGS = {
     "mlp": Setting("watch, MLP on 78 features", watch, 400),
-    "conv": Setting("PACS 32 x 32, small convolutional net", pacs(32), 24, {"network": "conv"}),
+    "conv": Setting("PACS 32 x 32, small convolutional net", pacs(32), 96, {"network": "conv"}),
     "resnet": Setting("PACS at 64 x 64, ResNet-18", pacs(64), 6, network=ResNet18),
 }
 
