@@ -101,10 +101,10 @@ def align_classes(
     ClassAlignment
         Not aligned where pseudo-labels fill the rows of no more than half of the source's classes, as those of an
         untrained or collapsed network do: batches of the few classes that it knows would make it worse. Nor where
-        only one class has a quarter of its even share of them: the target then more likely lies on one side of the
-        boundary than has one class. Nor where classes have fewer samples than a batch has strata. Where there are more
-        classes than strata, the class with the least share is joined to the one that the network confuses it with most,
-        again and again; what is aligned is then these joint classes.
+        they are of fewer than 1.5 classes in effect (the exponential of their entropy): the target then more likely
+        lies on one side of a boundary than has one class. Nor where classes have fewer samples than a batch has
+        strata. Where there are more classes than strata, the class with the least share is joined to the one that the
+        network confuses it with most, again and again; what is aligned is then these joint classes.
 
     Examples
     --------
@@ -136,8 +136,7 @@ def align_classes(
     seen, known = counted(target, classes), counted(source, classes)
     filled = (seen.double() * classes / wanted[1]).clamp_max(1.0)
     present = int((known > 0).sum())
-    frequent = int((4 * present * seen[known > 0] >= seen.sum()).sum())
-    if 2.0 * float(filled[known > 0].sum()) <= present or frequent < min(2, present):
+    if 2.0 * float(filled[known > 0].sum()) <= present or (present > 1 and _effective(seen) < _FEWEST):
         return plain
     estimated = (1.0 - smoothing) * classes * seen / seen.sum() + smoothing
     share = (filled if shares == "uniform" else estimated).clamp_min(floor)
@@ -154,6 +153,15 @@ def align_classes(
             return plain
         found.append({"groups": groups, "shares": mine / mine.sum()})
     return ClassAlignment(*found)
+
+
+_FEWEST = 1.5  # classes in effect: of two, one has a share of 0.14
+
+
+def _effective(counts: Tensor) -> float:
+    """Exponential of the entropy of the shares that ``counts`` (C,) give."""
+    shares = counts.double() / counts.sum()
+    return float(torch.special.entr(shares).sum().exp())
 
 
 def _joined(share: Tensor, probabilities: Tensor, most: int) -> Tensor:
