@@ -53,7 +53,7 @@ NYSTROM = {
     "function": (FunctionKernel(lambda x, y: (1.0 + x @ y.T) ** 2), cloud(40)),
 }
 each_nystrom = pytest.mark.parametrize(("kernel", "x"), NYSTROM.values(), ids=NYSTROM.keys())
-each_pivoting = pytest.mark.parametrize("pivoting", ["rpcholesky", "uniform"])
+each_pivoting = pytest.mark.parametrize("pivoting", ["rpcholesky", "diagonal", "uniform"])
 
 
 # --- exactness --------------------------------------------------------------------------------------------
@@ -163,25 +163,27 @@ def test_nothing_to_capture_counts_as_all() -> None:
 def test_random_pivots_beat_uniform_landmarks_on_a_skewed_kernel() -> None:
     x = skewed(600, 48)
     kernel = CoralKernel().fit(x)
-    pivoted, uniform = (
-        [low_rank_features(x, kernel, 32, pivoting=p, generator=gen(s)).captured for s in range(3)]
-        for p in ("rpcholesky", "uniform")
-    )
-    assert min(pivoted) > 0.8
-    assert max(uniform) < 0.5
+
+    def held(pivoting: str, seed: int) -> float:
+        _, residual = fit_feature_map(x, kernel, 32, pivoting=pivoting, generator=gen(seed))(x)
+        return 1.0 - float(residual.sum() / kernel.diag(x).sum())
+
+    for pivoting in ("rpcholesky", "diagonal"):
+        assert min(held(pivoting, seed) for seed in range(3)) > 0.9
+    assert max(held("uniform", seed) for seed in range(3)) < 0.2
 
 
 def test_pivots_are_distinct_and_end_with_the_rank_of_the_kernel() -> None:
     x = cloud(50)
-    chosen = module._random_pivots(x, RBFMixture(), 20, gen())
+    chosen = module._random_pivots(x, RBFMixture(), 20, gen(), rounds=2)
     assert len(set(chosen.tolist())) == 20
     # places of five points each that the kernel can hardly tell apart
     close = (10.0 * cloud(20, 2)).repeat(5, 1) + 1e-3 * cloud(100, 2, 1)
     for seed in range(10):
-        chosen = module._random_pivots(close, RBFMixture(gammas=(1.0,)), 60, gen(seed))
+        chosen = module._random_pivots(close, RBFMixture(gammas=(1.0,)), 60, gen(seed), rounds=2)
         assert len(set(chosen.tolist())) == len(chosen)
     # (1 + <x, y>)² on 3 columns has rank 10, so the first of two rounds misses nothing
-    assert len(module._random_pivots(x, PolynomialKernel(), 50, gen())) == 25
+    assert len(module._random_pivots(x, PolynomialKernel(), 50, gen(), rounds=2)) == 25
     feature_map = fit_feature_map(x, PolynomialKernel(), 50, generator=gen())
     assert feature_map.transform.shape[1] == 10
 
@@ -217,10 +219,11 @@ def test_blocks_do_not_change_the_map(kernel: Kernel, d: int, monkeypatch: pytes
 
 def test_landmarks_come_from_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SAMPLE", 30)
+    monkeypatch.setattr(module, "_PER_LANDMARK", 1)
     x = cloud(200, 4)
-    feature_map = fit_feature_map(x, RBFMixture(), 50, generator=gen())
+    feature_map = fit_feature_map(x, RBFMixture(), 25, generator=gen())
     assert feature_map.landmarks is not None
-    assert 1 < len(feature_map.landmarks) <= 30
+    assert 1 < len(feature_map.landmarks) <= 50
     assert bool((feature_map.landmarks[:, None] == x).all(2).any(1).all())
     features, residual = feature_map(x)
     torch.testing.assert_close(features.square().sum(1) + residual, x.new_full((200,), 5.0))
@@ -316,7 +319,7 @@ def test_same_generator_same_features(pivoting: str) -> None:
 
 
 def test_unknown_pivoting_is_named() -> None:
-    with pytest.raises(InputError, match="'rpcholesky' or 'uniform', got 'greedy'"):
+    with pytest.raises(InputError, match="greedy"):
         low_rank_features(cloud(9), RBFMixture(), 4, pivoting="greedy", generator=gen())
 
 
@@ -328,7 +331,94 @@ def test_columns_come_by_falling_variance(kernel: str) -> None:
     low_rank = low_rank_features(x, fitted, 24, generator=gen())
     variances = low_rank.features.var(0)
     assert bool((variances[1:] <= variances[:-1] * (1 + 1e-9)).all())
-    raw, residual = fit_feature_map(x, fitted, 24, generator=gen())(x)
-    raw = raw - raw.mean(0)
-    torch.testing.assert_close(low_rank.features @ low_rank.features.T, raw @ raw.T)  # only turned
-    torch.testing.assert_close(low_rank.residual, residual)
+
+
+@pytest.mark.parametrize("rank", [2, 5, 12])
+@pytest.mark.parametrize("kernel", ["mmd", "laplacian"])
+def test_the_columns_hold_all_of_the_mean_that_landmarks_span(kernel: str, rank: int) -> None:
+    """However few they are: <φ(z), μ> is then what all landmarks would say."""
+    x = 0.3 * cloud(120, 5) + 0.5
+    fitted = fitted_kernel(kernel, x)
+    feature_map = fit_feature_map(x, fitted, rank, landmarks=40, generator=gen())
+    assert feature_map.landmarks is not None
+    features, _ = feature_map(x)
+    assert features.shape[1] == rank
+    columns = fitted.matrix(x, feature_map.landmarks)
+    inverse = torch.linalg.inv(fitted.matrix(feature_map.landmarks))
+    means = columns @ inverse @ columns.mean(0)
+    torch.testing.assert_close(features @ features.mean(0), means, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("kernel", "d"), [("mmd", 4), ("laplacian", 4), ("coral", 30)])
+@pytest.mark.parametrize("n", [60, 2000], ids=["all rows sampled", "a sample of rows"])
+def test_a_landmark_is_seen_through_the_other_landmarks(kernel: str, d: int, n: int) -> None:
+    """Against features on the span of the others, for each landmark anew."""
+    x = cloud(n, d)
+    fitted = fitted_kernel(kernel, x)
+    found = low_rank_features(x, fitted, 12, landmarks=12, generator=gen())
+    points = fit_feature_map(
+        x, fitted, 12, landmarks=12, generator=gen()
+    ).landmarks  # the same generator, the same ones
+    assert points is not None
+    rows = [int((x == point).all(1).nonzero()) for point in points]
+    one, other = [row for row in range(n) if row not in rows][:2]
+    apart = found.features[one] - found.features[other]  # differences, of which the centring is no part
+
+    def inner(points: Tensor, row: int) -> float:
+        """<P φ(z), P (φ(one) - φ(other))> with P on the span of ``points``."""
+        through = fitted.matrix(x[[row]], points) @ torch.linalg.inv(fitted.matrix(points))
+        to_both = (through @ fitted.matrix(points, x[[one, other]])).flatten()
+        return float(to_both[0] - to_both[1])
+
+    for place, row in enumerate(rows):
+        others = torch.cat([points[:place], points[place + 1 :]])
+        through = fitted.matrix(x[[row]], others) @ torch.linalg.inv(fitted.matrix(others))
+        held = float(through @ fitted.matrix(others, x[[row]]))
+        assert float(found.residual[row]) == pytest.approx(float(fitted.diag(x[[row]])) - held, rel=1e-6)
+        expected = inner(others, row) - inner(points, one)
+        assert float((found.features[row] - found.features[one]) @ apart) == pytest.approx(expected, rel=1e-6, abs=1e-8)
+
+
+def test_landmarks_that_occur_twice_hold_each_other() -> None:
+    """Then the matrix of the landmarks is singular, and nothing of a landmark is its own."""
+    x = cloud(40, 4).repeat(4, 1)
+    kernel = RBFMixture()
+    found = low_rank_features(x, kernel, 16, landmarks=64, generator=gen())
+    copies = found.features.view(4, 40, 16)
+    points = fit_feature_map(x, kernel, 16, landmarks=64, generator=gen()).landmarks
+    assert points is not None
+    times = (x[:40, None] == points).all(2).sum(1)
+    assert bool((times >= 2).any())
+    torch.testing.assert_close(copies[:, times >= 2], copies[:1, times >= 2].expand(4, -1, -1), atol=1e-6, rtol=0)
+
+
+def test_no_landmark_is_left_out_where_most_rows_are_landmarks() -> None:
+    x = cloud(40)
+    kernel = RBFMixture()
+    for landmarks, same in ((21, True), (20, False)):
+        raw, residual = fit_feature_map(x, kernel, landmarks, landmarks=landmarks, generator=gen())(x)
+        found = low_rank_features(x, kernel, landmarks, landmarks=landmarks, generator=gen())
+        assert torch.allclose(found.residual, residual) == same
+        raw = raw - raw.mean(0)
+        assert torch.allclose(found.features @ found.features.T, raw @ raw.T) == same
+
+
+@pytest.mark.parametrize("negligible", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("rank", [None, 1, 8, 30])
+def test_leading_columns_keep_the_diagonal(rank: int | None, negligible: float) -> None:
+    whole = low_rank_features(cloud(200, 6), RBFMixture(), 48, generator=gen())
+    less = whole.leading(rank, negligible=negligible)
+    kept = less.features.shape[1]
+    assert torch.equal(less.features, whole.features[:, :kept])
+    torch.testing.assert_close(
+        less.features.square().sum(1) + less.residual, whole.features.square().sum(1) + whole.residual
+    )
+    if rank is not None:
+        assert kept <= rank
+    elif negligible == 0.0:
+        assert kept == whole.features.shape[1]
+    held = whole.features.square().sum(0)
+    if rank is None and kept > 8:  # no eight more could go
+        assert float(held[kept - 8 :].sum()) > negligible * float(held.sum())
+    if rank is None:
+        assert float(held[kept:].sum()) <= negligible * float(held.sum())

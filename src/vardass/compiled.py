@@ -152,12 +152,13 @@ def couple_rows(
 
 @njit(nogil=True, cache=True)
 def _relabel(scores: Floats, kernel: Floats, diag: Floats, labels: Ints, i: int, target: int) -> None:
-    source = labels[i]
+    left, joined, inner = scores[labels[i]], scores[target], kernel[i]
+    own_left, own_joined = left[i], joined[i]
     for j in range(len(labels)):
-        if j != i:
-            distance = diag[j] + diag[i] - 2 * kernel[i, j]
-            scores[source, j] -= distance
-            scores[target, j] += distance
+        distance = diag[j] + diag[i] - 2 * inner[j]
+        left[j] -= distance
+        joined[j] += distance
+    left[i], joined[i] = own_left, own_joined  # a point is no distance from itself, whatever rounding says
     labels[i] = target
 
 
@@ -210,30 +211,39 @@ def move_points(
     return decrease
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, fastmath=True)
 def swap_points(
     scores: Floats, kernel: Floats, diag: Floats, labels: Ints, at_limit: NDArray[np.bool_], noise: float
 ) -> float:
     """One sweep of exchanges of points of strata ``at_limit`` (k,) with others, in place; returns the decrease of J."""
-    q = len(labels)
+    k, q = scores.shape
     decrease = 0.0
+    own, gain, there = np.empty(q, scores.dtype), np.empty(q, scores.dtype), np.empty(k, scores.dtype)
+    for j in range(q):
+        own[j] = scores[labels[j], j]
     for i in range(q):
         a = labels[i]
         if not at_limit[a]:
             continue
-        best, partner = noise, -1
+        for h in range(k):
+            there[h] = scores[h, i]
+        there[a] = np.finfo(scores.dtype).max / 4  # no exchange within a stratum
+        inner, here = kernel[i], scores[a]
+        fixed, best = own[i] + 2 * diag[i], -np.finfo(scores.dtype).max
         for j in range(q):
-            b = labels[j]
-            if b != a:
-                distance = diag[i] + diag[j] - 2 * kernel[i, j]
-                gain = scores[a, i] - scores[b, i] + scores[b, j] - scores[a, j] + 2 * distance
-                if gain > best:
-                    best, partner = gain, j
-        if partner >= 0:
-            decrease += best
+            gain[j] = own[j] - here[j] + 2 * diag[j] - 4 * inner[j] - there[labels[j]]
+            best = max(best, gain[j])
+        if fixed + best > noise:
+            partner = 0
+            while gain[partner] != best:
+                partner += 1
+            decrease += fixed + best
             b = labels[partner]
             _relabel(scores, kernel, diag, labels, partner, a)
             _relabel(scores, kernel, diag, labels, i, b)
+            for j in range(q):
+                if labels[j] == a or labels[j] == b:
+                    own[j] = scores[labels[j], j]
     return decrease
 
 

@@ -7,30 +7,31 @@ miss of a point is kept as its residual r_i = K_ii - |φ_i|² ≥ 0, a direction
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.validate import row_blocks
+from vardass.validate import choose, row_blocks
 
-__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features", "random_row_blocks", "whitening"]
+__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features", "random_row_blocks"]
 
 DEFAULT_RANK = 128
 
-_SAMPLE = 4096  # rows that landmarks and directions are chosen from
+_SAMPLE = 1024  # rows that landmarks and directions are chosen from, or _PER_LANDMARK for each if that is more
+_PER_LANDMARK = 3
 _BLOCK_BYTES = 16 * 2**20  # a block of kernel rows should stay in cache
-_ROUNDS = 2  # of landmarks that are drawn together; more of them find no better ones
+_ROUNDS = {"rpcholesky": 2, "diagonal": 1}  # of landmarks drawn together; more than two find no better ones
 
 
 @dataclass(frozen=True)
 class LowRankFeatures:
     """Centred features φ (n, r), columns by falling variance, and the residual diagonal (n,).
 
-    The order of the columns is that of all rows for up to 4,096 of them, else that of as many rows.
+    The order of the columns is that of a sample of the rows, where there are more than 1,024.
 
     Attributes
     ----------
@@ -65,6 +66,28 @@ class LowRankFeatures:
         """Share of the variance in the residual diagonal."""
         return 1.0 - self.captured
 
+    def leading(self, rank: int | None = None, *, negligible: float = 0.0) -> LowRankFeatures:
+        """The first ``rank`` columns at most, without the last that together hold only the share ``negligible``.
+
+        What these hold goes to the residual diagonal; the number that is kept is a multiple of eight.
+
+        Examples
+        --------
+        >>> whole = LowRankFeatures(torch.tensor([[3.0, 1.0], [-3.0, -1.0]]), torch.zeros(2))
+        >>> less = whole.leading(1)
+        >>> less.features.tolist(), less.residual.tolist()
+        ([[3.0], [-3.0]], [1.0, 1.0])
+        """
+        rank = self.features.shape[1] if rank is None else rank
+        if negligible > 0.0:
+            held = self.features.square().sum(0, dtype=torch.float64)
+            after = held.flip(0).cumsum(0).flip(0)  # by a column and those that follow
+            rank = min(rank, max(1, -(-int((after > negligible * after[0]).sum()) // 8) * 8))
+        if rank >= self.features.shape[1]:
+            return self
+        kept, dropped = self.features[:, :rank].contiguous(), self.features[:, rank:]
+        return LowRankFeatures(kept, self.residual + dropped.square().sum(1))
+
 
 @dataclass(frozen=True)
 class FeatureMap:
@@ -89,6 +112,11 @@ class FeatureMap:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features (n, r), not centred, and the residual diagonal (n,) of rows ``x`` (n, d)."""
+        features = self.features(x)
+        return features, self.missed(x, features)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (n, r) of rows ``x`` (n, d), not centred."""
         features = x.new_empty(len(x), self.transform.shape[1])
         if self.landmarks is None:
             rows = _BLOCK_BYTES // (x.element_size() * len(self.transform))
@@ -96,9 +124,13 @@ class FeatureMap:
             rows = _BLOCK_BYTES // (x.element_size() * max(len(self.landmarks), x.shape[1]))
         for block in row_blocks(len(x), rows):
             torch.mm(self._basis(x[block]), self.transform, out=features[block])
+        return features
+
+    def missed(self, x: Tensor, features: Tensor) -> Tensor:
+        """κ(z, z) minus what ``features`` (n, r) of the rows ``x`` hold of it: (n,)."""
         if self.landmarks is None:
-            return features, x.new_zeros(len(x))
-        return features, (self.kernel.diag(x) - features.square().sum(1)).clamp_min_(0.0)
+            return x.new_zeros(len(x))
+        return (self.kernel.diag(x) - features.square().sum(1)).clamp_min_(0.0)
 
     def _basis(self, x: Tensor) -> Tensor:
         if self.landmarks is not None:
@@ -115,16 +147,15 @@ def low_rank_features(
     *,
     landmarks: int | None = None,
     pivoting: str = "rpcholesky",
-    negligible: float = 0.0,
-    sort: bool = True,
     generator: torch.Generator,
 ) -> LowRankFeatures:
     """Features of the rows of ``x`` (n, d) under a fitted ``kernel``: at most ``rank`` columns.
 
-    Columns that together hold no more than the share ``negligible`` of the variance of uniform draws are replaced by
-    one, along their mean; what they held stays in the residual diagonal. Without ``sort`` the columns come in any
-    order, which saves two eigendecompositions where there are as many landmarks as columns. See `fit_feature_map` for
-    the other parameters. Time O(n (d + rank) landmarks), memory O(n rank).
+    A row that is a landmark is seen through the other landmarks, as all other rows are, unless these are fewer. A
+    landmark that is its own would have in its features what those of its neighbours miss, and strata and plans would
+    spend themselves on telling landmarks from other rows.
+
+    See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
 
     Examples
     --------
@@ -134,22 +165,11 @@ def low_rank_features(
     >>> torch.allclose(found.features.mean(0), torch.zeros(2).to(found.features), atol=1e-5)
     True
     """
-    sort = sort or negligible > 0.0
-    feature_map, moment, mean = _fit(x, kernel, rank, landmarks, pivoting, generator, sort=sort)
-    if sort and feature_map.landmarks is not None:
-        # its axes are those of the largest second moment, of which the mean has a part: turn them to the variance
-        centred = moment - mean[:, None] * mean
-        turn = _principal_axes(centred, len(mean))
-        if negligible > 0.0:
-            held = (turn * (centred @ turn)).sum(0).flip(0).cumsum(0).flip(0)  # by a column and those after it
-            spread = kernel.diag(x[:: -(-len(x) // _SAMPLE)]).double().mean() - mean.square().sum()
-            wanted = -(-int((held > negligible * spread).sum()) // 8) * 8
-            rest = turn[:, wanted:]
-            # the part of the mean that is left out is common to all points: it is no residual of theirs
-            common = rest @ (rest.T @ mean)
-            turn = torch.cat([turn[:, :wanted], common[:, None] / common.norm().clamp_min(1e-300)], 1)
-        feature_map = replace(feature_map, transform=feature_map.transform @ turn.to(x.dtype))
-    features, residual = feature_map(x)
+    fit = _fit(x, kernel, rank, landmarks, pivoting, generator, alike=True)
+    features = fit.basis @ fit.feature_map.transform if len(fit.basis) == len(x) else fit.feature_map.features(x)
+    if fit.alone is not None:
+        features[fit.landmarks] -= fit.alone[:, None] * fit.feature_map.transform
+    residual = fit.feature_map.missed(x, features)
     # a common shift changes no distance and makes later sums exact
     features -= features.mean(0)
     return LowRankFeatures(features, residual)
@@ -166,6 +186,9 @@ def fit_feature_map(
 ) -> FeatureMap:
     """Choose landmarks and directions on a sample of the rows of ``x``.
 
+    The columns are the directions of largest variance, and where not all fit, the last is what these miss of the mean
+    embedding: a loss depends on it first, and as it is common to all points it would be no residual of theirs.
+
     Parameters
     ----------
     x : Tensor of shape (n, d)
@@ -176,9 +199,10 @@ def fit_feature_map(
         Columns of the result.
     landmarks : int, optional
         Points that span the approximation, 2 * rank by default.
-    pivoting : {"rpcholesky", "uniform"}
+    pivoting : {"rpcholesky", "diagonal", "uniform"}
         Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber 2022) draws landmarks in proportion to
-        what is still missed, which matters for skewed kernels such as CORAL's; uniform is a little faster.
+        what is still missed, in two rounds, which matters for skewed kernels such as CORAL's. ``"diagonal"`` draws all
+        in proportion to κ(z, z), which is faster and with many landmarks as good.
     generator : torch.Generator
         On the device of ``x``.
 
@@ -191,7 +215,7 @@ def fit_feature_map(
     >>> torch.allclose(features @ features.T, x @ x.T, atol=1e-5)
     True
     """
-    return _fit(x, kernel, rank, landmarks, pivoting, generator)[0]
+    return _fit(x, kernel, rank, landmarks, pivoting, generator).feature_map
 
 
 MISSED_BLOCKS, MISSED_ROWS = 64, 512
@@ -226,6 +250,13 @@ def random_row_blocks(sizes: Sequence[int], generator: torch.Generator) -> list[
     return [list(rows) for rows in zip(*columns)]
 
 
+class _Fit(NamedTuple):
+    feature_map: FeatureMap
+    basis: Tensor  # what the map multiplies for the rows that it was chosen on, all of them if they are few
+    landmarks: Tensor | None = None  # their rows
+    alone: Tensor | None = None  # part of κ(z, z) of each that the others do not hold, where it is to be left out
+
+
 def _fit(
     x: Tensor,
     kernel: Kernel,
@@ -234,49 +265,52 @@ def _fit(
     pivoting: str,
     generator: torch.Generator,
     *,
-    sort: bool = True,
-) -> tuple[FeatureMap, Tensor, Tensor]:
-    """The map, and the second moment (r, r) and the mean (r,) of its features on the sample, in double precision."""
-    if pivoting not in ("rpcholesky", "uniform"):
-        raise InputError(f"pivoting must be 'rpcholesky' or 'uniform', got {pivoting!r}")
+    alike: bool = False,  # landmarks shall be seen as other rows
+) -> _Fit:
+    choose(pivoting, "pivoting", [*_ROUNDS, "uniform"])
     count = landmarks or 2 * rank
-    sample = x
-    if len(x) > (size := min(_SAMPLE, max(1024, 8 * count))):
-        sample = x[torch.randperm(len(x), generator=generator, device=x.device)[:size]]
+    sample, rows = x, None
+    if len(x) > (size := max(_SAMPLE, _PER_LANDMARK * count)):
+        rows = torch.randperm(len(x), generator=generator, device=x.device)[:size]
+        sample = x[rows]
     explicit = kernel.explicit_features(sample)
     if explicit is not None:  # few columns: rotate, keep them all
-        centred = (explicit - explicit.mean(0)).double()
-        moment = centred.T @ centred / len(centred)
-        axes = _principal_axes(moment, len(moment))
-        return FeatureMap(kernel, None, axes.to(x.dtype)), axes.T @ moment @ axes, moment.new_zeros(len(moment))
+        return _Fit(FeatureMap(kernel, None, _principal_axes(explicit.double())[0].to(x.dtype)), explicit)
     count = min(len(sample), count)
     if pivoting == "uniform":
         chosen = torch.randperm(len(sample), generator=generator, device=x.device)[:count]
     else:
-        chosen = _random_pivots(sample, kernel, count, generator)
+        chosen = _random_pivots(sample, kernel, count, generator, rounds=_ROUNDS[pivoting])
     points = sample[chosen].contiguous()
     columns = kernel.matrix(sample, points)
-    whiten = whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
-    if not sort and whiten.shape[1] <= rank:
-        return FeatureMap(kernel, points, whiten.to(x.dtype)), whiten[:0], whiten[0, :0]
+    whiten, alone = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
     whitened = columns @ whiten.to(x.dtype)
-    mean = whitened.mean(0, dtype=torch.float64)
-    whitened -= mean.to(x.dtype)  # the mean may be most of it, and would take the digits of the rest
-    moment = (whitened.T @ whitened).double() / len(sample) + mean[:, None] * mean
-    axes = _principal_axes(moment, min(rank, len(moment)))
-    return FeatureMap(kernel, points, (whiten @ axes).to(x.dtype)), axes.T @ moment @ axes, mean @ axes
+    alike &= len(x) >= 2 * count
+    if alike:
+        whitened[chosen] -= (alone[:, None] * whiten).to(x.dtype)
+    # the precision of the kernel values is enough to tell which directions lead
+    axes, mean = _principal_axes(whitened)
+    if axes.shape[1] > rank > 1:
+        axes = axes[:, : rank - 1]
+        rest = mean - axes @ (axes.T @ mean)
+        axes = torch.cat([axes, rest[:, None] / rest.norm().clamp_min(torch.finfo(x.dtype).tiny)], dim=1)
+    feature_map = FeatureMap(kernel, points, (whiten @ axes[:, :rank].double()).to(x.dtype))
+    if not alike:
+        return _Fit(feature_map, columns)
+    return _Fit(feature_map, columns, chosen if rows is None else rows[chosen], alone.to(x.dtype))
 
 
-def whitening(matrix: Tensor, eps: float) -> Tensor:
+def _whitening(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """T (L, R) with T Tᵀ the inverse of a positive semi-definite ``matrix`` (L, L), on the directions that it has.
 
-    ``eps`` is the rounding of its entries, relative to their size.
+    And 1 / (K⁻¹)_ll for each row (L,), the Schur complement: how much of K_ll the other rows do not hold. ``eps`` is
+    the rounding of the entries, relative to their size.
 
     Examples
     --------
-    >>> whiten = whitening(torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64), 1e-7)
-    >>> (whiten @ whiten.T).tolist()
-    [[0.25, 0.0], [0.0, 1.0]]
+    >>> whiten, alone = _whitening(torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64), 1e-7)
+    >>> (whiten @ whiten.T).tolist(), alone.tolist()
+    ([[0.25, 0.0], [0.0, 1.0]], [4.0, 1.0])
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal()
@@ -284,29 +318,30 @@ def whitening(matrix: Tensor, eps: float) -> Tensor:
     if not bool(failed) and bool(diagonal.min().square() > 30.0 * eps * matrix.diagonal().sum()):
         eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False).T
-        return inverse
+        return inverse, inverse.square().sum(1).reciprocal()
     values, vectors = torch.linalg.eigh(matrix)
-    keep = values > max(30.0 * eps * float(values[-1].clamp_min(0.0)), torch.finfo(torch.float64).tiny)
+    least = max(30.0 * eps * float(values[-1].clamp_min(0.0)), torch.finfo(torch.float64).tiny)
+    keep = values > least
+    alone = (vectors.square() / values.clamp_min(least)).sum(1).reciprocal()
     if not bool(keep.any()):  # a kernel that is zero on the data: one column of zeros
-        return matrix.new_zeros(len(matrix), 1)
-    whiten: Tensor = vectors[:, keep] / values[keep].sqrt()
-    return whiten
+        return matrix.new_zeros(len(matrix), 1), alone
+    return vectors[:, keep] / values[keep].sqrt(), alone
 
 
-def _principal_axes(moment: Tensor, rank: int) -> Tensor:
-    """Orthonormal directions (D, rank) of largest second ``moment`` (D, D), the largest first."""
-    _, vectors = torch.linalg.eigh(moment)
-    axes: Tensor = vectors.flip(1)[:, :rank]
-    return axes
+def _principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal directions (D, D) of ``features`` (n, D), that of the largest variance first, and their mean (D,)."""
+    mean = features.mean(0, dtype=torch.float64).to(features.dtype)
+    centred = features - mean  # the mean may be most of it, and would take the digits of the rest
+    return torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1), mean
 
 
-def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Generator) -> Tensor:
+def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Generator, *, rounds: int) -> Tensor:
     """Block randomly pivoted Cholesky: indices (at most count,) of distinct rows of ``x``."""
     missed = kernel.diag(x).double().clamp_min(0.0)
     floor = 1e-6 * missed.sum()
     factor = x.new_zeros(len(x), 0)
     chosen = torch.zeros(0, dtype=torch.int64, device=x.device)
-    size = max(1, -(-count // _ROUNDS))
+    size = max(1, -(-count // rounds))
     while float(missed.sum()) > float(floor):
         open_rows = int((missed > 0).sum())
         picks = torch.multinomial(missed, min(size, count - len(chosen), open_rows), generator=generator)

@@ -12,7 +12,7 @@ from vardass.kernels import KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, StreamOptions, derive_seed, kernel_name
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import centred_on, coupled_rows
-from vardass.samplers.plan import NEGLIGIBLE, SWAP_ROUNDS, couple_rows, default_rank, plan_features
+from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
 from vardass.solvers.min_sum import min_sum
@@ -50,9 +50,8 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         `StratifiedBatchSampler`. Strata of equal size are then made within groups, and batches have weights, equal
         within a group up to the rounding of sizes. An epoch of n / batch_size batches visits the samples of a group
         equally often, to within one visit for each of its strata, and a refresh begins another one.
-    plan_rank : int, optional
-        Columns of the kernel features that the plan looks at; by default the 96 leading ones, or 256 for up to 512
-        samples.
+    plan_rank : int
+        Columns of the kernel features that the plan looks at, the leading ones.
     swap_rounds : int
         Most sweeps of swaps over the columns of the plan; 0 leaves the draws uncoupled.
 
@@ -73,7 +72,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         kernel: KernelLike = "mmd",
         groups: ArrayLike | None = None,
         shares: ArrayLike | None = None,
-        plan_rank: int | None = None,
+        plan_rank: int = PLAN_RANK,
         swap_rounds: int = SWAP_ROUNDS,
         drop_last: bool = True,
         **options: Unpack[StreamOptions],
@@ -82,7 +81,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
         self._set_groups(groups, shares)
-        self.plan_rank = default_rank(n) if plan_rank is None else check_count(plan_rank, "plan_rank")
+        self.plan_rank = check_count(plan_rank, "plan_rank")
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
         self._labels: Tensor | None = None
@@ -183,7 +182,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
 
 _ROWS = 128  # batches that are planned together, at most
 _LEADING = 32  # columns on which the parts of an epoch that are planned together are alike
-_REFINED = 512  # samples up to which the strata are refined by exchanges between them
+_REFINED = 2048  # samples up to which the strata are refined by exchanges between them
 
 
 def _equal_strata(features: Tensor, residual: Tensor, k: int) -> Tensor:

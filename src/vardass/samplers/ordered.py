@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vardass.kernels import KernelLike, fitted_kernel
 from vardass.samplers.base import Chunk, derive_seed
-from vardass.samplers.plan import NEGLIGIBLE, SWAP_ROUNDS, couple_rows, cycle_table, default_rank, plan_features
+from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, cycle_table, plan_features
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.strata import Strata
 from vardass.validate import as_generator, check_count
@@ -34,9 +34,8 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         As for `StratifiedBatchSampler`.
     plan_rows : int
         Batches planned together. More give the swaps more choice and cost more time.
-    plan_rank : int, optional
-        Columns of the kernel features that the plan looks at; by default the 96 leading ones, or 256 for up to 512
-        samples.
+    plan_rank : int
+        Columns of the kernel features that the plan looks at, the leading ones.
     swap_rounds : int
         Most sweeps of swaps over the columns of the plan; 0 leaves the draws uncoupled.
 
@@ -57,13 +56,13 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         *,
         kernel: KernelLike = "mmd",
         plan_rows: int = 100,
-        plan_rank: int | None = None,
+        plan_rank: int = PLAN_RANK,
         swap_rounds: int = SWAP_ROUNDS,
         **options: Any,
     ) -> None:
         super().__init__(n, batch_size, kernel=kernel, replacement=False, **options)
         self.plan_rows = check_count(plan_rows, "plan_rows", low=2)
-        self.plan_rank = default_rank(n) if plan_rank is None else check_count(plan_rank, "plan_rank")
+        self.plan_rank = check_count(plan_rank, "plan_rank")
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
         self._missed = 0.0  # error of a sample that is not worth a further sweep
@@ -72,7 +71,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         planned = plan_features(features, kernel, self.plan_rank, generator=generator)
-        super()._fit(features)
+        self._stratify(features, planned)  # strata of many samples are found on the same features
         assert self.strata is not None
         self._features = centred_on(self.strata, planned.features)
         self._missed = NEGLIGIBLE * float(planned.residual.mean())

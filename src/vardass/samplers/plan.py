@@ -16,19 +16,17 @@ from torch import Tensor
 from vardass.backend import hot_loops
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.lowrank import FeatureMap, LowRankFeatures, low_rank_features, whitening
+from vardass.lowrank import LowRankFeatures, low_rank_features
 from vardass.strata import Strata
 from vardass.validate import row_blocks
 
 __all__ = [
-    "FEW_SAMPLES",
     "NEGLIGIBLE",
     "PLAN_LANDMARKS",
     "PLAN_RANK",
     "SWAP_ROUNDS",
     "couple_rows",
     "cycle_table",
-    "default_rank",
     "plan_features",
     "row_errors",
 ]
@@ -37,34 +35,23 @@ PLAN_RANK = 96
 """Columns of the kernel features that plans look at: the leading ones of what `PLAN_LANDMARKS` samples span."""
 
 PLAN_LANDMARKS = 256
-"""Samples that span those features. With fewer the leading columns are further from those of the kernel, and the
-variance of a loss rises at once."""
+"""Samples that span those features, or half of them all if these are fewer."""
 
-FEW_SAMPLES = 512
-"""Data sets up to this size are planned on as many columns as landmarks: there fewer of them raise the variance."""
-
-NEGLIGIBLE = 0.03
+NEGLIGIBLE = 0.01
 """Share of what the features miss of a row that its error on them may have: a further sweep would gain little."""
-
-
-def default_rank(n: int) -> int:
-    """Columns of the kernel features that a plan of n samples looks at."""
-    return PLAN_LANDMARKS if n <= FEW_SAMPLES else PLAN_RANK
-
-
-_SAMPLE = 1024  # samples that the landmarks and the leading columns are chosen from
 
 
 def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: torch.Generator) -> LowRankFeatures:
     """Kernel features that a plan looks at: (n, at most ``rank``) columns by falling variance.
 
-    An explicit feature map keeps all its columns, and with a ``rank`` of `PLAN_LANDMARKS` or more there are as many
-    landmarks as columns, which come in any order. Landmarks are drawn in proportion to κ(z, z), for most kernels
-    uniformly: in several rounds, as for strata, they cost more and the leading columns are the same.
+    There are as many landmarks as columns if these are more than `PLAN_LANDMARKS`, but never more than half of the
+    samples: a landmark is seen through the others, so that all samples are alike. An explicit feature map keeps all its
+    columns.
     """
+    landmarks = max(1, min(max(rank, PLAN_LANDMARKS), len(features) // 2))
     found: LowRankFeatures | None = None
     with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # the matrix is not finite
-        found = _plan_features(features, kernel, rank, generator)
+        found = low_rank_features(features, kernel, rank, landmarks=landmarks, pivoting="diagonal", generator=generator)
     # swaps look at squares
     if found is None or not bool(torch.isfinite(found.features.square().sum() + found.residual.sum())):
         raise InputError(
@@ -72,32 +59,6 @@ def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: tor
             "down or pass float64"
         )
     return found
-
-
-def _plan_features(x: Tensor, kernel: Kernel, rank: int, generator: torch.Generator) -> LowRankFeatures:
-    if kernel.explicit_features(x[:1]) is not None:
-        return low_rank_features(x, kernel, rank, generator=generator)
-    count = max(rank, PLAN_LANDMARKS)
-    sample, size = x, max(_SAMPLE, 4 * count)
-    if len(x) > size:
-        sample = x[torch.randperm(len(x), generator=generator, device=x.device)[:size]]
-    mass = kernel.diag(sample).double().clamp_min(0.0)
-    mass = mass if bool(mass.any()) else torch.ones_like(mass)
-    picks = torch.multinomial(mass, min(count, int((mass > 0.0).sum())), generator=generator)
-    points = sample[picks].contiguous()
-    columns = kernel.matrix(sample, points)
-    transform = whitening(columns[picks].double(), torch.finfo(x.dtype).eps).to(x.dtype)
-    if transform.shape[1] > rank:  # single precision is enough to tell which columns lead
-        found = columns @ transform
-        found -= found.mean(0)
-        transform = transform @ torch.linalg.eigh(found.T @ found).eigenvectors.flip(1)[:, :rank]
-    if sample is x:
-        features = columns @ transform
-        residual = (kernel.diag(x) - features.square().sum(1)).clamp_min_(0.0)
-    else:
-        features, residual = FeatureMap(kernel, points, transform)(x)
-    features -= features.mean(0)
-    return LowRankFeatures(features, residual)
 
 
 def cycle_table(strata: Strata, rows: int, generator: torch.Generator, *, draws: int = 1) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
+from vardass.lowrank import LowRankFeatures
 from vardass.samplers.base import Chunk, derive_seed, kernel_name
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.plan import cycle_table
@@ -19,6 +20,7 @@ from vardass.validate import ArrayLike, check_count, unknown
 
 __all__ = ["StratifiedBatchSampler"]
 
+_OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features")  # of `stratify`, which a sampler sets itself
 _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
 
@@ -98,7 +100,7 @@ class StratifiedBatchSampler(GroupedSampler):
         )
         as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
-        known = [name for name in option_names(solver) if name not in ("kernel", "solver", "seed", "rank")]
+        known = [name for name in option_names(solver) if name not in _OWN_OPTIONS]
         for name in strata_options:
             if name not in known:
                 raise unknown(f"option of {type(self).__name__} with solver {solver!r}:", name, known)
@@ -126,6 +128,9 @@ class StratifiedBatchSampler(GroupedSampler):
         return int(self.strata_options.get("min_size", self._smallest_size))
 
     def _fit(self, features: Tensor) -> None:
+        self._stratify(features)
+
+    def _stratify(self, features: Tensor, kernel_features: LowRankFeatures | None = None) -> None:
         options: dict[str, Any] = {
             "kernel": self.kernel,
             "solver": self.solver,
@@ -138,7 +143,7 @@ class StratifiedBatchSampler(GroupedSampler):
         if self.groups is not None:
             found = stratify_groups(features, self.strata_count, self.groups, shares=self.shares, **options)
         else:
-            found = stratify(features, self.strata_count, **options)
+            found = stratify(features, self.strata_count, kernel_features=kernel_features, **options)
         self._use(found)
 
     def _warm_start(self) -> Strata | None:

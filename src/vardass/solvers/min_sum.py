@@ -261,7 +261,7 @@ def _move_some(
             return decrease
         local = gain.topk(_CANDIDATES).indices
         rows, own, scores = rows[local], own[local], scores[:, local]
-    part = _Part.of(problem, state, rows, scores, own)
+    part = _Part.of(problem, state, rows, scores, own, rows)
     decrease = part.move_points(limits, noise, worthwhile)
     part.hand_back(state, rows)
     return decrease
@@ -289,7 +289,7 @@ def _exchange(problem: Problem, state: _State, limits: SizeLimits, noise: float,
         rows = torch.arange(block.start, block.stop, device=found.device) if isinstance(block, slice) else block
         if bool(points[rows].any()):
             scores, own = state.scores(block)
-            part = _Part.of(problem, state, rows, scores, own)
+            part = _Part.of(problem, state, rows, scores, own, block)
             decrease += part.swap_points(_at_limit(part.sizes, limits, n), noise * float(own.abs().amax()))
             part.hand_back(state, rows)
     return decrease
@@ -355,15 +355,18 @@ class _Part:
         self._buffer = np.empty_like(diag)
 
     @classmethod
-    def of(cls, problem: Problem, state: _State, rows: Tensor, scores: Tensor, own: Tensor) -> _Part:
+    def of(
+        cls, problem: Problem, state: _State, rows: Tensor, scores: Tensor, own: Tensor, block: slice | Tensor
+    ) -> _Part:
         """The points ``rows`` (q,) with their W (k, q), and that of their own strata (q,), on the host.
 
-        Each step depends on the one before, so they are made there: one transfer for each block.
+        ``block`` are the same rows, if they are in a row as a slice, which copies less. Each step depends on the one
+        before, so they are made on the host: one transfer for each block.
         """
         source = state.labels[rows]
         on_host = scores.scatter_(0, source[None], own[None]).cpu()
         kernel, diag, labels, sizes = (
-            a.cpu().numpy() for a in (problem.block(rows), state.diag[rows], source, state.sizes)
+            a.cpu().numpy() for a in (problem.block(block), state.diag[rows], source, state.sizes)
         )
         return cls(on_host.numpy(), kernel, diag, labels, sizes, hot_loops(on_host))
 

@@ -218,7 +218,9 @@ class LowRankProblem(Problem):
     def block(self, rows: Tensor | slice) -> Tensor:
         """Inner products, with the residual on the diagonal."""
         picked = self.features[rows]
-        return picked @ picked.T + self.residual[rows].diag()
+        matrix = picked @ picked.T
+        matrix.diagonal().add_(self.residual[rows])
+        return matrix
 
     def _spread(self) -> Tensor:
         """From centred features and the residual."""

@@ -16,7 +16,7 @@ from vardass.backend import hot_loops
 from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
-from vardass.lowrank import DEFAULT_RANK, low_rank_features
+from vardass.lowrank import DEFAULT_RANK, LowRankFeatures, low_rank_features
 from vardass.solvers.dynamic_kmeans import dynamic_kmeans
 from vardass.solvers.evaluate import evaluate
 from vardass.solvers.interior_point import interior_point
@@ -61,6 +61,7 @@ def stratify(
     max_size: int | None = None,
     equal: bool = False,
     rank: int | None = None,
+    kernel_features: LowRankFeatures | None = None,
     seed: int | torch.Generator = 0,
     restarts: int = 1,
     bound: bool = False,
@@ -99,6 +100,9 @@ def stratify(
         samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 32 columns for up to 8 strata,
         64 for up to 32 and 128 for more, without those that hold next to nothing. 0 forces the full matrix.
         ``kmeans`` needs neither.
+    kernel_features : LowRankFeatures, optional
+        Low-rank kernel features of these samples that are there already. They take the place of those that would be
+        computed for the default ``rank``.
     seed : int or torch.Generator
         The same seed gives the same strata.
     restarts : int
@@ -137,6 +141,11 @@ def stratify(
     fitted = fitted_kernel(kernel, x)
     if isinstance(fitted, FunctionKernel):
         _check_function_kernel(fitted, x)
+    if kernel_features is not None and len(kernel_features.features) != n:
+        raise InputError(
+            f"kernel_features have {len(kernel_features.features)} rows, the features {n}; "
+            "compute both from the same samples"
+        )
     if warm_start is not None:
         start = given_labels(warm_start, n, k, "warm_start", x.device)
     elif isinstance(init, str):
@@ -152,7 +161,7 @@ def stratify(
     if solver == "kmeans":  # looks for strata in the features themselves, so nothing else is needed to find them
         searched = LowRankProblem(x - x.mean(0), x.new_zeros(n))
     else:
-        searched, info = _problem(x, k, fitted, solver, rank, generator)
+        searched, info = _problem(x, k, fitted, solver, rank, kernel_features, generator)
         problem = searched
     if not bool(torch.isfinite(searched.diag.double().sum())):  # k-means squares features, whatever the kernel does
         raise InputError(
@@ -235,11 +244,19 @@ _NEGLIGIBLE = 0.01  # share of the variance that columns must hold to be kept: a
 
 
 def _problem(
-    x: Tensor, k: int, kernel: Kernel, solver: str, rank: int | None, generator: torch.Generator
+    x: Tensor,
+    k: int,
+    kernel: Kernel,
+    solver: str,
+    rank: int | None,
+    known: LowRankFeatures | None,
+    generator: torch.Generator,
 ) -> tuple[Problem, dict[str, Any]]:
     limit = EXACT_LIMIT if solver == "min-sum" else BASELINE_EXACT_LIMIT
     negligible = 0.0
-    if rank is None:
+    if rank is not None:
+        known = None
+    else:
         rank, negligible = (0, 0.0) if len(x) <= limit else (default_rank(k), _NEGLIGIBLE)
         if rank and solver in ("dynamic-kmeans", "kernel-kmeans"):
             size = len(x) ** 2 * x.element_size() / 2**30
@@ -260,7 +277,11 @@ def _problem(
             shift = (mean - mean.mean() / 2).to(matrix)
             matrix.sub_(shift[:, None]).sub_(shift)
         return ExactProblem(matrix), {"path": "exact"}
-    low_rank = low_rank_features(x, kernel, rank, negligible=negligible, generator=generator)
+    if known is None:
+        low_rank = low_rank_features(x, kernel, rank, generator=generator)
+    else:  # an explicit map misses nothing, and keeps all its columns
+        low_rank = known.leading(rank) if bool(known.residual.any()) else known
+    low_rank = low_rank.leading(negligible=negligible)
     info = {
         "path": "low-rank",
         "rank": low_rank.features.shape[1],
