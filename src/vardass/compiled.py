@@ -247,35 +247,47 @@ def swap_points(
     return decrease
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _place_of_least(values: Floats) -> int:
+    """Where the least of ``values`` (k,) is, none of which is negative; the first place of several."""
+    if values.itemsize == 4:  # as integers such numbers have the same order: the place fits behind them
+        bits, least = values.view(np.int32), np.int64(2**63 - 1)
+        for h in range(len(values)):
+            least = min(least, np.int64(bits[h]) << 32 | h)
+        return least & np.int64(2**32 - 1)
+    best = 0
+    for h in range(1, len(values)):
+        if values[h] < values[best]:
+            best = h
+    return best
+
+
 @njit(nogil=True, cache=True)
 def greedy_in_order(distances: Floats, orders: Ints, parallel: int) -> tuple[Ints, NDArray[np.float64]]:
-    """Algorithm 2 for given orders: strata of the points in visiting order (n, trials), and costs (trials,).
+    """Algorithm 2 for given orders: strata of the points in visiting order (trials, n), and costs (trials,).
 
     ``distances`` (n, k) are at least the smallest number above 0, so that sizes decide between strata at distance 0.
     """
     n, k = distances.shape
-    trials = orders.shape[1]
-    picked = np.empty((n, trials), np.int64)
-    costs = np.zeros(trials)
-    weights = np.empty(k, distances.dtype)
-    for t in range(trials):
+    picked = np.empty(orders.shape, np.int64)
+    costs = np.zeros(len(orders))
+    weights, scores = np.empty(k, distances.dtype), np.empty(k, distances.dtype)
+    for t in range(len(orders)):
+        order, found, cost = orders[t], picked[t], 0.0
         weights[:] = 1
         for start in range(0, n, parallel):
             stop = min(start + parallel, n)
             for position in range(start, stop):
-                i = orders[position, t]
-                best = 0
-                lowest = distances[i, 0] * weights[0]
-                for h in range(1, k):
-                    score = distances[i, h] * weights[h]
-                    if score < lowest:
-                        lowest, best = score, h
-                picked[position, t] = best
+                row = distances[order[position]]
+                for h in range(k):
+                    scores[h] = row[h] * weights[h]
+                found[position] = _place_of_least(scores)
             for position in range(start, stop):
-                weights[picked[position, t]] += 1
+                weights[found[position]] += 1
         for position in range(n):
-            h = picked[position, t]
-            costs[t] += distances[orders[position, t], h] * (weights[h] - 1)
+            h = found[position]
+            cost += distances[order[position], h] * (weights[h] - 1)
+        costs[t] = cost
     return picked, costs
 
 

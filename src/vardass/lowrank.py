@@ -323,6 +323,7 @@ def _whitening(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     least = max(30.0 * eps * float(values[-1].clamp_min(0.0)), torch.finfo(torch.float64).tiny)
     keep = values > least
     alone = (vectors.square() / values.clamp_min(least)).sum(1).reciprocal()
+    alone = torch.where(alone > 2.0 * least, alone, 0.0)  # the rest is rounding
     if not bool(keep.any()):  # a kernel that is zero on the data: one column of zeros
         return matrix.new_zeros(len(matrix), 1), alone
     return vectors[:, keep] / values[keep].sqrt(), alone

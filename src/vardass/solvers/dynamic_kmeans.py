@@ -150,13 +150,12 @@ def _best_of_trials(distances: Tensor, trials: int, parallel: int, generator: to
     best_cost = torch.full((), torch.inf, dtype=torch.float64, device=device)
     for batch in row_blocks(trials, together):
         # on a CPU n log n sorting of random keys would take as long as the assignment itself
-        orders = torch.stack(
-            [torch.randperm(n, generator=generator, device=device) for _ in range(batch.stop - batch.start)],
-            1,
-        )
+        orders = torch.empty(batch.stop - batch.start, n, dtype=torch.int64, device=device)
+        for order in orders:
+            torch.randperm(n, generator=generator, out=order)
         picked, costs = _greedy_in_order(distances, orders, parallel)
         cost, winner = costs.min(0)
-        labels = torch.empty_like(best).scatter_(0, orders[:, winner], picked[:, winner])
+        labels = torch.empty_like(best).scatter_(0, orders[winner], picked[winner])
         best = torch.where(cost < best_cost, labels, best)
         best_cost = torch.minimum(cost, best_cost)
     return best
@@ -169,14 +168,14 @@ def _greedy_in_order(distances: Tensor, orders: Tensor, parallel: int) -> tuple[
     ----------
     distances : Tensor of shape (n, k)
         D.
-    orders : Tensor of shape (n, trials)
-        Column t is the permutation in which trial t visits the points.
+    orders : Tensor of shape (trials, n)
+        Row t is the permutation in which trial t visits the points.
     parallel : int
         Points assigned with the same interim sizes.
 
     Returns
     -------
-    picked : Tensor of shape (n, trials)
+    picked : Tensor of shape (trials, n)
         Stratum of the point visited at each position.
     costs : Tensor of shape (trials,)
         Cost of each trial, in double precision.
@@ -185,17 +184,17 @@ def _greedy_in_order(distances: Tensor, orders: Tensor, parallel: int) -> tuple[
     # the floor lets the size decide between strata at distance 0
     table = distances.clamp_min(torch.finfo(distances.dtype).tiny)
     if (compiled := hot_loops(table)) is not None:
-        found = compiled.greedy_in_order(table.contiguous().numpy(), orders.contiguous().numpy(), parallel)
+        found = compiled.greedy_in_order(table.contiguous().numpy(), orders.numpy(), parallel)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
-    weights = table.new_ones(orders.shape[1], k)  # n_j + 1 of each trial
+    weights = table.new_ones(len(orders), k)  # n_j + 1 of each trial
     picked = torch.empty_like(orders)
     for rows in row_blocks(n, parallel):
-        scores = table[orders[rows]].mul_(weights)
-        picked[rows] = chosen = _argmin(scores)
-        weights.scatter_add_(1, chosen.T, weights.new_ones(()).expand(chosen.T.shape))
+        scores = table[orders[:, rows]].mul_(weights[:, None])
+        picked[:, rows] = chosen = _argmin(scores)
+        weights.scatter_add_(1, chosen, weights.new_ones(()).expand(chosen.shape))
     own = table[orders, picked]
-    sizes = weights.sub_(1.0).T.gather(0, picked)
-    return picked, own.mul_(sizes).sum(0, dtype=torch.float64)
+    sizes = weights.sub_(1.0).gather(1, picked)
+    return picked, own.mul_(sizes).sum(1, dtype=torch.float64)
 
 
 def _argmin(scores: Tensor) -> Tensor:
