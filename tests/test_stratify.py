@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import Kernel, LinearKernel, RBFMixture, as_kernel
-from vardass.lowrank import low_rank_features
+from vardass.lowrank import LowRankFeatures, low_rank_features
 from vardass.solvers import SOLVERS, stratify
 from vardass.solvers.starts import bisection_labels
 from vardass.strata import Strata
@@ -607,3 +607,19 @@ def test_certify_keeps_the_higher_bound() -> None:
     assert certified.bound.method == "semidefinite"
     with pytest.raises(InputError, match="at most max_n=200 samples, got n=201"):
         stratify(cloud(201, 2), 5, certify=True)
+
+
+def test_given_kernel_features_take_the_place_of_computed_ones() -> None:
+    x = cloud(2500, 6, dtype=torch.float32)
+    kernel = RBFMixture()
+    found = low_rank_features(x, kernel, 20, generator=gen(5))
+    strata = stratify(x, 16, kernel=kernel, kernel_features=found)
+    assert strata.info["rank"] <= 20
+    labels = stratify(x, 16, kernel=kernel).labels
+    assert strata.variance == pytest.approx(stratified_variance(x, strata.labels, kernel=kernel), rel=0.01)
+    assert strata.variance < 1.02 * stratified_variance(x, labels, kernel=kernel)
+    # the full matrix and an own rank need none
+    assert stratify(x[:100], 4, kernel_features=LowRankFeatures(x[:100], x[:100, 0])).info["path"] == "exact"
+    assert stratify(x, 4, rank=30, kernel_features=found).info["rank"] == 30
+    with pytest.raises(InputError, match="2500 rows, the features 100"):
+        stratify(x[:100], 4, kernel_features=found)

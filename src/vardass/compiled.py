@@ -254,7 +254,7 @@ def _place_of_least(values: Floats) -> int:
         bits, least = values.view(np.int32), np.int64(2**63 - 1)
         for h in range(len(values)):
             least = min(least, np.int64(bits[h]) << 32 | h)
-        return least & np.int64(2**32 - 1)
+        return int(least & np.int64(2**32 - 1))
     best = 0
     for h in range(1, len(values)):
         if values[h] < values[best]:

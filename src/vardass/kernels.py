@@ -217,6 +217,7 @@ def mixture_reach(rates: Sequence[float]) -> float:
     return 20.0 / max(rates)  # beyond, the steepest term is below 2e-9 and its error with it
 
 
+_SYMMETRIC_ROWS = 256  # of a square matrix whose products are computed together
 _COMPILED_PAIRS = 2**12  # where numba is worth its start
 
 
@@ -224,7 +225,12 @@ def _compiled_mixture(loops: ModuleType, x: Tensor, y: Tensor | None, rates: Seq
     shift = x.detach().mean(0).numpy()
     rows, norms = loops.shifted(x.detach().contiguous().numpy(), shift)
     others, other_norms = (rows, norms) if y is None else loops.shifted(y.detach().contiguous().numpy(), shift)
-    products = torch.from_numpy(rows) @ torch.from_numpy(others).T
+    if y is not None:
+        products = torch.from_numpy(rows) @ torch.from_numpy(others).T
+    else:  # no product of a pair is asked for twice
+        points, products = torch.from_numpy(rows), x.new_empty(len(x), len(x))
+        for block in row_blocks(len(x), _SYMMETRIC_ROWS):
+            torch.mm(points[block], points[block.start :].T, out=products[block, block.start :])
     steepness = np.array(rates, dtype=rows.dtype)
     reach = mixture_reach(rates)
     loops.gaussian_mixture(products.numpy(), rows, others, norms, other_norms, steepness, reach, y is None)

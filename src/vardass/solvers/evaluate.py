@@ -57,7 +57,9 @@ def evaluate(
         uniform, uniform_stderr = uniform_evaluation(x, k, kernel=kernel, generator=generator)
     else:
         everything = torch.zeros_like(labels)
-        total, total_error = _estimated_objective(problem, everything, 1, x, kernel, generator)
+        # J of a single stratum; a residual is a direction of its own, of which the mean has 1 / n
+        known = float(n * problem.spread.sum(dtype=torch.float64) - problem.residual.sum(dtype=torch.float64))
+        total, total_error = _estimated_objective(problem, everything, 1, x, kernel, generator, known)
         uniform, uniform_stderr = total / (k * n**2), total_error / (k * n**2)
     sizes = torch.bincount(labels, minlength=k).double()
     if max(float(sizes.square().sum()), 256.0 * n) * x.shape[1] <= _EXACT_WORK:  # small strata are summed together
@@ -116,7 +118,7 @@ def _mean_missed(
     pairs = (sizes * (sizes - 1)).double()
     if float(pairs.sum()) == 0.0:
         return 0.0, 0.0
-    order = labels.argsort(stable=True)
+    order = torch.arange(len(labels), device=labels.device) if k == 1 else labels.argsort(stable=True)
     starts = sizes.cumsum(0) - sizes
     count = _PAIRS if problem is None else _PAIRS_MISSED
     stratum = torch.multinomial(pairs, count, replacement=True, generator=generator)

@@ -223,8 +223,9 @@ class LowRankProblem(Problem):
         return matrix
 
     def _spread(self) -> Tensor:
-        """From centred features and the residual."""
-        return (self.features - self.features.mean(0)).square().sum(1) + self.residual
+        """From the mean of the features."""
+        mean = self.features.mean(0)
+        return (self.diag - 2.0 * (self.features @ mean) + mean.square().sum()).clamp_min_(0.0)
 
     def within(self, labels: Tensor, k: int) -> Tensor:
         """|Σ φ|² + Σ r of each stratum."""

@@ -97,7 +97,7 @@ def stratify(
         Sizes that differ by at most one, so that losses without weights can be used.
     rank : int, optional
         Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
-        samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 32 columns for up to 8 strata,
+        samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 24 columns for up to 8 strata,
         64 for up to 32 and 128 for more, without those that hold next to nothing. 0 forces the full matrix.
         ``kmeans`` needs neither.
     kernel_features : LowRankFeatures, optional
@@ -237,7 +237,7 @@ def stratify(
 
 def default_rank(k: int) -> int:
     """Columns of low-rank features for k strata: few large strata see only the leading ones."""
-    return 32 if k <= 8 else 64 if k <= 32 else DEFAULT_RANK
+    return 24 if k <= 8 else 64 if k <= 32 else DEFAULT_RANK
 
 
 _NEGLIGIBLE = 0.01  # share of the variance that columns must hold to be kept: a fifth of it can be lost
@@ -282,13 +282,16 @@ def _problem(
     else:  # an explicit map misses nothing, and keeps all its columns
         low_rank = known.leading(rank) if bool(known.residual.any()) else known
     low_rank = low_rank.leading(negligible=negligible)
+    problem = LowRankProblem(low_rank.features, low_rank.residual)
+    total = float(problem.diag.sum(dtype=torch.float64))
+    irreducible = float(low_rank.residual.sum(dtype=torch.float64)) / total if total > 0.0 else 0.0
     info = {
         "path": "low-rank",
         "rank": low_rank.features.shape[1],
-        "captured": low_rank.captured,
-        "irreducible": low_rank.irreducible,
+        "captured": 1.0 - irreducible,
+        "irreducible": irreducible,
     }
-    return LowRankProblem(low_rank.features, low_rank.residual), info
+    return problem, info
 
 
 _COLLAPSED = 32.0  # units of rounding
