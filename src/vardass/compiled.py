@@ -235,7 +235,7 @@ def swap_points(
             best = max(best, gain[j])
         if fixed + best > noise:
             partner = 0
-            while gain[partner] != best:
+            while partner < q - 1 and gain[partner] < best:
                 partner += 1
             decrease += fixed + best
             b = labels[partner]

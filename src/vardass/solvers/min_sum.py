@@ -360,7 +360,7 @@ class _Part:
     ) -> _Part:
         """The points ``rows`` (q,) with their W (k, q), and that of their own strata (q,), on the host.
 
-        ``block`` are the same rows, if they are in a row as a slice, which copies less. Each step depends on the one
+        ``block`` are the same rows, as a slice where they are one, which copies less. Each step depends on the one
         before, so they are made on the host: one transfer for each block.
         """
         source = state.labels[rows]
