@@ -44,6 +44,8 @@ def exact_cell(problem: ExactProblem, k: int, repeats: int) -> dict[str, Any]:
     def run(solver: str) -> Any:
         return solve(problem, k, solver=solver, limits=limits, generator=torch.Generator().manual_seed(0))
 
+    for solver in ("dynamic-kmeans", "min-sum"):  # compiles
+        stratify(synthetic(300, 4), 8, solver=solver)
     seconds, found = interleaved({s: (lambda s=s: run(s)) for s in ("dynamic-kmeans", "min-sum")}, repeats)
     one = problem.objective(torch.zeros(problem.n, dtype=torch.int64), 1)
     return cell(k, one, found["dynamic-kmeans"].objective, found["min-sum"].objective, seconds)

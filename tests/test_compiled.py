@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,3 +188,19 @@ def test_rank_follows_the_strata_and_the_spectrum() -> None:
     assert ranks[0] <= 33
     assert ranks[1] <= 65
     assert stratify(x, 8, kernel="rbf", rank=20).info["rank"] == 20
+
+
+def test_it_is_known_whether_loops_were_compiled_or_found_on_disk(tmp_path: Path) -> None:
+    program = (
+        "import numpy as np; from vardass.backend import _compiled, were_compiled; before = were_compiled(); "
+        "_compiled().centre(np.zeros((3, 3))); print(before, were_compiled())"
+    )
+    for known in ("False True", "False False"):
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert found.stdout.strip() == known

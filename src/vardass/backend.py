@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -9,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["hot_loops"]
+__all__ = ["hot_loops", "were_compiled"]
 
 
 def hot_loops(tensor: Tensor) -> ModuleType | None:
@@ -30,3 +31,9 @@ def _compiled() -> ModuleType | None:
     from vardass import compiled
 
     return compiled
+
+
+def were_compiled() -> bool:
+    """Whether loops were compiled in this process, and not found on disk: times of first calls then include it."""
+    loops = vars(sys.modules["vardass.compiled"]) if "vardass.compiled" in sys.modules else {}
+    return any(loop.stats.cache_misses for loop in loops.values() if hasattr(loop, "stats"))

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vardass.adapt.evaluation import SCORE_NAMES
 from vardass.adapt.model import RunResult
+from vardass.backend import were_compiled
 from vardass.cli.predict import PredictedNumbers, Predictions
 from vardass.errors import InputError
 from vardass.files import atomic_write, write_text
@@ -197,7 +198,8 @@ def _table(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> list[str
 
 def _seconds_text(seconds: Mapping[str, float]) -> str:
     parts = ", ".join(f"{name} {value:.2f}" for name, value in sorted(seconds.items(), key=lambda item: -item[1]))
-    return f"{sum(seconds.values()):.2f}: {parts}"
+    compiled = " (compiling included, once for each machine)" if "solver" in seconds and were_compiled() else ""
+    return f"{sum(seconds.values()):.2f}: {parts}{compiled}"
 
 
 def _draw_run(result: RunResult, folder: Path, *, title: str) -> Path | None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vardass.backend import were_compiled
 from vardass.cli.embeddings import (
     COLUMNS,
     FILE,
@@ -214,7 +215,8 @@ def _print_report(outcome: _Outcome, console: Console) -> None:
     if strata.singletons:
         line(f"{strata.singletons} strata of one sample, which is in every batch; --min-size 2 avoids them")
     console.print()
-    line("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in outcome.seconds.items()))
+    compiled = " (compiling included, once for each machine)" if were_compiled() else ""
+    line("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in outcome.seconds.items()) + compiled)
     written = [outcome.out] if outcome.labels_csv is None else [outcome.out, outcome.labels_csv]
     line(f"written: {', '.join(map(str, written))}")
 

@@ -173,8 +173,8 @@ def random_balanced_labels(
 
 
 def _coordinates(problem: Problem, k: int, generator: torch.Generator) -> Tensor:
-    """Principal coordinates (n, ≤ 96) of random kernel columns: enough to bisect an exact problem into k strata."""
-    count = 48 if k <= 16 else 96
+    """Principal coordinates (n, ≤ 64) of random kernel columns: enough to bisect an exact problem into k strata."""
+    count = 48 if k <= 32 else 64
     picks = torch.randperm(problem.n, generator=generator, device=problem.diag.device)[:count]
     columns = problem.columns(picks)
     columns = columns - columns.mean(0)
