@@ -209,9 +209,8 @@ def _problem(
     n = len(x)
     if rank is None and n <= EXACT_ROWS:
         matrix = kernel.square_matrix(x)
-        means = matrix.mean(0, dtype=torch.float64)
-        shift = (means - means.mean() / 2.0).to(matrix)
-        return ExactProblem(matrix.sub_(shift[:, None]).sub_(shift)), (float(means.mean()), 0.0)
+        all_pairs = float(matrix.mean(0, dtype=torch.float64).mean())
+        return ExactProblem.centred(matrix), (all_pairs, 0.0)
     if rank is None:
         rank = min(_MOST_COLUMNS, max(DEFAULT_RANK, _COLUMNS_EACH * size))
     rank = check_count(rank, "rank", high=EXACT_ROWS // 2)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.backend import hot_loops
 from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
@@ -268,15 +267,7 @@ def _problem(
                 stacklevel=4,  # past no_grad, which wraps stratify
             )
     if check_count(rank, "rank", low=0) == 0:
-        matrix = kernel.square_matrix(x)
-        # centring changes no distance and keeps sums exact where the kernel is nearly constant
-        if (loops := hot_loops(matrix)) is not None:
-            loops.centre(matrix.numpy())
-        else:
-            mean = matrix.mean(0, dtype=torch.float64)
-            shift = (mean - mean.mean() / 2).to(matrix)
-            matrix.sub_(shift[:, None]).sub_(shift)
-        return ExactProblem(matrix), {"path": "exact"}
+        return ExactProblem.centred(kernel.square_matrix(x)), {"path": "exact"}
     if known is None:
         low_rank = low_rank_features(x, kernel, rank, generator=generator)
     else:  # an explicit map misses nothing, and keeps all its columns
