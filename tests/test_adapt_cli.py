@@ -403,3 +403,24 @@ def test_data_sets_of_the_paper_have_its_network_unless_told_otherwise(folders, 
         "spawrious",
         "office-home",
     }
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "images"])
+def test_small_networks_run_on_one_thread(kind, files, folders, tmp_path, monkeypatch):
+    """Threads of small operations wait for one another on a machine that others use too."""
+    threads = []
+    whole = adapt_module.Trainer.run
+
+    def run_and_look(self, **options):
+        threads.append(torch.get_num_threads())
+        return whole(self, **options)
+
+    monkeypatch.setattr(adapt_module.Trainer, "run", run_and_look)
+    torch.set_num_threads(2)
+    if kind == "embeddings":
+        command = adapt(files / "clinic.npz", files / "home.npz", tmp_path / "run", "--steps", 2)
+    else:
+        command = adapt(folders / "day", folders / "night", tmp_path / "run", "--steps", 2, "--size", 16)
+    assert main([str(part) for part in command]) == 0
+    assert threads == [1 if kind == "embeddings" else 2]
+    assert torch.get_num_threads() == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -10,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["hot_loops", "were_compiled"]
+__all__ = ["hot_loops", "one_thread", "were_compiled"]
 
 
 def hot_loops(tensor: Tensor) -> ModuleType | None:
@@ -37,3 +39,17 @@ def were_compiled() -> bool:
     """Whether loops were compiled in this process, and not found on disk: times of first calls then include it."""
     loops = vars(sys.modules["vardass.compiled"]) if "vardass.compiled" in sys.modules else {}
     return any(loop.stats.cache_misses for loop in loops.values() if hasattr(loop, "stats"))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread meanwhile, for programs of our own: sums in one order on every machine, seconds to compare.
+
+    Small operations gain nothing from more, and beside other processes they wait for one another.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -22,13 +22,13 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import RunFolder, read_data_file
+from vardass.backend import one_thread
 from vardass.cli.adapt import adapt
 from vardass.cli.progress import progress_bar
 from vardass.cli.stratify import stratify
 from vardass.data import load_watch, standardise, watch_domains
 from vardass.data.own_data import own_domain
 from vardass.errors import InputError
-from vardass.figures.base import one_thread
 from vardass.files import write_text
 from vardass.plots import new_figure, require_matplotlib, save_figure
 from vardass.sampler_noise import variance_report

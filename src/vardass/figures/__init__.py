@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from vardass.backend import one_thread
 from vardass.errors import InputError
-from vardass.figures.base import Claim, FigureResult, one_thread, write_figure
+from vardass.figures.base import Claim, FigureResult, write_figure
 from vardass.figures.figure1 import figure1
 from vardass.figures.figure2 import figure2
 from vardass.figures.figure3 import figure3

@@ -1,4 +1,4 @@
-"""What all figures share: a result with its claims, how it is written, and one thread while it is computed."""
+"""What all figures share: a result with its claims, and how it is written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import csv
 import io
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-import torch
 
 import vardass
 from vardass.errors import InputError
@@ -23,20 +20,9 @@ from vardass.plots import new_figure, require_matplotlib, save_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Cell", "Claim", "FigureResult", "one_thread", "render", "write_figure"]
+__all__ = ["Cell", "Claim", "FigureResult", "render", "write_figure"]
 
 Cell: TypeAlias = str | int | float
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread meanwhile: sums in one order on every machine, and seconds to compare."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
