@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel, KernelLike, RBFMixture, fitted_kernel
-from vardass.lowrank import DEFAULT_RANK, fit_feature_map, random_row_blocks
+from vardass.lowrank import DEFAULT_RANK, LowRankFeatures, fit_feature_map, random_row_blocks
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
 from vardass.solvers.sizes import SizeLimits
 from vardass.solvers.stratification import default_rank, solve
@@ -237,8 +237,8 @@ def _strata(problem: Problem, size: int, *, equal: bool, generator: torch.Genera
     if size == 1 or size == problem.n:
         return torch.arange(problem.n, device=problem.diag.device) % size
     if isinstance(problem, LowRankProblem):  # strata need fewer columns than the choice within them
-        leading, rest = problem.features.tensor_split([default_rank(size)], dim=1)
-        problem = LowRankProblem(leading.contiguous(), problem.residual + rest.square().sum(1))
+        leading = LowRankFeatures(problem.features, problem.residual).leading(default_rank(size))
+        problem = LowRankProblem(leading.features, leading.residual)
     return solve(problem, size, limits=limits, generator=generator).labels
 
 

@@ -140,11 +140,8 @@ def stratify(
     fitted = fitted_kernel(kernel, x)
     if isinstance(fitted, FunctionKernel):
         _check_function_kernel(fitted, x)
-    if kernel_features is not None and len(kernel_features.features) != n:
-        raise InputError(
-            f"kernel_features have {len(kernel_features.features)} rows, the features {n}; "
-            "compute both from the same samples"
-        )
+    if kernel_features is not None:
+        _check_kernel_features(kernel_features, n)
     if warm_start is not None:
         start = given_labels(warm_start, n, k, "warm_start", x.device)
     elif isinstance(init, str):
@@ -303,6 +300,17 @@ def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
         VardassWarning,
         stacklevel=4,  # past no_grad, which wraps stratify
     )
+
+
+def _check_kernel_features(given: LowRankFeatures, n: int) -> None:
+    if not isinstance(given, LowRankFeatures):
+        raise InputError(
+            f"kernel_features must be LowRankFeatures, got {type(given).__name__}; make them with low_rank_features"
+        )
+    if len(given.features) != n:
+        raise InputError(
+            f"kernel_features have {len(given.features)} rows, the features {n}; compute both from the same samples"
+        )
 
 
 def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
