@@ -2,8 +2,9 @@
 
 OUT/digits16/<set>.npz   five digit sets as 16 x 16 grey pixels (28 x 28 ones cropped to 20 x 20), at most 3,000 each
 OUT/reviews/<kind>.npz   Amazon reviews: log(1 + counts) on the first 256 singular directions of all four kinds together
+OUT/fsdd/<speaker>.npz   spoken digits: 40 x 32 log-mel values of each clip
 OUT/pacs32/<style>/<class>/*.png   thumbnails of 32 x 32 pixels
-The features of PACS are read where they are: one .npz file with feat_<style> and y_<style>.
+The features of PACS and Office-Home are read where they are: one .npz file with feat_<domain> and y_<domain>.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ def reviews(source: Path, out: Path) -> None:
         np.savez_compressed(out / f"{kind}.npz", x=directions.transform(counts[kind]).astype("f4"), labels=labels[kind])
 
 
+def speakers(source: Path, out: Path) -> None:
+    found = np.load(source / "fsdd_speakers" / "fsdd_logmel.npz")
+    for number, speaker in enumerate(found["domains"]):
+        mine = found["domain"] == number
+        np.savez_compressed(out / f"{speaker}.npz", x=found["logmel"][mine].reshape(mine.sum(), -1), labels=found["y"][mine])
+
+
 def thumbnails(source: Path, out: Path) -> None:
     images = np.load(source / "pacs" / "pacs_img32.npz")
     features = np.load(source / "pacs" / "pacs_effnetlite0.npz")
@@ -69,7 +77,7 @@ def main() -> None:
     if len(sys.argv) != 3:
         sys.exit("usage: python results/make_data.py SHARED_DATA OUT")
     source, out = Path(sys.argv[1]), Path(sys.argv[2])
-    for name, make in (("digits16", digits), ("reviews", reviews), ("pacs32", thumbnails)):
+    for name, make in (("digits16", digits), ("reviews", reviews), ("fsdd", speakers), ("pacs32", thumbnails)):
         folder = out / name
         if folder.exists():
             print(f"{folder} is there already")

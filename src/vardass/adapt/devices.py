@@ -172,7 +172,8 @@ class _Job:
 
     def __init__(self, trainer: Trainer, out: Path, resume: bool) -> None:
         self.make_trainer = type(trainer)
-        self.config, self.splits, self.out, self.resume = trainer.config, trainer.splits, out, resume
+        self.config, self.splits, self.observed = trainer.config, trainer.splits, trainer.observed
+        self.out, self.resume = out, resume
 
 
 def _run_one(fabric: Any, job: _Job, messages: Any, stop: Any) -> None:
@@ -189,7 +190,9 @@ def _run_one(fabric: Any, job: _Job, messages: Any, stop: Any) -> None:
 
     try:
         processes = Processes(fabric.global_rank, fabric.world_size)
-        trainer = job.make_trainer(job.config, job.splits, job.out, processes=processes, device=fabric.device)
+        trainer = job.make_trainer(
+            job.config, job.splits, job.out, observed=job.observed, processes=processes, device=fabric.device
+        )
         trainer.run(resume=job.resume, progress=report if processes.leads else None)
     except VardassError as error:
         kind = "InputError" if isinstance(error, InputError) else "VardassError"

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs, pass_over
+from vardass.adapt.model_choice import FIRST_BEST, Judged
 from vardass.adapt.regression import regression_scores
-from vardass.data.domains import LabelsHidden
+from vardass.data.domains import Domain, LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
@@ -33,6 +34,7 @@ __all__ = [
     "accuracy",
     "alignment",
     "confidence",
+    "errors",
     "information_maximisation",
     "label_scores",
     "outputs",
@@ -154,6 +156,23 @@ def score(name: str, held_out: HeldOut) -> float:
     return known[choose(name, "selection", known)](held_out)
 
 
+def errors(outputs: Tensor, labels: Tensor) -> Tensor:
+    """What each sample takes from `label_scores`: whether it is wrong, or its squared error in units of the variance.
+
+    One minus the mean of the result (n,) is the accuracy, or R².
+
+    Examples
+    --------
+    >>> errors(torch.eye(2), torch.tensor([0, 0])).tolist()
+    [False, True]
+    """
+    if not labels.is_floating_point():
+        return outputs.argmax(1) != labels.to(outputs.device)
+    y = labels.double()
+    spread = (y - y.mean(0)).square().mean(0).clamp_min(torch.finfo(y.dtype).tiny)
+    return ((outputs.to(y) - y).square() / spread).mean(1).float()
+
+
 def _source_score(name: str, held_out: HeldOut) -> float:
     if held_out.source_logits is None or held_out.source_labels is None:
         raise InputError(f"'source-{name}' needs held-out source samples, got none; split with holdout above 0")
@@ -178,6 +197,7 @@ def _oracle(held_out: HeldOut) -> float:
 
 _VALIDATORS: dict[str, Callable[[HeldOut], float]] = {
     "source-accuracy": partial(_source_score, "accuracy"),
+    FIRST_BEST: partial(_source_score, "accuracy"),
     "entropy": lambda held_out: confidence(held_out.target_logits),
     "information-maximisation": lambda held_out: information_maximisation(held_out.target_logits),
     "snd": lambda held_out: soft_neighbourhood_density(held_out.target_logits),
@@ -239,7 +259,8 @@ def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tenso
 
 
 _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is measured only if asked for
-_NEED_SOURCE = ("source-accuracy", "source-r2", "mmd")
+_BY_SAMPLES = ("source-accuracy", "source-r2")  # scores that are means over held-out source samples
+_NEED_SOURCE = (*_BY_SAMPLES, FIRST_BEST, "mmd")
 
 
 class Evaluator:
@@ -255,6 +276,8 @@ class Evaluator:
         Parts of the task.
     device : torch.device
         Of the network.
+    observed : Domain, optional
+        With labels that may be read; its scores are among the measurements, and no score is made of them.
 
     Raises
     ------
@@ -262,8 +285,11 @@ class Evaluator:
         If the selection needs held-out source samples or revealed target labels that are not there.
     """
 
-    def __init__(self, config: RunConfig, splits: TaskSplits, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, splits: TaskSplits, device: torch.device, *, observed: Domain | None = None
+    ) -> None:
         self.config = config
+        self.observed = None if observed is None else (Inputs(observed, device), observed.known_labels())
         self.oracle_labels = _oracle_labels(splits) if config.selection == "oracle" else None
         held_out = splits.target_val if len(splits.target_val) else splits.target_unlabelled
         self.target = Inputs(held_out, device)
@@ -282,10 +308,11 @@ class Evaluator:
     @property
     def inputs(self) -> list[Inputs]:
         """Samples that it looks at."""
-        return [self.target] if self.source is None else [self.target, self.source]
+        others = [] if self.observed is None else [self.observed[0]]
+        return [self.target, *([] if self.source is None else [self.source]), *others]
 
-    def __call__(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], float]:
-        """Measurements by name, and the score by which models are chosen."""
+    def __call__(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], Judged]:
+        """Measurements by name, and that by which models are chosen."""
         options = self.config.pass_options
         z_t, logits_t = outputs(algorithm, self.target, **options)
         z_s, logits_s = (None, None) if self.source is None else outputs(algorithm, self.source, **options)
@@ -294,6 +321,10 @@ class Evaluator:
             scores = label_scores(logits_s, self.source_labels)
             found |= {f"source_{name}": value for name, value in scores.items()}
             found["mmd"] = -alignment(z_s, z_t)
+        if self.observed is not None:
+            inputs, labels = self.observed
+            scores = label_scores(outputs(algorithm, inputs, **options)[1], labels)
+            found |= {f"target_{name}": value for name, value in scores.items()}
         held_out = HeldOut(
             step=step,
             target_logits=logits_t,
@@ -303,7 +334,10 @@ class Evaluator:
             source_features=z_s,
             oracle_labels=self.oracle_labels,
         )
-        return found, score(self.config.selection, held_out)
+        missed = None
+        if self.config.selection in _BY_SAMPLES and logits_s is not None and self.source_labels is not None:
+            missed = errors(logits_s, self.source_labels)
+        return found, Judged(score(self.config.selection, held_out), missed)
 
 
 def _of_probabilities(logits: Tensor) -> dict[str, float]:

@@ -59,6 +59,10 @@ class RunResult:
         After how many of them the chosen weights were.
     score : float or None
         Of the chosen weights, by ``config.selection``; None if there was no evaluation yet.
+    equal_steps : list of int
+        Evaluations that competed and could not be told from the best one, see ``vardass.adapt.model_choice``.
+    competing : int
+        Evaluations that competed.
     interrupted : bool
         Whether it stopped before ``config.steps``.
     metrics : list of dict
@@ -85,6 +89,8 @@ class RunResult:
     step: int
     selected_step: int
     score: float | None
+    equal_steps: list[int]
+    competing: int
     interrupted: bool
     metrics: list[dict[str, Any]]
     seconds: dict[str, float]

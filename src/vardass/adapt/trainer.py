@@ -27,10 +27,12 @@ from vardass.adapt.model import (
     save_model,
     types_of,
 )
+from vardass.adapt.model_choice import ModelChoice
 from vardass.adapt.optimisation import LossScaling, Schedule, make_optimisers, plain_backward
 from vardass.adapt.refreshing import StrataUpdater
 from vardass.adapt.reproducibility import deferred_interrupt, randomness_restored, seed_everything, tell_user
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
+from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.refresh import FeatureBank, TimeAccount
@@ -65,6 +67,9 @@ class Trainer:
         Your own for ``"source"``, ``"target"`` or both, endless, instead of ``config.sampler``.
     backward : callable, optional
         Called with the loss instead of ``loss.backward()``.
+    observed : Domain, optional
+        With labels; its scores are noted at each evaluation, as ``target_accuracy``, and nothing else is done with
+        them. Sweeps note those of the target's test part, so that ways of choosing models can be compared.
     processes, device : optional
         This process among those that train together, and its device, where somebody else has started them. By
         default `run` starts as many as ``config.devices`` says, see ``vardass.adapt.devices``.
@@ -92,12 +97,13 @@ class Trainer:
         network: nn.Module | None = None,
         samplers: Mapping[str, RefreshableSampler] | None = None,
         backward: Callable[[Tensor], None] | None = None,
+        observed: Domain | None = None,
         processes: Processes | None = None,
         device: torch.device | None = None,
     ) -> None:
         _check_kinds(config, splits)
         _check_labels(config, splits)
-        self.config, self.splits = config, splits
+        self.config, self.splits, self.observed = config, splits, observed
         self.out = None if out is None else Path(out)
         if self.out is not None:
             require_safetensors()  # for the model at the end: find out before hours of training
@@ -133,9 +139,10 @@ class Trainer:
         self.strata = StrataUpdater(
             config, built, self.streams, device=self.device, processes=self.processes, account=self.account
         )
-        self.evaluator = Evaluator(config, splits, self.device)
+        self.evaluator = Evaluator(config, splits, self.device, observed=observed)
+        self.choice = ModelChoice(config.selection, built.full_strength)
         self.step = 0
-        self._best: dict[str, Any] | None = None
+        self._kept: dict[str, Tensor] | None = None  # weights of the chosen model
 
     # --- the loop -------------------------------------------------------------------------------------
 
@@ -275,11 +282,10 @@ class Trainer:
         with self.account("evaluation"):
             losses = self.history.take_losses(self.step, self.config.lr)
             found = self.evaluator(self.algorithm, self.step) if self.processes.leads else None
-            scores, score = self.processes.same(found)
-            if self._best is None or score > self._best["score"]:
-                weights = {name: value.detach().clone() for name, value in self.algorithm.state_dict().items()}
-                self._best = {"score": score, "step": self.step, "weights": weights}
-        line = {"step": self.step, **losses, **scores, "score": score, "best_step": self._best["step"]}
+            scores, judged = self.processes.same(found)
+            if self.choice.offer(self.step, judged):
+                self._kept = {name: value.detach().clone() for name, value in self.algorithm.state_dict().items()}
+        line = {"step": self.step, **losses, **scores, "score": judged.score, "best_step": self.choice.step}
         line |= {**self.history.strata_log, "seconds": dict(self.account.seconds)}
         self.history.metrics.append(line)
         if self.processes.leads:
@@ -294,8 +300,8 @@ class Trainer:
     def _result(self) -> RunResult:
         chosen = copy.deepcopy(self.algorithm)
         chosen.processes = Processes()
-        if self._best is not None:
-            chosen.load_state_dict(self._best["weights"])
+        if self._kept is not None:
+            chosen.load_state_dict(self._kept)
         if self.backbone is not None:
             chosen = self.backbone.put_back(chosen)
         if self._starts_processes:
@@ -308,8 +314,10 @@ class Trainer:
             config=self.config,
             algorithm=chosen.eval(),
             step=self.step,
-            selected_step=self.step if self._best is None else self._best["step"],
-            score=None if self._best is None else self._best["score"],
+            selected_step=self.step if self.choice.step is None else self.choice.step,
+            score=self.choice.score,
+            equal_steps=self.choice.equal,
+            competing=self.choice.competing,
             interrupted=interrupted,
             metrics=list(self.history.metrics),
             seconds=dict(self.account.seconds),
@@ -339,7 +347,8 @@ class Trainer:
             "streams": {name: stream.state_dict() for name, stream in self.streams.items()},
             "banks": {name: bank.state_dict() for name, bank in self.banks.items()},
             "refresher": self.strata.refresher.state_dict(),
-            "best": self._best,
+            "choice": self.choice.state_dict(),
+            "kept": self._kept,
             "own_parts": self.own_parts,
             **self.history.state_dict(),
         }
@@ -360,7 +369,8 @@ class Trainer:
         for name, bank in self.banks.items():
             bank.load_state_dict(state["banks"][name])
         self.strata.refresher.load_state_dict(state["refresher"])
-        self.step, self._best = state["step"], state["best"]
+        self.step, self._kept = state["step"], state["kept"]
+        self.choice.load_state_dict(state["choice"])
         self.history.load_state_dict(state)
 
     def _save(self) -> None:

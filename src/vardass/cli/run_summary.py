@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vardass.adapt.evaluation import SCORE_NAMES
 from vardass.adapt.model import RunResult
+from vardass.adapt.model_choice import FIRST_BEST
 from vardass.backend import were_compiled
 from vardass.cli.predict import PredictedNumbers, Predictions
 from vardass.errors import InputError
@@ -70,7 +71,8 @@ class Summary:
         config, line = result.config, self._selected()
         rows = [
             ("algorithm, sampler, network", f"{config.algorithm}, {config.sampler}, {config.network}"),
-            ("steps", f"{result.step:,} of {config.steps:,}, chosen: {result.selected_step:,} by {config.selection}"),
+            ("steps", f"{result.step:,} of {config.steps:,}"),
+            ("model", self._how_chosen()),
         ]
         told = SCORE_NAMES[config.regression]
         title = "R², RMSE, MAE" if config.regression else "accuracy"
@@ -104,12 +106,31 @@ class Summary:
             "selected_step": result.selected_step,
             "selection": config.selection,
             "score": result.score,
+            "equal_steps": result.equal_steps,
+            "competing": result.competing,
+            "last_score": result.metrics[-1]["score"] if result.metrics else None,
             **{f"target_{name}": (self.target_scores or {}).get(name) for name in SCORE_NAMES[config.regression]},
             "measured_on": self.measured_on,
             "selected": {name: value for name, value in self._selected().items() if name != "seconds"},
             "predicted": _predicted(self.predictions),
             "seconds": result.seconds,
         }
+
+    def _how_chosen(self) -> str:
+        """Which evaluation the model is from, by which rule, and what the last one had."""
+        result, name = self.result, self.result.config.selection
+        said = f"of step {result.selected_step:,}, chosen by {name}"
+        if name == "last" or not result.metrics:
+            return said
+        if not result.competing:
+            return f"{said}: the latest, as the penalty never had its full strength"
+        if len(result.equal_steps) > 1 and name != FIRST_BEST:
+            said += f": the latest of {len(result.equal_steps)} that it cannot tell apart, of {result.competing}"
+        else:
+            said += f": the best of {result.competing}"
+        if result.selected_step != result.metrics[-1]["step"]:
+            said += f" (score {result.score:.4g}; the last one had {result.metrics[-1]['score']:.4g})"
+        return said
 
     def _selected(self) -> Mapping[str, Any]:
         """Measurements of the chosen weights."""

@@ -190,7 +190,8 @@ class Record:
         ``"score"`` by which runs of a search are compared, ``"mmd2"`` and ``"coral"`` between held-out source and
         target features of the chosen model.
     curve : list of dict
-        One entry for each evaluation, as in ``metrics.jsonl``.
+        One entry for each evaluation, as in ``metrics.jsonl``, with the accuracy on the target's test part, which the
+        run itself did not see.
     seconds : dict of str to float
         Time of each part of the run, see ``RunResult``.
     wall : float

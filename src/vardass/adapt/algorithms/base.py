@@ -110,6 +110,8 @@ class Algorithm(nn.Module):
         Whether the parameters are those of SDAT's ascent just now, not the network's own.
     uses_banks : bool
         Whether the losses look at the ``bank`` of a batch.
+    full_strength : int
+        Step from which the penalty has its full strength; models of earlier steps are not adapted yet.
     seen_together : int
         Samples of one domain that `features` must see together, where a sample's features depend on others. Passes
         over data are then made one domain at a time, in batches of at least as many.
@@ -136,6 +138,7 @@ class Algorithm(nn.Module):
     joint_by_default: ClassVar[bool] = True
     seen_together = 1
     uses_banks = False
+    full_strength = 0
 
     def __init__(
         self,

@@ -81,6 +81,7 @@ class Discrepancy(Algorithm):
         self.penalty = check_number(penalty, "penalty", low=0.0)
         self.delay = check_count(delay, "delay", low=0)
         self.ramp = check_count(ramp, "ramp", low=0)
+        self.full_strength = self.delay + self.ramp if self.penalty > 0.0 else 0
         self.limit = None if limit is None else check_number(limit, "limit", low=0.0)
         self.ema = check_number(ema, "ema", low=0.0, below=1.0)
         self.estimator, self.contraction = Estimator.of(estimator, contraction)
