@@ -144,12 +144,8 @@ def test_npy_files_with_labels_beside_them(tmp_path, capsys):
         capsys, *adapt(tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "run", *more)
     )
     config = json.loads((tmp_path / "run/config.json").read_text())
-    assert config["algorithm_options"] == {
-        "penalty": 0.5,
-        "delay": 6,
-        "ramp": 6,
-        "limit": 1.0,
-    }  # all but the first recommended
+    early = config["steps"] // 8
+    assert config["algorithm_options"] == {"penalty": 0.5, "delay": early, "ramp": early}
     assert config["class_aligned"] == "uniform"
     done(capsys, "predict", tmp_path / "run", tmp_path / "b.npy", "--out", tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()

@@ -108,22 +108,20 @@ def test_target_shares_and_a_confidence() -> None:
     assert trainer.metrics[-1]["classes/unsure"] == pytest.approx(0.1, abs=0.03)
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_classes_are_aligned_only_where_predicted_shares_differ_and_then_stay_so(background: bool) -> None:
-    # of 120 and 75 samples that are trained on; the classes are easily told apart, so the distance is nearly the truth
-    far = Trainer(config(class_options={"start": 8, "threshold": 0.3}, background=background), SPLITS)
-    far.run()
-    distance = far.metrics[-1]["classes/distance"]
-    assert distance == pytest.approx(70 / 150, abs=0.1)
-    assert far.metrics[-1]["classes/aligned"] == 1.0
-    near = Trainer(config(class_options={"start": 8, "threshold": 0.7}, background=background), SPLITS)
-    near.run()
-    assert near.metrics[-1]["classes/aligned"] == 0.0
-    assert near.streams["source"].sampler.shares is None  # type: ignore[attr-defined]
-    # once aligned, a distance that has become small does not end it
-    assert far.strata.classes is not None
-    far.strata.classes.threshold = 1.0
-    assert far.strata.classes(12)["source"]["shares"] is not None
+def test_the_distance_of_class_shares_is_noted() -> None:
+    # the classes are easily told apart, so the predicted shares are nearly the true ones
+    trainer = Trainer(config(), SPLITS)
+    trainer.run()
+    assert trainer.metrics[-1]["classes/distance"] == pytest.approx(70 / 150, abs=0.1)
+
+
+def test_recommended_settings_align_where_the_sampler_can() -> None:
+    assert RunConfig.recommended(steps=800).class_options == {"start": 300}
+    assert RunConfig.recommended(steps=80).algorithm_options == {"penalty": 1.0, "delay": 10, "ramp": 10}
+    for changes in ({"sampler": "uniform"}, {"refresh_every": 0}, {"groups": "classes"}, {"algorithm": "dann"}):
+        assert RunConfig.recommended(**changes).class_aligned == "none"
+    assert RunConfig.recommended(class_aligned="target").class_options == {}
+    assert RunConfig.recommended(algorithm_options={"penalty": 3.0}).algorithm_options["penalty"] == 3.0
 
 
 @pytest.mark.parametrize("sampler", ["stratified", "balanced"])
@@ -156,7 +154,6 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, background: bool, t
             "unknown option of class_aligned: 'confidenc'; did you mean 'confidence'",
         ),
         ({"class_options": {"confidence": 2}}, "confidence must be"),
-        ({"class_options": {"threshold": 2}}, "threshold must be"),
         ({"class_options": {"start": -1}}, "start must be at least 0"),
     ],
 )

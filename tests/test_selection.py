@@ -117,6 +117,7 @@ def test_scores_by_name() -> None:
     )
     expected = {
         "source-accuracy": 0.75,
+        "domainbed": 0.75,
         "entropy": confidence(QUARTERS),
         "information-maximisation": information_maximisation(QUARTERS),
         "snd": soft_neighbourhood_density(QUARTERS),

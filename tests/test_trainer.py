@@ -301,7 +301,7 @@ def test_a_tiny_task_is_learnt(algorithm: str) -> None:
 # --- labels and selection ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("selection", ["source-accuracy", "entropy", "information-maximisation", "snd", "mmd", "last"])
+@pytest.mark.parametrize("selection", ["source-accuracy", "domainbed", "entropy", "information-maximisation", "snd", "mmd", "last"])
 def test_no_target_label_is_read_before_the_final_report(selection: str) -> None:
     splits = watch_splits()
     result = Trainer(config(selection=selection), splits).run()
@@ -340,8 +340,8 @@ def run_with(selection: str, out: Path | None = None) -> RunResult:
     return Trainer(config(selection=selection, steps=24, eval_every=2, lr=0.05), SPLITS, out).run()
 
 
-def test_the_best_weights_are_kept(tmp_path: Path) -> None:
-    result = run_with("source-accuracy", tmp_path)
+def test_the_chosen_weights_are_kept(tmp_path: Path) -> None:
+    result = run_with("domainbed", tmp_path)
     scores = {line["step"]: line["source_accuracy"] for line in result.metrics}
     assert result.score == max(scores.values())
     assert result.selected_step == min(step for step, value in scores.items() if value == result.score)
@@ -351,6 +351,34 @@ def test_the_best_weights_are_kept(tmp_path: Path) -> None:
     assert torch.equal(outputs(model, x)[1], outputs(result.algorithm, x)[1])
     assert about["class_names"] == list(SPLITS.source_train.class_names)
     assert run_with("last").selected_step == 24
+    latest = run_with("source-accuracy")
+    assert latest.selected_step == max(latest.equal_steps)
+    assert latest.score == next(line["score"] for line in latest.metrics if line["step"] == latest.selected_step)
+    assert latest.competing == 12
+
+
+def test_models_from_before_the_full_penalty_do_not_compete() -> None:
+    options = {"delay": 6, "ramp": 5}
+    settings = config(selection="source-accuracy", steps=24, eval_every=2, lr=0.05, algorithm_options=options)
+    result = Trainer(settings, SPLITS).run()
+    assert result.competing == 7  # steps 12 to 24
+    assert min(result.equal_steps) >= 12
+    short = Trainer(settings.changed(steps=10), SPLITS).run()
+    assert (short.competing, short.selected_step) == (0, 10)
+
+
+def test_an_observed_domain_is_measured_and_changes_nothing() -> None:
+    splits = watch_splits()
+    known = splits.target_test.subset(torch.arange(len(splits.target_test))).reveal()
+    plain, watched = Trainer(resumable(), splits), Trainer(resumable(), splits, observed=known)
+    plain.run()
+    result = watched.run()
+    assert all("target_accuracy" not in line for line in plain.metrics)
+    noted = {line["step"]: line.pop("target_accuracy") for line in watched.metrics}
+    assert_same_run(plain, watched)
+    assert noted[result.selected_step] == final_report(result, splits)["target_accuracy"]
+    with pytest.raises(LabelsHidden):
+        _ = splits.target_test.labels
 
 
 def test_a_models_file_is_not_a_runs_file(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_augmented_images_in_half_precision_resume_too(tmp_path: Path) -> None:
     resumed = Trainer(settings, splits, tmp_path)
     report = final_report(resumed.run(resume=True), splits)
     assert_same_run(whole, resumed)
-    assert report["source_accuracy"] == resumed._best["score"]  # type: ignore[index]
+    assert report["source_accuracy"] == resumed.choice.score
     with pytest.raises(AssertionError):
         assert_same_run(whole, plain)
 

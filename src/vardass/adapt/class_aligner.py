@@ -10,8 +10,10 @@ from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.algorithms.registry import algorithm_uses_target
-from vardass.adapt.batches import Stream, pass_over
+from vardass.adapt.batches import Stream
+from vardass.adapt.evaluation import ALIGNMENT_KERNEL, outputs, some_rows
 from vardass.errors import InputError
+from vardass.kernels import fitted_kernel
 from vardass.samplers.class_alignment import ClassAlignment, align_classes
 from vardass.samplers.registry import check_takes_shares
 from vardass.validate import check_count, check_number, unknown
@@ -19,18 +21,24 @@ from vardass.validate import check_count, check_number, unknown
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
-__all__ = ["ClassAligner"]
+__all__ = ["ClassAligner", "explained_by_shares"]
 
-_START = 100  # steps before the first pseudo-labels; those of an untrained network say nothing
+_START = 300  # steps before the first pseudo-labels: a network that is not adapted yet gives many wrong ones
+_EXPLAINED = 0.35
 
 
 class ClassAligner:
     """Groups and shares of both domains for the refreshes of a run, see ``vardass.samplers.align_classes``.
 
-    There is a refresh at ``start`` steps, whatever the policy says. Before it, and where the predictions leave too few
-    samples for a batch, strata know no classes; nor do they until the shares of the predicted classes differ from the
-    source's by ``threshold``, in total variation. Then batches stay aligned. What is returned depends on the network,
-    the step and the samplers' state alone, so a resumed run is the same. No label of the target is read.
+    Batches are aligned from ``start`` steps on; or already at ``early`` steps, if different class shares explain at
+    least ``explained`` of the discrepancy, see `explained_by_shares`. There is a refresh at both steps, whatever the
+    policy says. Where the predictions leave too few samples for a batch, strata know no classes. What is returned
+    depends on the network, the step and the samplers' state alone, so a resumed run is the same. No label of the target
+    is read.
+
+    Shares of predictions alone do not tell: before the discrepancy acts, a shift of the inputs makes them differ from
+    the source's as well, and soon after it acts they are the source's, whatever the truth. Where the inputs have
+    shifted, the order matters: first the discrepancy alone, which corrects most wrong predictions, then the classes.
 
     Parameters
     ----------
@@ -53,7 +61,8 @@ class ClassAligner:
         self.config, self.algorithm, self.streams = config, algorithm, streams
         self.options = dict(config.class_options)
         self.start = self.options.pop("start", _START)
-        self.threshold = self.options.pop("threshold", 0.0)
+        self.early = self.options.pop("early", self.start)
+        self.explained = self.options.pop("explained", _EXPLAINED)
         self.log: dict[str, float] = {}
         for name, stream in streams.items():
             if getattr(stream.sampler, "strata_count", None) is None:
@@ -68,7 +77,8 @@ class ClassAligner:
         """Refuse settings that do not go together."""
         checks: dict[str, Any] = {
             "start": lambda value: check_count(value, "start", low=0),
-            "threshold": lambda value: check_number(value, "threshold", low=0.0, high=1.0),
+            "early": lambda value: check_count(value, "early", low=0),
+            "explained": lambda value: check_number(value, "explained", low=0.0),
             "confidence": lambda value: check_number(value, "confidence", low=0.0, high=1.0),
             "floor": lambda value: check_number(value, "floor", low=0.0, high=1.0),
             "smoothing": lambda value: check_number(value, "smoothing", low=0.0, high=1.0),
@@ -77,8 +87,22 @@ class ClassAligner:
             if name not in checks:
                 raise unknown("option of class_aligned:", name, checks)
             checks[name](value)
-        if config.class_aligned == "none":
-            return
+        if config.class_aligned != "none":
+            ClassAligner._check_parts(config)
+
+    @staticmethod
+    def can_align(config: RunConfig) -> bool:
+        """Whether the algorithm, sampler and refreshes of ``config`` go with aligned classes."""
+        if config.regression:
+            return False
+        try:
+            ClassAligner._check_parts(config)
+        except InputError:
+            return False
+        return True
+
+    @staticmethod
+    def _check_parts(config: RunConfig) -> None:
         what = f"class_aligned={config.class_aligned!r}"
         _need_target(config.class_aligned, config.algorithm, uses_target=algorithm_uses_target(config.algorithm))
         check_takes_shares(config.sampler, what)
@@ -92,16 +116,18 @@ class ClassAligner:
 
     def __call__(self, step: int) -> Mapping[str, Mapping[str, Any]]:
         """Groups and shares by domain at ``step``; nothing before the start."""
-        if step < self.start:
-            return {}
         source, target = self.streams["source"], self.streams["target"]
-        assert source.labels is not None
-        logits = pass_over(self.algorithm, target.inputs, lambda model, x: model.predict(x), **self.config.pass_options)
         samplers: list[Any] = [source.sampler, target.sampler]
-        distance = _distance(source.labels.cpu(), logits.argmax(1).cpu(), logits.shape[1])
-        if distance < self.threshold and samplers[0].shares is None:
-            self.log = {"classes/aligned": 0.0, "classes/distance": distance}
+        if step < self.start and step != self.early and samplers[0].shares is None:
             return {}
+        assert source.labels is not None
+        z, logits = outputs(self.algorithm, target.inputs, **self.config.pass_options)
+        if step == self.early < self.start:
+            z_s, _ = outputs(self.algorithm, source.inputs, **self.config.pass_options)
+            explained = explained_by_shares(z_s, source.labels, z, logits.argmax(1))
+            if explained < self.explained:
+                self.log = {"classes/aligned": 0.0, "classes/explained": explained}
+                return {}
         found = align_classes(
             source.labels.cpu(),
             logits,
@@ -110,8 +136,55 @@ class ClassAligner:
             min_size=max(sampler.min_size for sampler in samplers),
             **self.options,
         )
+        distance = _distance(source.labels.cpu(), logits.argmax(1).cpu(), logits.shape[1])
         self.log = {**_numbers(found), "classes/distance": distance}
         return found.by_domain
+
+
+def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicted: Tensor) -> float:
+    """How much of MMD² between two domains vanishes if the source's classes get the shares of the target's predictions.
+
+    With G the mean kernel values between the source's classes, h those between classes and the target, the source with
+    class shares q has MMD²(q) = qᵀ G q - 2 qᵀ h + const, all means over pairs of different samples. Near 1 only shares
+    differ; near 0, or below, the classes themselves look different.
+
+    Parameters
+    ----------
+    source, target : Tensor of shape (n_s, d), (n_t, d)
+        Features; of more than 1,000 rows some are looked at.
+    labels, predicted : Tensor of shape (n_s,), (n_t,)
+        Classes of the source, and those that the network gives the target.
+
+    Examples
+    --------
+    >>> classes = torch.tensor([0, 1]).repeat_interleave(torch.tensor([30, 10]))
+    >>> z = 5.0 * classes[:, None] + torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    >>> flipped = (1 - classes).sort().values
+    >>> other = 5.0 * flipped[:, None] + torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
+    >>> explained_by_shares(z, classes, other, flipped) > 0.9
+    True
+    >>> explained_by_shares(z, classes, z + 9.0, classes)
+    0.0
+    """
+    x, y = some_rows(source), some_rows(target)
+    labels = some_rows(labels).long().to(x.device)
+    known = torch.unique(labels)  # a class without samples has no mean embedding
+    member = (labels[:, None] == known).double().to(x.device)
+    kernel = fitted_kernel(ALIGNMENT_KERNEL, torch.cat([x, y]))
+    own, across, rest = (kernel.matrix(a, b) for a, b in ((x, x), (x, y), (y, y)))
+    counts = member.sum(0)
+    pairs = counts[:, None] * counts - counts.diag()
+    between = (member.T @ own.fill_diagonal_(0.0) @ member) / pairs.clamp_min(1.0)
+    to_target = (member.T @ across).mean(1) / counts
+    constant = rest.fill_diagonal_(0.0).sum() / (len(y) * (len(y) - 1))
+    given = (predicted.to(x.device)[:, None] == known).double().mean(0)
+
+    def distance(shares: Tensor) -> float:
+        q = shares / shares.sum().clamp_min(torch.finfo(shares.dtype).tiny)
+        return float(q @ between @ q - 2.0 * q @ to_target + constant)
+
+    before = distance(counts)
+    return 0.0 if before <= 0.0 else 1.0 - distance(given) / before
 
 
 def _need_target(shares: str, algorithm: str, *, uses_target: bool) -> None:

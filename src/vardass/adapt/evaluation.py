@@ -48,6 +48,8 @@ __all__ = [
 _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
 _BLOCK_NUMBERS = 2**22  # similarities held at a time
 _ALIGNMENT_ROWS = 1000  # of each domain; the discrepancy looks at all pairs
+ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
+"""By which networks are compared: bandwidths follow the median distance, so that shrinking all features gains nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +145,10 @@ def soft_neighbourhood_density(logits: Tensor, *, temperature: float = _TEMPERAT
 def alignment(source_features: Tensor, target_features: Tensor) -> float:
     """Minus MMD² of held-out features, at most 0, on up to 1,000 rows of each domain.
 
-    The bandwidths follow the median distance, so that shrinking all features gains nothing.
+    With `ALIGNMENT_KERNEL`.
     """
-    kernel = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
     with torch.no_grad():
-        return -float(mmd2(_some(source_features), _some(target_features), kernel=kernel))
+        return -float(mmd2(some_rows(source_features), some_rows(target_features), kernel=ALIGNMENT_KERNEL))
 
 
 def score(name: str, held_out: HeldOut) -> float:
@@ -229,7 +230,8 @@ def _entropy(p: Tensor) -> Tensor:
     return entropy
 
 
-def _some(features: Tensor) -> Tensor:
+def some_rows(features: Tensor) -> Tensor:
+    """At most 1,000 rows of features (n, ...), evenly spaced, in double precision."""
     step = -(-len(features) // _ALIGNMENT_ROWS)
     return features.detach()[::step].double()
 

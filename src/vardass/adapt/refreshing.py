@@ -191,7 +191,7 @@ class StrataUpdater:
 
     def _refresh(self, step: int) -> dict[str, Any] | None:
         # whatever the policy: classes are compared before the discrepancy pulls at them
-        log = self.refresher.step(step, now=self.classes is not None and step == self.classes.start)
+        log = self.refresher.step(step, now=self.classes is not None and step in (self.classes.early, self.classes.start))
         return log if log is None or self.classes is None else {**log, **self.classes.log}
 
     def _send_strata(self) -> None:
