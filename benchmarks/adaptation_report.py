@@ -1,0 +1,322 @@
+"""Tables and figure of the sweeps of adaptation.yaml.
+
+    python benchmarks/adaptation_report.py ../runs    # folders of sweeps: first to results/adaptation.jsonl.gz
+    python benchmarks/adaptation_report.py            # from that file
+
+One line of the file is one run: what it was, and for each evaluation the scores that a run may be chosen by and the
+accuracy on the target's test part, which it was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from common import RESULTS, markdown
+
+from vardass.experiments.store import read_records
+from vardass.files import atomic_write
+from vardass.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION, dress, new_figure, save_figure
+
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+RECORDS = RESULTS / "adaptation.jsonl.gz"
+DATA = ("fsdd", "office-home", "pacs", "digits16", "reviews", "watch")
+LOSSES = ("mmd", "coral")
+BASE = "uniform"
+# what the defaults of `vardass adapt` are chosen from; the first is the simplest
+CANDIDATES = (
+    "balanced",
+    "stratified",
+    "balanced, schedule",
+    "balanced, schedule, classes",
+    "min-sum, schedule, classes",
+)
+SHIPPED = ("min-sum, schedule, classes", 1.0)
+SCORES = {"source": "source_accuracy", "entropy": "target_entropy", "information": "target_information"}
+SCORES |= {"density": "target_density", "mmd": "mmd", "target": "target_accuracy"}
+LOWER = ("entropy", "mmd")  # is better
+
+ABOUT = """{runs:,} runs of `vardass sweep benchmarks/adaptation.yaml` (commands in that file; commit {commit}): six
+data sets, four pairs of domains each, 800 steps, everything equal but what a row says, the same seeds for all rows.
+Accuracies are in % on target samples that were not trained on, of the model that the run chose; no target label was
+used before that. Gains are over uniform batches with λ = 1, in points; ± is the standard error over pairs of domains
+and repeats.
+
+`uniform`, `vardass` (the paper's sampler), `kmeans-features`, `kmeans++`, `stratified` (min-sum strata), `ordered` and
+`balanced` have a constant penalty. `schedule`: 100 steps of the task alone, then 100 in which the penalty rises.
+`limit`: the discrepancy never pulls at the features harder than the task. `classes`: the same classes on both sides of
+a batch from step 300, or from step 100 if class shares explain 0.35 of the discrepancy. `erm` is source only."""
+
+REGRET = """Mean regret in points, over all runs with a discrepancy: the best target accuracy of a run's evaluations
+less that of the chosen one. Evaluations compete from the full penalty on."""
+
+
+# --- records ----------------------------------------------------------------------------------------
+
+
+def export(folders: Path) -> None:
+    """One short line for each finished run of the sweeps in ``folders``."""
+    lines = []
+    for folder in sorted(path for path in folders.iterdir() if (path / "records.jsonl").exists()):
+        for record in read_records(folder):
+            if record.status != "finished":
+                print(f"left out, failed: {record.run_id} {record.error}")
+                continue
+            config, spec = record.spec.config, record.spec
+            line = {
+                "data": spec.data_name,
+                "task": spec.task,
+                "loss": config["algorithm"],
+                "arm": spec.cell["sampler"],
+                "penalty": config["algorithm_options"].get("penalty", 1.0),
+                "batch": config["batch_size"],
+                "repeat": spec.repeat,
+                "chosen": record.result["selected_step"],
+                "accuracy": round(100 * record.result["target_accuracy"], 3),
+                "from": config["algorithm_options"].get("delay", 0) + config["algorithm_options"].get("ramp", 0),
+                "commit": str(record.environment["commit"])[:10],
+                "step": [one["step"] for one in record.curve],
+            }
+            for name, key in SCORES.items():
+                line[name] = [None if one.get(key) is None else round(one[key], 5) for one in record.curve]
+            lines.append(json.dumps(line))
+    with atomic_write(RECORDS) as file:
+        file.write(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+
+
+def read() -> pd.DataFrame:
+    with gzip.open(RECORDS, "rt") as file:
+        runs = pd.DataFrame([json.loads(line) for line in file])
+    return runs.drop_duplicates(["data", "task", "loss", "arm", "penalty", "batch", "repeat"], keep="last")
+
+
+# --- accuracy ---------------------------------------------------------------------------------------
+
+
+def of(runs: pd.DataFrame, arm: str, penalty: float, loss: str, batch: int = 32) -> pd.DataFrame:
+    if arm == "erm":
+        return runs[(runs.loss == "erm") & (runs.batch == batch)].drop_duplicates(["data", "task", "repeat"])
+    mine = (runs.arm == arm) & (runs.penalty == penalty) & (runs.loss == loss) & (runs.batch == batch)
+    return runs[mine]
+
+
+def by_pair(runs: pd.DataFrame, column: str = "accuracy") -> pd.Series:
+    return runs.set_index(["data", "task", "repeat"])[column].sort_index()
+
+
+def gains(runs: pd.DataFrame, arm: str, penalty: float, loss: str, batch: int = 32) -> pd.Series:
+    """Accuracy less that of uniform batches with penalty 1, on the same pairs and repeats."""
+    mine = by_pair(of(runs, arm, penalty, loss, batch))
+    return (mine - by_pair(of(runs, BASE, 1.0, loss, batch))).dropna()
+
+
+def shown(values: pd.Series) -> str:
+    if not len(values):
+        return ""
+    error = f" ± {values.sem():.1f}" if len(values) > 1 else ""
+    return f"{values.mean():+.1f}{error}"
+
+
+def accuracy_table(runs: pd.DataFrame, rows: list[tuple[str, float]], loss: str, batch: int = 32) -> str:
+    uniform = by_pair(of(runs, BASE, 1.0, loss, batch))
+    if not len(uniform):
+        return f"{loss.upper()}: not run."
+    lines = [[f"{BASE}, λ = 1, in %", *(f"{uniform[name].mean():.1f}" for name in DATA), f"{_mean(uniform):.1f}"]]
+    for arm, penalty in rows:
+        found = gains(runs, arm, penalty, loss, batch)
+        if not len(found):
+            continue
+        title = arm if arm == "erm" else f"{arm}, λ = {penalty:g}"
+        cells = [shown(found[name]) if name in found else "" for name in DATA]
+        whole = set(found.index.get_level_values(0)) == set(DATA)
+        lines.append([title, *cells, f"{_mean(found):+.1f}" if whole else ""])
+    return markdown([loss.upper(), *DATA, "mean"], lines)
+
+
+def _mean(values: pd.Series) -> float:
+    """Each data set counts alike."""
+    return float(values.groupby(level=0).mean().mean())
+
+
+def left_out(runs: pd.DataFrame, penalties: list[float]) -> str:
+    """One default for both losses, chosen on five data sets by the mean gain, and its gain on the sixth."""
+    table = {
+        (arm, penalty, loss): gains(runs, arm, penalty, loss).groupby(level=0).mean()
+        for arm in CANDIDATES
+        for penalty in penalties
+        for loss in LOSSES
+    }
+    rows, sums = [], []
+    for name in DATA:
+        others = [other for other in DATA if other != name]
+
+        def mean(choice: tuple[str, float], others: list[str] = others) -> float:
+            found = [table[(*choice, loss)].reindex(others) for loss in LOSSES]
+            return float(np.mean([values.mean() if values.notna().all() else -np.inf for values in found]))
+
+        best = max(((arm, penalty) for arm in CANDIDATES for penalty in penalties), key=mean)
+        here = [float(table[(*best, loss)][name]) for loss in LOSSES]
+        sums.append(here)
+        rows.append([name, f"{best[0]}, λ = {best[1]:g}", *(f"{value:+.1f}" for value in here)])
+    rows.append(["mean", "", *(f"{value:+.1f}" for value in np.mean(sums, axis=0))])
+    return markdown(["left out", "chosen on the other five", *(f"{loss.upper()} there" for loss in LOSSES)], rows)
+
+
+# --- choosing a model -------------------------------------------------------------------------------
+
+Curve = dict[str, list[float]]  # of the evaluations that compete, by score, larger is better
+
+
+def ranks(values: list[float]) -> FloatArray:
+    return np.argsort(np.argsort(values))
+
+
+def latest_best(values: Any) -> int:
+    return len(values) - 1 - int(np.argmax(list(values)[::-1]))
+
+
+RULES: dict[str, Callable[[Curve], int]] = {
+    "source accuracy, first of the best": lambda curve: int(np.argmax(curve["source"])),
+    "source accuracy, last of the best": lambda curve: latest_best(curve["source"]),
+    "last": lambda curve: len(curve["source"]) - 1,
+    "entropy": lambda curve: latest_best(curve["entropy"]),
+    "information maximisation": lambda curve: latest_best(curve["information"]),
+    "soft neighbourhood density": lambda curve: latest_best(curve["density"]),
+    "MMD": lambda curve: latest_best(curve["mmd"]),
+    "ranks of information and source": lambda c: latest_best(ranks(c["information"]) + ranks(c["source"])),
+    "ranks of information and MMD": lambda c: latest_best(ranks(c["information"]) + ranks(c["mmd"])),
+}
+
+
+def curve_of(run: dict[str, Any], start: int) -> Curve:
+    signs = {name: -1.0 if name in LOWER else 1.0 for name in SCORES}
+    return {name: [sign * (value or 0.0) for value in run[name][start:]] for name, sign in signs.items()}
+
+
+def regret(run: dict[str, Any], rule: str, *, competing: bool) -> float:
+    """Points of target accuracy between the best evaluation and the one that the rule takes."""
+    late = [place for place, step in enumerate(run["step"]) if step >= run["from"]]
+    curve = curve_of(run, late[0] if competing and late else 0)
+    return 100.0 * (max(run["target"]) - curve["target"][RULES[rule](curve)])
+
+
+def rules_table(runs: pd.DataFrame) -> str:
+    """Mean regret by rule and data set, and what would be chosen without each data set."""
+    adapted = runs[runs.loss.isin(LOSSES)].to_dict("records")
+    found = {
+        (rule, competing): pd.Series([regret(run, rule, competing=competing) for run in adapted])
+        .groupby([run["data"] for run in adapted])
+        .mean()
+        for rule in RULES
+        for competing in (True, False)
+    }
+    rows = []
+    for rule in RULES:
+        late, all_steps = found[rule, True], found[rule, False]
+        rows.append([rule, *(f"{late[name]:.2f}" for name in DATA), f"{late.mean():.2f}", f"{all_steps.mean():.2f}"])
+    chosen = []
+    for name in DATA:
+        best = min(RULES, key=lambda rule: found[rule, True].drop(name).mean())
+        chosen.append(f"{name}: {best}, {found[best, True][name]:.2f}")
+    table = markdown(["rule", *DATA, "mean", "mean, all evaluations compete"], rows)
+    return f"{table}\n\nChosen on the other five, and its regret on the one left out: {'; '.join(chosen)}."
+
+
+def choices_table(runs: pd.DataFrame, penalties: list[float]) -> str:
+    """Regret of choosing λ, or whether classes are aligned, by a score of each run's last evaluation."""
+    last = runs[runs.loss.isin(LOSSES) & (runs.batch == 32) & (runs.repeat == 0)].copy()
+    for name in SCORES:
+        last[name] = [(-1.0 if name in LOWER else 1.0) * (values[-1] or 0.0) for values in last[name]]
+    among_penalties = last[last.penalty.isin(penalties)]
+    aligned = last[last.arm.isin(["balanced, schedule", "balanced, schedule, classes"])]
+    questions = {
+        f"λ of {', '.join(f'{value:g}' for value in penalties)}": (among_penalties, ["data", "task", "loss", "arm"]),
+        "classes aligned or not": (aligned, ["data", "task", "loss", "penalty"]),
+    }
+    rows = []
+    for question, (frame, place) in questions.items():
+        groups = [group for _, group in frame.groupby(place) if len(group) == frame.groupby(place).size().max()]
+        cells = []
+        for name in (n for n in SCORES if n != "target"):
+            lost = [100 * (g.target.max() - g.target[g[name].idxmax()]) for g in groups]
+            cells.append(f"{np.mean(lost):.2f}")
+        blind = [100 * (g.target.max() - g.target.mean()) for g in groups]
+        rows.append([question, str(len(groups)), *cells, f"{np.mean(blind):.2f}"])
+    return markdown(["choice of", "times", *(n for n in SCORES if n != "target"), "at random"], rows)
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+LOOKS = {
+    "uniform": BLACK,
+    "vardass": PURPLE,
+    "stratified": BLUE,
+    "balanced": GREEN,
+    "balanced, schedule": ORANGE,
+    SHIPPED[0]: VERMILION,
+}
+
+
+def draw(runs: pd.DataFrame, penalties: list[float]) -> None:
+    """Mean accuracy over the six data sets against λ, for the repeat that all have."""
+    first = runs[runs.repeat == 0]
+    figure = new_figure(9.0, 3.8)
+    for axes, loss in zip(figure.subplots(1, 2, sharey=True), LOSSES, strict=True):
+        for arm, colour in LOOKS.items():
+            means = [_mean(by_pair(of(first, arm, penalty, loss))) for penalty in penalties]
+            name = "vardass adapt" if arm == SHIPPED[0] else "vardass (the paper)" if arm == "vardass" else arm
+            axes.plot(penalties, means, "o-", color=colour, label=name, linewidth=2.4 if arm == SHIPPED[0] else 1.4)
+        axes.axhline(_mean(by_pair(of(first, "erm", 1.0, loss))), color="#999999", linestyle=":", label="source only")
+        axes.set_xscale("log")
+        axes.set_xticks(penalties, [f"{penalty:g}" for penalty in penalties])
+        axes.minorticks_off()
+        axes.set_xlabel("penalty λ")
+        axes.set_title(loss.upper(), loc="left", fontweight="bold")
+        dress(axes)
+    figure.axes[0].set_ylabel("target accuracy, %")
+    figure.axes[1].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    save_figure(figure, RESULTS / "adaptation.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="?", type=Path)
+    folders = parser.parse_args().folders
+    if folders is not None:
+        export(folders)
+    runs = read()
+    penalties = sorted(float(value) for value in runs[runs.loss.isin(LOSSES)].penalty.unique())
+    arms = [arm for arm in dict.fromkeys(runs[runs.loss.isin(LOSSES)].arm) if arm != BASE]
+    one = [("erm", 1.0), *((arm, 1.0) for arm in arms)]
+    others = [(arm, penalty) for penalty in penalties if penalty != 1.0 for arm in [BASE, *arms]]
+    commits = ", ".join(dict.fromkeys(runs.commit))
+    parts = ["# What adapts", "", ABOUT.format(runs=len(runs), commit=commits), "", "## Batches of 32, λ = 1", ""]
+    for loss in LOSSES:
+        parts += [accuracy_table(runs, one, loss), ""]
+    parts += ["## Defaults, leaving each data set out", "", left_out(runs, penalties), ""]
+    found = [shown(gains(runs, *SHIPPED, loss)) for loss in LOSSES]
+    shipped = f"`vardass adapt` is {SHIPPED[0]}, λ = {SHIPPED[1]:g}"
+    parts += [f"{shipped}: {found[0]} (MMD) and {found[1]} (CORAL) over all pairs.", ""]
+    parts += ["## Choosing a model", "", REGRET, ""]
+    parts += [rules_table(runs), "", "Regret of other choices by the score of the last evaluation:", ""]
+    parts += [choices_table(runs, penalties), "", "## Other penalties", ""]
+    for loss in LOSSES:
+        parts += [accuracy_table(runs, others, loss), ""]
+    parts += ["## Batches of 8, λ = 1", ""]
+    for loss in LOSSES:
+        parts += [accuracy_table(runs, one, loss, 8), ""]
+    with atomic_write(RESULTS / "adaptation.md") as file:
+        file.write(("\n".join(parts).rstrip() + "\n").encode())
+    draw(runs, penalties)
+    print("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()
