@@ -112,7 +112,7 @@ def test_adapt_embeddings_writes_everything(files, capsys):
     assert f"target accuracy {100 * right:.1f} % of all 60 samples (labels read only now" in shown
     assert "source validation accuracy" in shown
     assert "target entropy" in shown
-    assert "by source-accuracy" in shown
+    assert "chosen by information-maximisation" in shown
     assert "drawing" in shown
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [10, 20, 30]

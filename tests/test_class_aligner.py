@@ -11,11 +11,14 @@ import torch
 from sweep_yaml import changed, load
 from test_trainer import Stop, assert_same_run
 from vardass.adapt.algorithms.erm import ERM
+from vardass.adapt.class_aligner import explained_by_shares
 from vardass.adapt.config import RunConfig
+from vardass.adapt.evaluation import ALIGNMENT_KERNEL
 from vardass.adapt.trainer import Trainer
 from vardass.cli.run_options import settings_of
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, split_task
 from vardass.errors import InputError
+from vardass.kernels import fitted_kernel
 from vardass.samplers import UniformBatchSampler
 
 CLASSES = 3
@@ -108,6 +111,42 @@ def test_target_shares_and_a_confidence() -> None:
     assert trainer.metrics[-1]["classes/unsure"] == pytest.approx(0.1, abs=0.03)
 
 
+def weighted_mmd2(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor, labels: torch.Tensor) -> float:
+    """MMD² over pairs of different samples, of the source with other class shares, one pair at a time."""
+    kernel = fitted_kernel(ALIGNMENT_KERNEL, torch.cat([x, y]))
+    own, across, rest = (kernel.matrix(a, b).tolist() for a, b in ((x, x), (x, y), (y, y)))
+    total = 0.0
+    for a, share_a in enumerate(shares.tolist()):
+        rows = (labels == a).nonzero().flatten().tolist()
+        for b, share_b in enumerate(shares.tolist()):
+            pairs = [(i, j) for i in rows for j in (labels == b).nonzero().flatten().tolist() if i != j]
+            total += share_a * share_b * sum(own[i][j] for i, j in pairs) / len(pairs)
+        total -= 2.0 * share_a * sum(across[i][j] for i in rows for j in range(len(y))) / (len(rows) * len(y))
+    n = len(y)
+    return total + sum(rest[i][j] for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
+
+
+def test_what_shares_explain_is_what_vanishes_of_the_discrepancy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels, predicted = torch.randint(3, (20,), generator=generator), torch.randint(3, (15,), generator=generator)
+    x = torch.randn(20, 4, generator=generator, dtype=torch.float64) + labels[:, None]
+    y = torch.randn(15, 4, generator=generator, dtype=torch.float64) + predicted[:, None] + 0.5
+    plain, shifted = (torch.bincount(of, minlength=3).double() / len(of) for of in (labels, predicted))
+    before, after = (weighted_mmd2(x, y, shares, labels) for shares in (plain, shifted))
+    assert explained_by_shares(x, labels, y, predicted) == pytest.approx(1.0 - after / before)
+
+
+def test_classes_are_aligned_early_only_where_shares_explain_the_shift() -> None:
+    seen = {}
+    for name, bar in (("shares", 0.35), ("never", 1.01)):
+        options = {"early": 8, "start": 12, "explained": bar}
+        trainer = Trainer(config(class_options=options, steps=14, eval_every=1, lr=0.1, refresh_every=4), SPLITS)
+        trainer.run()
+        seen[name] = [line.get("classes/aligned", 0.0) for line in trainer.metrics]
+    assert seen["shares"] == [0.0] * 8 + [1.0] * 6  # opposite shares, nearly the same classes
+    assert seen["never"] == [0.0] * 12 + [1.0] * 2
+
+
 def test_the_distance_of_class_shares_is_noted() -> None:
     # the classes are easily told apart, so the predicted shares are nearly the true ones
     trainer = Trainer(config(), SPLITS)
@@ -116,12 +155,13 @@ def test_the_distance_of_class_shares_is_noted() -> None:
 
 
 def test_recommended_settings_align_where_the_sampler_can() -> None:
-    assert RunConfig.recommended(steps=800).class_options == {"start": 300}
-    assert RunConfig.recommended(steps=80).algorithm_options == {"penalty": 1.0, "delay": 10, "ramp": 10}
+    assert RunConfig.recommended(steps=800).class_options == {"early": 100, "start": 300}
+    assert RunConfig.recommended(steps=80).algorithm_options == {"penalty": 3.0, "delay": 10, "ramp": 10}
+    assert RunConfig.recommended(batch_size=8).algorithm_options["penalty"] == 0.75
     for changes in ({"sampler": "uniform"}, {"refresh_every": 0}, {"groups": "classes"}, {"algorithm": "dann"}):
         assert RunConfig.recommended(**changes).class_aligned == "none"
     assert RunConfig.recommended(class_aligned="target").class_options == {}
-    assert RunConfig.recommended(algorithm_options={"penalty": 3.0}).algorithm_options["penalty"] == 3.0
+    assert RunConfig.recommended(algorithm_options={"penalty": 5.0}).algorithm_options["penalty"] == 5.0
 
 
 @pytest.mark.parametrize("sampler", ["stratified", "balanced"])
@@ -155,6 +195,8 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, background: bool, t
         ),
         ({"class_options": {"confidence": 2}}, "confidence must be"),
         ({"class_options": {"start": -1}}, "start must be at least 0"),
+        ({"class_options": {"early": -1}}, "early must be at least 0"),
+        ({"class_options": {"explained": -1}}, "explained must be"),
     ],
 )
 def test_settings_that_do_not_go_together(changes: dict[str, Any], message: str) -> None:

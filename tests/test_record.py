@@ -67,8 +67,8 @@ def test_whatever_changes_the_result_changes_the_name(other: RunSpec) -> None:
 @needs_results
 @pytest.mark.parametrize("sweep", ["algorithms", "refresh", "samplers"])
 def test_committed_records_keep_their_names(sweep: str) -> None:
-    lines = [json.loads(line) for line in (RESULTS / sweep / "records.jsonl").read_text().splitlines()]
-    assert [RunSpec.from_dict(line["spec"]).run_id for line in lines] == [line["id"] for line in lines]
+    lines = (RESULTS / sweep / "records.jsonl").read_text().splitlines()
+    assert [Record.from_json(line).run_id for line in lines] == [json.loads(line)["id"] for line in lines]
 
 
 @needs_results
@@ -113,7 +113,7 @@ def test_a_record_comes_back_as_it_was() -> None:
         (RECORD.to_json()[:-9], "not a whole record"),
         ("[1, 2]", "not a record"),
         ('{"a": 1}', "not a record"),
-        (RECORD.to_json().replace(f'"format":{FORMAT}', '"format":99'), r"format 99, this version reads 1"),
+        (RECORD.to_json().replace(f'"format":{FORMAT}', '"format":99'), r"format 99, this version reads 1 and 2"),
         (RECORD.to_json().replace('"status"', '"state"'), "status"),
         (RECORD.to_json().replace('"data_name"', '"called"'), "data_name"),
     ],
@@ -152,10 +152,11 @@ def test_records_say_what_made_them(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @needs_results
 def test_coral_of_before_and_of_now_are_different_runs() -> None:
-    lines = [json.loads(line) for line in (RESULTS / "refresh" / "records.jsonl").read_text().splitlines()]
-    old = next(line for line in lines if line["spec"]["config"]["algorithm"] == "coral")
+    lines = (RESULTS / "refresh" / "records.jsonl").read_text().splitlines()
+    line = next(line for line in lines if json.loads(line)["spec"]["config"]["algorithm"] == "coral")
+    old = json.loads(line)
     assert old["spec"]["config"]["algorithm_options"] == {}
-    read = RunSpec.from_dict(old["spec"])
+    read = Record.from_json(line).spec
     assert read.config["algorithm_options"] == {"preset": "paper"}  # what it was run with
     now = dataclasses.replace(read, config={**read.config, "algorithm_options": {"preset": "domainbed"}})
     assert now.run_id != read.run_id == old["id"]
@@ -163,6 +164,17 @@ def test_coral_of_before_and_of_now_are_different_runs() -> None:
     spec = RunSpec("watch", "a->b", "watch", RunConfig(algorithm="coral").to_dict(), {})
     assert spec.config["algorithm_options"] == {"preset": algorithm_options("coral")["preset"]}
     assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_the_rule_of_format_1_is_called_domainbeds_now() -> None:
+    spec = dataclasses.replace(SPEC, config={**SPEC.config, "selection": "domainbed"})
+    line = Record(spec, "finished", {"score": 0.5}).to_json()
+    old = line.replace(f'"format":{FORMAT}', '"format":1')
+    old = old.replace('"selection":"domainbed"', '"selection":"source-accuracy"')
+    assert Record.from_json(old).spec == spec
+    latest = dataclasses.replace(SPEC, config={**SPEC.config, "selection": "source-accuracy"})
+    assert latest.run_id != spec.run_id
+    assert Record.from_json(Record(latest, "finished", {"score": 0.5}).to_json()).spec == latest
 
 
 def test_a_cache_does_not_name_a_run() -> None:

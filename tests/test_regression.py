@@ -272,8 +272,8 @@ def test_recommended_settings_align_no_classes() -> None:
     assert RunConfig.recommended(regression=True).class_aligned == "none"
     assert RunConfig.recommended(regression=True).selection == "source-r2"
     assert RunConfig.recommended(regression=True).algorithm_options["ramp"] == 100
-    assert (RunConfig().regression, RunConfig().selection) == (False, "source-accuracy")
-    assert RunConfig.model_json_schema()["properties"]["selection"]["default"] == "source-accuracy"
+    assert (RunConfig().regression, RunConfig().selection) == (False, "information-maximisation")
+    assert RunConfig.model_json_schema()["properties"]["selection"]["default"] == "information-maximisation"
 
 
 def test_settings_and_labels_must_agree() -> None:

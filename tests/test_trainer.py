@@ -392,7 +392,7 @@ def test_without_held_out_samples_only_some_selections_work() -> None:
     task = load_task("watch", "left-A->right-B")
     splits = split_task(task, seed=0, holdout=0.0, unlabelled_fraction=1.0)
     with pytest.raises(InputError, match="held-out source samples, got 0"):
-        Trainer(config(), splits)
+        Trainer(config(selection="source-accuracy"), splits)
     result = Trainer(config(selection="last", sampler="uniform"), splits).run()
     report = final_report(result, splits)
     assert report["source_accuracy"] is None

@@ -369,8 +369,10 @@ def command(folder: Path, out: str, *more: object) -> int:
 
 def test_options_of_the_command_reach_the_run(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--target-batch-size", 4, "--precision", "bf16-mixed", "--tensorboard", "--json", "--set")
-    assert command(tables, "run", *more, "lr_schedule=cosine") == 0
+    assert command(tables, "run", *more, "lr_schedule=cosine", "--selection", "source-accuracy") == 0
     summary = json.loads(capsys.readouterr().out)
+    assert summary["competing"] == 3  # 10, 20 and 30: the penalty has its full strength from step 6 on
+    assert summary["selected_step"] == max(summary["equal_steps"])
     assert summary["steps"] == 30
     assert summary["selected"]["source_accuracy"] == summary["score"]
     assert sum(summary["predicted"].values()) == 60

@@ -136,6 +136,7 @@ def test_augmented_images_in_half_precision_resume_too(tmp_path: Path) -> None:
         eval_every=2,
         augment=True,
         precision="bf16-mixed",
+        selection="source-accuracy",
         device="cpu",
     )
     whole, plain = Trainer(settings, splits), Trainer(settings.changed(augment=False), splits)

@@ -459,24 +459,26 @@ class RunConfig(BaseModel):
     def recommended(cls, **settings: Any) -> RunConfig:
         """Settings of ``vardass adapt``, unless given: chosen on some data sets and measured on others.
 
-        For MMD and CORAL: 100 steps of the task alone, 100 in which the penalty rises to 1, and from step 300 on the
-        same classes on both sides of a batch, where the sampler can. Short runs have an eighth of their steps in place
-        of 100. All else is as in ``RunConfig()``, which has none of these, as the paper has none. See
-        benchmarks/results/adaptation.md.
+        For MMD and CORAL: 100 steps of the task alone, 100 in which the penalty rises to 3, and from step 300 on the
+        same classes on both sides of a batch, where the sampler can; from step 100 on where class shares explain the
+        discrepancy. Short runs have an eighth of their steps in place of 100. Batches of b < 32 have a penalty of
+        3 b / 32, because the batch's own noise in the loss grows as 1 / b. All else is as in ``RunConfig()``, which has
+        none of these, as the paper has none. See benchmarks/results/adaptation.md.
 
         Examples
         --------
         >>> RunConfig.recommended(steps=1000).algorithm_options
-        {'penalty': 1.0, 'delay': 100, 'ramp': 100}
+        {'penalty': 3.0, 'delay': 100, 'ramp': 100}
         >>> RunConfig.recommended().class_options, RunConfig.recommended(sampler="uniform").class_aligned
-        ({'start': 300}, 'none')
+        ({'early': 100, 'start': 300}, 'none')
         """
         plain = cls(**settings)
         if "ramp" not in algorithm_options(plain.algorithm):
             return plain
         early = min(100, plain.steps // 8)
-        usual: dict[str, Any] = {"algorithm_options": {"penalty": 1.0, "delay": early, "ramp": early}}
-        usual["algorithm_options"] |= plain.algorithm_options
+        penalty = 3.0 * min(1.0, plain.batch_size / 32)
+        options = {"penalty": penalty, "delay": early, "ramp": early, **plain.algorithm_options}
+        usual: dict[str, Any] = {"algorithm_options": options}
         if "class_aligned" not in plain.model_fields_set and ClassAligner.can_align(plain):
             usual |= {"class_aligned": "uniform", "class_options": {"early": early, "start": 3 * early, **plain.class_options}}
         return plain.changed(**usual)

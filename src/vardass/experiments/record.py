@@ -19,12 +19,13 @@ import torch
 
 import vardass
 from vardass.adapt.algorithms import algorithm_options
+from vardass.adapt.model_choice import FIRST_BEST
 from vardass.data.registry import find_dataset
 from vardass.errors import InputError
 
 __all__ = ["FORMAT", "Record", "RunSpec", "versions"]
 
-FORMAT = 1  # of a record; raised when the meaning of a field changes
+FORMAT = 2  # of a record; raised when the meaning of a field changes
 # where and how fast, but not what: the same run on another machine has the same name
 _SURROUNDINGS = ("device", "accelerator", "workers", "checkpoint_every", "eval_batch_size", "tensorboard")
 # Left out of a run's name where they have these values, which were the defaults when format 1 was made. The table is
@@ -62,7 +63,7 @@ _UNNAMED: dict[str, Any] = {
     "feature_source": "bank",
     "background": False,
     "eval_every": 100,
-    "selection": "source-accuracy",
+    "selection": "domainbed",  # in format 1 it was called source-accuracy
     "augment": False,
     "augment_target": False,  # with augment, runs before it did augment the target; none of them is published
     "cache_embeddings": False,
@@ -252,9 +253,13 @@ class Record:
             ) from None
         if not isinstance(found, dict) or "format" not in found:
             raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")
-        if found["format"] != FORMAT:
+        if found["format"] == 1:
+            config = found.get("spec", {}).get("config", {})
+            if config.get("selection") == "source-accuracy":
+                config["selection"] = FIRST_BEST
+        elif found["format"] != FORMAT:
             raise InputError(
-                f"the record has format {found['format']}, this version reads {FORMAT}; use the version that "
+                f"the record has format {found['format']}, this version reads 1 and {FORMAT}; use the version that "
                 f"wrote it ({found.get('version', 'unknown')}), or run the sweep again in a new folder"
             )
         given = {name: value for name, value in found.items() if name not in ("format", "id")}

@@ -117,7 +117,7 @@ class _Adapter(BaseEstimator):
     def __init__(
         self,
         *,
-        penalty: float = 10.0,
+        penalty: float | None = None,
         sampler: str = "balanced",
         hidden: Sequence[int] = (128, 64),
         steps: int = 600,
@@ -171,7 +171,7 @@ class _Adapter(BaseEstimator):
         config = RunConfig.recommended(
             **{
                 "algorithm": self.algorithm if adapts else "erm",
-                "algorithm_options": {"penalty": self.penalty} if adapts else {},
+                "algorithm_options": {"penalty": self.penalty} if adapts and self.penalty is not None else {},
                 "regression": regression,
                 "sampler": self.sampler,
                 "network_options": {"hidden": list(self.hidden)},
@@ -261,8 +261,9 @@ class MMDAdapter(_ClassifierAdapter):
 
     Parameters
     ----------
-    penalty : float
-        λ, the weight of the discrepancy; it is limited and sets in later, see ``RunConfig.recommended``.
+    penalty : float, optional
+        λ, the weight of the discrepancy, which rises from 0; by default that of ``RunConfig.recommended``, 3 for
+        batches of 32.
     sampler : str
         How batches are drawn, see ``RunConfig``.
     hidden : sequence of int
