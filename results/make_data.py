@@ -59,7 +59,9 @@ def speakers(source: Path, out: Path) -> None:
     found = np.load(source / "fsdd_speakers" / "fsdd_logmel.npz")
     for number, speaker in enumerate(found["domains"]):
         mine = found["domain"] == number
-        np.savez_compressed(out / f"{speaker}.npz", x=found["logmel"][mine].reshape(mine.sum(), -1), labels=found["y"][mine])
+        np.savez_compressed(
+            out / f"{speaker}.npz", x=found["logmel"][mine].reshape(mine.sum(), -1), labels=found["y"][mine]
+        )
 
 
 def thumbnails(source: Path, out: Path) -> None:

@@ -18,7 +18,7 @@ CLASSES = 5
 
 
 def made(name: str, counts: tuple[int, ...], shift: float, seed: int) -> Domain:
-    """Classes around five centres that all domains share; ``shift`` moves all samples alike, some of them past others."""
+    """Classes around five centres that all domains share; ``shift`` moves all samples alike, some past others."""
     centres = 3.0 * torch.randn(CLASSES, 20, generator=torch.Generator().manual_seed(7))
     labels = torch.repeat_interleave(torch.tensor(counts))
     noise = torch.randn(len(labels), 20, generator=torch.Generator().manual_seed(seed))

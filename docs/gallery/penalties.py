@@ -1,9 +1,8 @@
 """Which penalties work, by method.
 
-From the 2,876 runs of the atlas, batches of 32: the penalties λ at which a method's mean target accuracy is within two
-points of the best that any shown method reaches with any λ (seed 0, which all methods have). A long bar needs no
-tuning; no bar: the method never gets there. Uniform batches have a narrow range or none. The recommended run of
-`vardass adapt` has a wide one mostly, but none on digits with CORAL.
+From the sweeps behind [what adapts](../../benchmarks/results/adaptation.md), batches of 32, first repeat: mean target
+accuracy against the penalty λ, on each data set. Uniform batches need the right λ; the run of `vardass adapt`
+(balanced batches, a penalty that sets in later, the same classes on both sides) hardly depends on it.
 """
 
 import gzip
@@ -14,31 +13,29 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-records = Path(__file__).parents[2] / "benchmarks" / "results" / "atlas.jsonl.gz"
-methods = ("uniform", "min-sum", "balanced", "recommended")
-names = {"watch": "smart-watch", "pacs": "PACS", "digits": "digits", "amazon": "Amazon reviews"}
-penalties = (0.1, 0.3, 1.0, 3.0, 10.0)  # those that all methods have
+records = Path(__file__).parents[2] / "benchmarks" / "results" / "adaptation.jsonl.gz"
+methods = {"uniform": "uniform", "balanced": "balanced", "balanced, schedule, classes": "vardass adapt"}
 accuracy = defaultdict(list)
 with gzip.open(records, "rt") as file:
     for run in map(json.loads, file):
-        if run["batch"] == 32 and run["seed"] == 0 and run["penalty"] in penalties:
-            accuracy[run["loss"], run["data"], run["method"], run["penalty"]].append(run["target"])
+        if run["batch"] == 32 and run["repeat"] == 0 and run["arm"] in methods and run["loss"] != "erm":
+            accuracy[run["loss"], run["data"], run["arm"], run["penalty"]].append(run["accuracy"])
+penalties = sorted({penalty for *_, penalty in accuracy})
+names = sorted({data for _, data, *_ in accuracy})
 
-figure, panels = plt.subplots(2, 4, figsize=(9, 4), sharex=True, sharey=True)
+figure, panels = plt.subplots(2, len(names), figsize=(11, 4), sharex=True)
 for row, loss in zip(panels, ("mmd", "coral")):
-    for axes, (data, name) in zip(row, names.items()):
-        means = {
-            method: [np.mean(accuracy[loss, data, method, penalty] or np.nan) for penalty in penalties]
-            for method in methods
-        }
-        enough = np.nanmax(list(means.values())) - 2
-        for place, method in enumerate(methods):
-            good = [penalty for penalty, mean in zip(penalties, means[method]) if mean >= enough]
-            colour = f"C{place}"
-            axes.plot(good, [place] * len(good), "o-", color=colour, linewidth=6, markersize=6, alpha=0.8)
-        axes.set_title(f"{name}, {loss.upper()}", fontsize=9)
+    for axes, data in zip(row, names):
+        for arm, method in methods.items():
+            means = [np.mean(accuracy[loss, data, arm, penalty] or np.nan) for penalty in penalties]
+            axes.plot(penalties, means, "o-", label=method, markersize=4)
+        axes.set_title(f"{data}, {loss.upper()}", fontsize=9)
         axes.set_xscale("log")
-        axes.set_yticks(range(len(methods)), methods)
-        axes.set_ylim(len(methods) - 0.5, -0.5)
+        axes.set_xticks(penalties, [f"{penalty:g}" for penalty in penalties])
+        axes.minorticks_off()
+        axes.tick_params(labelsize=8)
+panels[0, 0].legend(fontsize=7, frameon=False)
 figure.supxlabel("penalty λ", fontsize=10)
+figure.supylabel("target accuracy, %", fontsize=10)
+figure.tight_layout()
 plt.show()

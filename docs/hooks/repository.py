@@ -1,7 +1,7 @@
 """Links from pages to files of the repository: right on the disk, in a repository browser and on the site.
 
-The site's root is `docs/` laid over the repository: `../benchmarks/results/atlas.md`, as seen from `docs/faq.md`, is
-the page `benchmarks/results/atlas.md` there. Programs and data become pages that show them. A link to a file that is
+The site's root is `docs/` laid over the repository: `../benchmarks/results/solvers.md`, as seen from `docs/faq.md`, is
+the page `benchmarks/results/solvers.md` there. Programs and data become pages that show them. A link to a file that is
 not there is a warning, which `--strict` makes an error.
 """
 

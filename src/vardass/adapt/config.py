@@ -248,8 +248,9 @@ class RunConfig(BaseModel):
         default_factory=dict,
         description="Options of class_aligned: start (aligned from the first refresh at or after so many steps, "
         "300), early (aligned already at this step if different class shares explain enough of the discrepancy, off), "
-        "explained (how much of it, 0.35), confidence (target samples whose largest probability is lower are left out, 0), floor (least "
-        "share of a class in parts of 1 / classes, 0.2), smoothing (of target shares towards equal ones, 0.75).",
+        "explained (how much of it, 0.35), confidence (target samples whose largest probability is lower are left out, "
+        "0), floor (least share of a class in parts of 1 / classes, 0.2), smoothing (of target shares towards equal "
+        "ones, 0.75).",
     )
     lr: Annotated[float, _Checked(_rate, {"type": "number", "exclusiveMinimum": 0.0})] = Field(
         default_factory=_usual_rate,
@@ -480,7 +481,10 @@ class RunConfig(BaseModel):
         options = {"penalty": penalty, "delay": early, "ramp": early, **plain.algorithm_options}
         usual: dict[str, Any] = {"algorithm_options": options}
         if "class_aligned" not in plain.model_fields_set and ClassAligner.can_align(plain):
-            usual |= {"class_aligned": "uniform", "class_options": {"early": early, "start": 3 * early, **plain.class_options}}
+            usual |= {
+                "class_aligned": "uniform",
+                "class_options": {"early": early, "start": 3 * early, **plain.class_options},
+            }
         return plain.changed(**usual)
 
     def changed(self, **settings: Any) -> RunConfig:

@@ -49,7 +49,7 @@ _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
 _BLOCK_NUMBERS = 2**22  # similarities held at a time
 _ALIGNMENT_ROWS = 1000  # of each domain; the discrepancy looks at all pairs
 ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
-"""By which networks are compared: bandwidths follow the median distance, so that shrinking all features gains nothing."""
+"""By which networks are compared: bandwidths follow the median distance, so that shrinking features gains nothing."""
 
 
 @dataclass(frozen=True, eq=False)

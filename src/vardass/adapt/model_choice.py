@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 __all__ = ["FIRST_BEST", "Judged", "ModelChoice"]
@@ -41,6 +40,7 @@ class Judged:
 
         Examples
         --------
+        >>> import torch
         >>> one, other = (Judged(1 - e.mean().item(), e) for e in (torch.tensor([0., 0, 0, 1]), torch.zeros(4)))
         >>> one.is_told_from(other), one.is_told_from(one)
         (False, False)

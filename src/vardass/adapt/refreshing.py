@@ -190,8 +190,10 @@ class StrataUpdater:
         return stop, log
 
     def _refresh(self, step: int) -> dict[str, Any] | None:
-        # whatever the policy: classes are compared before the discrepancy pulls at them
-        log = self.refresher.step(step, now=self.classes is not None and step in (self.classes.early, self.classes.start))
+        # whatever the policy: shares are compared before the discrepancy pulls at the features
+        log = self.refresher.step(
+            step, now=self.classes is not None and step in (self.classes.early, self.classes.start)
+        )
         return log if log is None or self.classes is None else {**log, **self.classes.log}
 
     def _send_strata(self) -> None:

@@ -48,9 +48,8 @@ _CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier r
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace ``**given`` of a command by options for all settings of a run, in panels; None is not given."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    penalty = (
-        "Weight λ of the discrepancy, same as --option penalty=... \\[default: 1; vardass adapt: 3, less for batches below 32]"
-    )
+    usual = r"\[default: 1; vardass adapt: 3, less for batches below 32]"
+    penalty = f"Weight λ of the discrepancy, same as --option penalty=... {usual}"
     made = [
         _parameter("penalty", float, typer.Option(help=penalty, rich_help_panel=_METHOD)),
         *(_option(name, schema) for name, schema in _SCHEMA.items()),

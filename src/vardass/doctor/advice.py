@@ -34,7 +34,7 @@ class Limits(NamedTuple):
     beyond_clip: float = 1e-3
     """Share of values beyond the clip that asks for scaling; a normal distribution has 1e-15."""
     class_distance: float = 0.2
-    """Distance of class shares, above chance and two standard errors, from which aligned batches gain (as in adapt)."""
+    """Distance of class shares, above chance and two standard errors, from which aligned batches gain."""
     agreement: float = 0.6
     """Share of pseudo-labels that a second classifier must confirm before batches are built on them."""
     epoch: int = 4

@@ -76,7 +76,7 @@ def _is_backbone(spec: str) -> bool:
     return Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec)
 
 
-# 64 features do not hold many classes apart: on Office-Home's 65, from the source alone, they have 49.9 % and 512 in one
+# 64 features do not hold many classes apart: on Office-Home's 65, from the source alone, they have 49.9 %, 512 in one
 # layer 53.6 %; on data with 2 to 10 classes that layer is no better
 _FEW_CLASSES, _WIDE = 32, (512,)
 
@@ -116,7 +116,8 @@ def make_network(
     freeze_backbone, freeze_bn, dropout
         See ``Network``.
     **options
-        Of the featuriser: ``hidden`` (mlp; by default (128, 64), and (512,) for more than 32 classes), ``widths`` (conv, audio), ``local_files_only`` (transformers),
+        Of the featuriser: ``hidden`` (mlp; by default (128, 64), and (512,) for more than 32 classes), ``widths``
+        (conv, audio), ``local_files_only`` (transformers),
         ``arguments`` (own class: a mapping of keyword arguments).
 
     Raises
