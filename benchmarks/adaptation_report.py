@@ -33,11 +33,13 @@ BASE = "uniform"
 CANDIDATES = (
     "balanced",
     "stratified",
-    "balanced, schedule",
+    "equal",
+    "equal, schedule",
+    "equal, schedule, classes",
     "balanced, schedule, classes",
     "min-sum, schedule, classes",
 )
-SHIPPED = ("balanced, schedule, classes", 3.0)  # `vardass adapt`
+SHIPPED = ("equal, schedule, classes", 3.0)  # `vardass adapt`
 SCORES = {"source": "source_accuracy", "entropy": "target_entropy", "information": "target_information"}
 SCORES |= {"density": "target_density", "mmd": "mmd", "target": "target_accuracy"}
 LOWER = ("entropy", "mmd")  # is better
@@ -48,10 +50,11 @@ Accuracies are in % on target samples that were not trained on, of the model tha
 used before that. Gains are over uniform batches with λ = 1, in points; ± is the standard error over pairs of domains
 and repeats.
 
-`uniform`, `vardass` (the paper's sampler), `kmeans-features`, `kmeans++`, `stratified` (min-sum strata), `ordered` and
-`balanced` have a constant penalty. `schedule`: 100 steps of the task alone, then 100 in which the penalty rises.
-`limit`: the discrepancy never pulls at the features harder than the task. `classes`: the same classes on both sides of
-a batch from step 300, or from step 100 if class shares explain 0.35 of the discrepancy. `erm` is source only."""
+`uniform`, `vardass` (the paper's sampler), `kmeans-features`, `kmeans++`, `stratified` (min-sum strata), `equal`
+(min-sum strata of equal size), `ordered` and `balanced` have a constant penalty. `schedule`: 100 steps of the task
+alone, then 100 in which the penalty rises. `limit`: the discrepancy never pulls at the features harder than the task.
+`classes`: the same classes on both sides of a batch from step 300, or from step 100 if class shares explain 0.35 of the
+discrepancy. `erm` is source only."""
 
 REGRET = """Mean regret in points, over all runs with a discrepancy: the best target accuracy of a run's evaluations
 less that of the chosen one. Evaluations compete from the full penalty on."""
@@ -148,9 +151,9 @@ def _mean(values: pd.Series) -> float:
 STEPS = {
     "source only": ("erm", 1.0),
     "paper's VaRDASS": ("vardass", 1.0),
-    "balanced": ("balanced", 1.0),
-    "+ schedule": ("balanced, schedule", 1.0),
-    "+ classes": ("balanced, schedule, classes", 1.0),
+    "equal strata": ("equal", 1.0),
+    "+ schedule": ("equal, schedule", 1.0),
+    "+ classes": ("equal, schedule, classes", 1.0),
     "+ λ = 3: `vardass adapt`": SHIPPED,
 }
 
@@ -265,7 +268,7 @@ def choices_table(runs: pd.DataFrame, penalties: list[float]) -> str:
     for name in SCORES:
         last[name] = [(-1.0 if name in LOWER else 1.0) * (values[-1] or 0.0) for values in last[name]]
     among_penalties = last[last.penalty.isin(penalties)]
-    aligned = last[last.arm.isin(["balanced, schedule", "balanced, schedule, classes"])]
+    aligned = last[last.arm.isin(["equal, schedule", "equal, schedule, classes"])]
     questions = {
         f"λ of {', '.join(f'{value:g}' for value in penalties)}": (among_penalties, ["data", "task", "loss", "arm"]),
         "classes aligned or not": (aligned, ["data", "task", "loss", "penalty"]),
@@ -289,7 +292,7 @@ LOOKS = {
     "vardass": PURPLE,
     "stratified": BLUE,
     "balanced": GREEN,
-    "balanced, schedule": ORANGE,
+    "equal": ORANGE,
     SHIPPED[0]: VERMILION,
 }
 

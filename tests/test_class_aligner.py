@@ -155,6 +155,8 @@ def test_the_distance_of_class_shares_is_noted() -> None:
 
 
 def test_recommended_settings_align_where_the_sampler_can() -> None:
+    found = RunConfig.recommended(sampler_options={"min_size": 2})
+    assert (found.sampler, found.sampler_options) == ("stratified", {"equal": True, "min_size": 2})
     assert RunConfig.recommended(steps=800).class_options == {"early": 100, "start": 300}
     assert RunConfig.recommended(steps=80).algorithm_options == {"penalty": 3.0, "delay": 10, "ramp": 10}
     assert RunConfig.recommended(batch_size=8).algorithm_options["penalty"] == 0.75

@@ -51,6 +51,5 @@ def accuracy(name: str, algorithm: str) -> tuple[float, float]:
 def test_the_chosen_model_is_adapted(name: str, margin: float, algorithm: str) -> None:
     chosen, last = accuracy(name, algorithm)
     alone, _ = accuracy(name, "erm")
-    print(name, algorithm, alone, chosen, last)
     assert chosen >= alone + margin
     assert chosen >= last - 1.0

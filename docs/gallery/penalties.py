@@ -1,8 +1,8 @@
 """Which penalties work, by method.
 
 From the sweeps behind [what adapts](../../benchmarks/results/adaptation.md), batches of 32, first repeat: mean target
-accuracy against the penalty λ, on each data set. Uniform batches need the right λ; the run of `vardass adapt`
-(balanced batches, a penalty that sets in later, the same classes on both sides) hardly depends on it.
+accuracy against the penalty λ, on each data set, for uniform batches, balanced ones, and the run of `vardass adapt`:
+strata of equal size, a penalty that sets in later, and then the same classes on both sides.
 """
 
 import gzip
@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 records = Path(__file__).parents[2] / "benchmarks" / "results" / "adaptation.jsonl.gz"
-methods = {"uniform": "uniform", "balanced": "balanced", "balanced, schedule, classes": "vardass adapt"}
+methods = {"uniform": "uniform", "balanced": "balanced", "equal, schedule, classes": "vardass adapt"}
 accuracy = defaultdict(list)
 with gzip.open(records, "rt") as file:
     for run in map(json.loads, file):

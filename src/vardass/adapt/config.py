@@ -207,9 +207,8 @@ class RunConfig(BaseModel):
     sampler: Annotated[str, _or_own(SAMPLER_NAMES, _known_sampler)] = Field(
         "balanced",
         description=f"How batches of both domains are drawn: {', '.join(SAMPLER_NAMES)}, of which vardass is the "
-        "paper's; or your own as package.module:Name. Balanced is the default as it gained target accuracy most "
-        "steadily in our trials, over data sets, losses and penalties (ordered has less noise but lost some of them), "
-        "visits every sample once an epoch, and needs no weights.",
+        "paper's; or your own as package.module:Name. Balanced is the default, as it visits every sample "
+        "once an epoch and needs no weights; vardass adapt takes stratified with the option equal=True.",
     )
     sampler_options: Options = Field(default_factory=dict, description="Options of the sampler, such as solver.")
     network: str = Field(
@@ -460,22 +459,27 @@ class RunConfig(BaseModel):
     def recommended(cls, **settings: Any) -> RunConfig:
         """Settings of ``vardass adapt``, unless given: chosen on some data sets and measured on others.
 
-        For MMD and CORAL: 100 steps of the task alone, 100 in which the penalty rises to 3, and from step 300 on the
-        same classes on both sides of a batch, where the sampler can; from step 100 on where class shares explain the
-        discrepancy. Short runs have an eighth of their steps in place of 100. Batches of b < 32 have a penalty of
-        3 b / 32, because the batch's own noise in the loss grows as 1 / b. All else is as in ``RunConfig()``, which has
+        For MMD and CORAL: one sample from each of ``batch_size`` strata of equal size; 100 steps of the task alone, 100
+        in which the penalty rises to 3, and from step 300 on the same classes on both sides of a batch, where the
+        sampler can; from step 100 on where class shares explain the discrepancy. Short runs have an eighth of their
+        steps in place of 100. Batches of b < 32 have a penalty of 3 b / 32, because the batch's own noise in the loss
+        grows as 1 / b. All else is as in ``RunConfig()``, which has
         none of these, as the paper has none. See benchmarks/results/adaptation.md.
 
         Examples
         --------
         >>> RunConfig.recommended(steps=1000).algorithm_options
         {'penalty': 3.0, 'delay': 100, 'ramp': 100}
+        >>> RunConfig.recommended().sampler, RunConfig.recommended().sampler_options
+        ('stratified', {'equal': True})
         >>> RunConfig.recommended().class_options, RunConfig.recommended(sampler="uniform").class_aligned
         ({'early': 100, 'start': 300}, 'none')
         """
         plain = cls(**settings)
         if "ramp" not in algorithm_options(plain.algorithm):
             return plain
+        if "sampler" not in plain.model_fields_set:
+            plain = plain.changed(sampler="stratified", sampler_options={"equal": True, **plain.sampler_options})
         early = min(100, plain.steps // 8)
         penalty = 3.0 * min(1.0, plain.batch_size / 32)
         options = {"penalty": penalty, "delay": early, "ramp": early, **plain.algorithm_options}

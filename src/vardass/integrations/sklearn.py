@@ -118,7 +118,7 @@ class _Adapter(BaseEstimator):
         self,
         *,
         penalty: float | None = None,
-        sampler: str = "balanced",
+        sampler: str | None = None,
         hidden: Sequence[int] = (128, 64),
         steps: int = 600,
         batch_size: int = 32,
@@ -173,7 +173,7 @@ class _Adapter(BaseEstimator):
                 "algorithm": self.algorithm if adapts else "erm",
                 "algorithm_options": {"penalty": self.penalty} if adapts and self.penalty is not None else {},
                 "regression": regression,
-                "sampler": self.sampler,
+                **({} if self.sampler is None else {"sampler": self.sampler}),
                 "network_options": {"hidden": list(self.hidden)},
                 "steps": self.steps,
                 "batch_size": min(self.batch_size, len(X)),
@@ -264,8 +264,8 @@ class MMDAdapter(_ClassifierAdapter):
     penalty : float, optional
         λ, the weight of the discrepancy, which rises from 0; by default that of ``RunConfig.recommended``, 3 for
         batches of 32.
-    sampler : str
-        How batches are drawn, see ``RunConfig``.
+    sampler : str, optional
+        How batches are drawn, see ``RunConfig``; by default as ``RunConfig.recommended`` does.
     hidden : sequence of int
         Widths of the layers; the last are the features.
     steps, batch_size, refresh_every : int
