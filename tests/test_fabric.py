@@ -150,7 +150,7 @@ def test_fabric_starts_processes_and_their_result_comes_back(tmp_path: Path) -> 
     result = trainer.run(progress=lambda share, message: said.append((share, message)))
     alone = Trainer(settings.changed(devices=1), SPLITS).run()
     assert (result.step, result.interrupted, trainer.step) == (8, False, 8)
-    assert result.score == alone.score
+    assert result.score == pytest.approx(alone.score, rel=1e-4)  # sums over the batch are rounded in another order
     for key, value in alone.algorithm.state_dict().items():
         torch.testing.assert_close(result.algorithm.state_dict()[key], value, rtol=1e-4, atol=1e-5)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

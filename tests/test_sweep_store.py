@@ -11,7 +11,7 @@ import pytest
 from sweeping import finished, make_runs
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, attempt_run, get_engine
-from vardass.experiments.record import Record
+from vardass.experiments.record import FORMAT, Record
 from vardass.experiments.store import SweepStore, holder, is_locked, locked, read_records
 from vardass.experiments.sweep import run_sweep, status
 
@@ -63,7 +63,7 @@ def test_every_place_of_a_cut_keeps_all_whole_lines(tmp_path):
 
 def test_other_format_is_an_error_that_changes_nothing(tmp_path):
     first, second = (finished(spec) for spec in make_runs(2))
-    other = second.to_json().replace('"format":1', '"format":99')
+    other = second.to_json().replace(f'"format":{FORMAT}', '"format":99')
     text = first.to_json() + "\n" + other + "\n" + '{"half'
     (tmp_path / "records.jsonl").write_text(text)
     for action in (read_records, lambda path: run_sweep(make_runs(2), path)):
