@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ClassAligner", "explained_by_shares"]
 
 _START = 300  # steps before the first pseudo-labels: a network that is not adapted yet gives many wrong ones
-_EXPLAINED = 0.35
+_EXPLAINED = 0.35  # spoken digits, of equal shares, have at most 0.17; sketches of PACS, whose shares differ, 0.38
 
 
 class ClassAligner:
@@ -167,6 +167,8 @@ def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicte
     0.0
     """
     x, y = some_rows(source), some_rows(target)
+    if min(len(x), len(y)) < 2:
+        return 0.0  # no pairs
     labels = some_rows(labels).long().to(x.device)
     known = torch.unique(labels)  # a class without samples has no mean embedding
     member = (labels[:, None] == known).double().to(x.device)
