@@ -48,7 +48,7 @@ ABOUT = """{runs:,} runs of `vardass sweep benchmarks/adaptation.yaml` (commands
 six data sets, four pairs of domains each, 800 steps, everything equal but what a row says, the same seeds for all rows.
 Accuracies are in % on target samples that were not trained on, of the model that the run chose; no target label was
 used before that. Gains are over uniform batches with λ = 1, in points; ± is the standard error over pairs of domains
-and repeats: two on fsdd and pacs in the rows of that file, else one.
+and repeats: two in the rows of that file, but one on office-home; one in those of adaptation_others.yaml.
 
 `uniform`, `vardass` (the paper's sampler), `kmeans-features`, `kmeans++`, `stratified` (min-sum strata), `equal`
 (min-sum strata of equal size), `ordered` and `balanced` have a constant penalty. `schedule`: 100 steps of the task
