@@ -192,10 +192,10 @@ def test_rank_follows_the_strata_and_the_spectrum() -> None:
 
 def test_it_is_known_whether_loops_were_compiled_or_found_on_disk(tmp_path: Path) -> None:
     program = (
-        "import numpy as np; from vardass.backend import _compiled, were_compiled; before = were_compiled(); "
-        "_compiled().centre(np.zeros((3, 3))); print(before, were_compiled())"
+        "import sys, numpy as np; from vardass.backend import _compiled, were_compiled; before = were_compiled(); "
+        "sys.stderr.isatty = lambda: True; _compiled().centre(np.zeros((3, 3))); print(before, were_compiled())"
     )
-    for known in ("False True", "False False"):
+    for known, said in (("False True", "compiling on first use"), ("False False", "")):
         found = subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
@@ -204,3 +204,5 @@ def test_it_is_known_whether_loops_were_compiled_or_found_on_disk(tmp_path: Path
             check=True,
         )
         assert found.stdout.strip() == known
+        assert said in found.stderr
+        assert bool(said) == bool(found.stderr)

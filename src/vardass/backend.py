@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -32,6 +33,8 @@ def _compiled() -> ModuleType | None:
         return None
     from vardass import compiled
 
+    if sys.stderr.isatty() and not any(Path(compiled.centre.stats.cache_path).glob("compiled.*.nbi")):
+        print("vardass: compiling on first use, about ten seconds", file=sys.stderr)
     return compiled
 
 

@@ -3,8 +3,9 @@
 Each has a twin in torch or numpy, which runs on a GPU and where numba is not installed. Import this module only
 through `hot_loops`, which says whether it can be used: importing numba takes longer than most of the loops.
 
-The loops release the GIL. They are compiled at the first call for each precision, about a second each, and then kept
-on disk beside this file (or where ``NUMBA_CACHE_DIR`` says).
+The loops release the GIL. They are compiled at the first call for each precision, up to two seconds each, and
+then kept on disk: beside this file, in the user's cache folder where that cannot be written to, or where
+``NUMBA_CACHE_DIR`` says.
 """
 
 from __future__ import annotations
@@ -31,13 +32,24 @@ __all__ = [
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
+# Loops over elements where numpy has one expression: each of numpy's functions, assignments of arrays and sums of them
+# takes numba a tenth of a second or more to compile, and users wait for that.
+
+
+@njit(nogil=True, cache=True)
+def _copy(values: NDArray[np.generic], out: NDArray[np.generic]) -> None:
+    for i in range(len(out)):
+        out[i] = values[i]
+
 
 @njit(nogil=True, cache=True, fastmath=True)
 def _products(a: Floats, b: Floats, out: Floats) -> None:
     """``a @ b`` of (s, r) and (r, s), two rows and four columns at a time: no call of a library that starts threads."""
     s, r = a.shape
     unrolled = r - r % 4
-    out[:] = 0
+    for i in range(s):
+        for j in range(s):
+            out[i, j] = 0
     for i in range(0, s - 1, 2):
         u, v = a[i], a[i + 1]
         x, y = out[i], out[i + 1]
@@ -94,12 +106,16 @@ def couple_rows(
     inner = np.empty((size, size), features.dtype)
     member = np.empty(size, np.int64)
     place = np.empty(size, np.int64)
-    kept = table.copy()
+    kept = np.empty((count, k), np.int64)
+    for t in range(count):
+        _copy(table[t], kept[t])
     errors = np.zeros((count, r), features.dtype)
     for h in range(k):
         _add_entries(errors, table, features, weights, orders[0], h)
     first = _sum_of_squares(errors)
-    errors[:] = 0
+    for t in range(count):
+        for c in range(r):
+            errors[t, c] = 0
     total = 0.0
     for turn in range(len(orders)):
         order = orders[turn]
@@ -145,7 +161,8 @@ def couple_rows(
         if total < enough or (turn and total >= (1.0 - tol) * before):
             break
     if total > first:
-        table[:] = kept
+        for t in range(count):
+            _copy(kept[t], table[t])
         return first
     return total
 
@@ -196,7 +213,11 @@ def move_points(
         if proposed == 0:
             break
         before = decrease
-        for i in np.argsort(-gain)[:proposed]:
+        for i in range(q):
+            gain[i] = -gain[i]
+        order = np.argsort(gain)
+        for place in range(proposed):
+            i = order[place]
             source, target = labels[i], best[i]
             if sizes[source] <= low or sizes[target] >= high:
                 continue
@@ -274,7 +295,8 @@ def greedy_in_order(distances: Floats, orders: Ints, parallel: int) -> tuple[Int
     weights, scores = np.empty(k, distances.dtype), np.empty(k, distances.dtype)
     for t in range(len(orders)):
         order, found, cost = orders[t], picked[t], 0.0
-        weights[:] = 1
+        for h in range(k):
+            weights[h] = 1
         for start in range(0, n, parallel):
             stop = min(start + parallel, n)
             for position in range(start, stop):
@@ -370,14 +392,15 @@ def gaussian_mixture(
     of two equal values is computed, and none on the diagonal.
     """
     n, m = products.shape
-    factors = -rates * np.float32(1.4426950408889634)
     buffer = np.empty(m, np.float32)
     for i in range(n):
         first = i + 1 if symmetric else 0
         row, others, d2 = products[i, first:], y[first:], buffer[first:]
         _row_of_distances(row, x[i], others, norm_x[i], norm_y[first:], reach, d2)
-        row[:] = np.float32(0)
-        for factor in factors:
+        for j in range(len(row)):
+            row[j] = np.float32(0)
+        for rate in rates:
+            factor = -rate * np.float32(1.4426950408889634)
             for j in range(len(row)):
                 row[j] += _power_of_two(d2[j] * factor)
     if symmetric:
@@ -393,13 +416,17 @@ def centre(matrix: Floats) -> None:
     """Subtract s_i + s_j from a symmetric ``matrix`` (n, n), in place, so that its rows have the mean 0."""
     n = len(matrix)
     shift = np.empty(n)
+    mean = 0.0
     for i in range(n):
         row, total = matrix[i], 0.0
         for j in range(n):
             total += row[j]
         shift[i] = total / n
-    shift -= shift.mean() / 2
-    single = shift.astype(matrix.dtype)
+        mean += shift[i]
+    mean /= n
+    single = np.empty(n, matrix.dtype)
+    for i in range(n):
+        single[i] = shift[i] - mean / 2
     for i in range(n):
         row, own = matrix[i], single[i]
         for j in range(n):
@@ -409,12 +436,15 @@ def centre(matrix: Floats) -> None:
 @njit(nogil=True, cache=True)
 def _draw(mass: NDArray[np.float64], level: float) -> int:
     """Where the running sum of ``mass`` (n,) passes the share ``level`` of its total."""
-    wanted, reached = level * mass.sum(), 0.0
+    total, reached, heaviest = 0.0, 0.0, 0
+    for i in range(len(mass)):
+        total += mass[i]
+        heaviest = i if mass[i] > mass[heaviest] else heaviest
     for i in range(len(mass)):
         reached += mass[i]
-        if reached > wanted:
+        if reached > level * total:
             return i
-    return int(np.argmax(mass))  # rounding of the total
+    return heaviest  # rounding of the total
 
 
 @njit(nogil=True, cache=True, fastmath=True)
@@ -435,9 +465,10 @@ def kmeanspp(values: Floats, residual: Floats, diag: Floats, levels: NDArray[np.
     """
     n = len(diag)
     seeds = np.empty(len(levels), np.int64)
-    unchosen, nearest = np.ones(n), np.full(n, np.inf)
+    unchosen, nearest, mass = np.empty(n), np.empty(n), np.empty(n)
+    for i in range(n):
+        unchosen[i], nearest[i], mass[i] = 1.0, np.inf, 1.0
     column = np.empty(n, diag.dtype)
-    mass = unchosen
     for h in range(len(levels)):
         seed = _draw(mass, levels[h])
         seeds[h] = seed
@@ -445,14 +476,16 @@ def kmeanspp(values: Floats, residual: Floats, diag: Floats, levels: NDArray[np.
             _inner_products(values, seed, column)
             column[seed] += residual[seed]
         else:
-            column[:] = values[seed]
+            _copy(values[seed], column)
         unchosen[seed] = 0.0
+        total = 0.0
         for i in range(n):
             distance = diag[i] + diag[seed] - 2 * column[i]
             nearest[i] = max(0.0, min(nearest[i], distance))
-        mass = nearest * unchosen
-        if not mass.sum() > 0.0:
-            mass = unchosen
+            mass[i] = nearest[i] * unchosen[i]
+            total += mass[i]
+        if not total > 0.0:
+            _copy(unchosen, mass)
     return seeds
 
 
@@ -470,14 +503,18 @@ def _cut(members: Ints, along: Floats, importance: Floats, left: int, strata: in
     for value in along:
         lowest, highest = min(lowest, value), max(highest, value)
     scale = (_BINS - 0.5) / (highest - lowest) if highest > lowest else 0.0
-    bins = np.empty(length, np.int64)
+    bins, unsorted = np.empty(length, np.int64), np.empty(length, np.int64)
     counts, amounts = np.zeros(_BINS, np.int64), np.zeros(_BINS)
     even = len(importance) == 0
+    total = 0.0
     for p in range(length):
         bins[p] = int((along[p] - lowest) * scale)
+        unsorted[p] = members[p]
         counts[bins[p]] += 1
         amounts[bins[p]] += 1.0 if even else importance[members[p]]
-    share = length * left // strata + 0.5 if even else amounts.sum() * (left / strata)
+    for amount in amounts:
+        total += amount
+    share = length * left // strata + 0.5 if even else total * (left / strata)
     place, before, amount = 0, 0, 0.0
     while place < _BINS - 1 and amount + amounts[place] < share:
         amount += amounts[place]
@@ -485,29 +522,31 @@ def _cut(members: Ints, along: Floats, importance: Floats, left: int, strata: in
         place += 1
     least, most = left, length - (strata - left)  # each stratum needs a point
     if most < before or least > before + counts[place]:
-        members[:] = members[np.argsort(along)]
+        ranks = np.argsort(along)
+        for p in range(length):
+            members[p] = unsorted[ranks[p]]
         return min(max(before, least), most)
-    inside = (bins == place).nonzero()[0]
-    inside = inside[np.argsort(along[inside])]
+    inside, values = np.empty(counts[place], np.int64), np.empty(counts[place], along.dtype)
+    low, middle, high = 0, 0, before + counts[place]
+    for p in range(length):
+        if bins[p] < place:
+            members[low] = unsorted[p]
+            low += 1
+        elif bins[p] > place:
+            members[high] = unsorted[p]
+            high += 1
+        else:
+            inside[middle], values[middle] = unsorted[p], along[p]
+            middle += 1
+    ranks = np.argsort(values)
+    for p in range(middle):
+        members[before + p] = inside[ranks[p]]
     cut = before
-    for p in inside:
-        amount += 1.0 if even else importance[members[p]]
+    for p in range(middle):
+        amount += 1.0 if even else importance[members[before + p]]
         if amount >= share:
             break
         cut += 1
-    after = before + counts[place]
-    sorted_members = members[inside]
-    above = np.empty(length - after, np.int64)
-    low, high = 0, 0
-    for p in range(length):
-        if bins[p] < place:
-            members[low] = members[p]  # low <= p: what is overwritten has been read
-            low += 1
-        elif bins[p] > place:
-            above[high] = members[p]
-            high += 1
-    members[before:after] = sorted_members
-    members[after:] = above
     return min(max(cut, least), most)
 
 
@@ -528,21 +567,24 @@ def bisect(z: Floats, k: int, importance: Floats) -> Ints:
     spread = np.empty((m, m), z.dtype)
     while waiting > 0:
         waiting -= 1
-        start, length, strata = parts[waiting]
+        start, length, strata = parts[waiting, 0], parts[waiting, 1], parts[waiting, 2]
         members = order[start : start + length]
         if strata == 1:
-            for i in members:
-                labels[i] = label
+            for p in range(length):
+                labels[members[p]] = label
             label += 1
             continue
         some = members[:: (length - 1) // 1024 + 1]  # points enough for an axis
-        mean[:] = zero
+        for a in range(m):
+            mean[a] = zero
+            for c in range(m):
+                spread[a, c] = zero
         for i in some:
             point = z[i]
             for c in range(m):
                 mean[c] += point[c]
-        mean /= len(some)
-        spread[:] = zero
+        for c in range(m):
+            mean[c] /= len(some)
         for i in some:
             point = z[i]
             for c in range(m):
@@ -555,7 +597,7 @@ def bisect(z: Floats, k: int, importance: Floats) -> Ints:
         for c in range(m):
             if spread[c, c] > spread[widest, widest]:
                 widest = c
-        axis[:] = spread[widest]
+        _copy(spread[widest], axis)
         for _ in range(24):
             largest = zero
             for c in range(m):
@@ -598,12 +640,14 @@ def nearest_strata(
     c = nearest.shape[1]
     padded = -(-k // c) * c
     never = cross.dtype.type(3e38)
-    scores = np.full(padded, never, cross.dtype)
+    scores = np.empty(padded, cross.dtype)
+    for h in range(padded):
+        scores[h] = never
     lowest = np.empty(c, cross.dtype)
-    factors, offsets = sizes.copy(), diag_sums.copy()
+    factors, offsets = np.empty(k, sizes.dtype), np.empty(k, diag_sums.dtype)
     for h in range(k):
-        if sizes[h] >= high:
-            factors[h], offsets[h] = 0, never
+        full = sizes[h] >= high
+        factors[h], offsets[h] = (0 if full else sizes[h]), (never if full else diag_sums[h])
     for i in range(count):
         row, own_diag, found = cross[i], diag[i], nearest[i]
         for h in range(k):
@@ -710,7 +754,8 @@ def sweep_exact(
     proposed = np.empty(n, np.int64)
     decrease = 0.0
     for _ in range(8 * n):
-        lowest[:] = np.inf
+        for i in range(n):
+            lowest[i] = np.inf
         for h in range(k):
             row, size, total = cross[h], sizes[h], diag_sums[h]
             if size < high:
@@ -727,8 +772,9 @@ def sweep_exact(
                 gain[count], proposed[count] = lowest[i] - own, i
                 count += 1
         before = decrease
-        for place in np.argsort(gain[:count]):
-            i = proposed[place]
+        order = np.argsort(gain[:count])
+        for rank in range(count):
+            i = proposed[order[rank]]
             source, target, own_diag = labels[i], best[i], diag[i]
             if sizes[source] <= low or sizes[target] >= high:
                 continue
