@@ -31,10 +31,11 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
             elif group == "network_options":
                 Tries().network("mlp", {option: value})
             else:
-                RunConfig.from_dict({key: value})
+                RunConfig.from_dict({key: value, "sampler": "uniform-replacement"})
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)
     if algorithm == "arm":
         assert space["batch_size"].extremes() == (8, 8)
+        assert space["batch_per_source"].extremes() == (True, True)
 
 
 def test_the_papers_ranges() -> None:

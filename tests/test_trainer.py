@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.adapt import ALGORITHM_NAMES, Batch
+from vardass.adapt.algorithms.arm import _support
 from vardass.adapt.batches import Inputs, in_memory, recorded_features
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import SELECTION_NAMES, accuracy
@@ -237,6 +238,31 @@ def test_contexts_of_arm_are_of_one_domain_and_one_size_in_training_and_evaluati
             torch.testing.assert_close(logits[ids == domain], expected.detach(), rtol=1e-4, atol=1e-5)
     # batches whose last one would be smaller than a support set are made smaller: 32 = 1 + 31
     assert torch.equal(outputs(algorithm, inputs, batch_size=31)[1], outputs(algorithm, inputs, batch_size=29)[1])
+
+
+def test_domainbeds_batches_give_arm_contexts_of_evaluations_size() -> None:
+    task = load_task("watch", "left-A->right-B")
+    shuffled = torch.randperm(len(task.sources[0]), generator=torch.Generator().manual_seed(0))
+    pieces = shuffled.split([20, 40, 60, len(shuffled) - 120])[:3]
+    parts = tuple(task.sources[0].subset(rows, name=f"s{len(rows)}") for rows in pieces)
+    splits = split_task(Task("three", parts, task.target.subset(torch.arange(40))), seed=0)
+    options = {"sampler": "uniform-replacement", "batch_size": 8, "algorithm_options": {"support_size": 8}}
+    trainer = Trainer(config(algorithm="arm", steps=3, batch_per_source=True, **options), splits)
+    for _ in range(20):
+        rows, batch = trainer.streams["source"].draw()
+        assert batch.domains is not None
+        assert batch.domains.tolist() == splits.source_train.domain_ids[rows].tolist()
+        assert batch.domains.bincount().tolist() == [8, 8, 8]
+        assert batch.weights is None
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
+        sizes = _support(24, 8, batch.domains, order).sum(1)
+        assert set(sizes.tolist()) == {trainer.algorithm.seen_together} == {8}
+    trainer.run()
+    # one source: the same batches with and without it
+    one, other = (Trainer(config(algorithm="arm", batch_per_source=each, **options), SPLITS) for each in (True, False))
+    assert torch.equal(one.streams["source"].draw().rows, other.streams["source"].draw().rows)
+    with pytest.raises(InputError, match=r"batch_per_source=True is for sampler='uniform-replacement', got 'vardass'"):
+        config(batch_per_source=True)
 
 
 class Counted(Dataset[Tensor]):

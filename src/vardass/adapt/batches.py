@@ -388,6 +388,9 @@ def training_streams(
     given = dict(samplers or {})
     found: dict[str, Stream] = {}
     sizes = {"source": config.batch_size, "target": config.target_batch_size or config.batch_size}
+    sources = source.domain_ids if config.batch_per_source else None
+    if sources is not None:
+        sizes["source"] *= len(set(sources.tolist()))
 
     def add(name: str, inputs: Inputs, labels: Tensor | None, batch_size: int) -> None:
         sampler: Any
@@ -397,6 +400,8 @@ def training_streams(
             options = {"kernel": algorithm.kernel, **config.sampler_options}
             if config.groups == "classes" and labels is not None:
                 options["groups"] = labels
+            if sources is not None and name == "source":
+                options["from_each"] = sources
             if config.sampler == "swap-ordered":  # two that order their batches together have one seed
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
             seed = derived_seed("sampler", "pair" if config.sampler == "swap-ordered" else name, config.seed)

@@ -228,9 +228,12 @@ class RunConfig(BaseModel):
     )
     steps: Count = Field(3000, description="Batches trained on; 3,000 in the paper, which tunes a ResNet-18.")
     batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
-    target_batch_size: Count | None = Field(
-        None, description="Target samples in a batch; by default as many as of the source."
+    batch_per_source: Flag = Field(
+        False,
+        description="With several sources: batch_size samples of each, as in DomainBed, instead of so many of their "
+        "union. For the sampler uniform-replacement.",
     )
+    target_batch_size: Count | None = Field(None, description="Target samples in a batch; by default batch_size.")
     groups: Annotated[str, _one_of(["classes"])] | None = Field(
         None,
         description="classes: strata of the source are made within its classes; samplers without strata or plan "
@@ -366,6 +369,15 @@ class RunConfig(BaseModel):
     def _policy_fits(self) -> RunConfig:
         make_policy(self)
         ClassAligner.check(self)
+        return self
+
+    @model_validator(mode="after")
+    def _sources_fit(self) -> RunConfig:
+        if self.batch_per_source and self.sampler != "uniform-replacement":
+            raise InputError(
+                f"batch_per_source=True is for sampler='uniform-replacement', got {self.sampler!r}; use that one, or "
+                "batch_per_source=False"
+            )
         return self
 
     @model_validator(mode="after")

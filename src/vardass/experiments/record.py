@@ -44,6 +44,7 @@ _UNNAMED: dict[str, Any] = {
     "regression": False,
     "steps": 3000,
     "batch_size": 32,
+    "batch_per_source": False,
     "target_batch_size": None,
     "groups": None,
     "class_aligned": "none",

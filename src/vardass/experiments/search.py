@@ -182,8 +182,8 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
         ``"paper"`` has the paper's batch size 2^U(3, 7) and λ 10^U(-1, 1), for all algorithms that have one,
         instead. ``"-small"`` has DomainBed's ranges for small images and small networks.
     algorithm : str
-        Only its own options are in the space. ARM's batch has 8 samples. DomainBed's λ is 10^U(-2, 2) for DANN,
-        here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and weight
+        Only its own options are in the space. ARM's batch has 8 samples of each source. DomainBed's λ is 10^U(-2, 2)
+        for DANN, here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and weight
         decay of the discriminator apart from those of the network. SDAT's ρ and ELS's ε are searched where they are
         added; neither the paper nor DomainBed has ranges for them.
     options : mapping, optional
@@ -199,6 +199,7 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
     base, *additions = algorithm.split("+")
     if base == "arm":
         space["batch_size"] = Distribution(choice=[8], default=8)
+        space["batch_per_source"] = Distribution(choice=[True], default=True)
     if base in ("dann", "cdan"):
         space.update(_ADVERSARY)
         if name.startswith("domainbed"):

@@ -156,7 +156,7 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
     load = data.load / max(config.workers, 1)
     cached = bool(run.data_options.get("cache"))
     again = 0.0 if cached else load  # of a sample that was loaded before
-    batches = [config.batch_size]
+    batches = [config.batch_size * (data.sources if config.batch_per_source else 1)]
     if uses_target:
         batches.append(config.target_batch_size or config.batch_size)
     # crops of the source are taken from the file each time
@@ -206,6 +206,7 @@ class _Data:
         )
         self.inputs = splits.source_train.dataset
         self.classes = len(task.class_names)
+        self.sources = len(task.sources)
         self.trained = [len(splits.source_train), len(splits.target_unlabelled)]
         self.held_out = len(splits.source_val) + len(splits.target_val)
         self.tested = len(splits.target_test) + len(splits.source_val)
