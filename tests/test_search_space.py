@@ -31,7 +31,7 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
             elif group == "network_options":
                 Tries().network("mlp", {option: value})
             else:
-                RunConfig.from_dict({key: value, "sampler": "uniform-replacement"})
+                RunConfig.from_dict({key: value})
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)
     if algorithm == "arm":
         assert space["batch_size"].extremes() == (8, 8)

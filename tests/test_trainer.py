@@ -261,8 +261,9 @@ def test_domainbeds_batches_give_arm_contexts_of_evaluations_size() -> None:
     # one source: the same batches with and without it
     one, other = (Trainer(config(algorithm="arm", batch_per_source=each, **options), SPLITS) for each in (True, False))
     assert torch.equal(one.streams["source"].draw().rows, other.streams["source"].draw().rows)
-    with pytest.raises(InputError, match=r"batch_per_source=True is for sampler='uniform-replacement', got 'vardass'"):
-        config(batch_per_source=True)
+    # other samplers draw as many from the union
+    union = Trainer(config(algorithm="arm", batch_per_source=True, **{**options, "sampler": "uniform"}), splits)
+    assert union.streams["source"].draw().batch.size == 24
 
 
 class Counted(Dataset[Tensor]):

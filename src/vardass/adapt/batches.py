@@ -400,7 +400,7 @@ def training_streams(
             options = {"kernel": algorithm.kernel, **config.sampler_options}
             if config.groups == "classes" and labels is not None:
                 options["groups"] = labels
-            if sources is not None and name == "source":
+            if sources is not None and name == "source" and config.sampler == "uniform-replacement":
                 options["from_each"] = sources
             if config.sampler == "swap-ordered":  # two that order their batches together have one seed
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}

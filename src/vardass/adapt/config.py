@@ -230,8 +230,8 @@ class RunConfig(BaseModel):
     batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
     batch_per_source: Flag = Field(
         False,
-        description="With several sources: batch_size samples of each, as in DomainBed, instead of so many of their "
-        "union. For the sampler uniform-replacement.",
+        description="batch_size counts samples of each source, as in DomainBed, instead of all sources together: the "
+        "sampler uniform-replacement draws so many of each, others batch_size times the sources from their union.",
     )
     target_batch_size: Count | None = Field(None, description="Target samples in a batch; by default batch_size.")
     groups: Annotated[str, _one_of(["classes"])] | None = Field(
@@ -369,15 +369,6 @@ class RunConfig(BaseModel):
     def _policy_fits(self) -> RunConfig:
         make_policy(self)
         ClassAligner.check(self)
-        return self
-
-    @model_validator(mode="after")
-    def _sources_fit(self) -> RunConfig:
-        if self.batch_per_source and self.sampler != "uniform-replacement":
-            raise InputError(
-                f"batch_per_source=True is for sampler='uniform-replacement', got {self.sampler!r}; use that one, or "
-                "batch_per_source=False"
-            )
         return self
 
     @model_validator(mode="after")

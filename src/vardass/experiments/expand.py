@@ -195,7 +195,7 @@ class Tries:
 
     def config(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that no run can have; the sampler's batches are tried too."""
-        shared = {name: value for name, value in settings.items() if name not in ("seed", "sampler_options")}
+        shared = {name: value for name, value in settings.items() if name not in ("seed", "sampler", "sampler_options")}
         self._once(["config", shared], lambda: RunConfig(**shared))
         for name in ("batch_size", "target_batch_size"):
             if settings[name] is not None:

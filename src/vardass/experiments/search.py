@@ -183,9 +183,9 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
         instead. ``"-small"`` has DomainBed's ranges for small images and small networks.
     algorithm : str
         Only its own options are in the space. ARM's batch has 8 samples of each source. DomainBed's λ is 10^U(-2, 2)
-        for DANN, here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and weight
-        decay of the discriminator apart from those of the network. SDAT's ρ and ELS's ε are searched where they are
-        added; neither the paper nor DomainBed has ranges for them.
+        for DANN, here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and
+        weight decay of the discriminator apart from those of the network. SDAT's ρ and ELS's ε are searched where they
+        are added; neither the paper nor DomainBed has ranges for them.
     options : mapping, optional
         Options of the algorithm: DANN with ``adversary: alternating`` has more to search.
 
