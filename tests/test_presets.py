@@ -51,7 +51,10 @@ def test_presets_are_the_papers_protocol(name: str, roots: dict[str, Path]) -> N
     penalties = [run.config["algorithm_options"].get("penalty", 1.0) for run in runs]
     assert 0.1 <= min(penalties) < 0.2 < 5 < max(penalties) <= 10
     # files are decoded once, by processes of their own
-    assert all(run.config["workers"] > 0 and run.data_options == {"cache": True} for run in runs)
+    assert all(run.config["workers"] > 0 and run.data_options["cache"] for run in runs)
+    sizes = {"per_class": 1167, "test_per_folder": 1166}
+    for run in runs:
+        assert run.data_options == {"cache": True, **(sizes if run.dataset == "spawrious" else {})}
 
 
 def test_all_presets_load(roots: dict[str, Path]) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.distributed import Processes
 from vardass.data.domains import Domain, TensorInputs
-from vardass.data.images import IMAGENET, ImagePreprocessing, augment, normalise, random_crops
+from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.refresh import extract_features
@@ -72,6 +72,8 @@ class Inputs:
         On the device if it is a tensor.
     shape : tuple of int
         Of one sample as the network takes it.
+    may_crop : bool
+        Whether augmentation may take random parts of images.
     domain_ids : Tensor of shape (n,) or None
         Which of several united domains each sample is from.
     is_embedded : bool
@@ -85,6 +87,7 @@ class Inputs:
         self.count = len(domain)
         self.shape: tuple[int, ...] = tuple(self.data[0].shape) if self.count else ()
         self.is_image = domain.kind == "image" and len(self.shape) == 3 and self.shape[0] in _IMAGE_CHANNELS
+        self.may_crop = may_crop(domain.dataset)
         self.is_embedded = False
         self.domain_ids = domain.domain_ids if len(set(domain.domain_ids.tolist())) > 1 else None
         self._samples = self.data
@@ -271,7 +274,9 @@ class Stream:
             x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
         weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
         y = None if self.labels is None else self.labels.index_select(0, rows)
-        x = inputs.prepare(x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None)
+        x = inputs.prepare(
+            x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None and inputs.may_crop
+        )
         ids = inputs.domain_ids
         domains = None if ids is None else ids.index_select(0, rows.to(ids.device))
         strata = None if indices.strata is None else torch.tensor(indices.strata)  # on the host, where it is checked
