@@ -462,3 +462,53 @@ def test_samplers_follow_the_algorithm_and_check_their_options() -> None:
         make_sampler("balanced", 50, 5, plan_ranc=3)
     with pytest.raises(InputError, match="batch_size=60"):
         make_sampler("uniform", 50, 60)
+
+
+def test_coral_as_the_paper_prints_it() -> None:
+    options = {"algorithm": "coral", "algorithm_options": {"preset": "paper"}, "feature_source": "full"}
+    trainer = Trainer(config(steps=4, **options), SPLITS)
+    trainer.algorithm.double()
+    for stream in trainer.streams.values():
+        stream.inputs.data = stream.inputs.data.double()  # type: ignore[union-attr]
+    seen = []
+    discrepancy = trainer.algorithm.discrepancy  # type: ignore[operator]
+
+    def spy(z_s: Tensor, z_t: Tensor, w_s: Tensor, w_t: Tensor, **draws: Any) -> Tensor:
+        value = discrepancy(z_s, z_t, w_s, w_t, **draws)
+        sizes = [trainer.streams[name].sampler.strata.sizes for name in ("source", "target")]  # type: ignore[attr-defined]
+        seen.append((float(value.detach()), [(z_s.detach(), sizes[0]), (z_t.detach(), sizes[1])]))
+        return value
+
+    trainer.algorithm.discrepancy = spy  # type: ignore[assignment]
+    trainer.run()
+    counts = (len(SPLITS.source_train), len(SPLITS.target_unlabelled))
+    for value, sides in seen:
+        covariances = []
+        for n, (z, sizes) in zip(counts, sides, strict=True):
+            assert int(sizes.sum()) == n
+            mean = sum(int(size) * row for size, row in zip(sizes, z, strict=True)) / n
+            parts = [int(size) * torch.outer(row - mean, row - mean) for size, row in zip(sizes, z, strict=True)]
+            covariances.append(torch.stack(parts).sum(0) / (n - 1))
+        # weights travel in single precision
+        assert value == pytest.approx(float((covariances[0] - covariances[1]).square().sum()), rel=1e-5)
+    assert len(seen) == 4
+    # strata: those of κ_c, whose variance is that of R' with the known mean, by its matrices
+    sampler = trainer.streams["source"].sampler
+    z = trainer.strata.all_features("source").double()
+    sampler.refresh(z)
+    strata = sampler.strata  # type: ignore[attr-defined]
+    phi = torch.stack([torch.outer(row, row).flatten() for row in z - z.mean(0)])
+    spread = 0.0
+    for h in range(strata.k):
+        mine = phi[strata.labels == h]
+        spread += len(mine) * float((mine - mine.mean(0)).square().sum())
+    assert strata.variance == pytest.approx(spread / len(z) ** 2, rel=1e-5)
+
+
+def test_coral_without_numbers_of_samples_says_what_it_lacks() -> None:
+    rule = build_algorithm(config(algorithm="coral", algorithm_options={"correction": "population"}), (3,), 2)
+    z = torch.randn(6, 3)
+    with pytest.raises(InputError, match=r"needs the numbers of samples of both domains, .*use_populations"):
+        rule.discrepancy(z, z, None, None)  # type: ignore[operator]
+    rule.use_populations(10, 20)
+    assert float(rule.discrepancy(z, z, None, None)) > 0  # type: ignore[operator]

@@ -73,9 +73,9 @@ _UNNAMED: dict[str, Any] = {
     "strategy": "auto",
     "seed": 0,
 }
-# The same for options of algorithms whose default has changed since. A run's settings always say these, so that a
-# record means the same in every version; those of format 1 that do not say them have these.
-_UNNAMED_OPTIONS: dict[str, dict[str, Any]] = {"coral": {"preset": "paper"}}
+# The same for CORAL, whose form has changed since. A run's settings always say it, so that a record means the same in
+# every version; those that do not say it have these.
+_FIRST_CORAL = {"preset": "paper", "correction": "none"}
 # And for options of data sets.
 _UNNAMED_DATA: dict[str, dict[str, Any]] = {"embeddings": {"standardise": False}, "watch": {"clip": False}}
 _NOT_NAMED_BY = ("cache",)  # options of data that change how fast, but not what
@@ -126,11 +126,9 @@ class RunSpec:
     unlabelled_fraction: float = 0.5
 
     def __post_init__(self) -> None:
-        changed = _options_that_changed(self.config)
-        if changed:
-            defaults = algorithm_options(self.config["algorithm"])
-            said = {**{name: defaults[name] for name in changed}, **self.config.get("algorithm_options", {})}
-            object.__setattr__(self, "config", {**self.config, "algorithm_options": said})
+        if _is_coral(self.config):
+            now = {"preset": algorithm_options(self.config["algorithm"])["preset"], "correction": "population"}
+            object.__setattr__(self, "config", _with_form(self.config, now))
         scaling = _UNNAMED_DATA.get(self.dataset, {})
         if scaling:
             parameters = inspect.signature(find_dataset(self.dataset).load).parameters
@@ -147,12 +145,9 @@ class RunSpec:
             for name, value in self.data_options.items()
             if name not in _NOT_NAMED_BY and (name not in before or before[name] != value)
         }
-        changed = _options_that_changed(self.config)
-        options = {
-            name: value
-            for name, value in self.config.get("algorithm_options", {}).items()
-            if name not in changed or changed[name] != value
-        }
+        options = self.config.get("algorithm_options", {})
+        if _is_coral(self.config) and options["preset"] == _FIRST_CORAL["preset"]:
+            options = {name: value for name, value in options.items() if _FIRST_CORAL.get(name) != value}
         content["config"] = {
             name: value
             for name, value in {**self.config, "algorithm_options": options}.items()
@@ -170,9 +165,8 @@ class RunSpec:
         """The specification that `to_dict` gave."""
         values = _known(cls, found, "a run's specification")
         config = values["config"]
-        before = _options_that_changed(config)
-        if before:
-            config = {**config, "algorithm_options": {**before, **config.get("algorithm_options", {})}}
+        if _is_coral(config):
+            config = _with_form(config, _FIRST_CORAL)
         options = {**_UNNAMED_DATA.get(values["dataset"], {}), **values.get("data_options", {})}
         return cls(**{**values, "config": config, "data_options": options})
 
@@ -309,9 +303,17 @@ def _installed_commit() -> str | None:
     return None if commit is None else str(commit)
 
 
-def _options_that_changed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run's algorithm whose default has changed, with those of format 1."""
-    return _UNNAMED_OPTIONS.get(str(config.get("algorithm", "")).split("+")[0], {})
+def _is_coral(config: Mapping[str, Any]) -> bool:
+    return str(config.get("algorithm", "")).split("+")[0] == "coral"
+
+
+def _with_form(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, Any]:
+    """``config`` with options that say CORAL's form; the paper's formula has its correction beside it."""
+    options = {"preset": usual["preset"], **config.get("algorithm_options", {})}
+    counted = ("correction", "population_x", "population_y")
+    if options["preset"] == "paper" and all(options.get(name) is None for name in counted):
+        options["correction"] = usual["correction"]
+    return {**config, "algorithm_options": options}
 
 
 def _known(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:
