@@ -14,8 +14,9 @@ import torch
 import vardass
 from vardass.adapt import algorithm_options
 from vardass.adapt.config import RunConfig
+from vardass.adapt.versions import versions
 from vardass.errors import InputError
-from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec, versions
+from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec
 from vardass.experiments.spec import load_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
