@@ -89,6 +89,7 @@ def test_additions_are_searched() -> None:
     assert set(sdat) - set(plain) == {"algorithm_options.sharpness"}
     assert set(els) - set(plain) == {"algorithm_options.smoothing"}
     assert sdat["algorithm_options.sharpness"].default == algorithm_options("cdan+sdat")["sharpness"]
+    assert max(els["algorithm_options.smoothing"].values) == 0.5  # as in its authors' script
     assert els["algorithm_options.smoothing"].default == algorithm_options("cdan+els")["smoothing"]
 
 

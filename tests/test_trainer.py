@@ -21,7 +21,7 @@ from vardass.adapt.model import RunResult, build_algorithm, final_report, load_m
 from vardass.adapt.optimisation import make_optimisers, plain_backward
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
-from vardass.errors import InputError, VardassError
+from vardass.errors import InputError, VardassError, VardassWarning
 from vardass.kernels import CoralKernel, RBFMixture, as_kernel
 from vardass.samplers.registry import SAMPLER_NAMES, make_sampler
 
@@ -289,7 +289,9 @@ class Counted(Dataset[Tensor]):
 def test_inputs_for_kmeans_are_projected_a_few_at_a_time() -> None:
     data = Counted(40)
     inputs = Inputs(Domain("s", data, None, ("a", "b"), kind="image"), torch.device("cpu"))
-    found = inputs.flat()
+    with pytest.warns(VardassWarning, match=r"sees 4,800 columns through 256 random directions, .* about 9%") as told:
+        found = inputs.flat()
+    assert len(told) == 1
     assert found.shape == (300, 256)
     assert data.most <= 66  # of 300: those of a batch
     plain = torch.stack([data[i] for i in range(300)]).flatten(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from vardass.adapt.distributed import Processes
 from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, derived_seed
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.refresh import extract_features
 from vardass.samplers import (
     BackgroundSampler,
@@ -105,12 +106,19 @@ class Inputs:
 
         Wider ones are projected on 256 random directions, the same for all data of one width. That keeps squared
         distances up to a relative error whose standard deviation is at most √(2 / 256), 9 % (Johnson and
-        Lindenstrauss).
+        Lindenstrauss), and a warning says so.
         """
         width = math.prod(self._samples[0].shape)
         if width <= _WIDEST:
             directions = None
         else:
+            warnings.warn(  # of the same words for both domains, so that it is shown once
+                f"k-means on inputs sees {width:,} columns through {_WIDEST} random directions, which keep squared "
+                f"distances to within about {(2 / _WIDEST) ** 0.5:.0%}; give inputs of at most {_WIDEST} columns, such "
+                "as embeddings, for exact ones",
+                VardassWarning,
+                stacklevel=2,
+            )
             generator = torch.Generator().manual_seed(derived_seed("projection", width))
             directions = torch.randn(width, _WIDEST, generator=generator).div_(_WIDEST**0.5).to(self.device)
 

@@ -154,10 +154,12 @@ _SPACES: dict[str, dict[str, Distribution]] = {
 }
 _DOMAINBED_ADVERSARY = {"algorithm_options.penalty": _log10(-2.0, 2.0, 1.0)}
 _ADVERSARY = {"algorithm_options.discriminator_width": _log2(6.0, 10.0)}
-# the paper does not say what it searched: values around those that the authors of SDAT and of ELS recommend
+# the paper does not say what it searched: values around those that SDAT's authors recommend, and those of ELS's script
 _ADDITIONS = {
     "sdat": {"algorithm_options.sharpness": Distribution(choice=[0.02, 0.05, 0.1], default=0.05)},
-    "els": {"algorithm_options.smoothing": Distribution(choice=[0.05, 0.1, 0.2, 0.3], default=0.1)},
+    "els": {
+        "algorithm_options.smoothing": Distribution(choice=[0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.45, 0.5], default=0.1)
+    },
 }
 # DomainBed's form of DANN alone has these
 _ALTERNATING = {
