@@ -18,7 +18,7 @@ from vardass.data import (
     task_names,
 )
 from vardass.data.registry import find_dataset
-from vardass.data.spawrious import environments
+from vardass.data.spawrious import BACKGROUNDS, environments
 from vardass.errors import InputError
 
 
@@ -315,6 +315,13 @@ def test_many_to_many_backgrounds(task, train, test):
     assert {group for rows in parts.values() for group, *_ in rows} == {"0"}
 
 
+@pytest.mark.parametrize("task", BACKGROUNDS)
+def test_the_presets_numbers_are_the_papers_18664(task):
+    parts = environments(task, 1167)
+    training = sum(count for name in ("train-1", "train-2") for *_, count in parts[name])
+    assert training + 1166 * len(parts["test"]) == 18_664
+
+
 def test_spawrious_files(tmp_path):
     for group in "01":
         for place in ("beach", "desert", "dirt", "jungle", "mountain", "snow"):
@@ -327,6 +334,7 @@ def test_spawrious_files(tmp_path):
     assert [source.name for source in task.sources] == ["train-1", "train-2"]
     assert [len(source) for source in task.sources] == [40, 40]
     assert len(task.target) == 80
+    assert not any(domain.dataset.crops for domain in (*task.sources, task.target))
     for i, own in ((0, 9), (1, 8)):
         paths = [path for path in task.sources[i].dataset.paths if "/corgi/" in path]
         assert sum("/snow/" in path for path in paths) == own

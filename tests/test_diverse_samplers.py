@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from itertools import combinations
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from test_diverse_probabilities import as_subsets, fitted, p_value, points
 from vardass.errors import InputError
-from vardass.samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
+from vardass.samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler, diverse
 
 BOTH = pytest.mark.parametrize("cls", [KMeansPlusPlusBatchSampler, DPPBatchSampler])
 
@@ -39,6 +40,26 @@ def test_a_batch_of_all_samples(cls, kernel_rank):
     sampler = fitted(cls, points(12), 12, kernel="rbf", kernel_rank=kernel_rank, batches=3)
     assert [sorted(batch) for batch in sampler] == [list(range(12))] * 3
     assert sorted(next(iter(fitted(cls, torch.ones(1, 2), 1)))) == [0]
+
+
+@BOTH
+def test_low_rank_is_said_once_unless_it_was_asked_for(cls, monkeypatch):
+    monkeypatch.setattr(diverse, "EXACT_LIMIT", 50)
+    x = points(60, d=4)
+
+    def told(**options):
+        sampler = cls(60, 4, **options)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                sampler.refresh(x)
+        return [(str(each.message), each.filename) for each in seen]
+
+    ((message, place),) = told()
+    assert "above 50 it works on" in message
+    assert "kernel_rank=0 for the full matrix" in message
+    assert place == __file__
+    assert told(kernel_rank=0) == told(kernel_rank=16) == []
 
 
 @BOTH

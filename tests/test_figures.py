@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quick_figures import quick
-from vardass import figures
+from vardass import __version__, figures
 from vardass.errors import InputError
 from vardass.figures import NUMBERS, Claim, FigureResult, make_figure, write_figure
 from vardass.figures.base import render
@@ -60,12 +60,14 @@ def test_files_are_whole_and_the_same_again(number: int, tmp_path: Path) -> None
     assert len(rows) == 1 + len(result.rows)
     assert all(line in text.decode() for line in (result.caption, *map(str, result.claims)))
     details = json.loads(record)
+    assert details["versions"]["vardass"] == __version__
+    assert "commit" in details["versions"]
     assert details["settings"]["seed"] == 0
     assert details["command"] == "vardass figure"
     assert [claim["held"] for claim in details["claims"]] == [claim.held for claim in result.claims]
 
 
-@pytest.mark.parametrize(("number", "column", "panels"), [(4, "method", 2), (5, "batches", 3)])
+@pytest.mark.parametrize(("number", "column", "panels"), [(4, "method", 3), (5, "batches", 3)])
 def test_every_curve_is_in_a_legend(number: int, column: str, panels: int) -> None:
     result = quick(number)
     drawn = render(result)

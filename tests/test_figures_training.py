@@ -10,7 +10,7 @@ import torch
 
 from quick_figures import quick
 from vardass.errors import InputError
-from vardass.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, SOLVERS, Point, measure
+from vardass.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, RAW, SOLVERS, Point, measure, raw_claim
 from vardass.figures.figure4 import claims as claims_of_figure4
 from vardass.figures.figure5 import (
     Aging,
@@ -283,6 +283,14 @@ def test_claims_of_figure4_follow_the_numbers():
     assert (gap, lowest, fifty) == (False, False, False)
 
 
+def test_the_claim_of_figure4_on_raw_distances_follows_the_numbers():
+    wide, narrow = (points_of_figure4(shares) for shares in ((0.4, 0.3, 0.1, 0.02), (0.9, 0.8, 0.7, 0.6)))
+    assert raw_claim(wide, narrow).held
+    assert not raw_claim(narrow, wide).held
+    units = {row["unit"] for row in quick(4).select()}
+    assert units == {"median", "raw"}
+
+
 def test_a_few_odd_seeds_do_not_decide_a_claim_of_figure4():
     """Twice the variance at k = 4 makes a kink there: in 5 of 20 seeds it is noise, in 6 a finding."""
     assert held_of_figure4((0.4, 0.3, 0.1, 0.02), odd=5)[2]
@@ -309,10 +317,11 @@ def test_standard_errors_of_figure4_are_over_seeds_with_n_minus_1():
 # --- the figures --------------------------------------------------------------------------------------
 
 
-def test_points_of_figure4_are_those_of_the_solvers():
+@pytest.mark.parametrize(("unit", "kernel"), [("median", KERNEL), ("raw", RAW)])
+def test_points_of_figure4_are_those_of_the_solvers(unit, kernel):
     z = points(60, 4).float()
-    found = measure(z, [4, 8], seeds=[0, 1], batches=64, progress=lambda share, message: None)
-    kernel = KERNEL.fit(z)
+    found = measure(z, [4, 8], seeds=[0, 1], batches=64, progress=lambda share, message: None, unit=unit)
+    kernel = kernel.fit(z)
 
     def row(method):
         (point,) = (point for point in found if (point.method, point.k) == (method, 8))

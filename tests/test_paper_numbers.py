@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from table_records import best_names, entries, random_records, run
 from vardass.experiments import paper
@@ -10,6 +11,7 @@ from vardass.experiments.record import Record
 from vardass.experiments.render import FORMATS, render
 from vardass.experiments.spec import load_sweep
 from vardass.experiments.tables import make_tables
+from vardass.theory import spearman
 
 NUMBERS_OF_PAPER = paper.paper_numbers()
 # rows of the appendix whose average is not that of the tasks beside it, to rounding (printed average, mean of tasks)
@@ -201,6 +203,41 @@ def test_ours_stand_beside_the_papers_where_names_match():
 def test_data_of_another_name_are_known_by_their_loader():
     results = collect([run(0.5, data="Wards", dataset="camelyon17"), run(0.5, data="mine", dataset="images")])
     assert [paper.paper_name(data) for data in results.values()] == ["camelyon17", None]
+
+
+def test_office_home_embeddings_stand_beside_the_papers_splits():
+    names = {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real_World"}
+    table = NUMBERS_OF_PAPER["splits"]["office-home"]
+    splits = table["columns"][:-1]
+    records, gains = [], {}
+    rng = np.random.default_rng(0)
+    for place, split in enumerate(splits):
+        task = "->".join(names[letter] for letter in split.split("-"))
+        where = {"data": "office-home", "dataset": "embeddings", "task": task, "algorithm": "coral"}
+        one, other = rng.random(2)
+        gains[task] = 100 * (one - other), table["rows"]["CORAL + VaRDASS"][place][0] - table["rows"]["CORAL"][place][0]
+        for repeat, shift in enumerate((-0.01, 0.01)):
+            records.append(run(one + shift, sampler="vardass", repeat=repeat, **where))
+            records.append(run(other + shift, sampler="uniform-replacement", repeat=repeat, **where))
+            records.append(run(other + 2 * shift, repeat=repeat, **{**where, "algorithm": "erm"}))
+    results = collect(records)
+    beside, by_task = paper.against_paper(make_tables(results, "splits"), results)
+    assert entries(beside)["CORAL + VaRDASS", "Art->Real_World (paper)"] == 57.6
+    assert entries(beside)["CORAL + Uniform, with replacement", "Real_World->Product (paper)"] == 69.8
+    assert any("frozen features, which is not the fine-tuning of the paper" in note for note in beside.notes)
+    assert any("frozen features" in note for note in by_task.notes)
+    rows = {row.own_name: row.entries for row in by_task.rows}
+    name = "CORAL + VaRDASS − CORAL + Uniform, with replacement"
+    assert rows[name][:12] == pytest.approx([ours for ours, _ in gains.values()])
+    assert rows[f"{name} (paper)"][:12] == pytest.approx([theirs for _, theirs in gains.values()])
+    assert rows[name][12] == pytest.approx(spearman(*torch.tensor(list(gains.values()), dtype=torch.float64).T))
+    over_erm = rows["CORAL + Uniform, with replacement − ERM (paper)"]
+    assert over_erm[0] == pytest.approx(38.6 - 32.3)
+    for form in FORMATS:
+        assert "Spearman" in render([by_task], form)
+    # images of the data set itself are fine-tuned, and are no such news
+    fine = collect([run(0.5, data="office-home", task="A-C"), run(0.6, data="office-home", task="C-A")])
+    assert not any("frozen" in note for t in paper.against_paper(make_tables(fine), fine) for note in t.notes)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,9 @@ def test_presets_are_the_papers_protocol(name: str, roots: dict[str, Path]) -> N
     assert {(run.config["steps"], run.config["feature_source"]) for run in runs} == {(3000, "full")}
     grid = {10, 50, 100, 500, 1000} if name == "paper-table4" else {100}
     assert {run.config["refresh_every"] for run in runs} == grid
-    assert {run.config["batch_size"] for run in runs if run.cell["algorithm"] == "arm"} <= {8}
+    of_arm = {run.run_id: run.config for run in runs if run.cell["algorithm"] == "arm"}.values()
+    assert {(each["batch_size"], each["batch_per_source"]) for each in of_arm} <= {(8, True)}
+    assert {run.config["batch_per_source"] for run in runs if run.cell["algorithm"] != "arm"} == {False}
     assert {run.config["network"] for run in runs if run.dataset != "humpbacks"} <= {"resnet18"}
     # λ of CORAL means the same for any number of features
     assert {run.config["algorithm_options"]["preset"] for run in runs if run.config["algorithm"] == "coral"} == {
@@ -49,7 +51,10 @@ def test_presets_are_the_papers_protocol(name: str, roots: dict[str, Path]) -> N
     penalties = [run.config["algorithm_options"].get("penalty", 1.0) for run in runs]
     assert 0.1 <= min(penalties) < 0.2 < 5 < max(penalties) <= 10
     # files are decoded once, by processes of their own
-    assert all(run.config["workers"] > 0 and run.data_options == {"cache": True} for run in runs)
+    assert all(run.config["workers"] > 0 and run.data_options["cache"] for run in runs)
+    sizes = {"per_class": 1167, "test_per_folder": 1166}
+    for run in runs:
+        assert run.data_options == {"cache": True, **(sizes if run.dataset == "spawrious" else {})}
 
 
 def test_all_presets_load(roots: dict[str, Path]) -> None:

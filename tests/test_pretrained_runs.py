@@ -19,7 +19,8 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.evaluation import outputs
 from vardass.cli import main
 from vardass.data import Domain, ImageDataset, Task, TaskSplits, TensorInputs, split_task
-from vardass.data.images import normalise
+from vardass.data.domains import parts_of
+from vardass.data.images import augment, normalise
 from vardass.experiments.record import RunSpec
 from vardass.experiments.run import execute
 
@@ -153,6 +154,21 @@ def test_crops_of_files_are_new_in_each_step_and_resumed(workers: int, tmp_path:
     for place, row in enumerate(first.rows.tolist()):
         again = second.rows.tolist().index(row)
         assert not torch.equal(first.batch.x[place], second.batch.x[again])
+
+
+def test_images_that_may_not_be_cropped_are_mirrored_and_recoloured_only(tmp_path: Path) -> None:
+    splits = image_splits(tmp_path)
+    stream = Trainer(settings(**AUGMENTED), splits).streams["source"]
+    for files in parts_of(splits.source_train.dataset):
+        assert isinstance(files, ImageDataset)
+        files.crops = False
+    whole = Trainer(settings(**AUGMENTED), splits).streams["source"]
+    cropped, kept = (each.draw(augment_seed=1) for each in (stream, whole))
+    assert cropped.rows.tolist() == kept.rows.tolist()
+    data = splits.source_train.dataset
+    plain = torch.stack([data[int(row)] for row in kept.rows])
+    assert torch.equal(kept.batch.x, augment(plain, seed=1, crop=False))
+    assert not torch.equal(kept.batch.x, cropped.batch.x)
 
 
 def test_commands_and_sweeps_decode_images_as_the_backbone_wants(

@@ -14,8 +14,9 @@ import torch
 import vardass
 from vardass.adapt import algorithm_options
 from vardass.adapt.config import RunConfig
+from vardass.adapt.versions import versions
 from vardass.errors import InputError
-from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec, versions
+from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec
 from vardass.experiments.spec import load_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -157,13 +158,18 @@ def test_coral_of_before_and_of_now_are_different_runs() -> None:
     old = json.loads(line)
     assert old["spec"]["config"]["algorithm_options"] == {}
     read = Record.from_json(line).spec
-    assert read.config["algorithm_options"] == {"preset": "paper"}  # what it was run with
+    assert read.config["algorithm_options"] == {"preset": "paper", "correction": "none"}  # what it was run with
     now = dataclasses.replace(read, config={**read.config, "algorithm_options": {"preset": "domainbed"}})
     assert now.run_id != read.run_id == old["id"]
     # whatever the default, a run says which of the two it is, and keeps it on its way through a file
     spec = RunSpec("watch", "a->b", "watch", RunConfig(algorithm="coral").to_dict(), {})
     assert spec.config["algorithm_options"] == {"preset": algorithm_options("coral")["preset"]}
     assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    # the paper's formula divided by n before, and divides by n - 1 as printed now
+    printed = dataclasses.replace(read, config={**read.config, "algorithm_options": {"preset": "paper"}})
+    assert printed.config["algorithm_options"] == {"preset": "paper", "correction": "population"}
+    assert printed.run_id not in (read.run_id, now.run_id)
+    assert RunSpec.from_dict(json.loads(json.dumps(printed.to_dict()))) == printed
 
 
 def test_the_rule_of_format_1_is_called_domainbeds_now() -> None:

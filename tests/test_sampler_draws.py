@@ -28,6 +28,7 @@ from sampler_cases import (
     taken,
     visits_once,
 )
+from vardass.errors import InputError
 from vardass.losses import Bank, mmd2
 from vardass.samplers import (
     BalancedBatchSampler,
@@ -352,6 +353,21 @@ def test_batches_say_which_samples_are_independent_draws(name: str) -> None:
         )
         part = batch[1:3]
         assert (part.strata, part.pool) == (batch.strata[1:3], batch.pool)
+
+
+def test_batches_from_each_group_are_uniform_within_it() -> None:
+    groups = torch.tensor([5] * 3 + [-1] * 9)[torch.randperm(12, generator=torch.Generator().manual_seed(0))]
+    sampler = UniformBatchSampler(12, 4, replacement=True, from_each=groups, seed=0)
+    chunk = sampler.sample_batches(20_000)
+    assert ((groups[chunk.rows] == 5).sum(1) == 2).all()
+    assert chunk.weights is None
+    share = chunk.rows.flatten().bincount(minlength=12) / 40_000
+    expected = torch.where(groups == 5, 1 / 3, 1 / 9)
+    assert (share - expected).abs().max() < 0.01
+    with pytest.raises(InputError, match=r"batch_size=5 is not a multiple of the 2 groups.*batch_size=4"):
+        UniformBatchSampler(12, 5, replacement=True, from_each=groups)
+    with pytest.raises(InputError, match="from_each needs draws with replacement"):
+        UniformBatchSampler(12, 4, from_each=groups)
 
 
 # --- many samples ---------------------------------------------------------------------------------------------

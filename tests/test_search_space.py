@@ -35,6 +35,7 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)
     if algorithm == "arm":
         assert space["batch_size"].extremes() == (8, 8)
+        assert space["batch_per_source"].extremes() == (True, True)
 
 
 def test_the_papers_ranges() -> None:
@@ -88,6 +89,7 @@ def test_additions_are_searched() -> None:
     assert set(sdat) - set(plain) == {"algorithm_options.sharpness"}
     assert set(els) - set(plain) == {"algorithm_options.smoothing"}
     assert sdat["algorithm_options.sharpness"].default == algorithm_options("cdan+sdat")["sharpness"]
+    assert max(els["algorithm_options.smoothing"].values) == 0.5  # as in its authors' script
     assert els["algorithm_options.smoothing"].default == algorithm_options("cdan+els")["smoothing"]
 
 

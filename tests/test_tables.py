@@ -179,3 +179,22 @@ def test_command_on_an_empty_folder_is_one_clear_error(tmp_path, invoke):
         invoke(tmp_path / "none")
     with pytest.raises(InputError, match="no records of runs"):
         invoke(write_records(tmp_path / "empty", []))
+
+
+def test_tables_say_which_coral_they_have():
+    def notes(which, *options):
+        records = [
+            run(0.5, algorithm="coral", repeat=i, config={"algorithm_options": o}) for i, o in enumerate(options)
+        ]
+        return [note for table in make_tables(collect([*records, run(0.5)]), which) for note in table.notes]
+
+    domainbed, printed = {"preset": "domainbed"}, {"preset": "paper"}
+    before = {"preset": "paper", "correction": "none"}
+    means = "|R_s − R_t|² / d² + |μ_s − μ_t|² / d, R over 1 − Σw², which is over b − 1 for uniform batches"
+    assert f"CORAL was trained as {means}" in notes("1", domainbed)
+    assert "CORAL was trained as |R_s − R_t|², R with weights |S_h| / (n − 1)" in notes("2", printed)
+    assert "CORAL was trained as |R_s − R_t|², R with weights |S_h| / n" in notes("discrepancy", before)
+    assert f"CORAL was trained as {means}; and as |R_s − R_t|², R with weights |S_h| / n" in notes(
+        "1", domainbed, before
+    )
+    assert not any("CORAL was" in table.notes for table in make_tables(collect([run(0.5)]), "1"))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.adapt import ALGORITHM_NAMES, Batch
+from vardass.adapt.algorithms.arm import _support
 from vardass.adapt.batches import Inputs, in_memory, recorded_features
 from vardass.adapt.config import RunConfig
 from vardass.adapt.evaluation import SELECTION_NAMES, accuracy
@@ -20,7 +21,7 @@ from vardass.adapt.model import RunResult, build_algorithm, final_report, load_m
 from vardass.adapt.optimisation import make_optimisers, plain_backward
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
-from vardass.errors import InputError, VardassError
+from vardass.errors import InputError, VardassError, VardassWarning
 from vardass.kernels import CoralKernel, RBFMixture, as_kernel
 from vardass.samplers.registry import SAMPLER_NAMES, make_sampler
 
@@ -239,6 +240,32 @@ def test_contexts_of_arm_are_of_one_domain_and_one_size_in_training_and_evaluati
     assert torch.equal(outputs(algorithm, inputs, batch_size=31)[1], outputs(algorithm, inputs, batch_size=29)[1])
 
 
+def test_domainbeds_batches_give_arm_contexts_of_evaluations_size() -> None:
+    task = load_task("watch", "left-A->right-B")
+    shuffled = torch.randperm(len(task.sources[0]), generator=torch.Generator().manual_seed(0))
+    pieces = shuffled.split([20, 40, 60, len(shuffled) - 120])[:3]
+    parts = tuple(task.sources[0].subset(rows, name=f"s{len(rows)}") for rows in pieces)
+    splits = split_task(Task("three", parts, task.target.subset(torch.arange(40))), seed=0)
+    options = {"sampler": "uniform-replacement", "batch_size": 8, "algorithm_options": {"support_size": 8}}
+    trainer = Trainer(config(algorithm="arm", steps=3, batch_per_source=True, **options), splits)
+    for _ in range(20):
+        rows, batch = trainer.streams["source"].draw()
+        assert batch.domains is not None
+        assert batch.domains.tolist() == splits.source_train.domain_ids[rows].tolist()
+        assert batch.domains.bincount().tolist() == [8, 8, 8]
+        assert batch.weights is None
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
+        sizes = _support(24, 8, batch.domains, order).sum(1)
+        assert set(sizes.tolist()) == {trainer.algorithm.seen_together} == {8}
+    trainer.run()
+    # one source: the same batches with and without it
+    one, other = (Trainer(config(algorithm="arm", batch_per_source=each, **options), SPLITS) for each in (True, False))
+    assert torch.equal(one.streams["source"].draw().rows, other.streams["source"].draw().rows)
+    # other samplers draw as many from the union
+    union = Trainer(config(algorithm="arm", batch_per_source=True, **{**options, "sampler": "uniform"}), splits)
+    assert union.streams["source"].draw().batch.size == 24
+
+
 class Counted(Dataset[Tensor]):
     """Images that are made when they are asked for; it counts those that are alive."""
 
@@ -262,7 +289,9 @@ class Counted(Dataset[Tensor]):
 def test_inputs_for_kmeans_are_projected_a_few_at_a_time() -> None:
     data = Counted(40)
     inputs = Inputs(Domain("s", data, None, ("a", "b"), kind="image"), torch.device("cpu"))
-    found = inputs.flat()
+    with pytest.warns(VardassWarning, match=r"sees 4,800 columns through 256 random directions, .* about 9%") as told:
+        found = inputs.flat()
+    assert len(told) == 1
     assert found.shape == (300, 256)
     assert data.most <= 66  # of 300: those of a batch
     plain = torch.stack([data[i] for i in range(300)]).flatten(1)
@@ -435,3 +464,53 @@ def test_samplers_follow_the_algorithm_and_check_their_options() -> None:
         make_sampler("balanced", 50, 5, plan_ranc=3)
     with pytest.raises(InputError, match="batch_size=60"):
         make_sampler("uniform", 50, 60)
+
+
+def test_coral_as_the_paper_prints_it() -> None:
+    options = {"algorithm": "coral", "algorithm_options": {"preset": "paper"}, "feature_source": "full"}
+    trainer = Trainer(config(steps=4, **options), SPLITS)
+    trainer.algorithm.double()
+    for stream in trainer.streams.values():
+        stream.inputs.data = stream.inputs.data.double()  # type: ignore[union-attr]
+    seen = []
+    discrepancy = trainer.algorithm.discrepancy  # type: ignore[operator]
+
+    def spy(z_s: Tensor, z_t: Tensor, w_s: Tensor, w_t: Tensor, **draws: Any) -> Tensor:
+        value = discrepancy(z_s, z_t, w_s, w_t, **draws)
+        sizes = [trainer.streams[name].sampler.strata.sizes for name in ("source", "target")]  # type: ignore[attr-defined]
+        seen.append((float(value.detach()), [(z_s.detach(), sizes[0]), (z_t.detach(), sizes[1])]))
+        return value
+
+    trainer.algorithm.discrepancy = spy  # type: ignore[assignment]
+    trainer.run()
+    counts = (len(SPLITS.source_train), len(SPLITS.target_unlabelled))
+    for value, sides in seen:
+        covariances = []
+        for n, (z, sizes) in zip(counts, sides, strict=True):
+            assert int(sizes.sum()) == n
+            mean = sum(int(size) * row for size, row in zip(sizes, z, strict=True)) / n
+            parts = [int(size) * torch.outer(row - mean, row - mean) for size, row in zip(sizes, z, strict=True)]
+            covariances.append(torch.stack(parts).sum(0) / (n - 1))
+        # weights travel in single precision
+        assert value == pytest.approx(float((covariances[0] - covariances[1]).square().sum()), rel=1e-5)
+    assert len(seen) == 4
+    # strata: those of κ_c, whose variance is that of R' with the known mean, by its matrices
+    sampler = trainer.streams["source"].sampler
+    z = trainer.strata.all_features("source").double()
+    sampler.refresh(z)
+    strata = sampler.strata  # type: ignore[attr-defined]
+    phi = torch.stack([torch.outer(row, row).flatten() for row in z - z.mean(0)])
+    spread = 0.0
+    for h in range(strata.k):
+        mine = phi[strata.labels == h]
+        spread += len(mine) * float((mine - mine.mean(0)).square().sum())
+    assert strata.variance == pytest.approx(spread / len(z) ** 2, rel=1e-5)
+
+
+def test_coral_without_numbers_of_samples_says_what_it_lacks() -> None:
+    rule = build_algorithm(config(algorithm="coral", algorithm_options={"correction": "population"}), (3,), 2)
+    z = torch.randn(6, 3)
+    with pytest.raises(InputError, match=r"needs the numbers of samples of both domains, .*use_populations"):
+        rule.discrepancy(z, z, None, None)  # type: ignore[operator]
+    rule.use_populations(10, 20)
+    assert float(rule.discrepancy(z, z, None, None)) > 0  # type: ignore[operator]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.distributed import Processes
 from vardass.data.domains import Domain, TensorInputs
-from vardass.data.images import IMAGENET, ImagePreprocessing, augment, normalise, random_crops
+from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, derived_seed
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.refresh import extract_features
 from vardass.samplers import (
     BackgroundSampler,
@@ -72,6 +73,8 @@ class Inputs:
         On the device if it is a tensor.
     shape : tuple of int
         Of one sample as the network takes it.
+    may_crop : bool
+        Whether augmentation may take random parts of images.
     domain_ids : Tensor of shape (n,) or None
         Which of several united domains each sample is from.
     is_embedded : bool
@@ -85,6 +88,7 @@ class Inputs:
         self.count = len(domain)
         self.shape: tuple[int, ...] = tuple(self.data[0].shape) if self.count else ()
         self.is_image = domain.kind == "image" and len(self.shape) == 3 and self.shape[0] in _IMAGE_CHANNELS
+        self.may_crop = may_crop(domain.dataset)
         self.is_embedded = False
         self.domain_ids = domain.domain_ids if len(set(domain.domain_ids.tolist())) > 1 else None
         self._samples = self.data
@@ -102,12 +106,19 @@ class Inputs:
 
         Wider ones are projected on 256 random directions, the same for all data of one width. That keeps squared
         distances up to a relative error whose standard deviation is at most √(2 / 256), 9 % (Johnson and
-        Lindenstrauss).
+        Lindenstrauss), and a warning says so.
         """
         width = math.prod(self._samples[0].shape)
         if width <= _WIDEST:
             directions = None
         else:
+            warnings.warn(  # of the same words for both domains, so that it is shown once
+                f"k-means on inputs sees {width:,} columns through {_WIDEST} random directions, which keep squared "
+                f"distances to within about {(2 / _WIDEST) ** 0.5:.0%}; give inputs of at most {_WIDEST} columns, such "
+                "as embeddings, for exact ones",
+                VardassWarning,
+                stacklevel=2,
+            )
             generator = torch.Generator().manual_seed(derived_seed("projection", width))
             directions = torch.randn(width, _WIDEST, generator=generator).div_(_WIDEST**0.5).to(self.device)
 
@@ -271,7 +282,9 @@ class Stream:
             x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
         weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
         y = None if self.labels is None else self.labels.index_select(0, rows)
-        x = inputs.prepare(x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None)
+        x = inputs.prepare(
+            x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None and inputs.may_crop
+        )
         ids = inputs.domain_ids
         domains = None if ids is None else ids.index_select(0, rows.to(ids.device))
         strata = None if indices.strata is None else torch.tensor(indices.strata)  # on the host, where it is checked
@@ -388,6 +401,9 @@ def training_streams(
     given = dict(samplers or {})
     found: dict[str, Stream] = {}
     sizes = {"source": config.batch_size, "target": config.target_batch_size or config.batch_size}
+    sources = source.domain_ids if config.batch_per_source else None
+    if sources is not None:
+        sizes["source"] *= len(set(sources.tolist()))
 
     def add(name: str, inputs: Inputs, labels: Tensor | None, batch_size: int) -> None:
         sampler: Any
@@ -397,6 +413,8 @@ def training_streams(
             options = {"kernel": algorithm.kernel, **config.sampler_options}
             if config.groups == "classes" and labels is not None:
                 options["groups"] = labels
+            if sources is not None and name == "source" and config.sampler == "uniform-replacement":
+                options["from_each"] = sources
             if config.sampler == "swap-ordered":  # two that order their batches together have one seed
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
             seed = derived_seed("sampler", "pair" if config.sampler == "swap-ordered" else name, config.seed)

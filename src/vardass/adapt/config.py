@@ -228,9 +228,12 @@ class RunConfig(BaseModel):
     )
     steps: Count = Field(3000, description="Batches trained on; 3,000 in the paper, which tunes a ResNet-18.")
     batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
-    target_batch_size: Count | None = Field(
-        None, description="Target samples in a batch; by default as many as of the source."
+    batch_per_source: Flag = Field(
+        False,
+        description="batch_size counts samples of each source, as in DomainBed, instead of all sources together: the "
+        "sampler uniform-replacement draws so many of each, others batch_size times the sources from their union.",
     )
+    target_batch_size: Count | None = Field(None, description="Target samples in a batch; by default batch_size.")
     groups: Annotated[str, _one_of(["classes"])] | None = Field(
         None,
         description="classes: strata of the source are made within its classes; samplers without strata or plan "

@@ -123,6 +123,7 @@ class Trainer:
         self.input_shape = source.shape
         classes = len(splits.source_train.class_names)
         built = build_algorithm(config, source.shape, classes, algorithm=algorithm, network=network).to(self.device)
+        built.use_populations(len(splits.source_train), len(splits.target_unlabelled))
         if built.units is not None:
             built.units.fit(splits.source_train.known_labels(), splits.source_train.class_names)
         self.backbone = FrozenBackbone.take_out(config, built)

@@ -22,7 +22,7 @@ from vardass.data.domains import find_sample, parts_of
 from vardass.data.file_dataset import FileDataset, SharedCache
 from vardass.errors import InputError
 from vardass.files import PathLike
-from vardass.validate import check_count, choose
+from vardass.validate import check_count, check_flag, choose
 
 __all__ = [
     "EFFICIENTNET_LITE",
@@ -177,6 +177,8 @@ class ImageDataset(FileDataset):
         Keep decoded images, as bytes, in memory that the workers share. Random crops are read from the file.
     interpolation : str
         See `ImagePreprocessing`.
+    crops : bool
+        Whether augmentation may take random parts of the images; see `may_crop`.
 
     Raises
     ------
@@ -201,6 +203,7 @@ class ImageDataset(FileDataset):
         channels: int | None = 3,
         cache: bool = False,
         interpolation: str = "bilinear",
+        crops: bool = True,
     ) -> None:
         super().__init__(paths, "image")
         if channels not in (None, 1, 3):
@@ -208,6 +211,7 @@ class ImageDataset(FileDataset):
         _pillow()
         self.size = _height_and_width(size)
         self.interpolation = choose(interpolation, "interpolation", _INTERPOLATIONS)
+        self.crops = check_flag(crops, "crops")
         self.mixed = channels is None
         self.channels = _channels(self.paths[0]) if channels is None else channels
         self.cache = SharedCache(len(paths), (self.channels, *self.size), torch.uint8) if cache else None
@@ -265,8 +269,13 @@ class RandomCrops(Dataset[Tensor]):
         return cast(ImageDataset, files).crop(row, seed)
 
 
+def may_crop(dataset: Dataset[Tensor]) -> bool:
+    """Whether augmentation may crop the images: unless some of them are an `ImageDataset` with ``crops=False``."""
+    return all(part.crops for part in parts_of(dataset) if isinstance(part, ImageDataset))
+
+
 def random_crops(dataset: Dataset[Tensor]) -> RandomCrops | None:
-    """Random crops of the full images of a data set, or None if not all of it are image files.
+    """Random crops of the full images of a data set, or None if not all of it are image files that `may_crop`.
 
     Crops of file images must be taken here, when a file is decoded: what the data set gives is squeezed to one size.
     Other images are whole as they are, and `augment` cuts them. So a training loop loads the pairs (index, seed) and
@@ -279,7 +288,8 @@ def random_crops(dataset: Dataset[Tensor]) -> RandomCrops | None:
     >>> random_crops(TensorInputs(torch.zeros(2, 3, 8, 8))) is None  # in memory: `augment` cuts them
     True
     """
-    return RandomCrops(dataset) if all(isinstance(part, ImageDataset) for part in parts_of(dataset)) else None
+    files = all(isinstance(part, ImageDataset) for part in parts_of(dataset))
+    return RandomCrops(dataset) if files and may_crop(dataset) else None
 
 
 def crop_box(height: int, width: int, generator: torch.Generator) -> tuple[int, int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,17 +11,23 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
+from vardass.data.office_home import DOMAINS
 from vardass.experiments.averages import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
-from vardass.experiments.render import Entry, Row, Table, entry_mean
+from vardass.experiments.render import Entry, PValue, Row, Table, entry_mean
 
 __all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
 
 PAPER_TASKS = {"camelyon17": 1, "humpbacks": 4, "spawrious": 6, "office-home": 12}
 _REPEATS = 5
+_FEWEST_TASKS = 4  # fewer gains have no rank correlation to speak of
 _UNIFORM = SAMPLERS["uniform"]
 _BY_DATA = ("accuracy", "refresh", "splits", "discrepancy")  # one table for each data set
 _PRINTED = {"seconds": 0, "discrepancy": 3}  # decimals, else one
 _ADAPTING = ("coral", "mmd")
+_OFFICE_HOME = {"".join(filter(str.isalpha, name)).lower(): letter.lower() for letter, name in DOMAINS.items()}
 
 
 @cache
@@ -44,7 +51,8 @@ def paper_numbers() -> dict[str, Any]:
 
 def paper_name(data: DataResults) -> str | None:
     """The paper's data set that these data are, by the name in tables or by the loader's; None if it has none."""
-    return next((name.lower() for name in (data.name, data.dataset) if name.lower() in PAPER_TASKS), None)
+    names = [name.lower().replace("_", "-") for name in (data.name, data.dataset)]
+    return next((name for name in names if name in PAPER_TASKS), None)
 
 
 def paper_entry(kind: str, data: str, row: str, column: str, numbers: Mapping[str, Any] | None = None) -> Entry:
@@ -84,6 +92,9 @@ def paper_entry(kind: str, data: str, row: str, column: str, numbers: Mapping[st
 
 def _column_key(name: str, data: str) -> str:
     lowered = name.lower()
+    if data == "office-home":  # embeddings have tasks such as Art->Real_World
+        letters = [_OFFICE_HOME.get("".join(filter(str.isalpha, domain))) for domain in lowered.split("->")]
+        return "-".join(filter(None, letters)) if len(letters) == 2 and all(letters) else lowered
     return lowered.removeprefix("domain ") if data == "humpbacks" else lowered
 
 
@@ -107,10 +118,13 @@ def against_paper(tables: list[Table], results: Mapping[str, DataResults]) -> li
     """Our tables with the paper's numbers beside ours, and what to say of data that the paper does not have.
 
     Tables of these data, and those that the paper has no like of, stay as they are. Other data are compared by the
-    sign of the gain over uniform batches, in a table that follows those of accuracy.
+    sign of the gain over uniform batches, in a table that follows those of accuracy. Gains by task are compared by
+    rank, in a table that follows those by task.
     """
     known = {name: paper_name(data) for name, data in results.items()}
     shown = [_beside(table, known, results) for table in tables]
+    if any(table.kind == "splits" for table in tables):
+        shown += [table for name, theirs in known.items() if theirs for table in _task_gains(results[name], theirs)]
     others = [data for name, data in results.items() if known[name] is None]
     if not any(table.kind in ("accuracy", "methods") for table in tables):
         return shown
@@ -146,6 +160,7 @@ def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str,
         theirs = PAPER_TASKS[known[ours] or ""]
         if len(results[ours].tasks) != theirs:
             notes.append(f"{ours}: ours has {len(results[ours].tasks)} tasks, the paper's {theirs}")
+        notes += _frozen_note(results[ours])
     absent = [name for name in ([table.data] if table.data else table.columns) if name in known and not known[name]]
     if absent and table.rows and (table.kind in numbers or table.kind == "ratio"):
         notes.append(f"not in the paper: {', '.join(absent)}")
@@ -160,6 +175,65 @@ def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str,
         best=frozenset((i, places[j]) for i, j in table.best),
         notes=tuple(notes),
     )
+
+
+def _frozen_note(data: DataResults) -> list[str]:
+    if data.dataset != "embeddings":
+        return []
+    return [
+        f"{data.name}: ours are frozen features, which is not the fine-tuning of the paper; compare gains, not levels"
+    ]
+
+
+def _task_gains(data: DataResults, theirs: str) -> list[Table]:
+    """Gains by task, of samplers over uniform batches and of uniform batches over ERM, ours and the paper's."""
+    numbers = paper_numbers()
+
+    def printed(label: Label, task: str) -> float:
+        uniform = replace(label, sampler="uniform") if label.sampler in UNIFORM else label
+        found = entry_mean(paper_entry("splits", theirs, uniform.method_name, task, numbers))
+        return float("nan") if found is None else found
+
+    rows: list[Row] = []
+    for label in data.labels:
+        uniform = label.sampler in UNIFORM
+        reference = data.reference(label.under("erm") if uniform else label, "uniform")
+        if label.algorithm not in _ADAPTING or reference is None:
+            continue
+        ours = 100.0 * (data.values(label) - data.values(reference))
+        mine = [float(column[np.isfinite(column)].mean()) if np.isfinite(column).any() else None for column in ours.T]
+        gains = [printed(label, task) - printed(reference, task) for task in data.tasks]
+        both = [(a, b) for a, b in zip(mine, gains) if a is not None and math.isfinite(b)]
+        if len(both) < _FEWEST_TASKS:
+            continue
+        name = f"{label.method_name} − {reference.method_name}"
+        rows.append(Row(name, (*mine, *_rank_correlation(both)), block=len(rows)))
+        of_paper = tuple(gain if math.isfinite(gain) else None for gain in gains)
+        rows.append(Row("paper", (*of_paper, None, None), f"{name} (paper)", block=len(rows) - 1))
+    if not rows:
+        return []
+    columns = (*data.tasks, "Spearman", "p")
+    note = "Spearman: rank correlation of our gains with the paper's over tasks; p of its t test, for each row alone"
+    return [
+        Table(
+            "task-gains",
+            f"Gain in target accuracy (points) by task, ours and the paper's, {data.name}",
+            "Method",
+            columns,
+            tuple(rows),
+            (*(1,) * len(data.tasks), 2, 3),
+            notes=(note, *_frozen_note(data)),
+            data=data.name,
+        )
+    ]
+
+
+def _rank_correlation(pairs: list[tuple[float, float]]) -> tuple[Entry, Entry]:
+    """Spearman's ρ and its p-value; nothing where one side is constant and so has no ranks."""
+    if any(len(set(side)) == 1 for side in zip(*pairs)):
+        return None, None
+    found = stats.spearmanr(*zip(*pairs))
+    return float(found.statistic), PValue(float(found.pvalue))
 
 
 def _papers_rows(table: Table, column: int) -> list[str]:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, cached_property
-from importlib import metadata
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
-
-import vardass
 from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.model_choice import FIRST_BEST
 from vardass.data.registry import find_dataset
 from vardass.errors import InputError
 
-__all__ = ["FORMAT", "Record", "RunSpec", "versions"]
+__all__ = ["FORMAT", "Record", "RunSpec"]
 
 FORMAT = 2  # of a record; raised when the meaning of a field changes
 # where and how fast, but not what: the same run on another machine has the same name
@@ -44,6 +36,7 @@ _UNNAMED: dict[str, Any] = {
     "regression": False,
     "steps": 3000,
     "batch_size": 32,
+    "batch_per_source": False,
     "target_batch_size": None,
     "groups": None,
     "class_aligned": "none",
@@ -72,9 +65,9 @@ _UNNAMED: dict[str, Any] = {
     "strategy": "auto",
     "seed": 0,
 }
-# The same for options of algorithms whose default has changed since. A run's settings always say these, so that a
-# record means the same in every version; those of format 1 that do not say them have these.
-_UNNAMED_OPTIONS: dict[str, dict[str, Any]] = {"coral": {"preset": "paper"}}
+# The same for CORAL, whose form has changed since. A run's settings always say it, so that a record means the same in
+# every version; those that do not say it have these.
+_FIRST_CORAL = {"preset": "paper", "correction": "none"}
 # And for options of data sets.
 _UNNAMED_DATA: dict[str, dict[str, Any]] = {"embeddings": {"standardise": False}, "watch": {"clip": False}}
 _NOT_NAMED_BY = ("cache",)  # options of data that change how fast, but not what
@@ -125,11 +118,9 @@ class RunSpec:
     unlabelled_fraction: float = 0.5
 
     def __post_init__(self) -> None:
-        changed = _options_that_changed(self.config)
-        if changed:
-            defaults = algorithm_options(self.config["algorithm"])
-            said = {**{name: defaults[name] for name in changed}, **self.config.get("algorithm_options", {})}
-            object.__setattr__(self, "config", {**self.config, "algorithm_options": said})
+        if _is_coral(self.config):
+            now = {"preset": algorithm_options(self.config["algorithm"])["preset"], "correction": "population"}
+            object.__setattr__(self, "config", _with_form(self.config, now))
         scaling = _UNNAMED_DATA.get(self.dataset, {})
         if scaling:
             parameters = inspect.signature(find_dataset(self.dataset).load).parameters
@@ -146,12 +137,9 @@ class RunSpec:
             for name, value in self.data_options.items()
             if name not in _NOT_NAMED_BY and (name not in before or before[name] != value)
         }
-        changed = _options_that_changed(self.config)
-        options = {
-            name: value
-            for name, value in self.config.get("algorithm_options", {}).items()
-            if name not in changed or changed[name] != value
-        }
+        options = self.config.get("algorithm_options", {})
+        if _is_coral(self.config) and options["preset"] == _FIRST_CORAL["preset"]:
+            options = {name: value for name, value in options.items() if _FIRST_CORAL.get(name) != value}
         content["config"] = {
             name: value
             for name, value in {**self.config, "algorithm_options": options}.items()
@@ -169,9 +157,8 @@ class RunSpec:
         """The specification that `to_dict` gave."""
         values = _known(cls, found, "a run's specification")
         config = values["config"]
-        before = _options_that_changed(config)
-        if before:
-            config = {**config, "algorithm_options": {**before, **config.get("algorithm_options", {})}}
+        if _is_coral(config):
+            config = _with_form(config, _FIRST_CORAL)
         options = {**_UNNAMED_DATA.get(values["dataset"], {}), **values.get("data_options", {})}
         return cls(**{**values, "config": config, "data_options": options})
 
@@ -267,50 +254,17 @@ class Record:
         return cls(**{**values, "spec": RunSpec.from_dict(values["spec"])})
 
 
-@cache
-def versions() -> dict[str, str | None]:
-    """Of what makes the numbers: vardass with its commit, Python, torch and numpy.
-
-    The commit is that of the checkout which vardass is imported from, with ``-dirty`` if files were changed, or the
-    one that pip installed it from; None where neither is known.
-    """
-    return {
-        "vardass": vardass.__version__,
-        "commit": _checkout_commit() or _installed_commit(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
+def _is_coral(config: Mapping[str, Any]) -> bool:
+    return str(config.get("algorithm", "")).split("+")[0] == "coral"
 
 
-def _checkout_commit() -> str | None:
-    # a folder of packages may lie within another project's checkout, whose commit says nothing of vardass
-    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
-
-
-def _git(*command: str) -> str | None:
-    place = Path(vardass.__file__).parent
-    try:
-        found = subprocess.run(["git", *command], cwd=place, check=True, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
-
-
-def _installed_commit() -> str | None:
-    try:
-        origin = json.loads(metadata.distribution("vardass").read_text("direct_url.json") or "{}")
-    except (metadata.PackageNotFoundError, ValueError):
-        return None
-    commit = origin.get("vcs_info", {}).get("commit_id")
-    return None if commit is None else str(commit)
-
-
-def _options_that_changed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run's algorithm whose default has changed, with those of format 1."""
-    return _UNNAMED_OPTIONS.get(str(config.get("algorithm", "")).split("+")[0], {})
+def _with_form(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, Any]:
+    """``config`` with options that say CORAL's form; the paper's formula has its correction beside it."""
+    options = {"preset": usual["preset"], **config.get("algorithm_options", {})}
+    counted = ("correction", "population_x", "population_y")
+    if options["preset"] == "paper" and all(options.get(name) is None for name in counted):
+        options["correction"] = usual["correction"]
+    return {**config, "algorithm_options": options}
 
 
 def _known(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:

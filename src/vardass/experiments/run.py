@@ -27,11 +27,12 @@ from vardass.adapt.model import RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import RunFolder
 from vardass.adapt.trainer import Trainer
+from vardass.adapt.versions import versions
 from vardass.data.domains import Domain, Task
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.experiments.record import Record, RunSpec, versions
+from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.store import (
     HOLDER_FILE,
     LOCK_FILE,

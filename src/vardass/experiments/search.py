@@ -154,10 +154,12 @@ _SPACES: dict[str, dict[str, Distribution]] = {
 }
 _DOMAINBED_ADVERSARY = {"algorithm_options.penalty": _log10(-2.0, 2.0, 1.0)}
 _ADVERSARY = {"algorithm_options.discriminator_width": _log2(6.0, 10.0)}
-# the paper does not say what it searched: values around those that the authors of SDAT and of ELS recommend
+# the paper does not say what it searched: values around those that SDAT's authors recommend, and those of ELS's script
 _ADDITIONS = {
     "sdat": {"algorithm_options.sharpness": Distribution(choice=[0.02, 0.05, 0.1], default=0.05)},
-    "els": {"algorithm_options.smoothing": Distribution(choice=[0.05, 0.1, 0.2, 0.3], default=0.1)},
+    "els": {
+        "algorithm_options.smoothing": Distribution(choice=[0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.45, 0.5], default=0.1)
+    },
 }
 # DomainBed's form of DANN alone has these
 _ALTERNATING = {
@@ -182,10 +184,10 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
         ``"paper"`` has the paper's batch size 2^U(3, 7) and λ 10^U(-1, 1), for all algorithms that have one,
         instead. ``"-small"`` has DomainBed's ranges for small images and small networks.
     algorithm : str
-        Only its own options are in the space. ARM's batch has 8 samples. DomainBed's λ is 10^U(-2, 2) for DANN,
-        here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and weight
-        decay of the discriminator apart from those of the network. SDAT's ρ and ELS's ε are searched where they are
-        added; neither the paper nor DomainBed has ranges for them.
+        Only its own options are in the space. ARM's batch has 8 samples of each source. DomainBed's λ is 10^U(-2, 2)
+        for DANN, here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and
+        weight decay of the discriminator apart from those of the network. SDAT's ρ and ELS's ε are searched where they
+        are added; neither the paper nor DomainBed has ranges for them.
     options : mapping, optional
         Options of the algorithm: DANN with ``adversary: alternating`` has more to search.
 
@@ -199,6 +201,7 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
     base, *additions = algorithm.split("+")
     if base == "arm":
         space["batch_size"] = Distribution(choice=[8], default=8)
+        space["batch_per_source"] = Distribution(choice=[True], default=True)
     if base in ("dann", "cdan"):
         space.update(_ADVERSARY)
         if name.startswith("domainbed"):

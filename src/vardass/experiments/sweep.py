@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import vardass
+from vardass.adapt.versions import versions
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, Outcome, count_cpus, get_engine
-from vardass.experiments.record import Record, RunSpec, versions
+from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.store import (
     LOG_FILE,
     PLAN_FILE,

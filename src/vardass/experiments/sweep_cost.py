@@ -29,6 +29,7 @@ from vardass.adapt.optimisation import make_optimisers, plain_backward
 from vardass.adapt.refreshing import make_policy
 from vardass.data.domains import find_sample
 from vardass.data.file_dataset import FileDataset
+from vardass.data.images import may_crop
 from vardass.data.registry import load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
@@ -156,11 +157,11 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
     load = data.load / max(config.workers, 1)
     cached = bool(run.data_options.get("cache"))
     again = 0.0 if cached else load  # of a sample that was loaded before
-    batches = [config.batch_size]
+    batches = [config.batch_size * (data.sources if config.batch_per_source else 1)]
     if uses_target:
         batches.append(config.target_batch_size or config.batch_size)
     # crops of the source are taken from the file each time
-    loading = batches[0] * (load if config.augment else again) + sum(batches[1:]) * again
+    loading = batches[0] * (load if config.augment and may_crop(data.inputs) else again) + sum(batches[1:]) * again
     training = config.steps * max(step * sum(batches), loading) + (data.count * load if cached else 0.0)
     evaluations = ceil(config.steps / config.eval_every)
     held_out = evaluations * data.held_out + data.tested
@@ -206,6 +207,7 @@ class _Data:
         )
         self.inputs = splits.source_train.dataset
         self.classes = len(task.class_names)
+        self.sources = len(task.sources)
         self.trained = [len(splits.source_train), len(splits.target_unlabelled)]
         self.held_out = len(splits.source_val) + len(splits.target_val)
         self.tested = len(splits.target_test) + len(splits.source_val)

@@ -12,8 +12,10 @@ import pandas as pd
 
 from vardass.errors import InputError
 from vardass.experiments.averages import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Gain, Label, best_of
+from vardass.experiments.record import Record
 from vardass.experiments.render import Entry, PValue, Row, Table, entry_mean
 from vardass.experiments.statistics import LEVEL, holm, mean_and_error
+from vardass.losses import CORALLoss
 
 __all__ = ["FACTOR", "POINTS", "TABLE_NAMES", "Comparison", "compare_samplers", "make_tables"]
 
@@ -26,6 +28,8 @@ _MAIN = ("erm", "coral", "mmd")
 _DISCREPANCIES = {"coral": "coral", "mmd": "mmd2"}  # what each algorithm trains on
 _PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _WHOLE = "whole run"
+_SAYS_FORM = ("accuracy", "methods", "refresh", "splits", "discrepancy", "pairs")  # tables that say CORAL's form
+_MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, whatever was trained on"
 _INTERVAL, _P_VALUES = "95 % interval", ("p", "Holm p")
 
 
@@ -159,6 +163,7 @@ def _discrepancy_tables(results: Results) -> list[Table]:
             groups,
             decimals=[_significant_decimals(rows, j) for j in range(len(metrics))],
             lowest=True,
+            notes=[_MEASURED],
             data=data.name,
         )
         tables.append(table)
@@ -488,7 +493,29 @@ def make_tables(results: Results, which: str = "all") -> list[Table]:
     if which not in TABLE_NAMES:
         raise InputError(f"unknown table {which!r}; choose one of {', '.join(TABLE_NAMES)}")
     makers = _MAKERS.values() if which == "all" else [_MAKERS[which]]
-    return [table for make in makers for table in make(results)]
+    return [_with_forms(table, results) for make in makers for table in make(results)]
+
+
+def _with_forms(table: Table, results: Results) -> Table:
+    """The table with the form of CORAL that its runs were trained on, where it has some."""
+    if table.kind not in _SAYS_FORM or not table.rows:
+        return table
+    shown = [data for data in results.values() if table.data in (None, data.name)]
+    forms = dict.fromkeys(form for data in shown for form in map(_coral_form, data.finished["record"]) if form)
+    if not forms:
+        return table
+    return replace(table, notes=(*table.notes, f"CORAL was trained as {'; and as '.join(forms)}"))
+
+
+def _coral_form(record: Record) -> str | None:
+    """CORAL's formula in a run; None for other algorithms."""
+    if str(record.spec.config.get("algorithm")).split("+")[0] != "coral":
+        return None
+    given = record.spec.config.get("algorithm_options", {})
+    options: dict[str, Any] = {name: given.get(name) for name in ("include_mean", "correction", "normalization")}
+    if options["correction"] == "population":
+        options |= {"population_x": 2, "population_y": 2}  # any will do
+    return CORALLoss(preset=given["preset"], **options).formula
 
 
 def _table(

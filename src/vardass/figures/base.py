@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import vardass
+from vardass.adapt.versions import versions
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.plots import new_figure, require_matplotlib, save_figure
@@ -187,12 +186,11 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
 
 
 def _record(result: FigureResult, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    packages = {name: version(name) for name in ("torch", "numpy", "matplotlib")}
     return {
         "figure": result.number,
         "title": result.title,
         "settings": result.settings,
         "claims": [asdict(claim) for claim in result.claims],
-        "versions": {"python": platform.python_version(), "vardass": vardass.__version__, **packages},
+        "versions": {**versions(), "matplotlib": version("matplotlib")},
         **provenance,
     }

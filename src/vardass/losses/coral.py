@@ -334,6 +334,23 @@ class CORALLoss(nn.Module):
             gap = (x.covariance - y.covariance).square().sum()
             return _normalized(gap, x.mean - y.mean, self.options)
 
+    def use_populations(self, x: int, y: int) -> None:
+        """Divide covariances by n - 1 of data sets with so many rows, ``correction="population"``, from now on."""
+        means, _, normalization, *_ = self.options
+        self.options = _coral_options("paper", means, "population", normalization, (x, y))
+
+    @property
+    def formula(self) -> str:
+        """The loss in one line, for tables.
+
+        >>> CORALLoss(preset="domainbed").formula
+        '|R_s − R_t|² / d² + |μ_s − μ_t|² / d, R over 1 − Σw², which is over b − 1 for uniform batches'
+        """
+        multiple, power = _NORMALIZATIONS[self.options.normalization]
+        by_d, by_root = (f" / {'4' if multiple == 4 else ''}d²", " / d") if power else ("", "")
+        means = f" + |μ_s − μ_t|²{by_root}" if self.options.include_mean else ""
+        return f"|R_s − R_t|²{by_d}{means}, R {_WEIGHTS[self.options.correction]}"
+
     def kernel(self, d: int) -> CoralKernel:
         """Return the kernel for which strata of features (n, d) reduce the variance of this loss's statistics.
 
@@ -352,6 +369,11 @@ class CORALLoss(nn.Module):
 
 
 _CORRECTIONS = ("none", "batch", "population")
+_WEIGHTS = {  # of R, in words
+    "none": "with weights |S_h| / n",
+    "batch": "over 1 − Σw², which is over b − 1 for uniform batches",
+    "population": "with weights |S_h| / (n − 1)",
+}
 _NORMALIZATIONS = {"none": (1, 0), "d2": (1, 2), "4d2": (4, 2)}  # (a, p): divide by a times d to the power p
 
 

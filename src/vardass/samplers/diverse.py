@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK, fit_feature_map, low_rank_features
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed, kernel_name
@@ -40,8 +41,10 @@ class DiverseBatchSampler(MinibatchSampler):
         Fitted to the features at each refresh.
     kernel_rank : int, optional
         Columns of the low-rank kernel features; 0 for the full kernel matrix. By default the full matrix up
-        to 2,048 samples, low rank beyond.
+        to 2,048 samples, low rank beyond, with a warning at the first refresh.
     """
+
+    _has_told = False  # that it goes low rank
 
     def __init__(
         self,
@@ -72,7 +75,18 @@ class DiverseBatchSampler(MinibatchSampler):
         """Columns of the low-rank features, 0 for the full matrix."""
         if self.kernel_rank is not None:
             return self.kernel_rank
-        return 0 if self.n <= EXACT_LIMIT else default
+        if self.n <= EXACT_LIMIT:
+            return 0
+        if not self._has_told:
+            self._has_told = True
+            warnings.warn(
+                f"{type(self).__name__} is defined on the full kernel matrix of {self.n:,} samples; above "
+                f"{EXACT_LIMIT:,} it works on {default} low-rank features, so it is not the published sampler; give "
+                f"kernel_rank=0 for the full matrix, or kernel_rank={default} to say that you accept it",
+                VardassWarning,
+                stacklevel=5,  # past _fit, no_grad around it, and refresh
+            )
+        return default
 
     @property
     def _together(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions
+from vardass.validate import ArrayLike, as_labels
 
 __all__ = ["EpochSampler", "UniformBatchSampler"]
 
@@ -115,6 +116,9 @@ class UniformBatchSampler(EpochSampler):
         epoch.
     drop_last : bool
         Without replacement: leave out a random remainder, else make it a last, smaller batch.
+    from_each : array of shape (n,), optional
+        With replacement: group of each sample, such as its source domain. Batches have equally many samples of each
+        group, whatever the sizes of groups are, and no weights that would make up for it: DomainBed's batches.
 
     Examples
     --------
@@ -132,14 +136,29 @@ class UniformBatchSampler(EpochSampler):
         *,
         replacement: bool = False,
         drop_last: bool = True,
+        from_each: ArrayLike | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
         self.replacement = bool(replacement)
         self._visits_once = not self.replacement
         super().__init__(n, batch_size, drop_last=drop_last, **options)
+        self._groups = None if from_each is None else self._members(from_each)
+
+    def _members(self, from_each: ArrayLike) -> list[Tensor]:
+        if not self.replacement:
+            raise InputError("from_each needs draws with replacement, got replacement=False; use replacement=True")
+        labels = as_labels(from_each, self.n, "from_each").cpu()
+        groups = [(labels == group).nonzero().flatten() for group in sorted(set(labels.tolist()))]
+        if self.batch_size % len(groups):
+            raise InputError(
+                f"batch_size={self.batch_size} is not a multiple of the {len(groups)} groups of from_each; use "
+                f"batch_size={max(1, self.batch_size // len(groups)) * len(groups)}"
+            )
+        return groups
 
     def _settings(self) -> dict[str, Any]:
-        return {"replacement": self.replacement, **super()._settings()}
+        sizes = None if self._groups is None else [len(group) for group in self._groups]
+        return {"replacement": self.replacement, "from_each": sizes, **super()._settings()}
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.replacement:
@@ -151,5 +170,9 @@ class UniformBatchSampler(EpochSampler):
 
     def _independent(self, generator: torch.Generator) -> Chunk:
         count = max(1, _DRAWS // self.batch_size) * self.num_replicas
+        if self._groups is not None:
+            size = (count, self.batch_size // len(self._groups))
+            drawn = [group[torch.randint(len(group), size, generator=generator)] for group in self._groups]
+            return Chunk(torch.cat(drawn, 1))  # no strata: their weights would have to be the shares of the groups
         rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
         return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64))

@@ -35,7 +35,8 @@ class ARM(Algorithm):
     Parameters
     ----------
     support_size : int
-        Samples of a support set; DomainBed's batches of ARM have 8.
+        Samples of a support set; DomainBed's batches of ARM have 8 of each source (``batch_per_source`` of
+        ``RunConfig``). A batch of the union has fewer of some, and so smaller contexts than evaluation.
     context_width : int
         Hidden channels or units of the context network.
     context_dim : int

@@ -239,6 +239,9 @@ class Algorithm(nn.Module):
             optimiser.step()
         return {name: value.detach() for name, value in parts.items()}
 
+    def use_populations(self, source: int, target: int) -> None:
+        """Hear from the trainer how many samples batches are drawn from; most rules have no use for it."""
+
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trainable parameters by role; each role has its own optimiser."""
         return {"network": trainable(self.network)}
