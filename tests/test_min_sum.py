@@ -565,3 +565,14 @@ def test_progress_and_the_pass_limit() -> None:
     assert torch.equal(none.labels, start)
     loose = min_sum(problem, 10, limits=SizeLimits(1, 200), labels=start, tol=0.9)
     assert (loose.n_iter, loose.converged) == (1, True)
+
+
+def test_points_of_many_samples_are_not_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, k = 3000, 10
+    problem, limits = linear(cloud(n)), SizeLimits.of(n, k, equal=True)
+    labels = random_balanced_labels(n, k, gen())
+    exchanged = min_sum(problem, k, limits=limits, labels=labels).objective
+    monkeypatch.setattr(module, "_EXCHANGED", n - 1)
+    left = min_sum(problem, k, limits=limits, labels=labels)
+    assert limits.hold(torch.bincount(left.labels, minlength=k))
+    assert exchanged < 0.5 * left.objective  # from random strata exchanges are all that can be done

@@ -29,6 +29,9 @@ from vardass.validate import Progress, check_count, row_blocks
 __all__ = ["min_sum"]
 
 _CANDIDATES = 512  # points of a block that are moved one after the other
+# Samples up to which points of full strata are exchanged: beyond, a pass of exchanges takes longer than all the rest,
+# and strata of equal size are within 2 % of the variance without it (n = 80,000, k = 8 to 128)
+_EXCHANGED = 32_768
 _NEAREST = 8  # strata that a point is compared with where there are many
 _ROUNDS = 4  # of moves between the nearest strata until these are looked for again
 _FAR = 1.0  # typical changes of a score beyond which a point need not be looked at in a round
@@ -227,7 +230,8 @@ def min_sum(
         else:
             blocks = row_blocks(problem.n, state.block_rows())
             gained = sum(_move_some(problem, state, block, limits, noise, 0.1 * tol * objective) for block in blocks)
-        gained += _exchange(problem, state, limits, noise, passes)
+        if problem.n <= _EXCHANGED:
+            gained += _exchange(problem, state, limits, noise, passes)
         passes += rounds
         converged = gained <= tol * rounds * objective
         objective -= gained

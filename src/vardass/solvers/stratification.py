@@ -93,7 +93,8 @@ def stratify(
     min_size, max_size : int
         Limits on stratum sizes. ``min_size=2`` avoids singletons, which would be in every minibatch.
     equal : bool
-        Sizes that differ by at most one, so that losses without weights can be used.
+        Sizes that differ by at most one, so that losses without weights can be used. Points of different strata are
+        exchanged for up to 32,768 samples; beyond, strata are as bisection makes them.
     rank : int, optional
         Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
         samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 24 columns for up to 8 strata,
