@@ -184,6 +184,31 @@ def test_theorem_2_bounds_the_error_of_every_ranking() -> None:
     assert tight > 0.5
 
 
+def test_theorem_2_needs_the_displacement_of_the_surrogates_best() -> None:
+    """δ_i = rank(g of the i-th best on f) - i: for i = l it is 1 - l, for i = 1 it may be anything."""
+    g = torch.tensor([2.0, 3.0, 1.0])  # ranks on g of the best, second and third on f
+    displacement = g - torch.arange(1.0, 4.0)
+    rank = int(g.argmin()) + 1  # l
+    assert (rank, float(displacement[rank - 1])) == (3, 1 - 3)
+    assert float(displacement[0]) == 1 != rank - 1
+    # growth of at most K(i - j) also for i < j leaves exactly K
+    for steps, any_order in (((2.0, 2.0), True), ((1.0, 2.0), False)):
+        f = [0.0, steps[0], sum(steps)]
+        pairs = [(i, j) for i in range(3) for j in range(3)]
+        assert all(f[i] - f[j] <= 2.0 * (i - j) for i, j in pairs if i >= j)
+        assert all(f[i] - f[j] <= 2.0 * (i - j) for i, j in pairs) == any_order
+
+
+def test_theorem_3_is_an_equality_only_for_growth_of_exactly_k() -> None:
+    g = torch.tensor([2.0, 1.0, 4.0, 3.0, 6.0, 5.0], dtype=DOUBLE)  # all displacements are 1: homogeneous, p = 6
+    expected = math.exp(log_expected_error(4, 3, spearman(torch.arange(6, dtype=DOUBLE), g), 2.0))
+    assert expected == pytest.approx(2.0)
+    for steps, error in (([2.0] * 5, 2.0), ([0.5] + [2.0] * 4, 0.5)):
+        f = torch.tensor([0.0, *steps]).cumsum(0)
+        assert float(f.diff().max()) == 2.0
+        assert float(f[g.argmin()] - f[0]) == error <= expected * (1 + 1e-12)
+
+
 # Theorem 4
 
 STRATA = [

@@ -253,6 +253,7 @@ def image_splits(count: int = 60) -> TaskSplits:
     return split_task(Task("images", (domain("s"),), domain("t")), seed=0)
 
 
+@pytest.mark.filterwarnings("ignore:k-means on inputs:vardass.errors.VardassWarning")
 @pytest.mark.parametrize("changes", [{"algorithm": "mmd"}, {"algorithm": "cdan+sdat", "sampler": "kmeans-inputs"}])
 def test_cached_embeddings_change_nothing_but_the_time(changes: dict[str, Any], tmp_path: Path) -> None:
     splits = image_splits()

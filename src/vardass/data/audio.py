@@ -41,7 +41,7 @@ class FrontEnd:
     """How sound becomes an input of shape (1, bands, frames).
 
     The defaults suit humpback calls, most of whose energy is between 50 Hz and 2 kHz. They are ours: the front end
-    that the paper refers to is described elsewhere and its code is not public.
+    that the paper refers to is that of a published study (DCASE 2023) whose code is not to be had.
 
     Attributes
     ----------

@@ -41,9 +41,9 @@ def load_humpbacks(
 ) -> Task:
     """Task with one program as target and the others as sources.
 
-    Neither the clips nor the network and audio front end of the cited study are public; `FrontEnd` and its
-    defaults are ours. The paper's "Domain 1" to "Domain 4" are not named there: the position of a folder by name
-    is not its number in the paper's table.
+    The study that the paper cites is published (Napoli and White, DCASE 2023), but its code and clips are not to be
+    had; `FrontEnd` and its defaults are ours. The paper's "Domain 1" to "Domain 4" are not named there: the position
+    of a folder by name is not its number in the paper's table.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class DatasetInfo:
         ``tasks(root) -> names of tasks``; for user data the names depend on what is in ``root``.
     settings : mapping
         Settings of a run that suit the data unless told otherwise: for those of the paper, the network that it names
-        (the one for humpbacks is not public) and DomainBed's augmentation.
+        (for humpbacks one of ours, as its code is not to be had) and DomainBed's augmentation.
 
     Examples
     --------

@@ -75,8 +75,8 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
         DomainBed's ``holdout_fraction``. With 0 the validation parts are empty.
     unlabelled_fraction : float in (0, 1]
         DomainBed's ``uda_holdout_fraction``, whose default there is 0, which leaves nothing to adapt to. The
-        paper speaks of "a held-out subset of the evaluation set" and does not give its size. With 1 the test set
-        is empty: for targets without labels.
+        paper speaks of "a held-out subset of the evaluation set" and does not give its size; 0.5 is that of its
+        authors' TMLR 2025 paper. With 1 the test set is empty: for targets without labels.
 
     Raises
     ------

@@ -328,6 +328,8 @@ def _with_error(values: Sequence[float]) -> str:
 
 
 def _draw(figure: Figure, points: Sequence[Point], raw: Sequence[Point]) -> None:
+    from matplotlib.ticker import LogLocator
+
     absolute, relative, unscaled = figure.subplots(1, 3, gridspec_kw={"width_ratios": (1.0, 1.15, 1.15)})
     _draw_curves(absolute, points, relative=False)
     _draw_curves(relative, points, relative=True)
@@ -335,10 +337,11 @@ def _draw(figure: Figure, points: Sequence[Point], raw: Sequence[Point]) -> None
     absolute.set_title("bandwidth: the median distance", fontsize=10.5)
     relative.set_title("bandwidth: the median distance", fontsize=10.5)
     unscaled.set_title("bandwidth: 1, as in the paper", fontsize=10.5)
-    unscaled.yaxis.set_major_formatter("{x:g}")
+    for axes in (relative, unscaled):
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))  # the right one may span less than a decade
+        axes.yaxis.set_major_formatter("{x:g}")
     absolute.set_ylabel("Var(μ̂), variance of the minibatch mean embedding")
     relative.set_ylabel("Var(μ̂) relative to uniform draws")
-    relative.yaxis.set_major_formatter("{x:g}")
     relative.annotate(
         "out of reach of strata\nwith independent draws",
         (points[0].k * 1.1, relative.get_ylim()[0] * 1.15),

@@ -58,7 +58,8 @@ class AudioFeaturiser(nn.Module):
     """Convolutions on mel patches; mean over frequency, mean and maximum over time: (b, 1, mels, frames) -> (b, m).
 
     The maximum over time keeps a short call in a long clip from being averaged away; m is twice the last
-    width. The network of the paper's Humpbacks data is not public: this one is ours.
+    width. The network of the paper's Humpbacks data is described in a published study (DCASE 2023) whose code is not
+    to be had: this one is ours.
 
     Parameters
     ----------
