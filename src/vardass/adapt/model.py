@@ -25,7 +25,7 @@ from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.refresh import extract_features
-from vardass.validate import Progress
+from vardass.validate import Progress, refuse_code
 
 __all__ = [
     "MODEL_FILE",
@@ -237,6 +237,7 @@ def load_model(
     device: torch.device | str = "cpu",
     algorithm: Algorithm | type[Algorithm] | None = None,
     network: nn.Module | None = None,
+    trust_code: bool = False,
 ) -> tuple[Algorithm, dict[str, Any]]:
     """Read a model that a run wrote: the algorithm in evaluation mode, and a dict that describes it.
 
@@ -248,6 +249,8 @@ def load_model(
         Where it is to predict.
     algorithm, network
         The same kind of objects as the trainer had, if it had any; they get the weights of the file.
+    trust_code : bool
+        Import what the file names as ``package.module:Name``, which runs that code.
 
     Returns
     -------
@@ -260,8 +263,8 @@ def load_model(
     Raises
     ------
     InputError
-        If the file is not a model, or not a whole one, or its weights do not fit what the settings or the given
-        objects make.
+        If the file is not a model, or not a whole one, names code that is not trusted, or its weights do not fit what
+        the settings or the given objects make.
 
     Examples
     --------
@@ -286,6 +289,7 @@ def load_model(
                 f"the model in {file} was made {_with(part, before)}, this call is {_with(part, now)}; call "
                 + (f"load_model(..., {part}=...) with such an object" if before else f"load_model without {part}=")
             )
+    refuse_code(about["config"], file, trust_code=trust_code)
     config = RunConfig.from_dict(about["config"])
     layout = config
     if about["backbone"] is not None and algorithm is None:

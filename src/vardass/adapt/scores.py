@@ -388,7 +388,7 @@ def evaluate_run(
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     **parts
-        ``algorithm`` or ``network``, if the run was made with such objects, see `load_model`.
+        ``algorithm`` or ``network``, if the run was made with such objects, and ``trust_code``, see `load_model`.
 
     Raises
     ------

@@ -21,6 +21,7 @@ from vardass.adapt.networks import is_pretrained
 from vardass.adapt.run_folder import read_data_file
 from vardass.adapt.trainer import Trainer
 from vardass.cli.progress import progress_bar
+from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.own_data import find_kind, own_task
 from vardass.data.scaling import ScaledInputs
@@ -64,6 +65,7 @@ def doctor(
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write doctor.json and the picture to.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Measure what a sampler can and cannot help on your data, and say in five lines what to use and why."""
     source, target = source.expanduser(), target.expanduser()
@@ -75,7 +77,7 @@ def doctor(
     reading: dict[str, Any] = {"key": key, "labels": labels, "columns": columns}
     algorithm: Algorithm | None = None
     if model is not None:
-        algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading)
+        algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading, trust_code)
     else:
         reading |= {"standardise": standardise, "regression": regression}
         task = own_task([source], target, found_kind, **reading, size=SMALL)
@@ -187,12 +189,14 @@ def _warmed_up(task: Task, kind: Kind, steps: int, batch_size: int, seed: int) -
         )
 
 
-def _of_run(run: Path, source: Path, target: Path, kind: Kind, reading: dict[str, Any]) -> tuple[Algorithm, Task]:
+def _of_run(
+    run: Path, source: Path, target: Path, kind: Kind, reading: dict[str, Any], trust_code: bool
+) -> tuple[Algorithm, Task]:
     """The chosen model of a run, and the two domains read as it read its own."""
     file = run / MODEL_FILE if run.is_dir() else run
     if not file.is_file():
         raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
-    algorithm, about = load_model(file, device=pick_device("auto"))
+    algorithm, about = load_model(file, device=pick_device("auto"), trust_code=trust_code)
     data = read_data_file(file.parent)
     if kind != about["data_kind"]:
         raise InputError(f"{source} holds {kind} data, the model was trained on {about['data_kind']} data; give those")

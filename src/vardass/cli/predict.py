@@ -21,6 +21,7 @@ from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
 from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import read_data_file
+from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, find_sample
 from vardass.data.own_data import own_domain
 from vardass.errors import InputError
@@ -47,6 +48,7 @@ def predict(
     key: Annotated[str | None, typer.Option(help="Array of features in an .npz file.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that decode files.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    trust_code: TrustCode = False,
 ) -> None:
     """Predict a class with confidence for each sample, as CSV: sample, class, confidence; by a regression, numbers."""
     run, data = run.expanduser(), data.expanduser()
@@ -55,7 +57,7 @@ def predict(
         raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
     if out is not None and out.exists() and (out.is_dir() or out.resolve() == data.resolve()):
         raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'the input'}; choose another file name")
-    algorithm, about = load_model(file, device=pick_device(device))
+    algorithm, about = load_model(file, device=pick_device(device), trust_code=trust_code)
     domain = own_domain(data, about, read_data_file(file.parent), key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
