@@ -1,11 +1,13 @@
 """Scaling of columns: by a reference, and robustly by the sources of a task."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
+from model_files import change_model
 from vardass.cli import main
 from vardass.data import Domain, Task, TensorInputs, load_task, standardise
 from vardass.data.own_data import how_read
@@ -93,3 +95,76 @@ def test_train_scales_what_its_loader_scales_and_can_be_told_not_to(tmp_path, ca
         if scale and data is mine:
             assert scale["mean"] == pytest.approx(raw["a"].mean(0).tolist(), rel=1e-4)
     capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scaled")
+    for seed, name in enumerate(("a", "b")):
+        np.savez(folder / f"{name}.npz", z=draw(1.0, 200.0, seed=seed).numpy(), labels=np.arange(40) % 2)
+    paths = ("--source", folder / "a.npz", "--target", folder / "b.npz", "--out", folder / "run")
+    assert main([str(part) for part in ("adapt", *paths, "--steps", 2, "--batch-size", 8)]) == 0
+    return folder
+
+
+@pytest.fixture
+def scaled_run(trained, tmp_path):
+    """Files and a run whose inputs were scaled, to be changed."""
+    return shutil.copytree(trained, tmp_path / "scaled")
+
+
+def predicted(capsys, folder):
+    code = main(["predict", str(folder / "run"), str(folder / "b.npz")])
+    captured = capsys.readouterr()
+    return code, captured.out or captured.err
+
+
+def test_a_model_scales_its_inputs_without_another_file(scaled_run, capsys):
+    (scaled_run / "run/data.json").unlink()
+    assert predicted(capsys, scaled_run) == (0, (scaled_run / "run/predictions.csv").read_text())
+    assert main(["evaluate", str(scaled_run / "run"), str(scaled_run / "b.npz")]) == 0
+    doctor = ("doctor", scaled_run / "a.npz", scaled_run / "b.npz", "--model", scaled_run / "run", "--batch-size", "8")
+    assert main([str(part) for part in doctor]) == 0
+    assert "inputs: scaled robustly" in capsys.readouterr().out
+
+
+def test_a_model_of_before_takes_the_scale_from_the_run_or_refuses(scaled_run, capsys):
+    change_model(scaled_run / "run", lambda about, weights: about.pop("reading") and about)
+    assert predicted(capsys, scaled_run) == (0, (scaled_run / "run/predictions.csv").read_text())
+    (scaled_run / "run/data.json").unlink()
+    code, said = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "kept the scaling of inputs in data.json, and there is no such file" in said
+
+
+def test_a_damaged_file_of_data_is_not_to_be_removed(scaled_run, capsys):
+    (scaled_run / "run/data.json").write_text('{"scale": ')
+    code, said = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "data.json is damaged" in said
+    assert "remove" not in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"class_names": 5}, "class_names: input should be a valid list, got 5"),
+        ({"class_names": []}, "class_names: list should have at least 1 item"),
+        ({"data_kind": "sound"}, "data_kind: input should be 'features', 'image' or 'audio', got 'sound'"),
+        ({"input_shape": [4.5]}, "input_shape.0: input should be a valid integer"),
+        ({"backbone": {"config": {}}}, "backbone.library: field required"),
+        (
+            {"reading": {"scale": {"mean": [0.0], "deviation": [1.0]}}},
+            "1 means and 1 deviations, its samples have shape",
+        ),
+        ({"reading": {"scale": {"mean": [None, 0.0], "deviation": [1.0, 1.0]}}}, "reading.scale.mean.0: input should"),
+    ],
+)
+def test_a_model_whose_description_makes_no_sense_is_refused(scaled_run, capsys, change, said):
+    change_model(scaled_run / "run", lambda about, weights: about.update(change))
+    code, found = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "model.safetensors is not a model that can be used: its " in found
+    assert said in found
+    change_model(scaled_run / "run", lambda about, weights: [1])
+    assert "it is none that this version of vardass wrote" in predicted(capsys, scaled_run)[1]

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 import vardass
+from model_files import change_model
 from sweep_yaml import changed, load
 from vardass.adapt import load_model
 from vardass.adapt.networks.pretrained import backbone_from_config
@@ -114,12 +113,7 @@ def run(tmp_path_factory):
 def with_settings(run, out, **settings):
     """A copy of the run's folder whose model says it was made with other settings."""
     shutil.copytree(run / "run", out)
-    with safe_open(out / "model.safetensors", framework="pt") as file:
-        about = json.loads(file.metadata()["vardass"])
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    about["config"] |= settings
-    save_file(weights, out / "model.safetensors", metadata={"vardass": json.dumps(about)})
-    return out
+    return change_model(out, lambda about, weights: about["config"].update(settings))
 
 
 def test_a_model_cannot_run_a_command(run, tmp_path, capsys):

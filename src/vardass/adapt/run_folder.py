@@ -28,6 +28,7 @@ __all__ = [
     "TensorBoardLog",
     "load_checkpoint",
     "read_data_file",
+    "reading_of",
     "save_checkpoint",
 ]
 
@@ -117,7 +118,35 @@ def read_data_file(run: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError):
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"{file} is damaged; remove it and go on with --resume")
+        raise InputError(
+            f"{file} is damaged, and says how the data of the run were read; restore it from a copy, or train again in "
+            "another folder"
+        )
+    return found
+
+
+def reading_of(model: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """How the samples of a model were read: as its own file says, the rest as the run's ``data.json`` says.
+
+    Parameters
+    ----------
+    model : Path
+        ``model.safetensors``, or the folder of the run.
+    about : mapping
+        Of the model, from ``load_model``.
+
+    Raises
+    ------
+    InputError
+        If neither says whether inputs were scaled: predictions from inputs of another scale are wrong.
+    """
+    folder = model if model.is_dir() else model.parent
+    found = {**read_data_file(folder), **(about.get("reading") or {})}
+    if about["data_kind"] == "features" and "scale" not in found:
+        raise InputError(
+            f"the model in {folder} is of a version that kept the scaling of inputs in {DATA_FILE}, and there is no "
+            "such file beside it; put it back, or train again"
+        )
     return found
 
 

@@ -189,8 +189,7 @@ class Trainer:
             self._save()
             result = self._result()
             if self.out is not None and self.processes.leads:
-                path, domain = self.out / MODEL_FILE, self.splits.source_train
-                save_model(result, path, domain.class_names, input_shape=self.input_shape, kind=domain.kind)
+                save_model(result, self.out / MODEL_FILE, self.splits.source_train, input_shape=self.input_shape)
             return result
 
     def _one_step(self) -> None:

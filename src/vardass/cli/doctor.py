@@ -18,7 +18,7 @@ from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, RunResult, load_model
 from vardass.adapt.networks import is_pretrained
-from vardass.adapt.run_folder import read_data_file
+from vardass.adapt.run_folder import reading_of
 from vardass.adapt.trainer import Trainer
 from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import TrustCode
@@ -197,7 +197,7 @@ def _of_run(
     if not file.is_file():
         raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
     algorithm, about = load_model(file, device=pick_device("auto"), trust_code=trust_code)
-    data = read_data_file(file.parent)
+    data = reading_of(file, about)
     if kind != about["data_kind"]:
         raise InputError(f"{source} holds {kind} data, the model was trained on {about['data_kind']} data; give those")
     shape = tuple(about["input_shape"])

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vardass.adapt.run_folder import DATA_FILE, read_data_file
+from vardass.adapt.run_folder import DATA_FILE, reading_of
 from vardass.adapt.scores import ClassificationScores, Evaluation, evaluate_domains, labelled_domains, load_classifier
 from vardass.cli.predict import clean_message, csv_text, sample_names
 from vardass.cli.run_options import TrustCode, parse_pairs
@@ -95,7 +95,7 @@ def _named(text: str) -> tuple[str | None, Path]:
 def _own_domains(run: Path, about: Mapping[str, Any], *, trust_code: bool) -> tuple[dict[str, Domain], str]:
     """What a run kept out of training of each source, its target as far as it has labels, and what these are."""
     folder = run if run.is_dir() else run.parent
-    how = read_data_file(folder)
+    how = reading_of(run, about)
     if "holdout" not in how:
         raise InputError(f"{run} has no {DATA_FILE}, so its data are not known; name data to evaluate on")
     refuse_code(how.get("dataset"), folder / DATA_FILE, trust_code=trust_code)

@@ -20,7 +20,7 @@ from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
 from vardass.adapt.regression import regression_scores
-from vardass.adapt.run_folder import read_data_file
+from vardass.adapt.run_folder import reading_of
 from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, find_sample
 from vardass.data.own_data import own_domain
@@ -58,7 +58,7 @@ def predict(
     if out is not None and out.exists() and (out.is_dir() or out.resolve() == data.resolve()):
         raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'the input'}; choose another file name")
     algorithm, about = load_model(file, device=pick_device(device), trust_code=trust_code)
-    domain = own_domain(data, about, read_data_file(file.parent), key=key)
+    domain = own_domain(data, about, reading_of(file, about), key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
         print(predictions.to_csv(), end="")
