@@ -18,6 +18,7 @@ from vardass.cli import main
 from vardass.data.own_data import find_kind, own_task
 from vardass.data.registry import DATASETS
 from vardass.errors import InputError
+from vardass.locks import is_locked, locked
 
 CLASSES = np.array(["cat", "dog", "emu"])
 QUICK = ("--steps", 30, "--batch-size", 8, "--eval-every", 10, "--refresh-every", 10, "--device", "cpu")
@@ -316,6 +317,40 @@ def test_predict_refuses_other_data(files, folders, capsys):
     assert "9 features" in refused(capsys, files, "predict", files / "run", files / "wide.npz")
     same = ("predict", files / "run", files / "home.npz", "--out", files / "home.npz")
     assert "the input" in refused(capsys, files, *same)
+    for name in ("other.npz", "table"):
+        (files / name).write_bytes(b"mine")
+        other = ("predict", files / "run", files / "home.npz", "--out", files / name)
+        assert "give it a name that ends with .csv" in refused(capsys, files, *other)
+
+
+def test_one_run_at_a_time_writes_to_a_folder(files, capsys):
+    command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
+    (files / "run").mkdir()
+    with locked(files / "run"):
+        code, _, err = run(capsys, *command)
+        assert code == 2
+        assert f"another run is at work in {files / 'run'}: process {os.getpid()} on" in err
+        assert {path.name for path in (files / "run").iterdir()} == {"lock", "holder.json"}
+    looked = []
+    with pytest.MonkeyPatch.context() as patch:
+        # still locked when the last files are written
+        patch.setattr(adapt_module, "_show", lambda *_: looked.append(is_locked(files / "run")))
+        assert run(capsys, *command)[0] == 0
+    assert looked == [True]
+    assert not is_locked(files / "run")
+
+
+def test_temporary_files_of_a_killed_run_are_removed(files, capsys, monkeypatch):
+    command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
+    (files / "run").mkdir()
+    (files / "run/.checkpoint.pt.k1ll3d.tmp").write_bytes(b"half")  # killed while its first checkpoint was written
+    monkeypatch.setattr(adapt_module, "progress_bar", stopping_bar)
+    assert run(capsys, *command)[0] == 130
+    assert not list((files / "run").glob(".*"))
+    (files / "run/.model.safetensors.k1ll3d.tmp").write_bytes(b"half")
+    monkeypatch.undo()
+    done(capsys, *command, "--resume")
+    assert not list((files / "run").glob(".*"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -328,7 +363,7 @@ def test_damaged_image_is_named_in_one_line(folders, capsys, workers):
     assert str(damaged) in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
-    assert {path.name for path in (folders / "run").iterdir()} <= {"config.json", "metrics.jsonl", "data.json"}
+    assert {path.name for path in (folders / "run").iterdir()} <= {"config.json", "metrics.jsonl", "data.json", "lock"}
     if workers == 0:
         Image.fromarray(np.full((16, 16, 3), (240, 0, 0), np.uint8)).save(damaged)
         assert run(capsys, *command, "--steps", 2)[0] == 0  # a run without checkpoint is in nobody's way

@@ -21,6 +21,7 @@ from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
 from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import reading_of
+from vardass.cli.embeddings import check_output
 from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, find_sample
 from vardass.data.own_data import own_domain
@@ -55,8 +56,10 @@ def predict(
     file = run / MODEL_FILE if run.is_dir() else run
     if not file.is_file():
         raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
-    if out is not None and out.exists() and (out.is_dir() or out.resolve() == data.resolve()):
-        raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'the input'}; choose another file name")
+    if out is not None:
+        check_output("--out", out, data)
+        if out.suffix.lower() != ".csv":
+            raise InputError(f"--out {out} is a table as CSV; give it a name that ends with .csv")
     algorithm, about = load_model(file, device=pick_device(device), trust_code=trust_code)
     domain = own_domain(data, about, reading_of(file, about), key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
