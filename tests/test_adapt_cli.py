@@ -229,6 +229,22 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
         assert (halves / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.parametrize("algorithm", ["mmd", "coral"])
+def test_a_run_is_resumed_with_more_steps(files, capsys, algorithm):
+    data, fixed = (files / "clinic.npz", files / "home.npz"), ("--algorithm", algorithm, "--seed", 3)
+    done(capsys, *adapt(*data, files / "run", *fixed, "--steps", 40))
+    done(capsys, *adapt(*data, files / "run", *fixed, "--steps", 80, "--resume"))
+    # when the penalty rises is what suits the 40 steps that the run was begun with
+    begun = json.loads((files / "run/config.json").read_text())
+    assert (begun["algorithm_options"]["ramp"], begun["class_options"]["start"]) == (5, 15)
+    options = ("--option", "delay=5", "--option", "ramp=5", "--class-option", "early=5", "--class-option", "start=15")
+    done(capsys, *adapt(*data, files / "whole", *fixed, "--steps", 80, *options))
+    assert (files / "run/predictions.csv").read_bytes() == (files / "whole/predictions.csv").read_bytes()
+    code, _, err = run(capsys, *adapt(*data, files / "run", *fixed, "--steps", 90, "--resume", "--option", "ramp=9"))
+    assert code == 2
+    assert "resume with the same settings" in err
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(files):
     command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
     arguments = [sys.executable, "-m", "vardass", *map(str, command), "--steps", "1000000"]

@@ -39,7 +39,7 @@ from vardass.data.registry import DATASETS, find_dataset, image_options, load_ta
 from vardass.data.scaling import ScaledInputs, standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import is_temporary, remove_temporary, write_text
+from vardass.files import is_temporary, read_json, remove_temporary, write_text
 from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 
 __all__ = ["adapt", "tasks", "train"]
@@ -106,7 +106,7 @@ def adapt(
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
-    config = RunConfig.recommended(**{"network": NETWORKS[found], **chosen})
+    config = _recommended({"network": NETWORKS[found], **chosen}, out, resume=resume)
     wanted = preprocessing_of(config.network, config.network_options) or IMAGENET
     usual = SMALL if config.network == "conv" else wanted.to_dict()["size"]
     pixels = usual if size is None else size
@@ -222,6 +222,18 @@ def tasks(
     if not names:
         raise InputError(f"the tasks of {dataset!r} depend on your files; say where they are with --root DIR")
     print("\n".join(names))
+
+
+def _recommended(settings: Mapping[str, Any], out: Path, *, resume: bool) -> RunConfig:
+    """The recommended settings; of a resumed run those that suit the steps it was begun with, however many it has now.
+
+    When the penalty rises and classes are aligned depends on the steps, and cannot change in the middle of a run.
+    """
+    config = RunConfig.recommended(**settings)
+    begun = read_json(out / CONFIG_FILE).get("steps") if resume else None
+    if not isinstance(begun, int) or begun < 1:
+        return config
+    return RunConfig.recommended(**{**settings, "steps": begun}).changed(steps=config.steps)
 
 
 def _check_options_of_kind(found: Kind, **options: Mapping[str, Any]) -> None:
