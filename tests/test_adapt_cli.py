@@ -17,7 +17,7 @@ from vardass.cli import adapt as adapt_module
 from vardass.cli import main
 from vardass.data.own_data import find_kind, own_task
 from vardass.data.registry import DATASETS
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.locks import is_locked, locked
 
 CLASSES = np.array(["cat", "dog", "emu"])
@@ -301,6 +301,16 @@ def test_options_of_other_data_are_refused(files, folders, capsys):
         assert said in refused(capsys, files, *adapt(*data, *option))
     watch = ("train", "--dataset", "watch", "--task", "left-A->right-B", "--root", files, "--out", files / "run")
     assert "watch is not read from a folder" in refused(capsys, files, *watch)
+
+
+def test_hidden_class_folders_are_told(folders, capsys):
+    (folders / "day/red").rename(folders / "day/.red")
+    (folders / "day/.notes").mkdir()
+    (folders / "day/green").mkdir()
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folders / "day/green/0.png")
+    with pytest.warns(VardassWarning, match=r"day has hidden folders with image files, '\.red', which are not read"):
+        task = own_task([folders / "day"], folders / "night/blue", "image")
+    assert task.class_names == ("blue", "green")
 
 
 def test_data_that_do_not_fit(files, folders, capsys):

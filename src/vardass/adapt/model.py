@@ -297,6 +297,12 @@ def load_model(
                 + (f"load_model(..., {part}=...) with such an object" if before else f"load_model without {part}=")
             )
     refuse_code(about["config"], file, trust_code=trust_code)
+    for name, tensor in weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise InputError(
+                f"the weights {name!r} in {file} are not finite, so the model predicts nothing; its training diverged "
+                "or the file is damaged: train again"
+            )
     config = RunConfig.from_dict(about["config"])
     layout = config
     if about["backbone"] is not None and algorithm is None:

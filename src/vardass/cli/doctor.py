@@ -24,14 +24,14 @@ from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.own_data import find_kind, own_task
-from vardass.data.scaling import ScaledInputs
+from vardass.data.scaling import ScaledInputs, scaled_inputs
 from vardass.data.splits import TaskSplits, split_task
 from vardass.doctor import Diagnosis, diagnose
 from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.losses import CORALLoss, MMDLoss
 from vardass.plots import diagnosis_figure, require_matplotlib, save_figure
-from vardass.scaling import CLIP, scale_columns
+from vardass.scaling import CLIP
 from vardass.validate import check_count, choose
 
 __all__ = ["NETWORKS", "doctor", "short_form"]
@@ -225,7 +225,7 @@ def _scaled(domain: Domain, scale: dict[str, Any]) -> Domain:
             f"{domain.name} has {table.tensor.shape[1]} features, the model was trained on {len(scale['mean'])}; "
             "use the same encoder and columns"
         )
-    return domain.with_inputs(ScaledInputs(scale_columns(table.tensor, scale), scale))
+    return domain.with_inputs(scaled_inputs(table.tensor, scale, domain.name))
 
 
 def _write(found: Diagnosis, out: Path, title: str) -> list[Path]:

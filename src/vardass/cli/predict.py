@@ -168,6 +168,12 @@ def predict_domain(
         )
     except InputError as error:
         raise InputError(clean_message(str(error))) from error
+    if not bool(found.isfinite().all()):
+        row = int(found.isfinite().all(1).int().argmin())
+        raise InputError(
+            f"the model gives {found[row].tolist()} for sample {sample_names(domain, root)[row]}, which is no "
+            "prediction; check its values, or train again with a lower learning rate"
+        )
     if algorithm.units is not None:
         return PredictedNumbers(sample_names(domain, root), found, domain.class_names)
     confidences, classes = found.double().softmax(1).max(1)

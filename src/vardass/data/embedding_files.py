@@ -132,6 +132,13 @@ def read_labelled(
             f"{what} are {values.dtype} of shape {values.shape} for {len(features)} rows; "
             "give one whole number or name for each row"
         )
+    if values.dtype.kind in "US":
+        empty = (np.char.strip(values) == values.dtype.type()).nonzero()[0]
+        if len(empty):
+            raise InputError(
+                f"{what} are empty in row {empty[0]} (from 0), and in {len(empty)} of {len(values)} rows in all; fill "
+                "them in, or leave these rows out"
+            )
     if values.dtype.kind == "f":
         whole = np.where(np.isfinite(values), values, 0.5)
         if (whole != np.round(whole)).any():
