@@ -330,6 +330,8 @@ def test_data_that_do_not_fit(files, folders, capsys):
     assert "inside the data" in refused(capsys, files, *adapt(folders / "day", folders / "day/red", files / "day/run"))
     absent = f"cuda:{torch.cuda.device_count()}"
     assert "torch sees" in refused(capsys, files, *adapt(clinic, home, out, "--device", absent))
+    (files / "loop").symlink_to(files / "loop")
+    assert "links lead to each other; choose another" in refused(capsys, files, *adapt(clinic, home, files / "loop"))
     (files / "notes").mkdir()
     (files / "notes/mine.txt").write_text("keep")
     assert "mine.txt" in refused(capsys, files, *adapt(clinic, home, files / "notes"))

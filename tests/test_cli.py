@@ -399,6 +399,26 @@ def test_failure_while_saving_leaves_no_file(embeddings, tmp_path, capsys, monke
     assert "No space left" in err
 
 
+def test_links_that_lead_to_each_other_are_named(embeddings, tmp_path, capsys):
+    (tmp_path / "one").symlink_to(tmp_path / "two")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    for command in (
+        ("train", "--dataset", "watch", "--task", "left-A->right-B", "--steps", 1, "--out", tmp_path / "one"),
+        ("stratify", embeddings, "-k", 4, "--out", tmp_path / "one" / "strata.npz"),
+        ("predict", tmp_path / "one", embeddings),
+    ):
+        refused(capsys, tmp_path, *command)
+
+
+def test_ctrl_c_while_modules_are_imported(monkeypatch, capsys):
+    class Interrupting:
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "vardass.cli.app", Interrupting())
+    assert run(capsys, "tasks") == (130, "", "error: interrupted\n")
+
+
 def _torch_memory_error():
     return RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 160 bytes")
 

@@ -159,11 +159,22 @@ def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) ->
     Raises
     ------
     InputError
-        If there is something else in ``content``, which `load_checkpoint` would refuse to read.
+        If there is something else in ``content``, which `load_checkpoint` would refuse to read; or if the file cannot
+        be written, as on a full disk: the ``OSError`` is the cause then.
     """
     _refuse_objects(content, "")
-    with atomic_write(path) as file:
-        torch.save({"vardass": _FORMAT, **content}, file)
+    try:
+        with atomic_write(path) as file:
+            torch.save({"vardass": _FORMAT, **content}, file)
+    except (OSError, RuntimeError) as error:
+        reason = error if isinstance(error, OSError) else error.__context__  # torch wraps what the file raised
+        if not isinstance(reason, OSError):
+            raise
+        kept = "the one before it is whole" if Path(path).exists() else "there is none before it"
+        raise InputError(
+            f"the checkpoint {path} cannot be written: {reason.strerror or reason}; {kept}; make room, and go on with "
+            "resume=True"
+        ) from reason
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

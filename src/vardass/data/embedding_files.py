@@ -212,7 +212,7 @@ def read_labels(path: Path, labels: str) -> NDArray[Any]:
             return loaded
         with loaded:
             return np.asarray(loaded[labels])
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # of many kinds, as what is damaged may be an archive or a header
         raise InputError(f"the labels in {source} are not usable ({error}); save whole numbers or text") from None
 
 
@@ -319,7 +319,7 @@ def _read_npy(path: Path) -> NDArray[Any]:
         return array
     except InputError:
         raise
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, OverflowError) as error:
         raise InputError(f"{path} is damaged ({_one_line(error)}); write it again with np.save") from None
 
 
@@ -352,9 +352,16 @@ def _whole_npz(path: Path) -> Iterator[None]:
 
 
 def _header(file: IO[bytes]) -> Header:
-    version = np.lib.format.read_magic(file)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = reader(file)
+    try:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = reader(file)
+    except (ValueError, OSError, EOFError):
+        raise
+    except Exception as error:  # numpy parses the header as Python, which fails in many ways
+        raise ValueError(f"its header cannot be read: {_one_line(error)}") from None
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says shape {shape}")
     return shape, dtype
 
 
@@ -423,13 +430,24 @@ def _read_csv_column(path: Path, name: str) -> NDArray[Any]:
     """Cells of a named column: whole numbers if all are, else text."""
     layout = _csv_layout(path)
     position = (layout.names or []).index(name)
-    with _csv_text(path) as file:
-        reader = csv.reader(file, delimiter=layout.delimiter, skipinitialspace=True)
-        cells = [row[position].strip() for row in reader if row and reader.line_num > layout.header_lines]
+    cells = [row[position].strip() for _, row in _csv_rows(path, layout)]
     try:
         return np.array([int(cell) for cell in cells], dtype=np.int64)
     except ValueError:
         return np.array(cells)
+
+
+def _csv_rows(path: Path, layout: _CsvLayout) -> Iterator[tuple[str, list[str]]]:
+    """Cells of each row below the header, all of one width, with the row's place for messages."""
+    with _csv_text(path) as file:
+        reader = csv.reader(file, delimiter=layout.delimiter, skipinitialspace=True)
+        for row in reader:
+            if not row or reader.line_num <= layout.header_lines:
+                continue
+            where = f"line {reader.line_num} of {path}"
+            if len(row) != layout.width:
+                raise InputError(f"{where} has {len(row)} columns, not {layout.width}; mend the line")
+            yield where, row
 
 
 @contextmanager
@@ -479,21 +497,14 @@ def _is_number(text: str) -> bool:
 
 def _explain(path: Path, layout: _CsvLayout, wanted: Sequence[int], cause: ValueError) -> InputError:
     """Find the first line or cell that stopped the fast reader."""
-    with _csv_text(path) as file:
-        reader = csv.reader(file, delimiter=layout.delimiter)
-        for row in reader:
-            if not row or reader.line_num <= layout.header_lines:
-                continue
-            where = f"line {reader.line_num} of {path}"
-            if len(row) != layout.width:
-                return InputError(f"{where} has {len(row)} columns, not {layout.width}; mend the line")
-            for i in wanted:
-                if not _is_number(row[i]):
-                    name = f"column {layout.names[i]!r}" if layout.names else f"column {i}"
-                    what = f"{row[i]!r} is not a number" if row[i].strip() else "a value is missing"
-                    return InputError(
-                        f"{what} in {name}, {where}; mend the value, or choose numeric columns with --columns"
-                    )
+    for where, row in _csv_rows(path, layout):
+        for i in wanted:
+            if not _is_number(row[i]):
+                name = f"column {layout.names[i]!r}" if layout.names else f"column {i}"
+                what = f"{row[i]!r} is not a number" if row[i].strip() else "a value is missing"
+                return InputError(
+                    f"{what} in {name}, {where}; mend the value, or choose numeric columns with --columns"
+                )
     return InputError(f"cannot read {path} ({str(cause).splitlines()[0]}); write it again as plain numbers")
 
 
