@@ -93,9 +93,6 @@ class EpochSampler(MinibatchSampler):
         """Cut ``pool``, in random order and a multiple of batch_size long, into rows, or make the first of them."""
         return pool.view(-1, self.batch_size)
 
-    def _settings(self) -> dict[str, Any]:
-        return {"drop_last": self.drop_last, **super()._settings()}
-
     def _extra_state(self) -> dict[str, Any]:
         return {"left": self._left}
 
@@ -137,9 +134,6 @@ class UniformBatchSampler(EpochSampler):
         self.replacement = bool(replacement)
         self._visits_once = not self.replacement
         super().__init__(n, batch_size, drop_last=drop_last, **options)
-
-    def _settings(self) -> dict[str, Any]:
-        return {"replacement": self.replacement, **super()._settings()}
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.replacement:
