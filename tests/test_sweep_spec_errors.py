@@ -150,7 +150,10 @@ def test_overrides_are_checked(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("# nothing\n", "the file is empty"),
-        ("- a\n- b\n", "a mapping of keys to values is needed, got ['a', 'b']"),
+        (
+            "- a\n- b\n",
+            "a mapping of keys to values is needed, got ['a', 'b']; the file should hold at least data, algorithms",
+        ),
         ("seed: 1\n  repeats: 2\n", "not YAML in line 2"),
         ("seed: 1\n\trepeats: 2\n", "not YAML in line 2"),
         ("data:\n  - dataset: watch\n    dataset: digits\n", "dataset is there twice, in lines 2 and 3; keep one"),

@@ -435,3 +435,18 @@ def test_samplers_follow_the_algorithm_and_check_their_options() -> None:
         make_sampler("balanced", 50, 5, plan_ranc=3)
     with pytest.raises(InputError, match="batch_size=60"):
         make_sampler("uniform", 50, 60)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "mmd", "sampler": "stratified"},
+        {"algorithm": "erm", "sampler": "stratified", "feature_source": "full"},
+        {"algorithm": "coral", "sampler": "balanced", "refresh_every": 1},
+    ],
+    ids=["bank", "full", "after one step"],
+)
+def test_training_that_diverged_is_called_so(changes: dict[str, Any]) -> None:
+    settings = config(**{"steps": 40, "eval_every": 40, "refresh_every": 3, "lr": 1e30, **changes})
+    with pytest.raises(VardassError, match=r"^training diverged: after step \d+ .*; lower lr=1e\+30 or the penalty$"):
+        Trainer(settings, SPLITS).run()

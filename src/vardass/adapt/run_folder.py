@@ -242,6 +242,11 @@ class History:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
+    @property
+    def losses(self) -> list[Tensor]:
+        """Sums of the losses since the last evaluation."""
+        return list(self._sums.values())
+
     def add_losses(self, parts: Mapping[str, Tensor]) -> None:
         """Take in the losses of one step."""
         for name, value in parts.items():

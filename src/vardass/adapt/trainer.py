@@ -34,7 +34,7 @@ from vardass.adapt.reproducibility import deferred_interrupt, randomness_restore
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, derived_seed
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassError
 from vardass.refresh import FeatureBank, TimeAccount
 from vardass.samplers import RefreshableSampler
 from vardass.validate import Progress
@@ -187,6 +187,11 @@ class Trainer:
                 if isinstance(error.__cause__, OSError):
                     # a disk that has no room for a checkpoint may have some for the model, which is smaller
                     self._save_model(self._result())
+                elif self._has_diverged():
+                    raise VardassError(
+                        f"training diverged: after step {self.step} losses or weights are not finite numbers; lower "
+                        f"lr={self.config.lr} or the penalty"
+                    ) from error
                 raise
             finally:
                 for stream in self.streams.values():
@@ -197,6 +202,11 @@ class Trainer:
             self._save_model(result)
             self._tell_if_interrupted()
             return result
+
+    def _has_diverged(self) -> bool:
+        # weights whose squares overflow make features that do
+        sizes = [parameter.detach().square().sum() for parameter in self.algorithm.parameters()]
+        return self.step > 0 and not all(bool(value.isfinite().all()) for value in (*sizes, *self.history.losses))
 
     def _one_step(self) -> None:
         with self.account("drawing"):

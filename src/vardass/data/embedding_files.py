@@ -111,7 +111,10 @@ def read_labelled(
         known = _names(path)
         if labels not in known:
             what = "array" if ending == ".npz" else "column"
-            raise InputError(f"no {what} {labels!r} for labels in {path}; it has {shorten(known)}; name another one")
+            raise InputError(
+                f"no {what} {labels!r} for labels in {path}; it has {shorten(known)}{_candidates(path)}; name another "
+                "one with --labels"
+            )
     others = [name for name in (labels, *leave_out) if name is not None]
     table = read_embeddings(path, key=key, columns=columns, leave_out=others)
     # checked twice: what float64 holds may be infinite in float32
@@ -193,6 +196,21 @@ def _names(path: Path) -> list[str]:
         return _csv_layout(path).names or []
     with _parquet_file(path) as file:
         return list(file.schema_arrow.names)
+
+
+def _candidates(path: Path) -> str:
+    """All columns or arrays of text in a file, which may be its labels, for a message."""
+    ending = path.suffix.lower()
+    if ending == ".npz":
+        found = [name for name, (_, dtype) in _npz_headers(path).items() if dtype.kind in "US"]
+    elif ending == ".csv":
+        layout = _csv_layout(path)
+        _, row = next(_csv_rows(path, layout), ("", []))
+        found = [name for name, cell in zip(layout.names or [], row) if not _is_number(cell)]
+    else:
+        with _parquet_file(path) as file:
+            found = [field.name for field in file.schema_arrow if "string" in str(field.type)]
+    return f", of which these are text: {', '.join(map(repr, found))}" if found else ", none of them text"
 
 
 def read_labels(path: Path, labels: str) -> NDArray[Any]:

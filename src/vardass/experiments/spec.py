@@ -128,7 +128,7 @@ def load_sweep(
     """
     source, text, folder, stem = _find(path_or_preset)
     try:
-        document = parse_yaml(text)
+        document = parse_yaml(text, content="at least data, algorithms and samplers, such as 'data: watch'")
         refuse_code(_imported(document), "it", trust_code=trust_code)
         for key, value in (("seed", seed), ("repeats", repeats)):
             if value is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -61,7 +62,7 @@ for _name, (_pattern, _first) in _PLAIN.items():
     _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
 
 
-def parse_yaml(text: str) -> dict[str, Any]:
+def parse_yaml(text: str, *, content: str = "settings, such as 'steps: 100'") -> dict[str, Any]:
     """Read one mapping.
 
     Parameters
@@ -69,6 +70,8 @@ def parse_yaml(text: str) -> dict[str, Any]:
     text : str
         YAML with the types that JSON has: a date or ``no`` is a text, ``1e-3`` a number. Entries that share an anchor
         become separate.
+    content : str
+        What the file should hold, for messages.
 
     Raises
     ------
@@ -100,9 +103,10 @@ def parse_yaml(text: str) -> dict[str, Any]:
     except (TypeError, ValueError) as error:  # of json
         raise InputError(f"only texts, finite numbers, lists and mappings can be used: {error}; change it") from None
     if copied is None:
-        raise InputError("the file is empty; name at least data, algorithms and samplers")
+        raise InputError(f"the file is empty; it should hold {content}")
     if not isinstance(copied, dict):
-        raise InputError(f"a mapping of keys to values is needed, got {copied!r}; begin with 'data:'")
+        shown = textwrap.shorten(repr(copied), 80, placeholder=" ...")
+        raise InputError(f"a mapping of keys to values is needed, got {shown}; the file should hold {content}")
     return copied
 
 
