@@ -17,7 +17,8 @@ from vardass.cli import adapt as adapt_module
 from vardass.cli import main
 from vardass.data.own_data import find_kind, own_task
 from vardass.data.registry import DATASETS
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
+from vardass.locks import is_locked, locked
 
 CLASSES = np.array(["cat", "dog", "emu"])
 QUICK = ("--steps", 30, "--batch-size", 8, "--eval-every", 10, "--refresh-every", 10, "--device", "cpu")
@@ -228,6 +229,22 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
         assert (halves / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.parametrize("algorithm", ["mmd", "coral"])
+def test_a_run_is_resumed_with_more_steps(files, capsys, algorithm):
+    data, fixed = (files / "clinic.npz", files / "home.npz"), ("--algorithm", algorithm, "--seed", 3)
+    done(capsys, *adapt(*data, files / "run", *fixed, "--steps", 40))
+    done(capsys, *adapt(*data, files / "run", *fixed, "--steps", 80, "--resume"))
+    # when the penalty rises is what suits the 40 steps that the run was begun with
+    begun = json.loads((files / "run/config.json").read_text())
+    assert (begun["algorithm_options"]["ramp"], begun["class_options"]["start"]) == (5, 15)
+    options = ("--option", "delay=5", "--option", "ramp=5", "--class-option", "early=5", "--class-option", "start=15")
+    done(capsys, *adapt(*data, files / "whole", *fixed, "--steps", 80, *options))
+    assert (files / "run/predictions.csv").read_bytes() == (files / "whole/predictions.csv").read_bytes()
+    code, _, err = run(capsys, *adapt(*data, files / "run", *fixed, "--steps", 90, "--resume", "--option", "ramp=9"))
+    assert code == 2
+    assert "resume with the same settings" in err
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(files):
     command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
     arguments = [sys.executable, "-m", "vardass", *map(str, command), "--steps", "1000000"]
@@ -286,6 +303,16 @@ def test_options_of_other_data_are_refused(files, folders, capsys):
     assert "watch is not read from a folder" in refused(capsys, files, *watch)
 
 
+def test_hidden_class_folders_are_told(folders, capsys):
+    (folders / "day/red").rename(folders / "day/.red")
+    (folders / "day/.notes").mkdir()
+    (folders / "day/green").mkdir()
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folders / "day/green/0.png")
+    with pytest.warns(VardassWarning, match=r"day has hidden folders with image files, '\.red', which are not read"):
+        task = own_task([folders / "day"], folders / "night/blue", "image")
+    assert task.class_names == ("blue", "green")
+
+
 def test_data_that_do_not_fit(files, folders, capsys):
     clinic, home, out = files / "clinic.npz", files / "home.npz", files / "run"
     assert "labels" in refused(capsys, files, *adapt(files / "bare" / "home.npz", clinic, out))
@@ -303,6 +330,8 @@ def test_data_that_do_not_fit(files, folders, capsys):
     assert "inside the data" in refused(capsys, files, *adapt(folders / "day", folders / "day/red", files / "day/run"))
     absent = f"cuda:{torch.cuda.device_count()}"
     assert "torch sees" in refused(capsys, files, *adapt(clinic, home, out, "--device", absent))
+    (files / "loop").symlink_to(files / "loop")
+    assert "links lead to each other; choose another" in refused(capsys, files, *adapt(clinic, home, files / "loop"))
     (files / "notes").mkdir()
     (files / "notes/mine.txt").write_text("keep")
     assert "mine.txt" in refused(capsys, files, *adapt(clinic, home, files / "notes"))
@@ -316,6 +345,40 @@ def test_predict_refuses_other_data(files, folders, capsys):
     assert "9 features" in refused(capsys, files, "predict", files / "run", files / "wide.npz")
     same = ("predict", files / "run", files / "home.npz", "--out", files / "home.npz")
     assert "the input" in refused(capsys, files, *same)
+    for name in ("other.npz", "table"):
+        (files / name).write_bytes(b"mine")
+        other = ("predict", files / "run", files / "home.npz", "--out", files / name)
+        assert "give it a name that ends with .csv" in refused(capsys, files, *other)
+
+
+def test_one_run_at_a_time_writes_to_a_folder(files, capsys):
+    command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
+    (files / "run").mkdir()
+    with locked(files / "run"):
+        code, _, err = run(capsys, *command)
+        assert code == 2
+        assert f"another run is at work in {files / 'run'}: process {os.getpid()} on" in err
+        assert {path.name for path in (files / "run").iterdir()} == {"lock", "holder.json"}
+    looked = []
+    with pytest.MonkeyPatch.context() as patch:
+        # still locked when the last files are written
+        patch.setattr(adapt_module, "_show", lambda *_: looked.append(is_locked(files / "run")))
+        assert run(capsys, *command)[0] == 0
+    assert looked == [True]
+    assert not is_locked(files / "run")
+
+
+def test_temporary_files_of_a_killed_run_are_removed(files, capsys, monkeypatch):
+    command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
+    (files / "run").mkdir()
+    (files / "run/.checkpoint.pt.k1ll3d.tmp").write_bytes(b"half")  # killed while its first checkpoint was written
+    monkeypatch.setattr(adapt_module, "progress_bar", stopping_bar)
+    assert run(capsys, *command)[0] == 130
+    assert not list((files / "run").glob(".*"))
+    (files / "run/.model.safetensors.k1ll3d.tmp").write_bytes(b"half")
+    monkeypatch.undo()
+    done(capsys, *command, "--resume")
+    assert not list((files / "run").glob(".*"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -328,7 +391,7 @@ def test_damaged_image_is_named_in_one_line(folders, capsys, workers):
     assert str(damaged) in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
-    assert {path.name for path in (folders / "run").iterdir()} <= {"config.json", "metrics.jsonl", "data.json"}
+    assert {path.name for path in (folders / "run").iterdir()} <= {"config.json", "metrics.jsonl", "data.json", "lock"}
     if workers == 0:
         Image.fromarray(np.full((16, 16, 3), (240, 0, 0), np.uint8)).save(damaged)
         assert run(capsys, *command, "--steps", 2)[0] == 0  # a run without checkpoint is in nobody's way

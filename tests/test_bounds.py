@@ -444,3 +444,21 @@ def test_semidefinite_is_the_tighter_of_the_two_with_many_samples_per_stratum() 
         for k in (4, 10):
             sdp, near = (bound(x, k, kernel=kernel).variance for bound in (semidefinite_bound, nearest_neighbour_bound))
             assert sdp > near
+
+
+def test_many_columns_cost_no_more_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little memory there is for a tile, the kernel sees many columns at a time, and all pairs once."""
+    calls = []
+
+    class Counting(LinearKernel):
+        def matrix(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+            calls.append((len(x), len(x if y is None else y)))
+            return super().matrix(x, y)
+
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    plain = nearest_neighbour_bound(x, 8, kernel=Counting())
+    assert calls == [(60, 60)]
+    calls.clear()
+    monkeypatch.setattr(bounds, "_TILE_BYTES", 1)  # as a million columns of features would leave it
+    assert nearest_neighbour_bound(x, 8, kernel=Counting()).variance == pytest.approx(plain.variance)
+    assert calls == [(60, 32), (60, 28)]

@@ -399,6 +399,29 @@ def test_failure_while_saving_leaves_no_file(embeddings, tmp_path, capsys, monke
     assert "No space left" in err
 
 
+def test_links_that_lead_to_each_other_are_named(embeddings, tmp_path, capsys):
+    (tmp_path / "one").symlink_to(tmp_path / "two")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    for command in (
+        ("train", "--dataset", "watch", "--task", "left-A->right-B", "--steps", 1, "--out", tmp_path / "one"),
+        ("stratify", embeddings, "-k", 4, "--out", tmp_path / "one" / "strata.npz"),
+        ("predict", tmp_path / "one", embeddings),
+    ):
+        refused(capsys, tmp_path, *command)
+
+
+@pytest.mark.parametrize("module", ["torch", "typer"])
+def test_ctrl_c_while_modules_are_imported(module, tmp_path):
+    """They take seconds; here one of them stands for the moment of the interrupt."""
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    for command in (["-m", "vardass"], ["-c", "import sys; from vardass.cli import main; sys.exit(main())"]):
+        done = subprocess.run(
+            [sys.executable, *command, "tasks"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
 def _torch_memory_error():
     return RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 160 bytes")
 

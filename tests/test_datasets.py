@@ -151,6 +151,8 @@ def test_what_is_no_data_set_is_refused(own_module):
         load_task(f"{own_module}:anything", "x", some=1, options=2)
     with pytest.raises(InputError, match=r"is a str; name a DatasetInfo, or a function"):
         load_task(f"{own_module}:__name__", "x")
+    with pytest.raises(InputError, match=r"is a type; name a DatasetInfo, or a function"):
+        load_task("subprocess:Popen", "x")
     with pytest.raises(InputError, match=r"data set 'nowhere:load': there is no module 'nowhere'"):
         task_names("nowhere:load")
 

@@ -1,12 +1,13 @@
 import builtins
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vardass.data.embedding_files import read_embeddings
+from vardass.data.embedding_files import read_embeddings, read_labelled, read_labels
 from vardass.errors import InputError
 
 X = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
@@ -322,3 +323,25 @@ def test_unknown_endings(tmp_path, name):
 
 def test_what_is_no_path_is_refused():
     assert "path must be a path, got None" in refusal(None)
+
+
+def test_rows_of_another_width_are_named_where_only_labels_are_missing(tmp_path):
+    path = tmp_path / "ragged.csv"
+    path.write_text("a,b,labels\n1,2,x\n3,4\n5,6,y\n")
+    with pytest.raises(InputError, match=r"line 3 of .*ragged.csv has 2 columns, not 3; mend the line"):
+        read_labelled(path, labels="labels")
+
+
+def test_any_damage_to_a_header_is_named(tmp_path):
+    """Each byte of the header is replaced by some that Python's grammar cares about; the file is read or refused."""
+    np.save(tmp_path / "x.npy", np.ones((3, 2), np.float32))
+    whole = (tmp_path / "x.npy").read_bytes()
+    end = whole.index(b"\n")
+    for place in range(6, end):
+        for byte in b"\x00(']{9-,\xff\\":
+            damaged = whole[:place] + bytes([byte]) + whole[place + 1 :]
+            (tmp_path / "x.npy").write_bytes(damaged)
+            with suppress(InputError):
+                read_embeddings(tmp_path / "x.npy")
+            with suppress(InputError):
+                read_labels(tmp_path / "x.npy", "x.npy")

@@ -128,3 +128,29 @@ def test_whether_there_are_labels(tmp_path, ending):
     if ending != ".npy":
         path.write_bytes(path.read_bytes()[:7])
         assert not has_labels(path, name)  # damaged: reading it says so
+
+
+@pytest.mark.parametrize("ending", [".npz", ".npy", ".csv", ".parquet"])
+def test_a_label_without_text_is_no_class(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    write(path, np.arange(8, dtype=np.float32).reshape(4, 2), np.array(["cow", " ", "ant", ""]))
+    with pytest.raises(InputError, match=r"are empty in row 1 \(from 0\), and in 2 of 4 rows in all; fill them in"):
+        read_labelled(path, labels="labels.npy" if ending == ".npy" else "labels")
+
+
+@pytest.mark.parametrize("ending", [".npz", ".csv", ".parquet"])
+def test_a_missing_label_column_is_told_with_all_that_could_be_it(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    numbers = {f"f{place}": np.arange(3.0) for place in range(9)}
+    texts = {"site": np.array(["x", "y", "x"]), "diagnosis": np.array(["ill", "well", "ill"])}
+    if ending == ".npz":
+        np.savez(path, **{**numbers, **texts})
+    else:
+        import pandas as pd
+
+        table = pd.DataFrame({**numbers, **texts})
+        table.to_csv(path, index=False) if ending == ".csv" else table.to_parquet(path)
+    with pytest.raises(
+        InputError, match=r"no .* 'labels' .* 'f0', .* of which these are text: 'site', 'diagnosis'; name"
+    ):
+        read_labelled(path, labels="labels")

@@ -105,7 +105,7 @@ def test_parts_by_name_are_used_saved_resumed_and_loaded_from_the_folder_alone(t
     resumed = Trainer(config(**NAMED), SPLITS, tmp_path)
     resumed.run(resume=True)
     assert_same_run(whole, resumed)
-    model, _ = load_model(tmp_path)
+    model, _ = load_model(tmp_path, trust_code=True)
     inputs = Inputs(SPLITS.target_test, CPU)
     assert torch.equal(outputs(model, inputs)[1], outputs(result.algorithm, inputs)[1])
 
@@ -146,7 +146,7 @@ def test_a_kernel_of_ones_own_is_that_of_the_loss_and_the_strata(tmp_path: Path)
     named = Trainer(config(**options, algorithm_options={"kernel": f"{HERE}:OwnKernel"}), SPLITS, tmp_path)
     named.run()
     assert isinstance(as_kernel(named.streams["source"].sampler.kernel), OwnKernel)  # type: ignore[union-attr]
-    assert isinstance(load_model(tmp_path)[0].kernel, OwnKernel)
+    assert isinstance(load_model(tmp_path, trust_code=True)[0].kernel, OwnKernel)
     given = Trainer(config(**options, algorithm_options={"kernel": OwnKernel()}), SPLITS)
     given.run()
     assert_same_run(named, given)
@@ -162,6 +162,8 @@ def test_a_kernel_of_ones_own_is_that_of_the_loss_and_the_strata(tmp_path: Path)
         ({"algorithm": f"{HERE}:OwnAlgorithm", "algorithm_options": {"strenght": 1}}, "did you mean 'strength'"),
         ({"sampler": f"{HERE}:OwnKernel"}, "not a subclass of vardass.samplers.MinibatchSampler"),
         ({"sampler": f"{HERE}:OwnSampler", "sampler_options": {"strides": 1}}, "did you mean 'stride'"),
+        ({"network": "subprocess:Popen", "network_options": {}}, "the class Popen, not a subclass of torch.nn.Module"),
+        ({"algorithm_options": {"kernel": "subprocess:Popen"}}, "not a subclass of vardass.kernels.Kernel"),
         ({"sampler": "no.such:Sampler"}, "no module 'no'"),
         ({"network": f"{HERE}:OwnNetwork", "network_options": {}}, "has no 'OwnNetwork'"),
     ],

@@ -13,7 +13,8 @@ from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
 from vardass.experiments import run as execute_module
 from vardass.experiments.run import Stopped, execute
-from vardass.experiments.store import locked, read_records
+from vardass.experiments.store import read_records
+from vardass.locks import locked
 
 
 def after(steps):

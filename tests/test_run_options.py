@@ -108,3 +108,20 @@ def test_bad_files_of_settings(tmp_path, name, text, words):
     with pytest.raises(InputError, match=words) as found:
         settings_of({"config": tmp_path / name})
     assert str(tmp_path / name) in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.yaml", "- steps\n- 100\n", "got ['steps', 100]; the file should hold settings, such as 'steps: 100'"),
+        ("c.yaml", "# nothing\n", "the file is empty; it should hold settings, such as 'steps: 100'"),
+        ("c.json", "[1]", 'it must hold settings by name, such as {"steps": 100}, got a list'),
+        ("c.json", "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_config_that_holds_no_settings_is_told_what_one_is(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError) as refused:
+        settings_of({"config": tmp_path / name})
+    assert said in str(refused.value)
+    assert "algorithms and samplers" not in str(refused.value)

@@ -18,7 +18,9 @@ from vardass.samplers import (
     StratifiedBatchSampler,
     UniformBatchSampler,
     ordered,
+    registry,
 )
+from vardass.samplers.base import declared_options
 from vardass.solvers import stratify
 from vardass.strata import Strata
 
@@ -137,27 +139,74 @@ def test_states_of_which_a_number_is_none_are_refused(key: str) -> None:
     assert taken(sampler) == taken(other)
 
 
-@pytest.mark.parametrize(
-    ("make", "setting", "values"),
-    [
-        (UniformBatchSampler, "replacement", (True, False)),
-        (UniformBatchSampler, "drop_last", (True, False)),
-        (BalancedBatchSampler, "drop_last", (False, True)),
-        (BalancedBatchSampler, "kernel", ("rbf", "coral")),
-        (OrderedBatchSampler, "batches", (5, 6)),
-        (OrderedBatchSampler, "kernel", (RBFMixture((1.0,)), RBFMixture((2.0,)))),
-        (StratifiedBatchSampler, "solver", ("kmeans", "min-sum")),
-        (StratifiedBatchSampler, "replacement", (True, False)),
-        (StratifiedBatchSampler, "draws_per_stratum", (1, 2)),
-        (DPPBatchSampler, "kernel", ("rbf", "mmd")),
-        (KMeansPlusPlusBatchSampler, "kernel_rank", (0, 3)),
-    ],
+# another value than the default for each option of any sampler
+OTHER: dict[str, Any] = {
+    "batches": 5,
+    "draws_per_stratum": 2,
+    "drop_last": False,
+    "equal": True,
+    "init": "kmeans++",
+    "kernel": RBFMixture((2.0,)),
+    "kernel_rank": 3,
+    "max_iter": 7,
+    "max_passes": 2,
+    "max_size": N,
+    "min_size": 2,
+    "other_batch_size": K + 1,
+    "parallel": 1,
+    "patience": 2,
+    "plan_rank": 5,
+    "plan_rows": 7,
+    "replacement": True,
+    "restarts": 2,
+    "role": "target",
+    "solver": "kernel-kmeans",
+    "swap_rounds": 1,
+    "tol": 0.5,
+    "trials": 3,
+}
+RESTORED = ("groups", "shares")  # by the state
+REPORTED = ("bound", "certify")  # of strata: they change nothing
+SET_BY_SAMPLER = {
+    StratifiedBatchSampler: ("kernel_features",),
+    OrderedBatchSampler: ("kernel_features", "replacement"),
+}
+OF_GREEDY = {"trials", "parallel", "patience", "max_iter"}
+SAMPLERS = {kind for kind, _ in registry._NAMED.values()}
+EACH_OPTION = sorted(
+    (
+        (kind, option)
+        for kind in SAMPLERS
+        for option in [*registry._options(kind), "batches"]
+        if option not in (*RESTORED, *REPORTED, *SET_BY_SAMPLER.get(kind, ()))
+    ),
+    key=str,
 )
-def test_states_of_other_settings_are_refused(make: Any, setting: str, values: tuple[Any, Any]) -> None:
-    first, second = (make(N, K, **{setting: value}) for value in values)
-    with pytest.raises(InputError, match=rf"the state has {setting}=.*, this sampler {setting}=.*same arguments"):
-        second.load_state_dict(first.state_dict())
-    make(N, K, **{setting: values[0]}).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(("kind", "option"), EACH_OPTION, ids=lambda part: getattr(part, "__name__", part))
+def test_states_of_other_settings_are_refused(kind: Any, option: str) -> None:
+    with_strata = issubclass(kind, StratifiedBatchSampler)
+    base: dict[str, Any] = {"solver": "dynamic-kmeans"} if with_strata and option in OF_GREEDY else {}
+    value = not kind(N, K).replacement if option == "replacement" else OTHER[option]
+    plain, other = kind(N, K, **base), kind(N, K, **base, **{option: value})
+    setting = "strata_options" if with_strata and option not in declared_options(kind) else option
+    for one, two in ((plain, other), (other, plain)):
+        with pytest.raises(InputError, match=rf"the state has {setting}=.*, this sampler {setting}=.*same arguments"):
+            two.load_state_dict(one.state_dict())
+    kind(N, K, **base, **{option: value}).load_state_dict(other.state_dict())
+
+
+def test_options_of_a_sampler_of_ones_own_are_compared_too() -> None:
+    class Strided(UniformBatchSampler):
+        def __init__(self, n: int, batch_size: int, *, stride: int = 1, table: Any = None, **options: Any) -> None:
+            super().__init__(n, batch_size, **options)
+            self.stride, self.table = stride, table
+
+    state = Strided(N, K, stride=2, table=torch.zeros(3)).state_dict()
+    Strided(N, K, stride=2, table=torch.ones(3)).load_state_dict(state)  # objects are not compared
+    with pytest.raises(InputError, match="the state has stride=2, this sampler stride=1"):
+        Strided(N, K, table=torch.zeros(3)).load_state_dict(state)
 
 
 def test_states_without_settings_still_load() -> None:

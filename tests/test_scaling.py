@@ -1,16 +1,18 @@
 """Scaling of columns: by a reference, and robustly by the sources of a task."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
+from model_files import change_model
 from vardass.cli import main
 from vardass.data import Domain, Task, TensorInputs, load_task, standardise
 from vardass.data.own_data import how_read
 from vardass.data.scaling import standardise_task
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.scaling import scale_columns
 
 
@@ -45,14 +47,43 @@ def test_columns_are_scaled_by_the_sources_together():
 def test_what_hardly_varies_in_the_sources_does_not_tower_in_the_target():
     source = draw(2.0, 2.0, 1e-4, 0.0, 0.1)
     target = draw(2.0, 2.0, 2.0, 2.0, 2.0, seed=1)
-    task, scale = standardise_task(task_of(source, target))
+    with pytest.warns(VardassWarning, match="1 of 5 columns are constant in the sources, .*column 3 .* always 5;"):
+        task, scale = standardise_task(task_of(source, target))
     # the (lower) median of those above 0 is 0.1; 1e-4 and 0 are below 1% of it
     assert scale["deviation"] == pytest.approx([2.0, 2.0, 0.1, 0.1, 0.1], rel=1e-4)
     assert float(task.target.dataset.tensor.abs().max()) == 8.0  # cut
     assert scale["clip"] == 8.0
-    constant, _ = standardise_task(task_of(torch.ones(8, 2), torch.full((4, 2), 3.0)))
+    with pytest.warns(VardassWarning, match="2 of 2 columns are constant in the sources, .*column 0 .* always 1;"):
+        constant, _ = standardise_task(task_of(torch.ones(8, 2), torch.full((4, 2), 3.0)))
     assert float(constant.sources[0].dataset.tensor.abs().max()) == 0.0
     assert constant.target.dataset.tensor.unique().tolist() == [2.0]
+
+
+def test_values_that_are_absurd_are_told_with_their_place():
+    target = draw(1.0, 1.0, seed=1)
+    target[7, 1] = 1e30
+    far = r"t has 1e\+30 in column 1 of row 7 \(both from 0\), .*e\+.* cut to 8, as are 0 more"
+    with pytest.warns(VardassWarning, match=far) as told:
+        task, _ = standardise_task(task_of(draw(1.0, 1.0), target))
+    assert len(told) == 1
+    assert float(task.target.dataset.tensor[7, 1]) == 8.0
+
+
+@pytest.mark.filterwarnings("always")
+def test_columns_that_are_constant_in_the_sources_are_told(trained, tmp_path, capsys):
+    with np.load(trained / "a.npz") as file:
+        x, labels = np.insert(file["z"], 1, 0.25, axis=1), file["labels"]
+    np.savez(tmp_path / "a.npz", z=x, labels=labels)
+    np.savez(tmp_path / "b.npz", z=x)
+    paths = ("--source", tmp_path / "a.npz", "--target", tmp_path / "b.npz", "--out", tmp_path / "run")
+    assert main([str(part) for part in ("adapt", *paths, "--steps", 2, "--batch-size", 8)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: 1 of 3 columns are constant in the sources, such as column 1 (from 0)")
+    assert "always 0.25" in line
+    x[3, 0] = -1e30
+    np.savez(tmp_path / "b.npz", z=x)
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "b.npz")]) == 0
+    assert "b.npz has -1e+30 in column 0 of row 3" in capsys.readouterr().err
 
 
 def test_later_samples_are_scaled_alike_from_what_was_stored():
@@ -71,7 +102,8 @@ def test_a_task_is_scaled_once_and_only_if_it_holds_vectors(tmp_path):
         standardise_task(task)
     np.savez(tmp_path / "a.npz", z=draw(1.0, 2.0).numpy(), labels=np.arange(40) % 2)
     np.savez(tmp_path / "b.npz", z=draw(1.0, 2.0).numpy() + 1e4, labels=np.arange(40) % 2)
-    loaded = load_task("embeddings", "a->b", tmp_path)
+    with pytest.warns(VardassWarning, match="b has 1.* in column 0 of row .* 79 more such values"):
+        loaded = load_task("embeddings", "a->b", tmp_path)
     assert how_read(loaded.target)["scale"]["clip"] == 8.0
     assert loaded.target.dataset.tensor.unique().tolist() == [8.0]
 
@@ -93,3 +125,97 @@ def test_train_scales_what_its_loader_scales_and_can_be_told_not_to(tmp_path, ca
         if scale and data is mine:
             assert scale["mean"] == pytest.approx(raw["a"].mean(0).tolist(), rel=1e-4)
     capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scaled")
+    for seed, name in enumerate(("a", "b")):
+        np.savez(folder / f"{name}.npz", z=draw(1.0, 200.0, seed=seed).numpy(), labels=np.arange(40) % 2)
+    paths = ("--source", folder / "a.npz", "--target", folder / "b.npz", "--out", folder / "run")
+    assert main([str(part) for part in ("adapt", *paths, "--steps", 2, "--batch-size", 8)]) == 0
+    return folder
+
+
+@pytest.fixture
+def scaled_run(trained, tmp_path):
+    """Files and a run whose inputs were scaled, to be changed."""
+    return shutil.copytree(trained, tmp_path / "scaled")
+
+
+def predicted(capsys, folder):
+    code = main(["predict", str(folder / "run"), str(folder / "b.npz")])
+    captured = capsys.readouterr()
+    return code, captured.out or captured.err
+
+
+def test_a_model_scales_its_inputs_without_another_file(scaled_run, capsys):
+    (scaled_run / "run/data.json").unlink()
+    assert predicted(capsys, scaled_run) == (0, (scaled_run / "run/predictions.csv").read_text())
+    assert main(["evaluate", str(scaled_run / "run"), str(scaled_run / "b.npz")]) == 0
+    doctor = ("doctor", scaled_run / "a.npz", scaled_run / "b.npz", "--model", scaled_run / "run", "--batch-size", "8")
+    assert main([str(part) for part in doctor]) == 0
+    assert "inputs: scaled robustly" in capsys.readouterr().out
+
+
+def test_a_model_of_before_takes_the_scale_from_the_run_or_refuses(scaled_run, capsys):
+    change_model(scaled_run / "run", lambda about, weights: about.pop("reading") and about)
+    assert predicted(capsys, scaled_run) == (0, (scaled_run / "run/predictions.csv").read_text())
+    (scaled_run / "run/data.json").unlink()
+    code, said = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "kept the scaling of inputs in data.json, and there is no such file" in said
+
+
+def test_a_damaged_file_of_data_is_not_to_be_removed(scaled_run, capsys):
+    (scaled_run / "run/data.json").write_text('{"scale": ')
+    code, said = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "data.json is damaged" in said
+    assert "remove" not in said
+
+
+def test_weights_that_are_not_finite_predict_nothing(scaled_run, capsys):
+    def spoil(about, weights):
+        weights[next(iter(weights))][0] = float("nan")
+
+    change_model(scaled_run / "run", spoil)
+    code, said = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "model.safetensors are not finite, so the model predicts nothing" in said
+
+
+def test_numbers_that_overflow_are_no_prediction(scaled_run, capsys):
+    def enlarge(about, weights):
+        for name in weights:
+            weights[name] = weights[name] * 1e30
+
+    change_model(scaled_run / "run", enlarge)
+    code, said = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "train again" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"class_names": 5}, "class_names: input should be a valid list, got 5"),
+        ({"class_names": []}, "class_names: list should have at least 1 item"),
+        ({"data_kind": "sound"}, "data_kind: input should be 'features', 'image' or 'audio', got 'sound'"),
+        ({"input_shape": [4.5]}, "input_shape.0: input should be a valid integer"),
+        ({"backbone": {"config": {}}}, "backbone.library: field required"),
+        (
+            {"reading": {"scale": {"mean": [0.0], "deviation": [1.0]}}},
+            "1 means and 1 deviations, its samples have shape",
+        ),
+        ({"reading": {"scale": {"mean": [None, 0.0], "deviation": [1.0, 1.0]}}}, "reading.scale.mean.0: input should"),
+    ],
+)
+def test_a_model_whose_description_makes_no_sense_is_refused(scaled_run, capsys, change, said):
+    change_model(scaled_run / "run", lambda about, weights: about.update(change))
+    code, found = predicted(capsys, scaled_run)
+    assert code == 2
+    assert "model.safetensors is not a model that can be used: its " in found
+    assert said in found
+    change_model(scaled_run / "run", lambda about, weights: [1])
+    assert "it is none that this version of vardass wrote" in predicted(capsys, scaled_run)[1]

@@ -17,8 +17,9 @@ from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.cli import sweep as sweep_commands
 from vardass.errors import InputError, VardassError
 from vardass.experiments.engines import Attempt, Crashes, Outcome, attempt_run, drive
-from vardass.experiments.store import is_locked, read_records
+from vardass.experiments.store import read_records
 from vardass.experiments.sweep import run_sweep, status
+from vardass.locks import is_locked
 
 COUNT, STEPS = 4, 300
 

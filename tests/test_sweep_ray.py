@@ -11,8 +11,9 @@ from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, get_engine
 from vardass.experiments.record import Record
-from vardass.experiments.store import holder, is_locked, read_records
+from vardass.experiments.store import read_records
 from vardass.experiments.sweep import run_sweep
+from vardass.locks import holder, is_locked
 
 COUNT, STEPS = 2, 600
 

@@ -209,12 +209,12 @@ def test_what_is_said_last_counts(tmp_path: Path) -> None:
 def test_data_of_ones_own_are_named_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "examples"))
     data = {"dataset": "own_dataset:load", "name": "moons", "tasks": ["0->30"], "options": {"noise": 0.2}}
-    run = load(tmp_path, changed(data=[data])).runs()[0]
+    run = load(tmp_path, changed(data=[data]), trust_code=True).runs()[0]
     assert (run.dataset, run.task, run.data_options) == ("own_dataset:load", "0->30", {"noise": 0.2})
     with pytest.raises(InputError, match=r"data\[0\]\.options: .*'nois'; did you mean 'noise'"):
-        load(tmp_path, changed(data=[{**data, "options": {"nois": 0.2}}]))
+        load(tmp_path, changed(data=[{**data, "options": {"nois": 0.2}}]), trust_code=True)
     with pytest.raises(InputError, match=r"data\[0\]\.dataset: .*no module 'own_data_set'"):
-        load(tmp_path, changed(data=[{**data, "dataset": "own_data_set:load"}]))
+        load(tmp_path, changed(data=[{**data, "dataset": "own_data_set:load"}]), trust_code=True)
 
 
 def test_defaults_of_a_distribution(tmp_path: Path) -> None:
@@ -341,13 +341,13 @@ def test_parts_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         samplers=[{"name": "my_parts:Drawn", "options": {"replacement": True}}],
         settings={"network": "my_parts:net", "steps": 5},
     )
-    configs = [run.config for run in load(tmp_path, content).runs()]
+    configs = [run.config for run in load(tmp_path, content, trust_code=True).runs()]
     assert {(c["algorithm"], c["sampler"], c["network"]) for c in configs} == {
         ("my_parts:Mine", "my_parts:Drawn", "my_parts:net")
     }
     for part, wrong in (("algorithms", "my_parts:Mne"), ("samplers", "my_parts:Drwn")):
         with pytest.raises(InputError, match=rf"{part}\[0\].*did you mean '(Mine|Drawn)'"):
-            load(tmp_path, {**content, part: [wrong]})
+            load(tmp_path, {**content, part: [wrong]}, trust_code=True)
 
 
 def test_data_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,12 +358,12 @@ def test_data_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.syspath_prepend(tmp_path)
     entry = {"dataset": "my_data:load", "name": "mine", "tasks": ["left-A->right-B"], "options": {"scale": 2}}
-    runs = load(tmp_path, changed(data=[entry], settings={"network": "mlp"})).runs()
+    runs = load(tmp_path, changed(data=[entry], settings={"network": "mlp"}), trust_code=True).runs()
     assert {(run.dataset, run.data_name, run.root) for run in runs} == {("my_data:load", "mine", None)}
-    placed = load(tmp_path, changed(data=[{**entry, "root": "."}])).runs()
+    placed = load(tmp_path, changed(data=[{**entry, "root": "."}]), trust_code=True).runs()
     assert {run.root for run in placed} == {str(tmp_path)}
     with pytest.raises(InputError, match=r"data\[0\].options: unknown option of my_data:load: 'scales'"):
-        load(tmp_path, changed(data=[{**entry, "options": {"scales": 2}}]))
+        load(tmp_path, changed(data=[{**entry, "options": {"scales": 2}}]), trust_code=True)
 
 
 def test_schema_for_editors_knows_what_the_file_may_say() -> None:

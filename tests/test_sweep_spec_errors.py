@@ -10,6 +10,7 @@ import pytest
 from sweep_yaml import BASE, changed, load
 from vardass.errors import InputError
 from vardass.experiments.spec import load_sweep
+from vardass.experiments.yaml_file import parse_yaml
 
 WATCH = {"dataset": "watch"}
 # one for each kind of error, spread over the places where it can occur
@@ -149,7 +150,10 @@ def test_overrides_are_checked(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("# nothing\n", "the file is empty"),
-        ("- a\n- b\n", "a mapping of keys to values is needed, got ['a', 'b']"),
+        (
+            "- a\n- b\n",
+            "a mapping of keys to values is needed, got ['a', 'b']; the file should hold at least data, algorithms",
+        ),
         ("seed: 1\n  repeats: 2\n", "not YAML in line 2"),
         ("seed: 1\n\trepeats: 2\n", "not YAML in line 2"),
         ("data:\n  - dataset: watch\n    dataset: digits\n", "dataset is there twice, in lines 2 and 3; keep one"),
@@ -179,3 +183,27 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
     with pytest.raises(InputError, match="not UTF-8"):
         load_sweep(tmp_path / "latin.yaml")
+
+
+def bomb(levels: int) -> str:
+    """A few lines whose aliases stand for 10 ** levels entries."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+def test_aliases_cannot_fill_the_memory(tmp_path: Path) -> None:
+    assert len(parse_yaml(bomb(3))["a2"]) == 10
+    with pytest.raises(InputError, match=r"sweep.yaml: its aliases stand for 1.23e\+30 entries, more than 1,000,000"):
+        load(tmp_path, bomb(30))
+    merged = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30)
+    )
+    with pytest.raises(InputError, match="its aliases stand for"):
+        load(tmp_path, merged)
+    with pytest.raises(InputError, match="nested too deeply"):
+        load(tmp_path, "a: " + "[" * 100_000)
+    with pytest.raises(InputError, match="only texts, finite numbers, lists and mappings"):
+        load(tmp_path, "a: &a [*a]")
+    with pytest.raises(InputError, match="it has 10,000,004 characters, more than 10,000,000"):
+        load(tmp_path, "a: b" + " " * 10_000_000)

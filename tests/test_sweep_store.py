@@ -12,8 +12,9 @@ from sweeping import finished, make_runs
 from vardass.errors import InputError
 from vardass.experiments.engines import Attempt, attempt_run, get_engine
 from vardass.experiments.record import FORMAT, Record
-from vardass.experiments.store import SweepStore, holder, is_locked, locked, read_records
+from vardass.experiments.store import SweepStore, read_records
 from vardass.experiments.sweep import run_sweep, status
+from vardass.locks import holder, is_locked, locked
 
 
 def test_half_a_line_is_cut_off_and_its_record_taken_from_the_run(tmp_path):

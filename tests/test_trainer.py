@@ -514,3 +514,18 @@ def test_coral_without_numbers_of_samples_says_what_it_lacks() -> None:
         rule.discrepancy(z, z, None, None)  # type: ignore[operator]
     rule.use_populations(10, 20)
     assert float(rule.discrepancy(z, z, None, None)) > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "mmd", "sampler": "stratified"},
+        {"algorithm": "erm", "sampler": "stratified", "feature_source": "full"},
+        {"algorithm": "coral", "sampler": "balanced", "refresh_every": 1},
+    ],
+    ids=["bank", "full", "after one step"],
+)
+def test_training_that_diverged_is_called_so(changes: dict[str, Any]) -> None:
+    settings = config(**{"steps": 40, "eval_every": 40, "refresh_every": 3, "lr": 1e30, **changes})
+    with pytest.raises(VardassError, match=r"^training diverged: after step \d+ .*; lower lr=1e\+30 or the penalty$"):
+        Trainer(settings, SPLITS).run()

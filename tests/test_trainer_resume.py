@@ -17,7 +17,7 @@ from torch import Tensor
 
 from test_trainer import SPLITS, Stop, assert_same_run, config, flat, loaded_splits, resumable
 from vardass.adapt.config import RunConfig
-from vardass.adapt.model import final_report
+from vardass.adapt.model import final_report, load_model
 from vardass.adapt.run_folder import load_checkpoint
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
@@ -236,3 +236,37 @@ def test_a_folder_in_use_and_other_settings_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(InputError, match="not a whole checkpoint"):
         Trainer(resumable(steps=8), SPLITS, tmp_path).run(resume=True)
+
+
+@pytest.mark.parametrize("failing", [2, 3], ids=["on the way", "at the end"])
+def test_a_full_disk_leaves_the_checkpoint_before_it_and_a_model(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(steps=9, eval_every=3, checkpoint_every=3)
+    whole = Trainer(settings, SPLITS)
+    whole.run()
+    saves = []
+
+    def save(content: Any, file: Any) -> None:
+        saves.append(content)
+        if len(saves) == failing:
+            try:
+                raise OSError(28, "No space left on device")
+            except OSError:
+                raise RuntimeError("[enforce fail at inline_container.cc:672]")  # noqa: B904, as torch does
+        torch_save(content, file)
+
+    torch_save = torch.save
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(InputError, match="No space left on device; the one before it is whole; make room, and go on"):
+        Trainer(settings, SPLITS, tmp_path).run()
+    assert load_checkpoint(tmp_path / "checkpoint.pt")["state"]["step"] == 3 * (failing - 1)
+    model, about = load_model(tmp_path)
+    assert about["step"] <= 3 * failing
+    if failing == 3:  # trained to the end: only the checkpoint is lost
+        for name, value in whole.run(resume=True).algorithm.state_dict().items():
+            assert torch.equal(value, model.state_dict()[name])
+    assert not list(tmp_path.glob(".*"))
+    resumed = Trainer(settings, SPLITS, tmp_path)
+    resumed.run(resume=True)
+    assert_same_run(whole, resumed)

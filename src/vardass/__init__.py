@@ -12,24 +12,31 @@ More kernels are in `vardass.kernels`, exact variances in `vardass.variance`, th
 `vardass.theory`, lower bounds in `vardass.bounds`, further refresh policies in `vardass.refresh`.
 """
 
-from vardass.doctor import diagnose
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from vardass.errors import InputError, VardassError
-from vardass.kernels import CoralKernel, Kernel, RBFMixture
-from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
-from vardass.refresh import DriftRefresh, FeatureBank, Refresher, RefreshEvery, extract_features
-from vardass.sampler_noise import variance_report
-from vardass.samplers import (
-    BalancedBatchSampler,
-    DPPBatchSampler,
-    KMeansPlusPlusBatchSampler,
-    OrderedBatchSampler,
-    StratifiedBatchSampler,
-    UniformBatchSampler,
-    align_classes,
-    with_weights,
-)
-from vardass.solvers import stratify
-from vardass.strata import Strata
+
+if TYPE_CHECKING:
+    from vardass.doctor import diagnose
+    from vardass.kernels import CoralKernel, Kernel, RBFMixture
+    from vardass.losses.coral import CORALLoss, coral
+    from vardass.losses.mmd import MMDLoss, mmd2
+    from vardass.refresh import DriftRefresh, FeatureBank, Refresher, RefreshEvery, extract_features
+    from vardass.sampler_noise import variance_report
+    from vardass.samplers import (
+        BalancedBatchSampler,
+        DPPBatchSampler,
+        KMeansPlusPlusBatchSampler,
+        OrderedBatchSampler,
+        StratifiedBatchSampler,
+        UniformBatchSampler,
+        align_classes,
+        with_weights,
+    )
+    from vardass.solvers import stratify
+    from vardass.strata import Strata
 
 __version__ = "0.2.0.dev0"  # the one home of the version: the build reads it here
 
@@ -61,3 +68,40 @@ __all__ = [
     "variance_report",
     "with_weights",
 ]
+
+# imported when they are first asked for: torch takes seconds, in which the command could not be interrupted cleanly
+_HOMES = {
+    "doctor": ["diagnose"],
+    "kernels": ["CoralKernel", "Kernel", "RBFMixture"],
+    "losses": ["CORALLoss", "MMDLoss", "coral", "mmd2"],
+    "refresh": ["DriftRefresh", "FeatureBank", "RefreshEvery", "Refresher", "extract_features"],
+    "sampler_noise": ["variance_report"],
+    "samplers": [
+        "BalancedBatchSampler",
+        "DPPBatchSampler",
+        "KMeansPlusPlusBatchSampler",
+        "OrderedBatchSampler",
+        "StratifiedBatchSampler",
+        "UniformBatchSampler",
+        "align_classes",
+        "with_weights",
+    ],
+    "solvers": ["stratify"],
+    "strata": ["Strata"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        value = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

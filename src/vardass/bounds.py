@@ -11,7 +11,7 @@ takes a few hundred points.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ _EXACT_N = 2000  # up to here all rows are summed unless fewer are asked for
 _SAMPLED_ROWS = 300
 _BLOCK_BYTES = 2**28  # for the distances of a block of rows
 _TILE_BYTES = 2**24  # for the kernel of these rows and some columns: small, as it is passed over many times
+_LEAST_COLUMNS = 32
 _GRID = 512  # stratum sizes tried while the multiplier is chosen
 
 
@@ -108,6 +109,8 @@ def nearest_neighbour_bound(
     neighbours = _Neighbours.of(x, kernel, kept)
     if rows == n:
         first = second = torch.arange(n, device=x.device)
+        if n <= _EXACT_N:
+            neighbours = replace(neighbours, found=list(neighbours.blocks(first)))
     else:
         # drawn apart from each other: rows left over by the first sample would not be a sample of all rows
         generator = as_generator(seed)
@@ -139,6 +142,7 @@ class _Neighbours:
     diag: Tensor
     dtype: torch.dtype
     kept: int
+    found: list[Tensor] | None = None  # those of all rows, where they are few enough to be kept
 
     @classmethod
     def of(cls, x: Tensor, kernel: KernelLike, kept: int) -> _Neighbours:
@@ -150,13 +154,17 @@ class _Neighbours:
 
     def blocks(self, rows: Tensor) -> Iterator[Tensor]:
         """Yield the ``kept`` smallest d_ij, j ≠ i, in ascending order for i in ``rows``: (block, kept)."""
+        if self.found is not None:
+            yield from self.found
+            return
         n, d = self.x.shape
-        # a row takes n distances, then its smallest with their indices and sums
-        for block in row_blocks(len(rows), _BLOCK_BYTES // (8 * n + 32 * self.kept)):
+        # a row takes its features, n distances, then its smallest with their indices and sums
+        for block in row_blocks(len(rows), _BLOCK_BYTES // (8 * (n + d) + 32 * self.kept)):
             picked = rows[block]
             points = self.x[picked].to(self.dtype)
             distances = self.diag.new_empty(len(picked), n)
-            for columns in row_blocks(n, _TILE_BYTES // (32 * (len(picked) + d))):
+            # the kernel passes over all picked rows for each tile, however narrow it is
+            for columns in row_blocks(n, max(_LEAST_COLUMNS, _TILE_BYTES // (32 * (len(picked) + d)))):
                 cross = self.kernel.matrix(points, self.x[columns].to(self.dtype)).double()
                 distances[:, columns] = self.diag[picked, None] + self.diag[columns] - 2.0 * cross
             distances.clamp_min_(0.0)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 from vardass.errors import InputError
 
-__all__ = ["PathLike", "as_path", "atomic_write", "write_text"]
+__all__ = ["PathLike", "as_path", "atomic_write", "is_temporary", "read_json", "remove_temporary", "write_text"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -48,6 +49,18 @@ def atomic_write(path: PathLike) -> Iterator[BinaryIO]:
         raise
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file has the name of one that `atomic_write` writes to."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what a killed `atomic_write` left in a folder; only for whoever is alone to write there."""
+    for path in folder.iterdir():
+        if is_temporary(path) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
 def _umask() -> int:
     # mkstemp makes private files; the result should have the permissions of any other file of the user
     mask = os.umask(0)
@@ -59,3 +72,12 @@ def write_text(path: Path, text: str) -> None:
     """Write a whole file or none of it."""
     with atomic_write(path) as file:
         file.write(text.encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small file that may be absent or just being replaced: empty then."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -584,7 +584,13 @@ def as_kernel(kernel: Any) -> Kernel:
     if isinstance(kernel, str):
         if ":" in kernel:
             own = import_by_name(kernel, "kernel")
-            return as_kernel(own() if isinstance(own, type) else own)
+            if isinstance(own, type):
+                if not issubclass(own, Kernel):
+                    raise InputError(
+                        f"kernel {kernel!r} is {own!r}, not a subclass of vardass.kernels.Kernel; derive it"
+                    )
+                own = own()
+            return as_kernel(own)
         return _NAMED[choose(kernel, "kernel", _NAMED)]()
     if isinstance(kernel, type):
         raise InputError(f"kernel must be an object, got the class {kernel.__name__}; write {kernel.__name__}()")

@@ -37,6 +37,7 @@ __all__ = [
     "check_state",
     "choose",
     "import_by_name",
+    "refuse_code",
     "require_dense",
     "row_blocks",
     "shorten",
@@ -327,10 +328,10 @@ def import_by_name(name: str, kind: str) -> Any:
     >>> import_by_name("collections:OrderedDict", "data set").__name__
     'OrderedDict'
     """
-    module_name, colon, attribute = str(name).partition(":")
-    parts = [*module_name.split("."), *attribute.split(".")]
-    if not colon or not all(part.isidentifier() for part in parts):
+    parts = _module_and_name(str(name))
+    if parts is None:
         raise InputError(f"{kind} {name!r} is no name of the form package.module:Name; give one, such as mine.parts:My")
+    module_name, attribute = parts
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -349,6 +350,55 @@ def import_by_name(name: str, kind: str) -> Any:
             raise InputError(f"{kind} {name!r}: {module_name} ({_origin(module)}) has no {attribute!r}; {hint}")
         found = getattr(found, part)
     return found
+
+
+def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
+    """Refuse what was read from a file if it names code that `import_by_name` would import.
+
+    To import a module is to run it. Whoever types a name, or writes it in a program, knows what it runs; whoever opens
+    a file need not.
+
+    Parameters
+    ----------
+    content : Any
+        Settings as JSON and YAML have them; every text in it is looked at.
+    source : object
+        Where it was read, for the message.
+    trust_code : bool
+        Whether the user said that the file may run code.
+
+    Raises
+    ------
+    InputError
+        If there is such a name and the file is not trusted.
+
+    Examples
+    --------
+    >>> refuse_code({"network": "mlp", "device": "cuda:1"}, "config.json", trust_code=False)
+    >>> refuse_code({"network": "subprocess:Popen"}, "config.json", trust_code=False)
+    Traceback (most recent call last):
+    vardass.errors.InputError: config.json names code to be imported and run, 'subprocess:Popen'; ...
+    """
+    if trust_code:
+        return
+    if isinstance(content, Mapping):
+        content = list(content.values())
+    if isinstance(content, list | tuple):
+        for entry in content:
+            refuse_code(entry, source, trust_code=False)
+    # additions to an algorithm's name follow a plus
+    elif isinstance(content, str) and _module_and_name(content.partition("+")[0]) is not None:
+        raise InputError(
+            f"{source} names code to be imported and run, {content!r}; if you trust that code, say so with "
+            "--trust-code, in Python with trust_code=True"
+        )
+
+
+def _module_and_name(text: str) -> tuple[str, str] | None:
+    """The two parts of ``"package.module:Name"``; None for any other text."""
+    module, colon, name = text.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    return (module, name) if colon and all(part.isidentifier() for part in parts) else None
 
 
 def _origin(module: Any) -> str:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms import Algorithm, make_algorithm
 from vardass.adapt.batches import Inputs
-from vardass.adapt.config import RunConfig
+from vardass.adapt.config import RunConfig, as_input_error
 from vardass.adapt.evaluation import SCORE_NAMES, label_scores, outputs
 from vardass.adapt.networks import Network, make_network
 from vardass.adapt.networks.pretrained import backbone_config, backbone_from_config
-from vardass.data.domains import Domain
+from vardass.data.domains import Domain, Kind
 from vardass.data.images import ImagePreprocessing
+from vardass.data.own_data import how_read
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.refresh import extract_features
-from vardass.validate import Progress
+from vardass.validate import Progress, refuse_code
 
 __all__ = [
     "MODEL_FILE",
@@ -206,17 +209,20 @@ def _scores(result: RunResult, name: str, domain: Domain) -> dict[str, float | N
 def save_model(
     result: RunResult,
     path: str | os.PathLike[str],
-    class_names: Sequence[str],
+    domain: Domain,
     *,
     input_shape: tuple[int, ...],
-    kind: str,
 ) -> None:
-    """Write the chosen weights with all that `load_model` needs: a pretrained backbone is not loaded again."""
+    """Write the chosen weights with all that it takes to predict samples like those of ``domain``.
+
+    A pretrained backbone is not loaded again, and no other file is needed to scale inputs as in training.
+    """
     about = {
         "config": result.config.to_json(),
-        "class_names": list(class_names),
-        "data_kind": kind,
+        "class_names": list(domain.class_names),
+        "data_kind": domain.kind,
         "input_shape": list(input_shape),
+        "reading": how_read(domain),
         "step": result.selected_step,
         "score": result.score,
         "own_parts": result.own_parts,
@@ -237,6 +243,7 @@ def load_model(
     device: torch.device | str = "cpu",
     algorithm: Algorithm | type[Algorithm] | None = None,
     network: nn.Module | None = None,
+    trust_code: bool = False,
 ) -> tuple[Algorithm, dict[str, Any]]:
     """Read a model that a run wrote: the algorithm in evaluation mode, and a dict that describes it.
 
@@ -248,6 +255,8 @@ def load_model(
         Where it is to predict.
     algorithm, network
         The same kind of objects as the trainer had, if it had any; they get the weights of the file.
+    trust_code : bool
+        Import what the file names as ``package.module:Name``, which runs that code.
 
     Returns
     -------
@@ -255,13 +264,14 @@ def load_model(
         ``algorithm.predict(x)`` gives logits, or numbers in their own units.
     about : dict
         ``"config"``, ``"class_names"``, ``"data_kind"``, ``"input_shape"``, ``"preprocessing"`` of images, ``"step"``
-        and ``"score"``.
+        and ``"score"``; and ``"reading"``, how samples were read: with ``"scale"``, columns were scaled, and
+        ``vardass.scaling.scale_columns(x, about["reading"]["scale"])`` does so before ``predict``.
 
     Raises
     ------
     InputError
-        If the file is not a model, or not a whole one, or its weights do not fit what the settings or the given
-        objects make.
+        If the file is not a model, or not a whole one, names code that is not trusted, or its weights do not fit what
+        the settings or the given objects make.
 
     Examples
     --------
@@ -285,6 +295,13 @@ def load_model(
             raise InputError(
                 f"the model in {file} was made {_with(part, before)}, this call is {_with(part, now)}; call "
                 + (f"load_model(..., {part}=...) with such an object" if before else f"load_model without {part}=")
+            )
+    refuse_code(about["config"], file, trust_code=trust_code)
+    for name, tensor in weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise InputError(
+                f"the weights {name!r} in {file} are not finite, so the model predicts nothing; its training diverged "
+                "or the file is damaged: train again"
             )
     config = RunConfig.from_dict(about["config"])
     layout = config
@@ -324,12 +341,62 @@ def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(
             f"{file} is not a whole safetensors file, so not a model: {error}; pass {MODEL_FILE} of a run's folder"
         ) from None
-    about = json.loads(header or "{}")
-    if not {"config", "own_parts", "backbone"} <= about.keys():
-        raise InputError(
-            f"{file} is not a model that this version of vardass wrote; train again, or use the version that wrote it"
-        )
+    try:
+        about = json.loads(header or "{}")
+        if not isinstance(about, dict) or not {"config", "own_parts", "backbone"} <= about.keys():
+            raise InputError("it is none that this version of vardass wrote")
+        _Description.model_validate(about)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise _no_model(file, f"its description is not JSON ({error})") from None
+    except ValidationError as error:
+        raise _no_model(file, f"its {as_input_error(error)}") from None
+    except InputError as error:
+        raise _no_model(file, str(error)) from None
     return weights, about
+
+
+def _no_model(file: Path, why: str) -> InputError:
+    return InputError(f"{file} is not a model that can be used: {why}; train again, or use the version that wrote it")
+
+
+class _Scale(BaseModel):
+    mean: list[FiniteFloat]
+    deviation: list[Annotated[FiniteFloat, Field(gt=0)]]
+    clip: Annotated[float, Field(gt=0)] | None = None
+
+
+class _Reading(BaseModel):
+    scale: _Scale | None = None
+    interpolation: str = ""
+    front_end: dict[str, Any] | None = None
+
+
+class _Backbone(BaseModel):
+    library: Literal["transformers", "efficientnet_lite_pytorch"]
+    config: dict[str, Any]
+
+
+class _Description(BaseModel):
+    """What a model's file says of the model, as far as its types go."""
+
+    config: dict[str, Any]
+    class_names: Annotated[list[str], Field(min_length=1)]
+    data_kind: Kind
+    input_shape: list[PositiveInt]
+    own_parts: dict[str, str]
+    preprocessing: dict[str, Any]
+    backbone: _Backbone | None
+    reading: _Reading | None = None
+
+    @model_validator(mode="after")
+    def _scale_fits(self) -> _Description:
+        scale = None if self.reading is None else self.reading.scale
+        if scale is not None and not len(scale.mean) == len(scale.deviation) == math.prod(self.input_shape):
+            raise InputError(
+                f"scaling is of {len(scale.mean)} means and {len(scale.deviation)} deviations, its samples have shape "
+                f"{tuple(self.input_shape)}"
+            )
+        return self
 
 
 def require_safetensors() -> Any:

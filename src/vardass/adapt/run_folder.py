@@ -28,6 +28,7 @@ __all__ = [
     "TensorBoardLog",
     "load_checkpoint",
     "read_data_file",
+    "reading_of",
     "save_checkpoint",
 ]
 
@@ -117,7 +118,35 @@ def read_data_file(run: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError):
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"{file} is damaged; remove it and go on with --resume")
+        raise InputError(
+            f"{file} is damaged, and says how the data of the run were read; restore it from a copy, or train again in "
+            "another folder"
+        )
+    return found
+
+
+def reading_of(model: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """How the samples of a model were read: as its own file says, the rest as the run's ``data.json`` says.
+
+    Parameters
+    ----------
+    model : Path
+        ``model.safetensors``, or the folder of the run.
+    about : mapping
+        Of the model, from ``load_model``.
+
+    Raises
+    ------
+    InputError
+        If neither says whether inputs were scaled: predictions from inputs of another scale are wrong.
+    """
+    folder = model if model.is_dir() else model.parent
+    found = {**read_data_file(folder), **(about.get("reading") or {})}
+    if about["data_kind"] == "features" and "scale" not in found:
+        raise InputError(
+            f"the model in {folder} is of a version that kept the scaling of inputs in {DATA_FILE}, and there is no "
+            "such file beside it; put it back, or train again"
+        )
     return found
 
 
@@ -130,11 +159,22 @@ def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) ->
     Raises
     ------
     InputError
-        If there is something else in ``content``, which `load_checkpoint` would refuse to read.
+        If there is something else in ``content``, which `load_checkpoint` would refuse to read; or if the file cannot
+        be written, as on a full disk: the ``OSError`` is the cause then.
     """
     _refuse_objects(content, "")
-    with atomic_write(path) as file:
-        torch.save({"vardass": _FORMAT, **content}, file)
+    try:
+        with atomic_write(path) as file:
+            torch.save({"vardass": _FORMAT, **content}, file)
+    except (OSError, RuntimeError) as error:
+        reason = error if isinstance(error, OSError) else error.__context__  # torch wraps what the file raised
+        if not isinstance(reason, OSError):
+            raise
+        kept = "the one before it is whole" if Path(path).exists() else "there is none before it"
+        raise InputError(
+            f"the checkpoint {path} cannot be written: {reason.strerror or reason}; {kept}; make room, and go on with "
+            "resume=True"
+        ) from reason
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -201,6 +241,11 @@ class History:
         self.strata_log: dict[str, float] = {}
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """Sums of the losses since the last evaluation."""
+        return list(self._sums.values())
 
     def add_losses(self, parts: Mapping[str, Tensor]) -> None:
         """Take in the losses of one step."""

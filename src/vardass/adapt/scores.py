@@ -19,7 +19,7 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
-from vardass.adapt.run_folder import read_data_file
+from vardass.adapt.run_folder import reading_of
 from vardass.data.domains import Domain
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.folders import subfolders
@@ -388,7 +388,7 @@ def evaluate_run(
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     **parts
-        ``algorithm`` or ``network``, if the run was made with such objects, see `load_model`.
+        ``algorithm`` or ``network``, if the run was made with such objects, and ``trust_code``, see `load_model`.
 
     Raises
     ------
@@ -452,7 +452,7 @@ def labelled_domains(
     key, labels : str, optional
         See `evaluate_run`.
     """
-    how = read_data_file(run if run.is_dir() else run.parent)
+    how = reading_of(run, about)
     entries: list[tuple[str, str, Data]] = []  # name, what stands in for it, data
     for name, entry in given:
         if isinstance(entry, Domain):

@@ -34,7 +34,7 @@ from vardass.adapt.reproducibility import deferred_interrupt, randomness_restore
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, derived_seed
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassError
 from vardass.refresh import FeatureBank, TimeAccount
 from vardass.samplers import RefreshableSampler
 from vardass.validate import Progress
@@ -163,6 +163,7 @@ class Trainer:
         if self._starts_processes:
             self._check_begin(resume)
             run_in_processes(self, resume=resume or self.step > 0, progress=progress)
+            self._tell_if_interrupted()
             return self._result()
         with randomness_restored(self.device), deferred_interrupt() as asked_to_stop:
             tell = _noting(progress, asked_to_stop)
@@ -182,17 +183,31 @@ class Trainer:
                     if tell is not None:
                         message = self.history.message(self.step, self.config.steps, self.account)
                         tell(self.step / self.config.steps, message)
+                self._save()
+            except InputError as error:
+                if isinstance(error.__cause__, OSError):
+                    # a disk that has no room for a checkpoint may have some for the model, which is smaller
+                    self._save_model(self._result())
+                elif self._has_diverged():
+                    raise VardassError(
+                        f"training diverged: after step {self.step} losses or weights are not finite numbers; lower "
+                        f"lr={self.config.lr} or the penalty"
+                    ) from error
+                raise
             finally:
                 for stream in self.streams.values():
                     stream.close()
                 if self.tensorboard is not None:
                     self.tensorboard.close()
-            self._save()
             result = self._result()
-            if self.out is not None and self.processes.leads:
-                path, domain = self.out / MODEL_FILE, self.splits.source_train
-                save_model(result, path, domain.class_names, input_shape=self.input_shape, kind=domain.kind)
+            self._save_model(result)
+            self._tell_if_interrupted()
             return result
+
+    def _has_diverged(self) -> bool:
+        # weights whose squares overflow make features that do
+        sizes = [parameter.detach().square().sum() for parameter in self.algorithm.parameters()]
+        return self.step > 0 and not all(bool(value.isfinite().all()) for value in (*sizes, *self.history.losses))
 
     def _one_step(self) -> None:
         with self.account("drawing"):
@@ -307,10 +322,6 @@ class Trainer:
             chosen = self.backbone.put_back(chosen)
         if self._starts_processes:
             chosen = chosen.to(pick_device(self.config.device, self.config.accelerator))
-        interrupted = self.step < self.config.steps
-        if interrupted and self.processes.leads and (self._starts_processes or self.processes.count == 1):
-            kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
-            tell_user(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
         return RunResult(
             config=self.config,
             algorithm=chosen.eval(),
@@ -319,12 +330,18 @@ class Trainer:
             score=self.choice.score,
             equal_steps=self.choice.equal,
             competing=self.choice.competing,
-            interrupted=interrupted,
+            interrupted=self.step < self.config.steps,
             metrics=list(self.history.metrics),
             seconds=dict(self.account.seconds),
             out=self.out,
             own_parts=self.own_parts,
         )
+
+    def _tell_if_interrupted(self) -> None:
+        alone = self._starts_processes or self.processes.count == 1
+        if self.step < self.config.steps and self.processes.leads and alone:
+            kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
+            tell_user(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
 
     # --- state ----------------------------------------------------------------------------------------
 
@@ -378,6 +395,10 @@ class Trainer:
         if self.folder is not None and self.processes.leads:
             with self.account("saving"):
                 self.folder.save(self.config, self.state_dict())
+
+    def _save_model(self, result: RunResult) -> None:
+        if self.out is not None and self.processes.leads:
+            save_model(result, self.out / MODEL_FILE, self.splits.source_train, input_shape=self.input_shape)
 
 
 def _check_kinds(config: Any, splits: Any) -> None:

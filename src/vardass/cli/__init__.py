@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         return _run(arguments)
+    except KeyboardInterrupt:  # while modules are imported, which takes seconds
+        return _fail("interrupted", code=130)
     except MissingExtraError as error:
         return _fail(str(error))
     except ModuleNotFoundError as error:
@@ -54,6 +56,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except VardassError as error:
         return _fail(str(error))
     except (MemoryError, RuntimeError) as error:
+        if str(error).startswith("Symlink loop"):  # as pathlib says it
+            return _fail(f"{error} of the file system: its links lead to each other; choose another path")
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch says it
             raise
         return _fail("out of memory; take fewer rows, or a small --rank such as 64")

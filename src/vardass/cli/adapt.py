@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,11 +39,12 @@ from vardass.data.registry import DATASETS, find_dataset, image_options, load_ta
 from vardass.data.scaling import ScaledInputs, standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import write_text
+from vardass.files import is_temporary, read_json, remove_temporary, write_text
+from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 
 __all__ = ["adapt", "tasks", "train"]
 
-_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER)
+_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
 _LABELS = r"Array or column of labels in embeddings \[labels]; for .npy a file beside it \[{name}.labels.npy]."
@@ -104,7 +106,7 @@ def adapt(
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
-    config = RunConfig.recommended(**{"network": NETWORKS[found], **chosen})
+    config = _recommended({"network": NETWORKS[found], **chosen}, out, resume=resume)
     wanted = preprocessing_of(config.network, config.network_options) or IMAGENET
     usual = SMALL if config.network == "conv" else wanted.to_dict()["size"]
     pixels = usual if size is None else size
@@ -135,11 +137,11 @@ def adapt(
     }
     # all of the target is there to be adapted to and predicted: no part of it is a test set
     splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
-    result = _run(config, splits, out, data, resume=resume, domains=[*sources, target])
-    predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
-    scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
-    measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
-    _show(Summary(task.name, result, predictions, scores, measured_on, doctor), out, data, as_json)
+    with _run(config, splits, out, data, resume=resume, domains=[*sources, target]) as result:
+        predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
+        scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
+        measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
+        _show(Summary(task.name, result, predictions, scores, measured_on, doctor), out, data, as_json)
 
 
 @with_run_options
@@ -194,15 +196,15 @@ def train(
     splits = split_task(loaded, seed=config.seed, holdout=holdout, unlabelled_fraction=unlabelled_fraction)
     if config.selection == "oracle":
         splits.target_val.reveal()
-    result = _run(config, splits, out, data, resume=resume)
-    measured = splits.target_test if len(splits.target_test) else splits.target_unlabelled
-    predictions = predict_domain(result.algorithm, measured, config, root=root)
-    final = final_report(result, splits)
-    tested = f"{final['target_samples']:,} samples that were not trained on"
-    scores = {name: final[f"target_{name}"] for name in SCORE_NAMES[config.regression]}
-    known = None if None in scores.values() else scores
-    doctor = short_form(result, splits)
-    _show(Summary(f"{dataset} {task}", result, predictions, known, tested, doctor), out, data, as_json)
+    with _run(config, splits, out, data, resume=resume) as result:
+        measured = splits.target_test if len(splits.target_test) else splits.target_unlabelled
+        predictions = predict_domain(result.algorithm, measured, config, root=root)
+        final = final_report(result, splits)
+        tested = f"{final['target_samples']:,} samples that were not trained on"
+        scores = {name: final[f"target_{name}"] for name in SCORE_NAMES[config.regression]}
+        known = None if None in scores.values() else scores
+        doctor = short_form(result, splits)
+        _show(Summary(f"{dataset} {task}", result, predictions, known, tested, doctor), out, data, as_json)
 
 
 def tasks(
@@ -220,6 +222,18 @@ def tasks(
     if not names:
         raise InputError(f"the tasks of {dataset!r} depend on your files; say where they are with --root DIR")
     print("\n".join(names))
+
+
+def _recommended(settings: Mapping[str, Any], out: Path, *, resume: bool) -> RunConfig:
+    """The recommended settings; of a resumed run those that suit the steps it was begun with, however many it has now.
+
+    When the penalty rises and classes are aligned depends on the steps, and cannot change in the middle of a run.
+    """
+    config = RunConfig.recommended(**settings)
+    begun = read_json(out / CONFIG_FILE).get("steps") if resume else None
+    if not isinstance(begun, int) or begun < 1:
+        return config
+    return RunConfig.recommended(**{**settings, "steps": begun}).changed(steps=config.steps)
 
 
 def _check_options_of_kind(found: Kind, **options: Mapping[str, Any]) -> None:
@@ -240,6 +254,7 @@ def _facts(task: Task) -> dict[str, Any]:
     }
 
 
+@contextmanager
 def _run(
     config: RunConfig,
     splits: TaskSplits,
@@ -248,24 +263,33 @@ def _run(
     *,
     resume: bool,
     domains: Sequence[Path] = (),
-) -> RunResult:
-    """Train, with a progress bar where somebody is looking; exit with code 130 if it was interrupted."""
-    _check_folder(out, data, resume=resume, domains=domains)
+) -> Iterator[RunResult]:
+    """Train, with a progress bar where somebody is looking, and keep the folder locked until all is written.
+
+    If it was interrupted, exit with code 130.
+    """
+    check = partial(_check_folder, out, data, resume=resume, domains=domains)
+    check()
     pick_device(config.device)  # before the folder is made
     try:
         trainer = _trainer(config, splits, out)
         _make_folder(out)
-        write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
-        # networks on embeddings are small: one thread is as fast, and several times faster on a machine that others use
-        with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
-            result = trainer.run(resume=resume, progress=progress)
+        # under torchrun each process runs the whole command
+        with locked(out, work="run") if trainer.processes.leads else nullcontext():
+            if trainer.processes.leads:
+                check()  # once more: another run may have been here
+                remove_temporary(out)
+            write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
+            # networks on embeddings are small: one thread is as fast, and several times faster where others work too
+            with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
+                result = trainer.run(resume=resume, progress=progress)
+            if result.interrupted:
+                done = f"interrupted after step {result.step} of {config.steps}"
+                print(f"{done}; repeat the command with --resume to go on in {out}", file=sys.stderr)
+                raise typer.Exit(130)
+            yield result
     except InputError as error:
         raise InputError(clean_message(str(error)).replace("resume=True", "--resume")) from error
-    if result.interrupted:
-        done = f"interrupted after step {result.step} of {config.steps}"
-        print(f"{done}; repeat the command with --resume to go on in {out}", file=sys.stderr)
-        raise typer.Exit(130)
-    return result
 
 
 def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
@@ -281,7 +305,8 @@ def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: 
         raise InputError(f"{out} already holds a run; go on with --resume, or choose another folder with --out")
     if not is_run and out.is_dir():
         # what a run leaves that stopped before its first checkpoint may be replaced, nothing else
-        other = sorted(entry.name for entry in out.iterdir() if entry.name not in _LEFT_BY_A_RUN)
+        entries = [entry for entry in out.iterdir() if not is_temporary(entry)]
+        other = sorted(entry.name for entry in entries if entry.name not in _LEFT_BY_A_RUN)
         if other:
             raise InputError(f"{out} holds {other[0]!r} and no run; choose an empty or new folder with --out")
     before = read_data_file(out) if is_run else {}

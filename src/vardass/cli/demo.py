@@ -21,7 +21,7 @@ from rich.table import Table
 from vardass.adapt.batches import Inputs
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
-from vardass.adapt.run_folder import RunFolder, read_data_file
+from vardass.adapt.run_folder import RunFolder, reading_of
 from vardass.backend import one_thread
 from vardass.cli.adapt import adapt
 from vardass.cli.progress import progress_bar
@@ -155,7 +155,7 @@ def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, consol
             )
         first = False
         algorithm, about = load_model(place)
-        domains = [own_domain(path, about, read_data_file(place)) for path in (source, target)]
+        domains = [own_domain(path, about, reading_of(place, about)) for path in (source, target)]
         device = next(algorithm.parameters()).device
         features = [outputs(algorithm, Inputs(domain, device))[0] for domain in domains]
         loss: Any = algorithm.loss

@@ -18,19 +18,20 @@ from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, RunResult, load_model
 from vardass.adapt.networks import is_pretrained
-from vardass.adapt.run_folder import read_data_file
+from vardass.adapt.run_folder import reading_of
 from vardass.adapt.trainer import Trainer
 from vardass.cli.progress import progress_bar
+from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.own_data import find_kind, own_task
-from vardass.data.scaling import ScaledInputs
+from vardass.data.scaling import ScaledInputs, scaled_inputs
 from vardass.data.splits import TaskSplits, split_task
 from vardass.doctor import Diagnosis, diagnose
 from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.losses import CORALLoss, MMDLoss
 from vardass.plots import diagnosis_figure, require_matplotlib, save_figure
-from vardass.scaling import CLIP, scale_columns
+from vardass.scaling import CLIP
 from vardass.validate import check_count, choose
 
 __all__ = ["NETWORKS", "doctor", "short_form"]
@@ -64,6 +65,7 @@ def doctor(
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write doctor.json and the picture to.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Measure what a sampler can and cannot help on your data, and say in five lines what to use and why."""
     source, target = source.expanduser(), target.expanduser()
@@ -75,7 +77,7 @@ def doctor(
     reading: dict[str, Any] = {"key": key, "labels": labels, "columns": columns}
     algorithm: Algorithm | None = None
     if model is not None:
-        algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading)
+        algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading, trust_code)
     else:
         reading |= {"standardise": standardise, "regression": regression}
         task = own_task([source], target, found_kind, **reading, size=SMALL)
@@ -187,13 +189,15 @@ def _warmed_up(task: Task, kind: Kind, steps: int, batch_size: int, seed: int) -
         )
 
 
-def _of_run(run: Path, source: Path, target: Path, kind: Kind, reading: dict[str, Any]) -> tuple[Algorithm, Task]:
+def _of_run(
+    run: Path, source: Path, target: Path, kind: Kind, reading: dict[str, Any], trust_code: bool
+) -> tuple[Algorithm, Task]:
     """The chosen model of a run, and the two domains read as it read its own."""
     file = run / MODEL_FILE if run.is_dir() else run
     if not file.is_file():
         raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
-    algorithm, about = load_model(file, device=pick_device("auto"))
-    data = read_data_file(file.parent)
+    algorithm, about = load_model(file, device=pick_device("auto"), trust_code=trust_code)
+    data = reading_of(file, about)
     if kind != about["data_kind"]:
         raise InputError(f"{source} holds {kind} data, the model was trained on {about['data_kind']} data; give those")
     shape = tuple(about["input_shape"])
@@ -221,7 +225,7 @@ def _scaled(domain: Domain, scale: dict[str, Any]) -> Domain:
             f"{domain.name} has {table.tensor.shape[1]} features, the model was trained on {len(scale['mean'])}; "
             "use the same encoder and columns"
         )
-    return domain.with_inputs(ScaledInputs(scale_columns(table.tensor, scale), scale))
+    return domain.with_inputs(scaled_inputs(table.tensor, scale, domain.name))
 
 
 def _write(found: Diagnosis, out: Path, title: str) -> list[Path]:

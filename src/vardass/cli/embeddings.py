@@ -71,7 +71,7 @@ def features_of(path: Path, *, key: str | None, columns: str | None, leave_out: 
 
 def check_output(option: str, target: Path, source: Path) -> None:
     """Refuse an output that is the input, a folder, or cannot be written; before the work, not after it."""
-    if target.exists() and os.path.samefile(target, source):
+    if target.exists() and source.exists() and os.path.samefile(target, source):
         raise InputError(f"{option} {target} is the input file; choose another name")
     if target.is_dir():
         raise InputError(f"{option} {target} is a folder; give a file name in it")

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vardass.adapt.run_folder import DATA_FILE, read_data_file
+from vardass.adapt.run_folder import DATA_FILE, reading_of
 from vardass.adapt.scores import ClassificationScores, Evaluation, evaluate_domains, labelled_domains, load_classifier
 from vardass.cli.predict import clean_message, csv_text, sample_names
-from vardass.cli.run_options import parse_pairs
+from vardass.cli.run_options import TrustCode, parse_pairs
 from vardass.data.domains import Domain, Task
 from vardass.data.images import IMAGENET
 from vardass.data.own_data import own_task
@@ -27,7 +27,7 @@ from vardass.data.splits import split_task
 from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.plots import evaluation_figure, require_matplotlib, save_figure
-from vardass.validate import shorten
+from vardass.validate import refuse_code, shorten
 
 __all__ = ["evaluate"]
 
@@ -50,6 +50,7 @@ def evaluate(
     workers: Annotated[int, typer.Option(help="Processes that decode files.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Measure the model of a run on labelled data: accuracy, classes, confusion and calibration, by domain.
 
@@ -60,12 +61,12 @@ def evaluate(
     run, given = run.expanduser(), [_named(text) for text in data or ()]
     if out is not None:
         _check_folder(out, [path for _, path in given])
-    algorithm, about = load_classifier(run, device=device)
+    algorithm, about = load_classifier(run, device=device, trust_code=trust_code)
     note = ""
     if given:
         domains = labelled_domains(given, about, run, key=key, labels=labels)
     else:
-        domains, note = _own_domains(run, about)
+        domains, note = _own_domains(run, about, trust_code=trust_code)
     try:
         found = evaluate_domains(algorithm, about, domains, workers=workers)
     except InputError as error:
@@ -91,11 +92,13 @@ def _named(text: str) -> tuple[str | None, Path]:
 # --- the data of the run itself -------------------------------------------------------------------------
 
 
-def _own_domains(run: Path, about: Mapping[str, Any]) -> tuple[dict[str, Domain], str]:
+def _own_domains(run: Path, about: Mapping[str, Any], *, trust_code: bool) -> tuple[dict[str, Domain], str]:
     """What a run kept out of training of each source, its target as far as it has labels, and what these are."""
-    how = read_data_file(run if run.is_dir() else run.parent)
+    folder = run if run.is_dir() else run.parent
+    how = reading_of(run, about)
     if "holdout" not in how:
         raise InputError(f"{run} has no {DATA_FILE}, so its data are not known; name data to evaluate on")
+    refuse_code(how.get("dataset"), folder / DATA_FILE, trust_code=trust_code)
     task = _task_of(how, about)
     before = how["source_samples"], how["target_samples"], how["classes"]
     if before != ([len(source) for source in task.sources], len(task.target), list(task.class_names)):

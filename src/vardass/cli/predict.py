@@ -20,7 +20,9 @@ from vardass.adapt.devices import pick_device
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
 from vardass.adapt.regression import regression_scores
-from vardass.adapt.run_folder import read_data_file
+from vardass.adapt.run_folder import reading_of
+from vardass.cli.embeddings import check_output
+from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, find_sample
 from vardass.data.own_data import own_domain
 from vardass.errors import InputError
@@ -47,16 +49,19 @@ def predict(
     key: Annotated[str | None, typer.Option(help="Array of features in an .npz file.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that decode files.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    trust_code: TrustCode = False,
 ) -> None:
     """Predict a class with confidence for each sample, as CSV: sample, class, confidence; by a regression, numbers."""
     run, data = run.expanduser(), data.expanduser()
     file = run / MODEL_FILE if run.is_dir() else run
     if not file.is_file():
         raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
-    if out is not None and out.exists() and (out.is_dir() or out.resolve() == data.resolve()):
-        raise InputError(f"--out {out} is {'a folder' if out.is_dir() else 'the input'}; choose another file name")
-    algorithm, about = load_model(file, device=pick_device(device))
-    domain = own_domain(data, about, read_data_file(file.parent), key=key)
+    if out is not None:
+        check_output("--out", out, data)
+        if out.suffix.lower() != ".csv":
+            raise InputError(f"--out {out} is a table as CSV; give it a name that ends with .csv")
+    algorithm, about = load_model(file, device=pick_device(device), trust_code=trust_code)
+    domain = own_domain(data, about, reading_of(file, about), key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
         print(predictions.to_csv(), end="")
@@ -163,6 +168,12 @@ def predict_domain(
         )
     except InputError as error:
         raise InputError(clean_message(str(error))) from error
+    if not bool(found.isfinite().all()):
+        row = int(found.isfinite().all(1).int().argmin())
+        raise InputError(
+            f"the model gives {found[row].tolist()} for sample {sample_names(domain, root)[row]}, which is no "
+            "prediction; check its values, or train again with a lower learning rate"
+        )
     if algorithm.units is not None:
         return PredictedNumbers(sample_names(domain, root), found, domain.class_names)
     confidences, classes = found.double().softmax(1).max(1)

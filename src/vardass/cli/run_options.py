@@ -16,8 +16,9 @@ from rich.markup import escape
 from vardass.adapt.config import RunConfig
 from vardass.adapt.run_folder import CONFIG_FILE
 from vardass.errors import InputError
+from vardass.validate import refuse_code
 
-__all__ = ["DATA_PANEL", "parse_pairs", "schema_option", "settings_of", "with_run_options"]
+__all__ = ["DATA_PANEL", "TrustCode", "parse_pairs", "schema_option", "settings_of", "with_run_options"]
 
 DATA_PANEL = "Data and files"
 _METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
@@ -43,6 +44,9 @@ _SHOWN = {
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
 _CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier run; other options come first."
+_TRUST = "Import code that files name as package.module:Name, which runs it; what you type yourself is imported anyway."
+
+TrustCode = Annotated[bool, typer.Option("--trust-code", help=_TRUST)]
 
 
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,6 +59,7 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
         *(_option(name, schema) for name, schema in _SCHEMA.items()),
         _parameter("settings", list[str], typer.Option("--set", help=_SETTINGS, rich_help_panel=DATA_PANEL)),
         _parameter("config", Path, typer.Option(help=_CONFIG, rich_help_panel=DATA_PANEL)),
+        _parameter("trust_code", bool, typer.Option("--trust-code", help=_TRUST, rich_help_panel=DATA_PANEL)),
         _parameter("schema", bool, schema_option(RunConfig.model_json_schema, panel=DATA_PANEL)),
     ]
 
@@ -137,6 +142,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     flags = {name: value for name, value in given.items() if value is not None}
     file, pairs, penalty = flags.pop("config", None), flags.pop("settings", None), flags.pop("penalty", None)
+    trust_code = flags.pop("trust_code", False)
     chosen: dict[str, Any] = {}
     for name, value in flags.items():
         if isinstance(value, list):
@@ -147,7 +153,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     more += [(name, value, f"--set {name}={value}") for name, value in parse_pairs("--set", pairs).items()]
     for name, value, words in more:
         _add(chosen, said, name, value, words)
-    settings = {**_DEFAULTS, **({} if file is None else _read_config(file.expanduser()))}
+    settings = {**_DEFAULTS, **({} if file is None else _read_config(file.expanduser(), trust_code))}
     for owner, options in _OWNED.items():
         if chosen.get(owner, settings.get(owner)) != settings.get(owner):
             settings.pop(options, None)
@@ -180,7 +186,7 @@ def _add(chosen: dict[str, Any], said: dict[str, str], name: str, value: Any, wo
     raise InputError(f"{words} and {earlier} differ; give one of them")
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:
     """Settings in a file, or in the folder of a run."""
     from vardass.experiments.yaml_file import parse_yaml
 
@@ -189,7 +195,8 @@ def _read_config(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8-sig")
         found = json.loads(text) if file.suffix == ".json" else parse_yaml(text)
         if not isinstance(found, dict):
-            raise InputError('it must hold settings by name, such as {"steps": 100}')
+            raise InputError(f'it must hold settings by name, such as {{"steps": 100}}, got a {type(found).__name__}')
+        refuse_code(found, "it", trust_code=trust_code)
         RunConfig.from_dict(found)
     except OSError as error:
         raise InputError(f"--config {file} cannot be read: {error.strerror}; give a file of settings") from None
@@ -197,6 +204,8 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise InputError(f"--config {file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except json.JSONDecodeError as error:
         raise InputError(f"--config {file} is not JSON in line {error.lineno}: {error.msg}; mend it") from None
+    except RecursionError:
+        raise InputError(f"--config {file} is nested too deeply to be read; give a file of settings") from None
     except InputError as error:
         raise InputError(f"--config {file}: {error}") from None
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vardass.cli.progress import progress_bar
-from vardass.cli.run_options import parse_pairs, schema_option
+from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
 from vardass.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def sweep(
         bool,
         typer.Option("--dry-run", help="Only say what would be run, and how long and how much memory it would take."),
     ] = False,
+    trust_code: TrustCode = False,
     schema: Annotated[bool, schema_option(_schema)] = False,
 ) -> None:
     """Run all that a specification asks for, each run once.
@@ -66,6 +67,7 @@ def sweep(
         repeats=repeats,
         search_size=search_size,
         settings=parse_pairs("--set", setting),
+        trust_code=trust_code,
     )
     runs = asked.runs()
     if dry_run:

@@ -111,7 +111,10 @@ def read_labelled(
         known = _names(path)
         if labels not in known:
             what = "array" if ending == ".npz" else "column"
-            raise InputError(f"no {what} {labels!r} for labels in {path}; it has {shorten(known)}; name another one")
+            raise InputError(
+                f"no {what} {labels!r} for labels in {path}; it has {shorten(known)}{_candidates(path)}; name another "
+                "one with --labels"
+            )
     others = [name for name in (labels, *leave_out) if name is not None]
     table = read_embeddings(path, key=key, columns=columns, leave_out=others)
     # checked twice: what float64 holds may be infinite in float32
@@ -132,6 +135,13 @@ def read_labelled(
             f"{what} are {values.dtype} of shape {values.shape} for {len(features)} rows; "
             "give one whole number or name for each row"
         )
+    if values.dtype.kind in "US":
+        empty = (np.char.strip(values) == values.dtype.type()).nonzero()[0]
+        if len(empty):
+            raise InputError(
+                f"{what} are empty in row {empty[0]} (from 0), and in {len(empty)} of {len(values)} rows in all; fill "
+                "them in, or leave these rows out"
+            )
     if values.dtype.kind == "f":
         whole = np.where(np.isfinite(values), values, 0.5)
         if (whole != np.round(whole)).any():
@@ -188,6 +198,21 @@ def _names(path: Path) -> list[str]:
         return list(file.schema_arrow.names)
 
 
+def _candidates(path: Path) -> str:
+    """All columns or arrays of text in a file, which may be its labels, for a message."""
+    ending = path.suffix.lower()
+    if ending == ".npz":
+        found = [name for name, (_, dtype) in _npz_headers(path).items() if dtype.kind in "US"]
+    elif ending == ".csv":
+        layout = _csv_layout(path)
+        _, row = next(_csv_rows(path, layout), ("", []))
+        found = [name for name, cell in zip(layout.names or [], row) if not _is_number(cell)]
+    else:
+        with _parquet_file(path) as file:
+            found = [field.name for field in file.schema_arrow if "string" in str(field.type)]
+    return f", of which these are text: {', '.join(map(repr, found))}" if found else ", none of them text"
+
+
 def read_labels(path: Path, labels: str) -> NDArray[Any]:
     """Labels, or any other array or column of one value a row, as they are in the file; see `read_labelled`."""
     ending = path.suffix.lower()
@@ -205,7 +230,7 @@ def read_labels(path: Path, labels: str) -> NDArray[Any]:
             return loaded
         with loaded:
             return np.asarray(loaded[labels])
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # of many kinds, as what is damaged may be an archive or a header
         raise InputError(f"the labels in {source} are not usable ({error}); save whole numbers or text") from None
 
 
@@ -312,7 +337,7 @@ def _read_npy(path: Path) -> NDArray[Any]:
         return array
     except InputError:
         raise
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, OverflowError) as error:
         raise InputError(f"{path} is damaged ({_one_line(error)}); write it again with np.save") from None
 
 
@@ -345,9 +370,16 @@ def _whole_npz(path: Path) -> Iterator[None]:
 
 
 def _header(file: IO[bytes]) -> Header:
-    version = np.lib.format.read_magic(file)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = reader(file)
+    try:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = reader(file)
+    except (ValueError, OSError, EOFError):
+        raise
+    except Exception as error:  # numpy parses the header as Python, which fails in many ways
+        raise ValueError(f"its header cannot be read: {_one_line(error)}") from None
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says shape {shape}")
     return shape, dtype
 
 
@@ -416,13 +448,24 @@ def _read_csv_column(path: Path, name: str) -> NDArray[Any]:
     """Cells of a named column: whole numbers if all are, else text."""
     layout = _csv_layout(path)
     position = (layout.names or []).index(name)
-    with _csv_text(path) as file:
-        reader = csv.reader(file, delimiter=layout.delimiter, skipinitialspace=True)
-        cells = [row[position].strip() for row in reader if row and reader.line_num > layout.header_lines]
+    cells = [row[position].strip() for _, row in _csv_rows(path, layout)]
     try:
         return np.array([int(cell) for cell in cells], dtype=np.int64)
     except ValueError:
         return np.array(cells)
+
+
+def _csv_rows(path: Path, layout: _CsvLayout) -> Iterator[tuple[str, list[str]]]:
+    """Cells of each row below the header, all of one width, with the row's place for messages."""
+    with _csv_text(path) as file:
+        reader = csv.reader(file, delimiter=layout.delimiter, skipinitialspace=True)
+        for row in reader:
+            if not row or reader.line_num <= layout.header_lines:
+                continue
+            where = f"line {reader.line_num} of {path}"
+            if len(row) != layout.width:
+                raise InputError(f"{where} has {len(row)} columns, not {layout.width}; mend the line")
+            yield where, row
 
 
 @contextmanager
@@ -472,21 +515,14 @@ def _is_number(text: str) -> bool:
 
 def _explain(path: Path, layout: _CsvLayout, wanted: Sequence[int], cause: ValueError) -> InputError:
     """Find the first line or cell that stopped the fast reader."""
-    with _csv_text(path) as file:
-        reader = csv.reader(file, delimiter=layout.delimiter)
-        for row in reader:
-            if not row or reader.line_num <= layout.header_lines:
-                continue
-            where = f"line {reader.line_num} of {path}"
-            if len(row) != layout.width:
-                return InputError(f"{where} has {len(row)} columns, not {layout.width}; mend the line")
-            for i in wanted:
-                if not _is_number(row[i]):
-                    name = f"column {layout.names[i]!r}" if layout.names else f"column {i}"
-                    what = f"{row[i]!r} is not a number" if row[i].strip() else "a value is missing"
-                    return InputError(
-                        f"{what} in {name}, {where}; mend the value, or choose numeric columns with --columns"
-                    )
+    for where, row in _csv_rows(path, layout):
+        for i in wanted:
+            if not _is_number(row[i]):
+                name = f"column {layout.names[i]!r}" if layout.names else f"column {i}"
+                what = f"{row[i]!r} is not a number" if row[i].strip() else "a value is missing"
+                return InputError(
+                    f"{what} in {name}, {where}; mend the value, or choose numeric columns with --columns"
+                )
     return InputError(f"cannot read {path} ({str(cause).splitlines()[0]}); write it again as plain numbers")
 
 

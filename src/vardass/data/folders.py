@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
 from vardass.data.domains import Domain, Task, pair_names, parse_pair
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
 from vardass.validate import choose, shorten
 
@@ -71,6 +72,19 @@ def files_in(folder: Path, kind: FileKind) -> list[Path]:
     )
 
 
+def _tell_of_hidden(root: Path, kind: FileKind) -> None:
+    """Warn of hidden folders with samples, which are not taken for classes."""
+    hidden = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and entry.name.startswith(".")]
+    left_out = [entry.name for entry in hidden if files_in(entry, kind)]
+    if left_out:
+        warnings.warn(
+            f"{root} has hidden folders with {kind} files, {shorten(left_out)}, which are not read; rename them if "
+            "they are classes",
+            VardassWarning,
+            stacklevel=4,
+        )
+
+
 def _scan_classes(
     root: Path, kind: FileKind, class_names: Sequence[str] | None = None
 ) -> tuple[list[Path], Tensor, tuple[str, ...]]:
@@ -87,6 +101,7 @@ def _scan_classes(
         there, but no others may be.
     """
     folders = subfolders(root)
+    _tell_of_hidden(root, kind)
     found = [folder.name for folder in folders]
     names = tuple(found if class_names is None else class_names)
     extra = [name for name in found if name not in names]

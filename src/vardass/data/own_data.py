@@ -15,9 +15,8 @@ from vardass.data.embedding_files import EMBEDDING_ENDINGS, has_labels, read_lab
 from vardass.data.embedding_tasks import embedding_task, label_texts
 from vardass.data.folders import folder_domain, folder_task, subfolders
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
-from vardass.data.scaling import ScaledInputs
+from vardass.data.scaling import ScaledInputs, scaled_inputs
 from vardass.errors import InputError
-from vardass.scaling import scale_columns
 from vardass.validate import choose, shorten
 
 __all__ = ["KINDS", "find_kind", "how_read", "own_domain", "own_task"]
@@ -147,13 +146,12 @@ def own_domain(
             f"{path} has {table.shape[1]} features, the model was trained on samples of shape {shape}; use the same "
             "encoder and columns"
         )
-    if data.get("scale"):
-        table = scale_columns(table, data["scale"])
+    inputs = scaled_inputs(table, data["scale"], str(path)) if data.get("scale") else TensorInputs(table)
     if values is None:
-        return Domain(path.stem, TensorInputs(table), None, names, regression=about["config"].regression)
+        return Domain(path.stem, inputs, None, names, regression=about["config"].regression)
     texts, which = label_texts(values)
     _refuse_unknown(path, texts, names)
-    return Domain(path.stem, TensorInputs(table), torch.tensor([names.index(text) for text in texts])[which], names)
+    return Domain(path.stem, inputs, torch.tensor([names.index(text) for text in texts])[which], names)
 
 
 def _refuse_unknown(path: Path, found: Sequence[str], classes: Sequence[str]) -> None:

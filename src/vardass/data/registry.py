@@ -160,7 +160,7 @@ def find_dataset(name: str) -> DatasetInfo:
     found = import_by_name(name, "data set")
     if isinstance(found, DatasetInfo):
         return replace(found, name=name)
-    if not callable(found):
+    if isinstance(found, type) or not callable(found):
         raise InputError(
             f"data set {name!r} is a {type(found).__name__}; name a DatasetInfo, or a function load(task, root) that "
             "returns a Task"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vardass.data.domains import Task, TensorInputs
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassWarning
 from vardass.scaling import Scale, robust_scale, scale_columns
 
-__all__ = ["ScaledInputs", "standardise_task"]
+__all__ = ["ScaledInputs", "scaled_inputs", "standardise_task"]
+
+_FAR = 1000.0  # deviations: a mark for missing values, or another unit, rather than a tail
 
 
 class ScaledInputs(TensorInputs):
@@ -20,6 +23,22 @@ class ScaledInputs(TensorInputs):
     def __init__(self, tensor: Tensor, scale: Scale) -> None:
         super().__init__(tensor)
         self.scale = dict(scale)
+
+
+def scaled_inputs(table: Tensor, scale: Scale, name: str) -> ScaledInputs:
+    """Rows (n, d) of the domain ``name`` scaled by ``scale``, with a warning if values are absurdly far from it."""
+    far = scale_columns(table, {**scale, "clip": None}).abs()
+    if "clip" in scale and bool((far > _FAR).any()):
+        row, column = divmod(int(far.argmax()), far.shape[1])
+        warnings.warn(
+            f"{name} has {float(table[row, column]):.6g} in column {column} of row {row} (both from 0), "
+            f"{float(far[row, column]):.3g} deviations of the sources from their mean; it is cut to "
+            f"{scale['clip']:g}, as are {int((far > _FAR).sum()) - 1:,} more such values: mend them if they stand for "
+            "missing ones",
+            VardassWarning,
+            stacklevel=3,
+        )
+    return ScaledInputs(scale_columns(table, scale), scale)
 
 
 def standardise_task(task: Task) -> tuple[Task, dict[str, Any]]:
@@ -44,9 +63,24 @@ def standardise_task(task: Task) -> tuple[Task, dict[str, Any]]:
         if isinstance(domain.dataset, ScaledInputs):
             raise InputError(f"domain {domain.name!r} is standardised already; ask for it once")
         tables.append(domain.dataset.tensor)
-    scale = robust_scale(torch.cat(tables[:-1]))
+    reference = torch.cat(tables[:-1])
+    scale = robust_scale(reference)
+    _tell_of_constant_columns(reference)
     scaled = [
-        domain.with_inputs(ScaledInputs(scale_columns(table, scale), scale))
+        domain.with_inputs(scaled_inputs(table, scale, domain.name))
         for domain, table in zip((*task.sources, task.target), tables, strict=True)
     ]
     return Task(task.name, tuple(scaled[:-1]), scaled[-1]), scale
+
+
+def _tell_of_constant_columns(reference: Tensor) -> None:
+    constant = (reference == reference[0]).all(0).nonzero().flatten().tolist()
+    if constant and len(reference) > 1:
+        column = constant[0]
+        warnings.warn(
+            f"{len(constant):,} of {reference.shape[1]:,} columns are constant in the sources, such as column {column} "
+            f"(from 0), which is always {float(reference[0, column]):.6g}; nothing can be learnt from them: leave them "
+            "out, or check the encoder",
+            VardassWarning,
+            stacklevel=3,
+        )

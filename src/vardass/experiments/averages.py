@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from vardass.errors import InputError
 from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.statistics import Difference, difference, mean_and_error
-from vardass.experiments.store import PLAN_FILE, read_json, read_records
+from vardass.experiments.store import PLAN_FILE, read_records
+from vardass.files import read_json
 
 __all__ = [
     "ALGORITHMS",

@@ -34,17 +34,14 @@ from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.store import (
-    HOLDER_FILE,
-    LOCK_FILE,
     LOG_FILE,
     PROGRESS_FILE,
     RECORD_FILE,
     empty,
-    locked,
-    read_json,
     run_label,
 )
-from vardass.files import write_text
+from vardass.files import read_json, remove_temporary, write_text
+from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 from vardass.losses import coral, mmd2
 
 __all__ = ["DISCREPANCY_SAMPLES", "Stopped", "execute"]
@@ -105,6 +102,7 @@ def execute(
     except OSError as error:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another one") from error
     with locked(folder, wait=_LOCK_SECONDS, work="run"):
+        remove_temporary(folder)
         if (folder / RECORD_FILE).exists():
             return Record.from_json((folder / RECORD_FILE).read_text(encoding="utf-8"))
         with _captured(folder / LOG_FILE):

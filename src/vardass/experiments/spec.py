@@ -16,7 +16,7 @@ from vardass.experiments.record import RunSpec
 from vardass.experiments.spec_models import DataPart, Specification
 from vardass.experiments.yaml_file import as_mapping, at, check_content, dump_yaml, parse_yaml
 from vardass.files import PathLike
-from vardass.validate import choose, unknown
+from vardass.validate import choose, refuse_code, unknown
 
 __all__ = ["Sweep", "load_sweep", "preset_names", "sweep_schema"]
 
@@ -89,6 +89,7 @@ def load_sweep(
     repeats: int | None = None,
     search_size: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
 ) -> Sweep:
     """Read a sweep and check all of it.
 
@@ -105,6 +106,8 @@ def load_sweep(
         Instead of the file's.
     settings : mapping, optional
         Settings for all runs, such as ``{"steps": 100, "device": "cpu"}``. They come before all that the file says.
+    trust_code : bool
+        Import what the file names as ``package.module:Name``, which runs that code.
 
     Raises
     ------
@@ -125,7 +128,8 @@ def load_sweep(
     """
     source, text, folder, stem = _find(path_or_preset)
     try:
-        document = parse_yaml(text)
+        document = parse_yaml(text, content="at least data, algorithms and samplers, such as 'data: watch'")
+        refuse_code(_imported(document), "it", trust_code=trust_code)
         for key, value in (("seed", seed), ("repeats", repeats)):
             if value is not None:
                 document[key] = value
@@ -193,6 +197,20 @@ def _find(given: PathLike) -> tuple[str, str, Path, str]:
     if path.suffix in _ENDINGS or len(path.parts) > 1:
         raise InputError(f"no file at {path.resolve()}; give a YAML file or a preset: {', '.join(preset_names())}")
     raise InputError(f"there is no such file, and {unknown('preset', name, preset_names())}")
+
+
+def _imported(document: Mapping[str, Any]) -> list[Any]:
+    """All of a sweep's file but its free texts: titles, labels, tasks, and folders and options of data."""
+
+    def without(given: Any, *texts: str) -> Any:
+        if isinstance(given, list):
+            return [without(each, *texts) for each in given]
+        if not isinstance(given, dict):
+            return given
+        return {name: without(each, "label") for name, each in given.items() if name not in texts}
+
+    rest = without(document, "name", "data")
+    return [rest, without(document.get("data"), "name", "tasks", "root", "options")]
 
 
 def _chosen(parts: list[DataPart], wanted: Sequence[str] | None) -> list[DataPart]:

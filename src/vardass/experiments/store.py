@@ -14,22 +14,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock, SoftFileLock, Timeout
 
 from vardass.errors import InputError
 from vardass.experiments.record import Record, RunSpec
-from vardass.files import write_text
+from vardass.files import remove_temporary, write_text
+from vardass.locks import locked
 
 __all__ = [
-    "HOLDER_FILE",
-    "LOCK_FILE",
     "LOG_FILE",
     "PLAN_FILE",
     "PROGRESS_FILE",
@@ -39,11 +34,6 @@ __all__ = [
     "SWEEP_FILE",
     "SweepStore",
     "empty",
-    "holder",
-    "holder_name",
-    "is_locked",
-    "locked",
-    "read_json",
     "read_records",
     "run_label",
     "whole_lines",
@@ -56,8 +46,6 @@ RUNS_FOLDER = "runs"
 RECORD_FILE = "record.json"
 LOG_FILE = "log.txt"
 PROGRESS_FILE = "progress.json"
-LOCK_FILE = "lock"
-HOLDER_FILE = "holder.json"
 _LOCK_SECONDS = 1.0  # a look at the status holds the lock for a moment
 
 
@@ -118,15 +106,6 @@ def whole_lines(file: Path) -> tuple[list[str], bool]:
         raise InputError(f"{file} is not text; name a file that a sweep wrote, or restore it from a copy") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A small file that may be absent or just being replaced: empty then."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def run_label(spec: RunSpec) -> str:
     """A run in a few words, for people."""
     cell = " ".join(str(value) for value in spec.cell.values())
@@ -157,73 +136,6 @@ def _keep(found: dict[str, Record], record: Record) -> None:
     known = found.get(record.run_id)
     if known is None or known.status != "finished" or record.status == "finished":
         found[record.run_id] = record
-
-
-# --- locks ---
-
-
-@contextmanager
-def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterator[None]:
-    """Hold the lock of ``folder``, which the operating system frees when its holder dies, however it dies.
-
-    Parameters
-    ----------
-    folder : Path
-        Existing folder.
-    wait : float
-        Seconds to wait for another holder to go away.
-    work : str
-        What the lock is for; the message to a second one says it.
-
-    Raises
-    ------
-    InputError
-        If another process has it (the message names it) or the folder cannot be written to.
-    """
-    lock = FileLock(folder / LOCK_FILE)
-    try:
-        lock.acquire(timeout=wait)
-    except Timeout:
-        raise InputError(
-            f"another {work} is at work in {folder}: {holder_name(folder)}; wait for it, or choose another folder"
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot lock {folder}: {why}; choose another folder, or free it") from None
-    try:
-        if isinstance(lock, SoftFileLock):  # what filelock falls back to; a killed holder would keep it
-            raise InputError(f"{folder} is on a file system without locks; choose a folder on another one")
-        with suppress(OSError):  # only for messages, so a full disk is no reason to stop
-            who = {"pid": os.getpid(), "host": platform.node()}
-            (folder / HOLDER_FILE).write_text(json.dumps(who), encoding="utf-8")
-        yield
-    finally:
-        (folder / HOLDER_FILE).unlink(missing_ok=True)
-        lock.release()
-
-
-def holder(folder: Path) -> dict[str, Any]:
-    """``"pid"`` and ``"host"`` of the process that took the lock last; empty if that is not known."""
-    return read_json(folder / HOLDER_FILE)
-
-
-def holder_name(folder: Path) -> str:
-    """The holder of a lock in words."""
-    found = holder(folder)
-    return f"process {found.get('pid', 'unknown')} on {found.get('host', 'unknown')}"
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process holds the lock just now; where one may not try, whether one says that it does."""
-    if not (folder / LOCK_FILE).exists():
-        return False
-    try:
-        with FileLock(folder / LOCK_FILE, timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:
-        return (folder / HOLDER_FILE).exists()
 
 
 # --- writing ---
@@ -268,6 +180,7 @@ class SweepStore:
                 store._remember(record)
             loose = list(_loose_records(place / RUNS_FOLDER))  # before any change, as it may be of another format
             with _writing(place):
+                remove_temporary(place)
                 (place / RUNS_FOLDER).mkdir(exist_ok=True)
                 _repair(file)
                 store._handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -21,13 +21,12 @@ from vardass.experiments.store import (
     RECORDS_FILE,
     RUNS_FOLDER,
     SweepStore,
-    holder_name,
-    is_locked,
-    read_json,
     read_records,
     run_label,
     whole_lines,
 )
+from vardass.files import read_json
+from vardass.locks import holder_name, is_locked
 from vardass.validate import Progress, check_count
 
 __all__ = ["Failed", "Progress", "Status", "Summary", "UnderWay", "run_sweep", "status"]

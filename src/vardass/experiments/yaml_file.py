@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -25,6 +26,7 @@ _PLAIN = {
     ),
     "merge": (re.compile(r"^<<$"), ["<"]),
 }
+_MOST_CHARACTERS, _MOST_ENTRIES = 10_000_000, 1_000_000
 _TAG = "tag:yaml.org,2002:"
 _VERBS = ("must ", "needs ", "has ", "is ")
 
@@ -60,7 +62,7 @@ for _name, (_pattern, _first) in _PLAIN.items():
     _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
 
 
-def parse_yaml(text: str) -> dict[str, Any]:
+def parse_yaml(text: str, *, content: str = "settings, such as 'steps: 100'") -> dict[str, Any]:
     """Read one mapping.
 
     Parameters
@@ -68,6 +70,8 @@ def parse_yaml(text: str) -> dict[str, Any]:
     text : str
         YAML with the types that JSON has: a date or ``no`` is a text, ``1e-3`` a number. Entries that share an anchor
         become separate.
+    content : str
+        What the file should hold, for messages.
 
     Raises
     ------
@@ -80,8 +84,10 @@ def parse_yaml(text: str) -> dict[str, Any]:
     >>> parse_yaml("lr: 1e-3")
     {'lr': 0.001}
     """
+    if len(text) > _MOST_CHARACTERS:
+        raise InputError(f"it has {len(text):,} characters, more than {_MOST_CHARACTERS:,}; give a file of settings")
     try:
-        found = yaml.load(text, Loader=_Loader)
+        found = _load(text)
         copied = json.loads(json.dumps(found, allow_nan=False))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -92,13 +98,41 @@ def parse_yaml(text: str) -> dict[str, Any]:
         raise InputError(f"not YAML: {error}; save it as plain UTF-8 text") from None
     except InputError:
         raise
+    except RecursionError:
+        raise InputError("it is nested too deeply to be read; settings are a few levels deep") from None
     except (TypeError, ValueError) as error:  # of json
         raise InputError(f"only texts, finite numbers, lists and mappings can be used: {error}; change it") from None
     if copied is None:
-        raise InputError("the file is empty; name at least data, algorithms and samplers")
+        raise InputError(f"the file is empty; it should hold {content}")
     if not isinstance(copied, dict):
-        raise InputError(f"a mapping of keys to values is needed, got {copied!r}; begin with 'data:'")
+        shown = textwrap.shorten(repr(copied), 80, placeholder=" ...")
+        raise InputError(f"a mapping of keys to values is needed, got {shown}; the file should hold {content}")
     return copied
+
+
+def _load(text: str) -> Any:
+    """What the text says, if it is not too much: aliases of aliases make gigabytes of a few lines."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        entries = _count_entries(node, {})
+        if entries > _MOST_ENTRIES:
+            raise InputError(f"its aliases stand for {entries:.3g} entries, more than {_MOST_ENTRIES:,}; use fewer")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count_entries(node: yaml.Node, known: dict[int, int]) -> int:
+    """Entries of a node with all its aliases written out; one that holds itself counts once."""
+    if id(node) not in known:
+        known[id(node)] = 1
+        parts = [each for pair in node.value for each in pair] if isinstance(node, yaml.MappingNode) else node.value
+        if not isinstance(node, yaml.ScalarNode):
+            known[id(node)] += sum(_count_entries(part, known) for part in parts)
+    return known[id(node)]
 
 
 def dump_yaml(content: dict[str, Any]) -> str:

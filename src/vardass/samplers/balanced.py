@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vardass.kernels import KernelLike, as_kernel, fitted_kernel
-from vardass.samplers.base import Chunk, StreamOptions, derive_seed, kernel_name
+from vardass.samplers.base import Chunk, StreamOptions, derive_seed
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import centred_on, coupled_rows
 from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
@@ -164,9 +164,6 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         weights = leading.new_full((k * count,), 1.0 / (k * count))
         table = couple_rows(table.to(leading.device), leading, weights, rounds=1, generator=generator)
         return table[int(torch.randint(parts, (1,), generator=generator))].to("cpu").view(k, count)
-
-    def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "kernel": kernel_name(self.kernel)}
 
     def _extra_state(self) -> dict[str, Any]:
         strata = None if self.strata is None else self.strata.to_dict()

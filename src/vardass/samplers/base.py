@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
@@ -27,6 +29,8 @@ __all__ = ["Chunk", "MinibatchSampler", "RefreshableSampler", "StreamOptions", "
 
 _STATE_VERSION = 1
 _LISTED = 8192  # indices that are held as a list
+# restored, or compared apart
+_NOT_COMPARED = ("seed", "batches", "endless", "num_replicas", "rank", "groups", "shares")
 _COUNTS = ("epoch", "position", "refreshes", "base")  # whole numbers in a state
 
 
@@ -288,8 +292,15 @@ class MinibatchSampler(WatchedSampler, ABC):
         """Forget what belongs to one epoch."""
 
     def _settings(self) -> dict[str, Any]:
-        """Arguments that the stream depends on, in numbers and text: a state of others is refused."""
-        return {"batches": self._total}
+        """Options that the stream depends on, in plain values: a state of others is refused.
+
+        They are the keyword-only arguments of all constructors that an attribute of the same name holds.
+        """
+        names = [name for name in declared_options(type(self)) if name not in _NOT_COMPARED and hasattr(self, name)]
+        values = {name: getattr(self, name) for name in names}
+        if values.get("kernel") is not None:
+            values["kernel"] = kernel_name(values["kernel"])
+        return {**{name: plain(value) for name, value in values.items()}, "batches": self._total}
 
     # --- the stream -----------------------------------------------------------------------------------
 
@@ -511,6 +522,23 @@ def features_of_all(features: ArrayLike, n: int) -> Tensor:
             "pass the features of the whole data set, in its order"
         )
     return x
+
+
+@cache
+def declared_options(kind: type[MinibatchSampler]) -> tuple[str, ...]:
+    """Keyword-only arguments of a sampler's constructors, its own first."""
+    owners = [parent for parent in kind.__mro__ if "__init__" in vars(parent)]
+    found = [each for owner in owners for each in inspect.signature(owner).parameters.values()]
+    return tuple(dict.fromkeys(each.name for each in found if each.kind is each.KEYWORD_ONLY))
+
+
+def plain(value: Any) -> Any:
+    """A value as a state holds it, to be compared: numbers and text as they are, of other objects their type."""
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
 
 
 def kernel_name(kernel: KernelLike) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK, fit_feature_map, low_rank_features
-from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed, kernel_name
+from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
 from vardass.solvers import EXACT_LIMIT
 from vardass.solvers.starts import draw_by_mass
 from vardass.validate import as_generator, check_count, row_blocks
@@ -58,9 +58,6 @@ class DiverseBatchSampler(MinibatchSampler):
         super().__init__(n, batch_size, **options)
         self.kernel = as_kernel(kernel)
         self.kernel_rank = None if kernel_rank is None else check_count(kernel_rank, "kernel_rank", low=0)
-
-    def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "kernel": kernel_name(self.kernel), "kernel_rank": self.kernel_rank}
 
     @property
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.samplers.balanced import BalancedBatchSampler
-from vardass.samplers.base import MinibatchSampler
+from vardass.samplers.base import MinibatchSampler, declared_options
 from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
@@ -103,12 +103,9 @@ def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:
 
 
 def _options(kind: type[MinibatchSampler]) -> list[str]:
-    owners: list[Any] = [parent for parent in kind.__mro__ if "__init__" in vars(parent)]
+    found = list(declared_options(kind))
     if issubclass(kind, StratifiedBatchSampler):
-        owners.append(stratify)
-    found: dict[str, None] = {}
-    for owner in owners:
-        for parameter in inspect.signature(owner).parameters.values():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in _SET_BY_CALLER:
-                found[parameter.name] = None
-    return [*found, *(_SOLVER_OPTIONS if stratify in owners else ())]
+        parameters = inspect.signature(stratify).parameters.values()
+        found += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+        found += _SOLVER_OPTIONS
+    return [name for name in dict.fromkeys(found) if name not in _SET_BY_CALLER]

@@ -10,7 +10,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
 from vardass.lowrank import LowRankFeatures
-from vardass.samplers.base import Chunk, derive_seed, kernel_name
+from vardass.samplers.base import Chunk, derive_seed, plain
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify, stratify_groups
@@ -21,6 +21,7 @@ from vardass.validate import ArrayLike, check_count, unknown
 __all__ = ["StratifiedBatchSampler"]
 
 _OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features")  # of `stratify`, which a sampler sets itself
+_ONLY_REPORTED = ("bound", "certify", "progress")  # options of `stratify` that leave the strata as they are
 _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
 
@@ -203,13 +204,8 @@ class StratifiedBatchSampler(GroupedSampler):
         return Chunk(strata.order[starts + offset], self._column_weights, strata=ids)
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            **super()._settings(),
-            "kernel": kernel_name(self.kernel),
-            "solver": self.solver,
-            "replacement": self.replacement,
-            "draws_per_stratum": self.draws_per_stratum,
-        }
+        given = {name: plain(value) for name, value in self.strata_options.items() if name not in _ONLY_REPORTED}
+        return {**super()._settings(), "strata_options": given}
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "strata": None if self.strata is None else self.strata.to_dict()}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel, fitted_kernel
-from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed, kernel_name
+from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
 from vardass.samplers.plan import PLAN_LANDMARKS, cycle_table, plan_features, row_errors
 from vardass.solvers import SOLVERS, stratify
 from vardass.strata import Strata
@@ -168,11 +168,6 @@ class SwapOrderedBatchSampler(MinibatchSampler):
         table = table.to("cpu")[torch.randperm(count, generator=generator)]
         rows = table[:, : source.k] if self.role == "source" else table[:, source.k :] - source.n
         return Chunk(rows, strata.exact_weights)
-
-    def _settings(self) -> dict[str, Any]:
-        names = ("role", "other_batch_size", "solver", "min_size", "plan_rows", "plan_rank", "swap_rounds")
-        mine = {name: getattr(self, name) for name in names}
-        return {**super()._settings(), "kernel": kernel_name(self.kernel), **mine}
 
     def _extra_state(self) -> dict[str, Any]:
         strata = {"strata": self.strata, "other_strata": self._other_strata}

@@ -94,9 +94,6 @@ class EpochSampler(MinibatchSampler):
         """Cut ``pool``, in random order and a multiple of batch_size long, into rows, or make the first of them."""
         return pool.view(-1, self.batch_size)
 
-    def _settings(self) -> dict[str, Any]:
-        return {"drop_last": self.drop_last, **super()._settings()}
-
     def _extra_state(self) -> dict[str, Any]:
         return {"left": self._left}
 
@@ -143,6 +140,7 @@ class UniformBatchSampler(EpochSampler):
         self._visits_once = not self.replacement
         super().__init__(n, batch_size, drop_last=drop_last, **options)
         self._groups = None if from_each is None else self._members(from_each)
+        self.from_each = None if self._groups is None else [len(group) for group in self._groups]
 
     def _members(self, from_each: ArrayLike) -> list[Tensor]:
         if not self.replacement:
@@ -155,10 +153,6 @@ class UniformBatchSampler(EpochSampler):
                 f"batch_size={max(1, self.batch_size // len(groups)) * len(groups)}"
             )
         return groups
-
-    def _settings(self) -> dict[str, Any]:
-        sizes = None if self._groups is None else [len(group) for group in self._groups]
-        return {"replacement": self.replacement, "from_each": sizes, **super()._settings()}
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.replacement:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,7 +77,7 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
     folder = Path(source).expanduser()
     if not folder.is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
-    load = transformers.AutoModel.from_pretrained
+    load = partial(transformers.AutoModel.from_pretrained, trust_remote_code=False)
     try:
         if folder.is_dir():
             model = load(folder, local_files_only=True)
@@ -114,13 +115,22 @@ def backbone_config(featuriser: nn.Module) -> dict[str, Any] | None:
 
 def backbone_from_config(saved: Mapping[str, Any]) -> nn.Module:
     """Build a backbone with random parameters; no file and no network is asked for anything."""
-    config = dict(saved["config"])
+    config = _without_code(saved["config"])
     if saved["library"] == "transformers":
         transformers = _library("transformers", "adapt")
         made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
-        return TransformersFeaturiser(transformers.AutoModel.from_config(made))
+        return TransformersFeaturiser(transformers.AutoModel.from_config(made, trust_remote_code=False))
     code = _library("efficientnet_lite_pytorch", None)
     return EfficientNetFeaturiser(code.EfficientNet.from_name(config["name"]))
+
+
+def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without what names code of a hub: classes of one's own and compiled kernels."""
+    return {
+        name: _without_code(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name != "auto_map" and not name.endswith("_implementation")
+    }
 
 
 def _from_cache_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:

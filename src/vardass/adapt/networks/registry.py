@@ -200,8 +200,9 @@ def _check_options(spec: str, build: Callable[..., nn.Module], options: Mapping[
 
 def _own_module(spec: str, input_shape: Sequence[int], num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     made = import_by_name(spec, "network")
-    if not callable(made):
-        raise InputError(f"{spec!r} is a {type(made).__name__}, not a class or function that makes a module")
+    if not (issubclass(made, nn.Module) if isinstance(made, type) else callable(made)):
+        what = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+        raise InputError(f"{spec!r} is {what}, not a subclass of torch.nn.Module or a function that makes a module")
     offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
     wanted = inspect.signature(made).parameters
     try:

@@ -21,7 +21,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import VardassError
 from vardass.experiments.record import RunSpec
-from vardass.experiments.store import PROGRESS_FILE, read_json
+from vardass.experiments.store import PROGRESS_FILE
+from vardass.files import read_json
 from vardass.validate import choose
 
 __all__ = [

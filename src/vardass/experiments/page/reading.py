@@ -12,7 +12,7 @@ from typing import Any
 from vardass.errors import InputError
 from vardass.experiments.averages import current_records, number
 from vardass.experiments.record import Record, RunSpec
-from vardass.experiments.store import read_json
+from vardass.files import read_json
 
 __all__ = ["Found", "Unfinished", "read_folder"]
 
