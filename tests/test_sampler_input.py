@@ -145,6 +145,7 @@ OTHER: dict[str, Any] = {
     "draws_per_stratum": 2,
     "drop_last": False,
     "equal": True,
+    "from_each": [0] * N,
     "init": "kmeans++",
     "kernel": RBFMixture((2.0,)),
     "kernel_rank": 3,
@@ -188,6 +189,8 @@ EACH_OPTION = sorted(
 def test_states_of_other_settings_are_refused(kind: Any, option: str) -> None:
     with_strata = issubclass(kind, StratifiedBatchSampler)
     base: dict[str, Any] = {"solver": "dynamic-kmeans"} if with_strata and option in OF_GREEDY else {}
+    if option == "from_each":
+        base = {"replacement": True}
     value = not kind(N, K).replacement if option == "replacement" else OTHER[option]
     plain, other = kind(N, K, **base), kind(N, K, **base, **{option: value})
     setting = "strata_options" if with_strata and option not in declared_options(kind) else option

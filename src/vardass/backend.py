@@ -33,7 +33,7 @@ def _compiled() -> ModuleType | None:
         return None
     from vardass import compiled
 
-    if sys.stderr.isatty() and not any(Path(compiled.centre.stats.cache_path).glob("compiled.*.nbi")):
+    if sys.stderr.isatty() and not any(Path(compiled.centre.stats.cache_path or "").glob("compiled.*.nbi")):
         print("vardass: compiling on first use, about ten seconds", file=sys.stderr)
     return compiled
 

@@ -512,8 +512,8 @@ def _cut(members: Ints, along: Floats, importance: Floats, left: int, strata: in
         unsorted[p] = members[p]
         counts[bins[p]] += 1
         amounts[bins[p]] += 1.0 if even else importance[members[p]]
-    for amount in amounts:
-        total += amount
+    for place in range(_BINS):
+        total += amounts[place]
     share = length * left // strata + 0.5 if even else total * (left / strata)
     place, before, amount = 0, 0, 0.0
     while place < _BINS - 1 and amount + amounts[place] < share:
