@@ -26,7 +26,7 @@ from vardass.samplers import (
     MinibatchSampler,
     RefreshableSampler,
 )
-from vardass.samplers.registry import make_sampler
+from vardass.samplers.registry import make_sampler, plans_both_domains
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -397,9 +397,10 @@ def training_streams(
             options = {"kernel": algorithm.kernel, **config.sampler_options}
             if config.groups == "classes" and labels is not None:
                 options["groups"] = labels
-            if config.sampler == "swap-ordered":  # two that order their batches together have one seed
+            together = plans_both_domains(config.sampler)  # two that do have one seed
+            if together:
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
-            seed = derived_seed("sampler", "pair" if config.sampler == "swap-ordered" else name, config.seed)
+            seed = derived_seed("sampler", "pair" if together else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
         processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:
