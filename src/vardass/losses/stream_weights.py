@@ -1,14 +1,15 @@
 """Weights for the batches of any stream, which bring each batch's statistics to their running mean.
 
-After the abstract of arXiv 2607.20374 (ARROW), derived here: that much is known of it that each batch of a stream is
-reweighted so that the statistics that are aligned agree with their moving averages, by a relaxed, tractable problem.
-Ours is, for a batch of n rows with the statistics φ_i and their running mean μ,
+After the abstract of arXiv 2607.20374 (ARROW), a follow-up of the paper, and derived here. This much is known of it:
+each batch of a stream is reweighted so that the statistics that are aligned agree with their moving averages, by a
+relaxed, tractable problem. Ours is, for a batch of n rows with the statistics φ_i and their running mean μ,
 
     minimise |Σ_i w_i φ_i - μ|²  over  Σ_i w_i = 1,  0 ≤ w_i ≤ c/n,  Σ_i w_i² ≤ 1/(e n),
 
-a small convex problem. The bound of Σ w² is the relaxation: exact agreement would spend all of the batch on it. It binds
-in nearly every batch, so that each has the effective size e n. That matters: the V-statistic counts each row with itself,
-Σ_i w_i² κ(z_i, z_i), and with a fixed penalty |w - 1/n|² instead the variance of that sum took back much of the gain.
+a small convex problem. The bound of Σ w² is the relaxation: exact agreement would spend all of the batch on it. It
+binds in nearly every batch, so that each has the effective size e n. That matters: the V-statistic counts each row with
+itself, Σ_i w_i² κ(z_i, z_i), and with a fixed multiple of |w - 1/n|² as a penalty instead the variance of that sum took
+back much of the gain.
 """
 
 from __future__ import annotations
@@ -32,24 +33,25 @@ class StreamWeights:
 
     Call it with the features of each batch as it comes, from whatever loader, an ``IterableDataset`` too. It adds the
     batch to the running statistics of the loss and returns weights under which the batch agrees with them; the first
-    batch has equal ones. Make one for each domain, and call it once for each batch. Under several processes give each of
-    them the gathered batch.
+    batch has equal ones. Make one for each domain, and call it once for each batch. Under several processes give each
+    of them the gathered batch.
 
-    For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and Recht 2007),
-    each weighted by |μ|² of its own features: a bandwidth at which all samples look unlike one another has no mean to
-    agree with. For CORAL they are the covariance and, if the loss compares them, the mean.
+    For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and Recht
+    2007), each bandwidth weighted by its |μ|²: one at which all samples look unlike one another has no mean to agree
+    with. For CORAL they are the covariance and, if the loss compares them, the mean.
 
     It is derived from the abstract of arXiv 2607.20374, not the authors' program; see `vardass.losses.stream_weights`.
 
-    The weights are not unbiased. They depend on the batch, and statistics lag behind features that move: after h batches
-    a batch still counts half with h the ``half_life``. ``docs/samplers/stream.md`` has what that amounts to. The loader's
-    batches must be uniform draws; of batches in some order, say by class, the running mean is not that of the domain.
+    The weights are not unbiased: they depend on the batch, and statistics lag behind features that move, by about
+    1.4 ``half_life`` batches. The page "Stream weights" has what that amounts to. The loader's batches must be random:
+    of samples in some order, say by class, the running mean is not that of the domain.
 
     Parameters
     ----------
     kernel : Kernel or name
-        Of the loss: an `RBFMixture` (``"mmd"``, ``"rbf"``), `CoralKernel` (``"coral"``, or ``CORALLoss(...).kernel(d)``)
-        or `LinearKernel`. What it takes from data, such as ``scale="median"``, comes from the first batch.
+        Of the loss: an `RBFMixture` (``"mmd"``, ``"rbf"``), a `CoralKernel` (``"coral"``, or the
+        ``CORALLoss(...).kernel(d)`` of a loss with other options) or a `LinearKernel`. What it takes from data, such as
+        ``scale="median"``, comes from the first batch.
     half_life : float
         Batches after which a batch counts half. A long one has less noise, a short one follows moving features.
     effective_size : float
@@ -87,8 +89,8 @@ class StreamWeights:
         self.kernel = as_kernel(kernel)
         if not isinstance(self.kernel, RBFMixture | CoralKernel | LinearKernel):
             raise InputError(
-                f"running statistics are known for RBFMixture, CoralKernel and LinearKernel, got {self.kernel!r}; use one "
-                "of these, or a sampler such as BalancedBatchSampler, which takes any kernel"
+                "running statistics are known for RBFMixture, CoralKernel and LinearKernel, got "
+                f"{self.kernel!r}; use one of these, or a sampler such as BalancedBatchSampler, which takes any kernel"
             )
         self.half_life = check_number(half_life, "half_life", low=0.5)
         self.effective_size = check_number(effective_size, "effective_size", low=1e-3, high=1.0)
@@ -208,7 +210,7 @@ class _Fourier(_Statistics):
     def add(self, z: Tensor, rate: float) -> Tensor:
         rows = self._features(z)
         self.running["mean"] = mean = self.running["mean"].lerp(rows.mean(1), rate)
-        norms = mean.norm(dim=1)[:, None, None]
+        norms = mean.square().sum(1).sqrt()[:, None, None]
         rows = ((rows - mean[:, None]) * norms).transpose(0, 1).flatten(1)
         return (rows @ rows.T).double()
 
@@ -245,9 +247,9 @@ _STIFFNESS, _RELAXATION = 0.3, 1.6  # of the splitting, for products with a mean
 def matching_weights(products: Tensor, *, effective_size: float, most: float, steps: int = _STEPS) -> Tensor:
     """Weights w of the rows of a batch that make wᵀ A w small.
 
-    The minimum over Σ w = 1, 0 ≤ w ≤ ``most``/n and Σ w² ≤ 1/(``effective_size`` n) is found by splitting (ADMM): in turn
-    the quadratic form on the plane Σ w = 1, which is one product with a fixed matrix, and the two nearest points of the
-    box and the ball. A fixed number of steps needs no look at the values, which would make a GPU wait.
+    The minimum over Σ w = 1, 0 ≤ w ≤ ``most``/n and Σ w² ≤ 1/(``effective_size`` n) is found by splitting (ADMM): in
+    turn the quadratic form on the plane Σ w = 1, which is one product with a fixed matrix, and the nearest points of
+    the box and of the ball. A fixed number of steps needs no look at the values, which would make a GPU wait.
 
     Parameters
     ----------
@@ -292,7 +294,8 @@ def matching_weights(products: Tensor, *, effective_size: float, most: float, st
 def _in_ball(w: Tensor, even: float, radius: float) -> Tensor:
     """Nearest point (n,) at most ``radius`` from equal weights."""
     away = w - even
-    return even + away * (radius / away.norm().clamp_min(torch.finfo(w.dtype).tiny)).clamp_max(1.0)
+    length = away.square().sum().sqrt().clamp_min(torch.finfo(w.dtype).tiny)
+    return even + away * (radius / length).clamp_max(1.0)
 
 
 def _in_capped_simplex(w: Tensor, limit: float) -> Tensor:

@@ -1,19 +1,20 @@
 """Quadruplets of two source and two target samples that are always drawn together, so that their noise cancels.
 
-After the abstract of Napoli and White's arXiv 2607.20367 (PSDA), derived here: that much is known of it that observations
-are paired within and across domains into quadruplets, by linear assignments that minimise the variance of the gradient.
+After the abstract of arXiv 2607.20367 (PSDA), a follow-up of the paper, and derived here. This much is known of it:
+observations are paired within and across domains into quadruplets that are always drawn together, by linear assignments
+that minimise the variance of the gradient.
 
 Within a domain pairs make Σ |φ_i + φ_j - 2μ|² small, with φ the features of the loss's kernel: a linear assignment
 between the halves of a random split. Across domains pairs of the source are assigned to pairs of the target so that
-Σ_q |d_q - D|² is small, with d_q = (φ_i + φ_j)/2 - (ψ_k + ψ_l)/2 and D = μ_s - μ_t. A batch of K of the Q quadruplets of
-a plan, drawn without replacement, then has
+Σ_q |d_q - D|² is small, with d_q = (φ_i + φ_j)/2 - (ψ_k + ψ_l)/2 and D = μ_s - μ_t. A batch of K of the Q quadruplets
+of a plan, drawn without replacement, then has
 
     E|D̂ - D̄|² = (Q - K) / (K (Q - 1)) · (1/Q) Σ_q |d_q - D̄|²,   D̄ = (1/Q) Σ_q d_q,
 
 and the difference D̂ is all that MMD² and its gradient depend on. Which samples meet changes no sample's chance to be
 drawn: they come in random order, and the assignment only permutes them. So each batch is unbiased in either domain.
 
-The assignments are made by exchanges (`couple_rows`), which came within 2 % of the exact ones for a hundredth of the time.
+The assignments are made by exchanges (`couple_rows`): on trained features their sums were within 2 % of the exact ones.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class PairedBatchSampler(TwoDomainSampler):
     """One of two samplers, of source and target, whose batches consist of quadruplets.
 
     Make both with the same seed, refresh both at the same time with the features of both domains,
-    ``refresh(features, other=features_of_the_other)``, and take their batches in step: the samples 2q and 2q + 1 of both
-    batches are a quadruplet. Each sampler makes the same plan of both domains and hands out its own side. A plan takes
-    random samples of each domain, none of them twice, and pairs them anew. All weights are equal, so any loss can be
-    used. Without ``other``, as for a method that draws no target, samples are paired within the domain only. Uniform
+    ``refresh(features, other=features_of_the_other)``, and take their batches in step: the samples 2q and 2q + 1 of
+    both batches are a quadruplet. Each sampler makes the same plan of both domains and hands out its own side. A plan
+    takes random samples of each domain, none of them twice, and pairs them anew. All weights are equal, so any loss can
+    be used. Without ``other``, as for a method that draws no target, samples are paired within the domain only. Uniform
     until the first `refresh`.
 
     It is derived from the abstract of arXiv 2607.20367, not the authors' program; see `vardass.samplers.paired`. Their
@@ -114,7 +115,7 @@ class PairedBatchSampler(TwoDomainSampler):
 
     def _fit_together(self, features: Tensor, other: Tensor, kernel: Kernel, planned: Tensor) -> None:
         self._sizes = list(self._in_order(len(features), len(other)))
-        self._features = torch.cat([part - part.mean(0) for part in planned.split(self._sizes)])
+        self._features = torch.cat([part - part.mean(0) for part in torch.split(planned, self._sizes)])
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self._features is None:
@@ -123,7 +124,7 @@ class PairedBatchSampler(TwoDomainSampler):
         generator = self._own(generator) if alone else generator
         most = min(self.plan_rows, *(n // self.batch_size for n in self._sizes))
         count = max(1, most // self.num_replicas) * self.num_replicas
-        parts = self._features.split(self._sizes)
+        parts = torch.split(self._features, self._sizes)
         pairs = [self._pairs(part, count * self.batch_size, generator) for part in parts]
         if alone:
             mine = pairs[0]

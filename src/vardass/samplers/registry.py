@@ -54,9 +54,9 @@ def make_sampler(
         ``"package.module:Name"`` for a sampler of one's own, a subclass of ``MinibatchSampler``, or one of
         ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
         paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the order of
-        one of the paper's follow-ups and the quadruplets of another (``"swap-ordered"`` and ``"paired"``, which plan both
-        domains together); the paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the inputs and which is
-        refreshed once, or on the network's features.
+        one of the paper's follow-ups and the quadruplets of another (``"swap-ordered"`` and ``"paired"``, which plan
+        both domains together); the paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the
+        inputs and which is refreshed once, or on the network's features.
     n, batch_size : int
         Samples of the data set and of a batch.
     kernel : Kernel or name

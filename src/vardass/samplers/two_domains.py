@@ -93,7 +93,7 @@ class TwoDomainSampler(MinibatchSampler, ABC):
         return (mine, other) if self.role == "source" else (other, mine)
 
     def _own(self, generator: torch.Generator) -> torch.Generator:
-        """A generator for draws that are not planned together: the other sampler's is the same, its draws must not be."""
+        """A generator for draws that are not planned together: the other sampler's own draws must differ."""
         return torch.Generator().manual_seed(derive_seed(generator.initial_seed(), self._side))
 
     def _uniform_chunk(self, generator: torch.Generator) -> Chunk:
