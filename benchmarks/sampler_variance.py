@@ -388,10 +388,10 @@ def document(cells: list[dict[str, Any]], options: argparse.Namespace, seconds: 
     return "\n".join(lines)
 
 
-def joined(cells: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
-    """The cells of an earlier run with the samplers of these beside theirs."""
-    before = json.loads(file.read_text())["cells"]
-    key = Task._fields
+def joined(cells: list[dict[str, Any]], file: Path) -> tuple[list[dict[str, Any]], str]:
+    """The cells of an earlier run with the samplers of these beside theirs, and its command."""
+    record = json.loads(file.read_text())
+    before, key = record["cells"], Task._fields
     new = {tuple(cell[name] for name in key): cell["report"]["samplers"] for cell in cells}
     for cell in before:
         mine = new.get(tuple(cell[name] for name in key))
@@ -399,7 +399,7 @@ def joined(cells: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
         if mine is None or abs(mine["uniform"]["loss_variance"] / theirs["uniform"]["loss_variance"] - 1.0) > 0.05:
             raise SystemExit(f"{file} is of other features or options; run the whole benchmark")
         cell["report"]["samplers"] = theirs | {name: mine[name] for name in mine if name != "uniform"}
-    return before
+    return before, record["options"]["command"]
 
 
 def write(cells: list[dict[str, Any]], options: argparse.Namespace, seconds: float) -> None:
@@ -455,7 +455,8 @@ def main() -> None:
     cells = [done[task] for task in tasks]
     seconds = time.perf_counter() - started
     if options.add:
-        cells = joined(cells, options.out.with_suffix(".json"))
+        cells, command = joined(cells, options.out.with_suffix(".json"))
+        options.command = f"{command}`, then `{options.command}"
     write(cells, options, seconds)
     print("\n" + document(cells, options, seconds))
     print(f"written: {options.out}, {options.out.with_suffix('.json')}")
