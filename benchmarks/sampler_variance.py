@@ -321,16 +321,14 @@ def sampler_table(cells: list[dict[str, Any]]) -> str:
     raw = [cell for cell in cells if cell["featuriser"] == "raw"]
     rows = []
     for name in SAMPLERS:
-        seconds = [cell["report"]["samplers"][name] for cell in trained if cell["k"] == min(c["k"] for c in cells)]
         ratios = [relative(cell, name, "uniform") or 0.0 for cell in trained]
         row = [name, show(median(trained, name, "uniform")), show(max(ratios, default=None))]
         row += [show(median(raw, name, "uniform")), show(median(trained, name, "uniform", "gradient_mse"))]
         row += [show(median(group, name, "uniform", "loss_bias")) for group in (trained, raw)]
         row.append(f"{max(cell['report']['samplers'][name]['bias_ratio'] for cell in cells):.2f}")
-        row += [show(statistics.median(1e3 * each["batch_seconds"] for each in seconds)) if seconds else "-"]
         rows.append(row)
     header = ["sampler", "Var(loss), trained", "its worst cell", "Var(loss), raw", "gradient MSE, trained"]
-    header += ["excess of the loss, trained", "excess, raw", "largest bias of μ̂", "ms for a batch of both domains"]
+    header += ["excess of the loss, trained", "excess, raw", "largest bias of μ̂"]
     return markdown(header, rows)
 
 
@@ -361,7 +359,7 @@ def document(cells: list[dict[str, Any]], options: argparse.Namespace, seconds: 
         "are two `PairedBatchSampler`, whose batches are taken in step. *stream* are uniform draws with the weights of "
         f"`StreamWeights` after {WARM} batches, and not independent of one another. *Excess of the loss*: its mean "
         "minus the loss of all data, relative to uniform batches; the V-statistic exceeds it by the variance of μ̂. "
-        "Bias of μ̂ as below. The time, of the smaller batches on trained features, does not include refreshes.",
+        "Bias of μ̂ as below, in the worst cell.",
         "",
         sampler_table(cells),
         "",
