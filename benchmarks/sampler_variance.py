@@ -5,11 +5,14 @@ small network trained on source labels and the loss. For every cell the variance
 compared with that of uniform draws and with the paper's strata, and the mean embedding is checked for bias.
 
     python benchmarks/sampler_variance.py --data ../shared/data --out benchmarks/results/sampler_variance.md
+
+With ``--add paired stream`` only these samplers, and uniform, are measured and put beside those of the last run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,7 +20,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,17 +34,21 @@ from torch.nn.functional import cross_entropy, interpolate
 from vardass.data import standardise, watch_domains
 from vardass.files import atomic_write
 from vardass.kernels import as_kernel
-from vardass.losses import coral, mmd2
+from vardass.losses import StreamWeights, coral, mmd2
 from vardass.sampler_noise import variance_report
 from vardass.samplers import (
     BalancedBatchSampler,
+    IndexBatch,
     OrderedBatchSampler,
+    PairedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
 )
 from vardass.samplers.plan import PLAN_RANK, plan_features
 
 OURS = ("ordered", "balanced")
+SAMPLERS = ("uniform", "paper", "strata", "equal", *OURS, "paired", "stream")
+WARM = 100  # batches that running statistics have seen before batches are measured
 TO_PAPER, TO_UNIFORM = 1 / 5, 1 / 50
 WEIGHT = {"mmd": 1.0, "coral": 0.1}  # of the loss in training
 BATCH, RAMP = 64, 200
@@ -137,13 +144,36 @@ def train(pair: Pair, loss: str, steps: int, seed: int) -> tuple[nn.Module, floa
     return featuriser, 100.0 * float(right.float().mean())
 
 
-def samplers(k: int, kernel: str) -> dict[str, Callable[[int], Any]]:
+class Stream:
+    """Uniform batches of one domain with the weights of `StreamWeights`, as a sampler that knows the features."""
+
+    def __init__(self, n: int, k: int, kernel: str, seed: int) -> None:
+        self.batches = iter(UniformBatchSampler(n, k, replacement=True, endless=True, seed=seed))
+        self.weights = StreamWeights(kernel)
+
+    def refresh(self, features: Tensor) -> None:
+        self.features = features
+        for _ in itertools.islice(self, WARM):
+            pass
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        for batch in self.batches:
+            batch.weights = self.weights(self.features[batch]).tolist()
+            batch.strata = None  # weights look at the whole batch
+            yield batch
+
+
+def samplers(k: int, kernel: str, sizes: tuple[int, int]) -> dict[str, Any]:
+    seeds = itertools.count(1)
     return {
         "uniform": lambda n: UniformBatchSampler(n, k, replacement=True),
         "paper": lambda n: StratifiedBatchSampler(n, k, kernel=kernel, solver="dynamic-kmeans"),
         "strata": lambda n: StratifiedBatchSampler(n, k, kernel=kernel),
+        "equal": lambda n: StratifiedBatchSampler(n, k, kernel=kernel, equal=True),
         "ordered": lambda n: OrderedBatchSampler(n, k, kernel=kernel),
         "balanced": lambda n: BalancedBatchSampler(n, k, kernel=kernel),
+        "paired": tuple(PairedBatchSampler(n, k, role=r, kernel=kernel) for n, r in zip(sizes, ("source", "target"))),
+        "stream": lambda n: Stream(n, k, kernel, next(seeds)),
     }
 
 
@@ -169,11 +199,13 @@ def run(task: Task, options: argparse.Namespace) -> dict[str, Any]:
         more = {"gradient_batches": options.gradient_batches}
         if options.gradient_batches:
             more |= {"model": model, "source_inputs": pair.x, "target_inputs": pair.y}
-    report = variance_report(
-        samplers(task.k, task.loss), x, y, kernel=task.loss, batches=options.batches, seed=options.seed, **more
-    )
+    wanted = samplers(task.k, task.loss, (len(x), len(y)))
+    if options.add:
+        wanted = {name: wanted[name] for name in ("uniform", *options.add)}
+    report = variance_report(wanted, x, y, kernel=task.loss, batches=options.batches, seed=options.seed, **more)
     cell["report"] = report.to_dict()
-    cell |= limits((x, y), task.loss)
+    if not options.add:
+        cell |= limits((x, y), task.loss)
     cell["seconds"] = time.perf_counter() - started
     return cell
 
@@ -208,12 +240,12 @@ def show(value: float | None) -> str:
 
 def cell_table(cells: list[dict[str, Any]]) -> str:
     header = ["domains", "features", "loss", "k", "samples", "Var uniform"]
-    header += ["paper", "strata", "ordered", "balanced", "ordered / paper", "balanced / paper"]
+    header += [*SAMPLERS[1:], "ordered / paper", "balanced / paper"]
     header += ["missed by plan", "largest / mean", "reached by"]
     rows = []
     for cell in cells:
         values = cell["report"]["samplers"]
-        to_uniform = [show(relative(cell, name, "uniform")) for name in ("paper", "strata", *OURS)]
+        to_uniform = [show(relative(cell, name, "uniform")) for name in SAMPLERS[1:]]
         to_paper = [show(relative(cell, name, "paper")) for name in OURS]
         rows.append(
             [
@@ -283,6 +315,23 @@ def median_table(cells: list[dict[str, Any]]) -> str:
     return markdown(header, rows)
 
 
+def sampler_table(cells: list[dict[str, Any]]) -> str:
+    """A row for each sampler, relative to uniform: medians, and the bias in the worst cell."""
+    trained = [cell for cell in cells if cell["featuriser"] == "trained"]
+    raw = [cell for cell in cells if cell["featuriser"] == "raw"]
+    rows = []
+    for name in SAMPLERS:
+        ratios = [relative(cell, name, "uniform") or 0.0 for cell in trained]
+        row = [name, show(median(trained, name, "uniform")), show(max(ratios, default=None))]
+        row += [show(median(raw, name, "uniform")), show(median(trained, name, "uniform", "gradient_mse"))]
+        row += [show(median(group, name, "uniform", "loss_bias")) for group in (trained, raw)]
+        row.append(f"{max(cell['report']['samplers'][name]['bias_ratio'] for cell in cells):.2f}")
+        rows.append(row)
+    header = ["sampler", "Var(loss), trained", "its worst cell", "Var(loss), raw", "gradient MSE, trained"]
+    header += ["excess of the loss, trained", "excess, raw", "largest bias of μ̂"]
+    return markdown(header, rows)
+
+
 def document(cells: list[dict[str, Any]], options: argparse.Namespace, seconds: float) -> str:
     worst = max(cell["report"]["samplers"][name]["bias_ratio"] for cell in cells for name in OURS)
     lines = [
@@ -303,6 +352,16 @@ def document(cells: list[dict[str, Any]], options: argparse.Namespace, seconds: 
         "## Medians",
         "",
         median_table(cells),
+        "",
+        "## Every sampler, relative to uniform",
+        "",
+        "Medians over cells. *equal* is `StratifiedBatchSampler(equal=True)`, the default of `vardass adapt`. *paired* "
+        "are two `PairedBatchSampler`, whose batches are taken in step. *stream* are uniform draws with the weights of "
+        f"`StreamWeights` after {WARM} batches, and not independent of one another. *Excess of the loss*: its mean "
+        "minus the loss of all data, relative to uniform batches; the V-statistic exceeds it by the variance of μ̂. "
+        "Bias of μ̂ as below, in the worst cell.",
+        "",
+        sampler_table(cells),
         "",
         "## Every cell: Var(loss) relative to uniform, and to paper",
         "",
@@ -325,6 +384,20 @@ def document(cells: list[dict[str, Any]], options: argparse.Namespace, seconds: 
         "",
     ]
     return "\n".join(lines)
+
+
+def joined(cells: list[dict[str, Any]], file: Path) -> tuple[list[dict[str, Any]], str]:
+    """The cells of an earlier run with the samplers of these beside theirs, and its command."""
+    record = json.loads(file.read_text())
+    before, key = record["cells"], Task._fields
+    new = {tuple(cell[name] for name in key): cell["report"]["samplers"] for cell in cells}
+    for cell in before:
+        mine = new.get(tuple(cell[name] for name in key))
+        theirs = cell["report"]["samplers"]
+        if mine is None or abs(mine["uniform"]["loss_variance"] / theirs["uniform"]["loss_variance"] - 1.0) > 0.05:
+            raise SystemExit(f"{file} is of other features or options; run the whole benchmark")
+        cell["report"]["samplers"] = theirs | {name: mine[name] for name in mine if name != "uniform"}
+    return before, record["options"]["command"]
 
 
 def write(cells: list[dict[str, Any]], options: argparse.Namespace, seconds: float) -> None:
@@ -350,6 +423,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="pairs of domains whose name contains this")
     parser.add_argument("--jobs", type=int, default=2, help="processes, each with one thread")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--add", nargs="+", choices=SAMPLERS[1:], help="measure these only, beside those of --out")
     options = parser.parse_args()
     options.command = shlex.join(["python", os.path.relpath(sys.argv[0], HERE.parent), *sys.argv[1:]])
     tasks = [
@@ -372,11 +446,15 @@ def main() -> None:
         for future in as_completed(running):
             task = running[future]
             done[task] = cell = future.result()
-            ratios = ", ".join(f"{name} {show(relative(cell, name, 'uniform'))}" for name in ("paper", "strata", *OURS))
+            names = options.add or SAMPLERS[1:]
+            ratios = ", ".join(f"{name} {show(relative(cell, name, 'uniform'))}" for name in names)
             name = f"{task.pair}, {task.featuriser}, {task.loss}, k = {task.k}"
             print(f"[{len(done)}/{len(tasks)}] {name}: {ratios} x uniform ({cell['seconds']:.0f} s)", flush=True)
     cells = [done[task] for task in tasks]
     seconds = time.perf_counter() - started
+    if options.add:
+        cells, command = joined(cells, options.out.with_suffix(".json"))
+        options.command = f"{command}`, then `{options.command}"
     write(cells, options, seconds)
     print("\n" + document(cells, options, seconds))
     print(f"written: {options.out}, {options.out.with_suffix('.json')}")

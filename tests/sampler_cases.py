@@ -15,6 +15,7 @@ from vardass.samplers import (
     IndexBatch,
     MinibatchSampler,
     OrderedBatchSampler,
+    PairedBatchSampler,
     StratifiedBatchSampler,
     SwapOrderedBatchSampler,
     UniformBatchSampler,
@@ -50,6 +51,7 @@ MAKERS: dict[str, Callable[..., MinibatchSampler]] = {
         N, K, drop_last=False, groups=torch.arange(N) % 3, **QUICK, **o
     ),
     "one domain, swaps": lambda **o: SwapOrderedBatchSampler(N, K, kernel="rbf", plan_rows=5, **o),
+    "one domain, pairs": lambda **o: PairedBatchSampler(N, K, plan_rows=5, **QUICK, **o),
     "shares, stratified": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", **UNLIKE, **o),
     "shares, ordered": lambda **o: OrderedBatchSampler(N, K, plan_rows=5, **UNLIKE, **QUICK, **o),
     "shares, balanced": lambda **o: BalancedBatchSampler(N, K, **UNLIKE, **QUICK, **o),

@@ -15,6 +15,7 @@ from vardass.samplers import (
     DPPBatchSampler,
     KMeansPlusPlusBatchSampler,
     OrderedBatchSampler,
+    PairedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
     ordered,
@@ -171,6 +172,7 @@ REPORTED = ("bound", "certify")  # of strata: they change nothing
 SET_BY_SAMPLER = {
     StratifiedBatchSampler: ("kernel_features",),
     OrderedBatchSampler: ("kernel_features", "replacement"),
+    PairedBatchSampler: ("other_batch_size",),  # must be batch_size
 }
 OF_GREEDY = {"trials", "parallel", "patience", "max_iter"}
 SAMPLERS = {kind for kind, _ in registry._NAMED.values()}

@@ -5,7 +5,7 @@ import torch
 
 import vardass
 from vardass.kernels import RBFMixture
-from vardass.samplers import SwapOrderedBatchSampler
+from vardass.samplers import PairedBatchSampler, SwapOrderedBatchSampler
 
 K, BATCHES = 12, 300
 normal = torch.Generator().manual_seed(1)
@@ -55,6 +55,7 @@ for label, sampler in samplers.items():
     show(label, sampler)
 
 other = z[blob < 3] + torch.tensor([0.8, 0.5])
-sampler = SwapOrderedBatchSampler(len(z), K, role="source", **options)
-sampler.refresh(z, other=other)
-show("swap-ordered", sampler)
+for label, kind in (("swap-ordered", SwapOrderedBatchSampler), ("paired", PairedBatchSampler)):
+    sampler = kind(len(z), K, role="source", **options)
+    sampler.refresh(z, other=other)
+    show(label, sampler)

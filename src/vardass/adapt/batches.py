@@ -27,7 +27,7 @@ from vardass.samplers import (
     MinibatchSampler,
     RefreshableSampler,
 )
-from vardass.samplers.registry import make_sampler
+from vardass.samplers.registry import make_sampler, plans_both_domains
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -415,9 +415,10 @@ def training_streams(
                 options["groups"] = labels
             if sources is not None and name == "source" and config.sampler == "uniform-replacement":
                 options["from_each"] = sources
-            if config.sampler == "swap-ordered":  # two that order their batches together have one seed
+            together = plans_both_domains(config.sampler)  # two that do have one seed
+            if together:
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
-            seed = derived_seed("sampler", "pair" if config.sampler == "swap-ordered" else name, config.seed)
+            seed = derived_seed("sampler", "pair" if together else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
         processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:

@@ -29,6 +29,7 @@ from vardass.refresh import (
     VarianceRefresh,
 )
 from vardass.refresh.feature_extraction import evaluation_mode
+from vardass.samplers.registry import plans_both_domains
 from vardass.strata import Strata
 from vardass.validate import as_generator, choose, unknown
 
@@ -145,7 +146,7 @@ class StrataUpdater:
                 name: self.banks[name] if from_bank and name in self.banks else partial(self._renewed, name)
                 for name in streams
             },
-            groups=self._other_domain if config.sampler == "swap-ordered" else self.classes,
+            groups=self._other_domain if plans_both_domains(config.sampler) else self.classes,
             account=account,
             share=False,  # `_send_strata` does it, with the rest of what the leading process decides
             still=_STILL,

@@ -65,6 +65,7 @@ SAMPLERS = {
     "ordered": "ordered",
     "balanced": "balanced",
     "swap-ordered": "swap-ordered (follow-up)",
+    "paired": "paired (follow-up)",
 }
 UNIFORM = ("uniform-replacement", "uniform")  # DomainBed and the paper draw with replacement
 OURS = ("vardass", "stratified", "ordered", "balanced")  # the samplers that Table 2 sets against other methods

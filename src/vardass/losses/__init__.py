@@ -3,11 +3,12 @@
 A batch drawn from strata carries the weights size/n of its rows (sections 2.2 and 2.3); without weights
 these are the textbook losses. All are differentiable with respect to the features, follow their device, and
 are computed in float32 or float64 with autocast off. ``estimators`` says how the loss of a batch relates to that of
-all data.
+all data. ``StreamWeights`` finds weights for batches that come without.
 """
 
 from vardass.losses.coral import CORALLoss, Moments, coral
 from vardass.losses.estimators import Bank, Draws
 from vardass.losses.mmd import DOMAINBED_GAMMAS, MMDLoss, mmd2
+from vardass.losses.stream_weights import StreamWeights
 
-__all__ = ["DOMAINBED_GAMMAS", "Bank", "CORALLoss", "Draws", "MMDLoss", "Moments", "coral", "mmd2"]
+__all__ = ["DOMAINBED_GAMMAS", "Bank", "CORALLoss", "Draws", "MMDLoss", "Moments", "StreamWeights", "coral", "mmd2"]

@@ -107,6 +107,7 @@ class Drawn(NamedTuple):
     batches: list[Batches]
     refresh_seconds: float
     draw_seconds: float
+    in_step: bool = False  # batch i of the source belongs to batch i of the target
 
 
 def check_samplers(samplers: Any) -> Mapping[str, Any]:
@@ -126,20 +127,22 @@ def check_samplers(samplers: Any) -> Mapping[str, Any]:
 def draw(name: str, entry: Any, domains: list[Tensor], count: int, *, refresh: bool, seed: int) -> Drawn:
     """Make the samplers of ``entry``, refresh them on ``domains``, each (n, d), and draw ``count`` batches of each."""
     samplers = _samplers(name, entry, domains)
+    paired = len(domains) == 2 and all(getattr(sampler, "is_paired", False) for sampler in samplers)
+    in_step = paired and samplers[0].seed == samplers[1].seed
     started = time.perf_counter()
     if refresh:
-        for sampler, features in zip(samplers, domains):
+        for place, (sampler, features) in enumerate(zip(samplers, domains)):
             if hasattr(sampler, "refresh"):
-                sampler.refresh(features)
+                sampler.refresh(features, **({"other": domains[1 - place]} if in_step else {}))
     refreshed = time.perf_counter()
     # other seeds for the other domain: two samplers with one seed would move in step
     batches = [
-        _batches(name, sampler, len(features), count, 2 * seed + place)
+        _batches(name, sampler, len(features), count, 2 * seed + (0 if in_step else place))
         for place, (sampler, features) in enumerate(zip(samplers, domains))
     ]
     drawn = time.perf_counter()
     batches = [_on(batch, features.device) for batch, features in zip(batches, domains)]
-    return Drawn(samplers, batches, refreshed - started, drawn - refreshed)
+    return Drawn(samplers, batches, refreshed - started, drawn - refreshed, in_step)
 
 
 def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:

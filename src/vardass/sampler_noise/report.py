@@ -274,7 +274,7 @@ def variance_report(
     """Measure the noise of the batches of several samplers on the same features.
 
     For each sampler: the variance of the mean embedding (exact where a closed form exists, and from draws), mean
-    and variance of the loss over independent pairs of a source and a target batch, the mean squared error of its
+    and variance of the loss over pairs of a source and a target batch, the mean squared error of its
     gradient, and the seconds that refreshing and drawing take. It takes n² kernel evaluations for each domain.
 
     Parameters
@@ -283,7 +283,8 @@ def variance_report(
         ``factory(n)`` makes a sampler of n samples; it is called for each domain. Or a ready sampler (source only)
         or a pair of them, which are copied, so that a training stream is not disturbed. A sampler that is not a
         `MinibatchSampler` is iterated and yields lists of indices, with an attribute ``weights`` or without. Of a
-        `BackgroundSampler` a copy of the sampler behind it is measured.
+        `BackgroundSampler` a copy of the sampler behind it is measured. A ready pair of one seed that plans both
+        domains together, such as two `PairedBatchSampler`, is refreshed with both, and its batches are taken in step.
     source, target : array of shape (n_s, d) and (n_t, d)
         Features of all samples. Without ``target`` only the mean embedding is measured.
     kernel : Kernel, name or callable
@@ -363,10 +364,11 @@ def variance_report(
     whole = None
     measured: dict[str, dict[str, Any]] = {name: dict(_NOT_MEASURED) for name in drawn}
     if discrepancy is not None:
-        pairing = torch.randperm(batches, generator=as_generator(seed)).tolist()
+        shuffled = torch.randperm(batches, generator=as_generator(seed)).tolist()
         with evaluation_mode(model):  # a sample's features must not depend on its batch
             whole = whole_domains(discrepancy, domains, producer, limit=max_columns, seed=seed)
             for name, draws in drawn.items():
+                pairing = list(range(batches)) if draws.in_step else shuffled
                 measured[name] |= loss_noise(discrepancy, domains, draws.batches, pairing, whole)
                 if producer is not None:
                     few = pairing[:gradient_batches]

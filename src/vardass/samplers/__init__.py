@@ -1,4 +1,4 @@
-"""Batch samplers: the paper's, its baselines, and two that couple batches."""
+"""Batch samplers: the paper's, its baselines, and those that couple batches."""
 
 from vardass.samplers.background import BackgroundSampler
 from vardass.samplers.balanced import BalancedBatchSampler
@@ -6,6 +6,7 @@ from vardass.samplers.base import Chunk, MinibatchSampler, RefreshableSampler
 from vardass.samplers.class_alignment import ClassAlignment, align_classes
 from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
+from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.swap_ordered import SwapOrderedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
@@ -21,6 +22,7 @@ __all__ = [
     "KMeansPlusPlusBatchSampler",
     "MinibatchSampler",
     "OrderedBatchSampler",
+    "PairedBatchSampler",
     "RefreshableSampler",
     "StratifiedBatchSampler",
     "SwapOrderedBatchSampler",

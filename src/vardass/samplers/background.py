@@ -170,8 +170,8 @@ class BackgroundSampler(WatchedSampler):
     def refresh(self, features: ArrayLike, **groups: ArrayLike) -> None:
         """Hand the current ``features`` (n, d) over; see the class for when they apply.
 
-        ``groups`` and ``shares``, or ``other``, are for samplers that have them, see `StratifiedBatchSampler` and
-        `SwapOrderedBatchSampler`.
+        ``groups`` and ``shares``, or ``other``, are for samplers that have them, see `StratifiedBatchSampler`,
+        `SwapOrderedBatchSampler` and `PairedBatchSampler`.
         """
         if not self.needs_features:
             return

@@ -12,13 +12,15 @@ from vardass.samplers.base import MinibatchSampler, declared_options
 from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
+from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.swap_ordered import SwapOrderedBatchSampler
+from vardass.samplers.two_domains import TwoDomainSampler
 from vardass.samplers.uniform import UniformBatchSampler
 from vardass.solvers import stratify
 from vardass.validate import choose, import_by_name, unknown
 
-__all__ = ["SAMPLER_NAMES", "check_takes_shares", "make_sampler"]
+__all__ = ["SAMPLER_NAMES", "check_takes_shares", "make_sampler", "plans_both_domains"]
 
 _NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
     "uniform": (UniformBatchSampler, {}),
@@ -28,6 +30,7 @@ _NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
     "ordered": (OrderedBatchSampler, {}),
     "balanced": (BalancedBatchSampler, {}),
     "swap-ordered": (SwapOrderedBatchSampler, {}),
+    "paired": (PairedBatchSampler, {}),
     "kmeans++": (KMeansPlusPlusBatchSampler, {}),
     "dpp": (DPPBatchSampler, {}),
     # a loss's kernel is made for features, not for inputs
@@ -51,9 +54,9 @@ def make_sampler(
         ``"package.module:Name"`` for a sampler of one's own, a subclass of ``MinibatchSampler``, or one of
         ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
         paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the order of
-        the paper's follow-up (``"swap-ordered"``, which plans both domains together); the
-        paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the inputs and which is
-        refreshed once, or on the network's features.
+        one of the paper's follow-ups and the quadruplets of another (``"swap-ordered"`` and ``"paired"``, which plan
+        both domains together); the paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the
+        inputs and which is refreshed once, or on the network's features.
     n, batch_size : int
         Samples of the data set and of a batch.
     kernel : Kernel or name
@@ -91,6 +94,11 @@ def check_takes_shares(name: str, purpose: str) -> None:
     if not issubclass(_kind(name)[0], GroupedSampler):
         able = [known for known, (kind, _) in _NAMED.items() if issubclass(kind, GroupedSampler)]
         raise InputError(f"{purpose} needs groups with shares, which sampler {name!r} has not; use {', '.join(able)}")
+
+
+def plans_both_domains(name: str) -> bool:
+    """Whether the sampler is one of two that have the same seed, know their ``role`` and plan both domains together."""
+    return issubclass(_kind(name)[0], TwoDomainSampler)
 
 
 def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:

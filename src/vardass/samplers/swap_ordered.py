@@ -14,18 +14,18 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
-from vardass.kernels import KernelLike, as_kernel, fitted_kernel
-from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
-from vardass.samplers.plan import PLAN_LANDMARKS, cycle_table, plan_features, row_errors
+from vardass.kernels import Kernel, KernelLike
+from vardass.samplers.base import Chunk, StreamOptions, derive_seed
+from vardass.samplers.plan import PLAN_LANDMARKS, cycle_table, row_errors
+from vardass.samplers.two_domains import TwoDomainSampler
 from vardass.solvers import SOLVERS, stratify
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_features, as_generator, check_count, choose
+from vardass.validate import check_count, choose
 
 __all__ = ["SwapOrderedBatchSampler", "match_discrepancies"]
 
 
-class SwapOrderedBatchSampler(MinibatchSampler):
+class SwapOrderedBatchSampler(TwoDomainSampler):
     """One of two samplers, of source and target, whose batches are ordered together.
 
     Make both with the same seed, give each the other's batch size, refresh both at the same time with the features of
@@ -76,8 +76,6 @@ class SwapOrderedBatchSampler(MinibatchSampler):
     [8, 8]
     """
 
-    is_paired = True  # draws in step with another sampler of the same seed, on purpose
-
     def __init__(
         self,
         n: int,
@@ -93,47 +91,30 @@ class SwapOrderedBatchSampler(MinibatchSampler):
         swap_rounds: int = 16,
         **options: Unpack[StreamOptions],
     ) -> None:
-        super().__init__(n, batch_size, **options)
-        as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
-        self.kernel = kernel
+        super().__init__(
+            n,
+            batch_size,
+            role=role,
+            other_batch_size=other_batch_size,
+            kernel=kernel,
+            plan_rows=plan_rows,
+            plan_rank=plan_rank,
+            swap_rounds=swap_rounds,
+            **options,
+        )
         self.solver = choose(solver, "solver", SOLVERS)
-        self.role = choose(role, "role", ("source", "target"))
-        other = batch_size if other_batch_size is None else check_count(other_batch_size, "other_batch_size")
-        self.other_batch_size = other
         self.min_size = None if min_size is None else check_count(min_size, "min_size")
-        self.plan_rows = check_count(plan_rows, "plan_rows", low=2)
-        self.plan_rank = check_count(plan_rank, "plan_rank")
-        self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self.strata: Strata | None = None
         self._other_strata: Strata | None = None
         self._features: Tensor | None = None  # of both domains, source first
-        self._other: Tensor | None = None  # what a refresh was given
 
-    def refresh(self, features: ArrayLike, *, other: ArrayLike | None = None) -> None:
-        """As for `MinibatchSampler.refresh`, with the features (n', d) of the ``other`` domain."""
-        self._other = None if other is None else as_features(other, "other")
-        try:
-            super().refresh(features)
-        finally:
-            self._other = None
+    def _fit_alone(self, features: Tensor, kernel: Kernel) -> None:
+        self.strata = self._stratify(features, self.batch_size, kernel, self._side)
+        self._other_strata = self._features = None
 
-    def _fit(self, features: Tensor) -> None:
-        other = self._other
-        if other is None:
-            self.strata = self._stratify(features, self.batch_size, fitted_kernel(self.kernel, features), self._side)
-            self._other_strata = self._features = None
-            return
-        if other.shape[1] != features.shape[1]:
-            raise InputError(
-                f"features have {features.shape[1]} columns, those of the other domain {other.shape[1]}; pass both "
-                "from the same network"
-            )
-        both = torch.cat(self._in_order(features, other.to(features)))
-        kernel = fitted_kernel(self.kernel, both)
-        generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
-        planned = plan_features(both, kernel, self.plan_rank, generator=generator).features
+    def _fit_together(self, features: Tensor, other: Tensor, kernel: Kernel, planned: Tensor) -> None:
         own = self._stratify(features, self.batch_size, kernel, self._side)
-        self._other_strata = self._stratify(other.to(features), self.other_batch_size, kernel, 1 - self._side)
+        self._other_strata = self._stratify(other, self.other_batch_size, kernel, 1 - self._side)
         self.strata, self._features = own, planned
 
     def _stratify(self, features: Tensor, k: int, kernel: KernelLike, side: int) -> Strata:
@@ -141,23 +122,13 @@ class SwapOrderedBatchSampler(MinibatchSampler):
         seed = derive_seed(self.seed, self._refreshes, side)
         return stratify(features, k, kernel=kernel, solver=self.solver, min_size=smallest, seed=seed).to("cpu")
 
-    @property
-    def _side(self) -> int:
-        return 0 if self.role == "source" else 1
-
-    def _in_order(self, mine: Any, other: Any) -> tuple[Any, Any]:
-        return (mine, other) if self.role == "source" else (other, mine)
-
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         count = -(-self.plan_rows // self.num_replicas) * self.num_replicas
         strata, other, features = self.strata, self._other_strata, self._features
-        if strata is None or other is None or features is None:
-            # the other one's generator is the same: its draws must not be
-            own = torch.Generator().manual_seed(derive_seed(generator.initial_seed(), self._side))
-            if strata is None:
-                rows = torch.randint(self.n, (count, self.batch_size), generator=own)
-                return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64))
-            table = cycle_table(strata, count, own)
+        if strata is None:
+            return self._uniform_chunk(generator)
+        if other is None or features is None:
+            table = cycle_table(strata, count, self._own(generator))
             return Chunk(table, strata.exact_weights, strata=torch.arange(strata.k), pool=self.n)
         source, target = self._in_order(strata, other)
         table = torch.cat([cycle_table(source, count, generator), cycle_table(target, count, generator) + source.n], 1)

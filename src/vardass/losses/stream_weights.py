@@ -1,0 +1,306 @@
+"""Weights for the batches of any stream, which bring each batch's statistics to their running mean.
+
+After the abstract of arXiv 2607.20374 (ARROW), a follow-up of the paper, and derived here. This much is known of it:
+each batch of a stream is reweighted so that the statistics that are aligned agree with their moving averages, by a
+relaxed, tractable problem. Ours is, for a batch of n rows with the statistics φ_i and their running mean μ,
+
+    minimise |Σ_i w_i φ_i - μ|²  over  Σ_i w_i = 1,  0 ≤ w_i ≤ c/n,  Σ_i w_i² ≤ 1/(e n),
+
+a small convex problem. The bound of Σ w² is the relaxation: exact agreement would spend all of the batch on it. It
+binds in nearly every batch, so that each has the effective size e n. That matters: the V-statistic counts each row with
+itself, Σ_i w_i² κ(z_i, z_i), and with a fixed multiple of |w - 1/n|² as a penalty instead the variance of that sum took
+back much of the gain.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vardass.errors import InputError
+from vardass.kernels import CoralKernel, Kernel, KernelLike, LinearKernel, RBFMixture, as_kernel, fitted_kernel
+from vardass.validate import ArrayLike, as_features, as_generator, check_count, check_number, check_seed, check_state
+
+__all__ = ["StreamWeights", "matching_weights"]
+
+
+class StreamWeights:
+    """Weights for the batches of one domain, without strata, refresh or even a known number of samples.
+
+    Call it with the features of each batch as it comes, from whatever loader, an ``IterableDataset`` too. It adds the
+    batch to the running statistics of the loss and returns weights under which the batch agrees with them; the first
+    batch has equal ones. Make one for each domain, and call it once for each batch. Under several processes give each
+    of them the gathered batch.
+
+    For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and Recht
+    2007), each bandwidth weighted by its |μ|²: one at which all samples look unlike one another has no mean to agree
+    with. For CORAL they are the covariance and, if the loss compares them, the mean.
+
+    It is derived from the abstract of arXiv 2607.20374, not the authors' program; see `vardass.losses.stream_weights`.
+
+    The weights are not unbiased: they depend on the batch, and statistics lag behind features that move, by about
+    1.4 ``half_life`` batches. The page "Stream weights" has what that amounts to. The loader's batches must be random:
+    of samples in some order, say by class, the running mean is not that of the domain.
+
+    Parameters
+    ----------
+    kernel : Kernel or name
+        Of the loss: an `RBFMixture` (``"mmd"``, ``"rbf"``), a `CoralKernel` (``"coral"``, or the
+        ``CORALLoss(...).kernel(d)`` of a loss with other options) or a `LinearKernel`. What it takes from data, such as
+        ``scale="median"``, comes from the first batch.
+    half_life : float
+        Batches after which a batch counts half. A long one has less noise, a short one follows moving features.
+    effective_size : float
+        e, the share of the batch that Σ w² leaves, above 0; 1 gives equal weights.
+    most : float
+        c, the largest weight in units of 1/n, above 1.
+    frequencies : int
+        Random frequencies for each bandwidth of a mixture.
+    seed : int
+        Of the frequencies.
+
+    Examples
+    --------
+    >>> from vardass import mmd2
+    >>> source, target = StreamWeights(), StreamWeights()
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> for _ in range(20):  # a training loop, here without a network
+    ...     x, y = torch.randn(2, 32, 4, generator=generator)
+    ...     w, v = source(x), target(y)
+    ...     loss = mmd2(x, y, weights_x=w, weights_y=v)
+    >>> round(float(w.sum()), 5), round(float(1 / (32 * w.square().sum())), 2), bool(w.max() <= 4 / 32)
+    (1.0, 0.85, True)
+    """
+
+    def __init__(
+        self,
+        kernel: KernelLike = "mmd",
+        *,
+        half_life: float = 20.0,
+        effective_size: float = 0.85,
+        most: float = 4.0,
+        frequencies: int = 128,
+        seed: int = 0,
+    ) -> None:
+        self.kernel = as_kernel(kernel)
+        if not isinstance(self.kernel, RBFMixture | CoralKernel | LinearKernel):
+            raise InputError(
+                "running statistics are known for RBFMixture, CoralKernel and LinearKernel, got "
+                f"{self.kernel!r}; use one of these, or a sampler such as BalancedBatchSampler, which takes any kernel"
+            )
+        self.half_life = check_number(half_life, "half_life", low=0.5)
+        self.effective_size = check_number(effective_size, "effective_size", low=1e-3, high=1.0)
+        self.most = check_number(most, "most", low=1.0)
+        self.frequencies = check_count(frequencies, "frequencies")
+        self.seed = check_seed(seed)
+        self.batches = 0
+        self._mass = 0.0  # rows that the running mean counts, the older the less
+        self._statistics: _Statistics | None = None
+
+    @torch.no_grad()
+    def __call__(self, features: ArrayLike) -> Tensor:
+        """Add a batch (n, d) to the running statistics and return its weights (n,), without gradient.
+
+        Weights have the dtype and device of the features, float32 for half precision. Values are checked only on the
+        CPU, see `as_weights`.
+        """
+        on_host = not isinstance(features, Tensor) or features.device.type == "cpu"
+        z = as_features(features, check_finite=on_host)
+        with torch.autocast(z.device.type, enabled=False):
+            if self._statistics is None:
+                self._statistics = self._new_statistics(fitted_kernel(self.kernel, z, check_range=False), z.shape[1])
+            if self._statistics.columns != z.shape[1]:
+                raise InputError(
+                    f"a batch has {z.shape[1]} columns, those before had {self._statistics.columns}; make one "
+                    f"{type(self).__name__} for each domain and layer"
+                )
+            self._statistics.follow(z)
+            mass = self._mass * 0.5 ** (1.0 / self.half_life) + len(z)
+            products = self._statistics.add(z, len(z) / mass)
+            self._mass, self.batches = mass, self.batches + 1
+            weights = matching_weights(products, effective_size=self.effective_size, most=self.most)
+        return weights.to(z.dtype)
+
+    def _new_statistics(self, kernel: Kernel, columns: int) -> _Statistics:
+        if isinstance(kernel, RBFMixture):
+            return _Fourier(kernel, columns, self.frequencies, self.seed)
+        scales = (kernel.scale, kernel.mean_scale) if isinstance(kernel, CoralKernel) else (0.0, 1.0)
+        return _Moments(columns, *scales)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later weights depend on."""
+        state = {"settings": self._settings(), "batches": self.batches, "mass": self._mass, "statistics": None}
+        if self._statistics is not None:
+            state["statistics"] = {name: value.clone() for name, value in self._statistics.running.items()}
+            state |= {"columns": self._statistics.columns, "kernel": self._statistics.kernel_state}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where ``state`` was taken."""
+        check_state(state, self)
+        if missing := [key for key in ("settings", "batches", "mass", "statistics") if key not in state]:
+            raise InputError(f"the state has the keys {sorted(state)}, but not {missing}; pass what state_dict() gave")
+        check_state(state["settings"], self)
+        for key, value in self._settings().items():
+            if state["settings"].get(key) != value:
+                raise InputError(
+                    f"the state has {key}={state['settings'].get(key)!r}, this {type(self).__name__} {key}={value!r}; "
+                    "make it with the same arguments or start anew"
+                )
+        batches = check_count(state["batches"], "batches of the state", low=0)
+        mass = check_number(state["mass"], "mass of the state", low=0.0)
+        statistics = None
+        if state["statistics"] is not None:
+            check_state(state["statistics"], self)
+            kernel = self.kernel.with_state(state["kernel"]) if isinstance(self.kernel, RBFMixture) else self.kernel
+            statistics = self._new_statistics(kernel, check_count(state["columns"], "columns of the state"))
+            statistics.running = {name: value.clone() for name, value in state["statistics"].items()}
+        self._statistics, self.batches, self._mass = statistics, batches, mass
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("half_life", "effective_size", "most", "frequencies", "seed")
+        return {"kernel": repr(self.kernel), **{name: getattr(self, name) for name in names}}
+
+
+class _Statistics(ABC):
+    """Means over the rows of batches, which are tensors in ``running``."""
+
+    kernel_state: dict[str, Any]  # what the kernel took from the first batch
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.running: dict[str, Tensor] = {}
+
+    def follow(self, z: Tensor) -> None:
+        """Move to the device and dtype of the rows."""
+        self.running = {name: value.to(z) for name, value in self.running.items()}
+
+    @abstractmethod
+    def add(self, z: Tensor, rate: float) -> Tensor:
+        """Move the means by ``rate`` to those of the rows ``z`` (n, d).
+
+        Return the inner products <φ_i - μ, φ_j - μ> of the rows with the new means: (n, n), double.
+        """
+
+
+class _Fourier(_Statistics):
+    """Means of random Fourier features: exp(-r |z - z'|²) = E cos(ωᵀ(z - z')) for ω normal with variance 2r."""
+
+    def __init__(self, kernel: RBFMixture, columns: int, frequencies: int, seed: int) -> None:
+        super().__init__(columns)
+        self.kernel_state = kernel.state()
+        roots = torch.tensor([math.sqrt(2.0 * rate) for rate in kernel.rates])
+        normal = torch.randn(len(roots), frequencies, columns, generator=as_generator(seed))
+        self._frequencies = roots[:, None, None] * normal
+        self.running = {"mean": torch.zeros(len(roots), 2 * frequencies)}
+
+    def follow(self, z: Tensor) -> None:
+        super().follow(z)
+        self._frequencies = self._frequencies.to(z)
+
+    def _features(self, z: Tensor) -> Tensor:
+        """Features (bandwidths, n, 2 frequencies) of rows (n, d)."""
+        phases = torch.matmul(z, self._frequencies.transpose(1, 2))
+        return torch.cat([phases.cos(), phases.sin()], 2) / math.sqrt(phases.shape[2])
+
+    def add(self, z: Tensor, rate: float) -> Tensor:
+        rows = self._features(z)
+        self.running["mean"] = mean = self.running["mean"].lerp(rows.mean(1), rate)
+        norms = mean.square().sum(1).sqrt()[:, None, None]
+        rows = ((rows - mean[:, None]) * norms).transpose(0, 1).flatten(1)
+        return (rows @ rows.T).double()
+
+
+class _Moments(_Statistics):
+    """Mean and covariance: the kernel a (xᵀx')² + b xᵀx' of rows x about the running mean."""
+
+    def __init__(self, columns: int, scale: float, mean_scale: float) -> None:
+        super().__init__(columns)
+        self.kernel_state = {}
+        self._scales = scale, mean_scale
+        self.running = {"mean": torch.zeros(columns), "covariance": torch.zeros(columns, columns)}
+
+    def add(self, z: Tensor, rate: float) -> Tensor:
+        mean, covariance = self.running["mean"], self.running["covariance"]
+        centre = z.mean(0)
+        rows, away = z - centre, centre - mean
+        # of the two covariances, each about its own mean, and of the means
+        covariance = covariance.lerp(rows.T @ rows / len(z), rate) + rate * (1.0 - rate) * torch.outer(away, away)
+        mean = mean + rate * away
+        self.running = {"mean": mean, "covariance": covariance}
+        scale, mean_scale = self._scales
+        covariance, rows = covariance.double(), z.double() - mean.double()
+        linear = rows @ rows.T
+        mixed = ((rows @ covariance) * rows).sum(1)
+        squares = linear.square() - mixed[:, None] - mixed + covariance.square().sum()
+        return scale * squares + mean_scale * linear
+
+
+_STEPS = 40  # |Σ w φ - μ|² is then nearly the least: the rest is below 0.002 of that of equal weights
+_STIFFNESS, _RELAXATION = 0.3, 1.6  # of the splitting, for products with a mean diagonal of 1
+
+
+@torch.no_grad()
+def matching_weights(products: Tensor, *, effective_size: float, most: float, steps: int = _STEPS) -> Tensor:
+    """Weights w of the rows of a batch that make wᵀ A w small.
+
+    The minimum over Σ w = 1, 0 ≤ w ≤ ``most``/n and Σ w² ≤ 1/(``effective_size`` n) is found by splitting (ADMM): in
+    turn the quadratic form on the plane Σ w = 1, which is one product with a fixed matrix, and the nearest points of
+    the box and of the ball. A fixed number of steps needs no look at the values, which would make a GPU wait.
+
+    Parameters
+    ----------
+    products : Tensor of shape (n, n)
+        A, positive semi-definite: inner products of the rows' deviations from what is to be matched.
+    effective_size, most : float
+        As for `StreamWeights`.
+    steps : int
+        Of the splitting.
+
+    Returns
+    -------
+    Tensor of shape (n,)
+        Weights that meet all constraints up to rounding.
+
+    Examples
+    --------
+    >>> phi = torch.tensor([-1.0, 0.0, 3.0], dtype=torch.float64)  # to have a mean of zero
+    >>> w = matching_weights(torch.outer(phi, phi), effective_size=0.5, most=3.0)
+    >>> abs(float(w @ phi)) < 1e-6
+    True
+    """
+    n = len(products)
+    even, limit, radius = 1.0 / n, most / n, math.sqrt((1.0 / effective_size - 1.0) / n)
+    form = products / products.diagonal().mean().clamp_min(torch.finfo(products.dtype).tiny)
+    form.diagonal().add_(2.0 * _STIFFNESS)
+    inverse = torch.linalg.inv(form)
+    column = inverse.sum(1)
+    start = column / column.sum()
+    step = _STIFFNESS * (inverse - torch.outer(column, start))
+    # all of them as deviations from equal weights; few operations, because their number is what the time goes to
+    start = start - even
+    ahead = products.new_zeros(2, n)
+    nearest = torch.zeros_like(ahead)
+    box, ball, in_box, in_ball = ahead[:1], ahead[1:], nearest[:1], nearest[1:]
+    for _ in range(steps):
+        torch.clamp(box, -even, limit - even, out=in_box)
+        torch.renorm(ball, 2, 0, radius, out=in_ball)
+        w = torch.addmv(start, step, torch.lerp(ahead, nearest, 2.0).sum(0))
+        ahead.add_(w - nearest, alpha=_RELAXATION)
+    found = _in_capped_simplex(w + even, limit) - even
+    return even + torch.renorm(found[None], 2, 0, radius)[0]
+
+
+def _in_capped_simplex(w: Tensor, limit: float) -> Tensor:
+    """Nearest point (n,) with sum 1 and entries from 0 to ``limit``: w - τ, clamped, for the τ that gives the sum."""
+    shifts = torch.cat([w, w - limit]).sort().values  # where an entry begins or ends to move with τ
+    sums = (w - shifts[:, None]).clamp(0.0, limit).sum(1)
+    place = ((sums >= 1.0).sum() - 1).clamp(0, len(shifts) - 2)
+    above, below = sums[place], sums[place + 1]
+    part = (above - 1.0) / (above - below).clamp_min(torch.finfo(w.dtype).tiny)
+    shift = torch.lerp(shifts[place], shifts[place + 1], part.clamp(0.0, 1.0))
+    return (w - shift).clamp(0.0, limit)
