@@ -104,6 +104,8 @@ def test_the_readme_is_short_and_names_the_two_commands():
 def test_tables_of_accuracy_say_what_the_records_say():
     """Rows as they must stand on the page of evidence, made from what `make demo` and the sweeps left."""
     evidence, readme = (ROOT / "docs/evidence.md").read_text(), (ROOT / "README.md").read_text()
+    choosing, small = evidence.partition("### Choosing a model")[2].split("## Small batches")
+    small = small.partition("\n## ")[0]
     runs = pd.read_csv(ROOT / "benchmarks/results/demo_training.csv")
     means = 100 * runs.groupby(["algorithm", "sampler", "repeat"])["target_accuracy"].mean()
     noise = runs.groupby(["algorithm", "sampler"])["relative_loss_variance"].first()
@@ -112,7 +114,7 @@ def test_tables_of_accuracy_say_what_the_records_say():
         others = {name: means[loss, name] - means[loss, "uniform"] for name in DEMO_SAMPLERS}
         gains = {name: f"{gain.mean():+.1f} ± {gain.sem():.1f}" for name, gain in others.items()}
         uniform = f"{means[loss, 'uniform'].mean():.1f} %"
-        assert f"| {loss.upper()} | {uniform} | {' | '.join(gains.values())} |" in evidence
+        assert f"| {loss.upper()} | {uniform} | {' | '.join(gains.values())} |" in small
         gains.pop("stratified")
         assert f"{short} | {uniform} | {' | '.join(gains.values())} |" in readme
         left = [f"{noise[loss, name]:.3f}" for name in DEMO_SAMPLERS]
@@ -123,6 +125,9 @@ def test_tables_of_accuracy_say_what_the_records_say():
     for row in found:
         assert row in evidence
         assert row in readme
+    regrets = re.findall(r"^\| .*\d \|$", choosing, re.MULTILINE)
+    assert len(regrets) >= 8
+    assert all(row in adaptation for row in regrets)
 
 
 def test_programs_of_the_gallery_are_short():
