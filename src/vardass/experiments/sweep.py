@@ -11,7 +11,7 @@ from typing import Any
 
 import vardass
 from vardass.errors import InputError
-from vardass.experiments.engines import Attempt, Outcome, count_cpus, get_engine
+from vardass.experiments.engines import Attempt, Outcome, get_engine
 from vardass.experiments.record import Record, RunSpec, versions
 from vardass.experiments.store import (
     LOG_FILE,
@@ -27,6 +27,7 @@ from vardass.experiments.store import (
     run_label,
     whole_lines,
 )
+from vardass.processes import count_cpus
 from vardass.validate import Progress, check_count
 
 __all__ = ["Failed", "Progress", "Status", "Summary", "UnderWay", "run_sweep", "status"]
