@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def write(folder: Path, first: int, count: int, each: int) -> None:
     for i in range(first, first + count):
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows(each, i).reshape(-1)), D)
         table = pa.table({"id": pa.array(np.arange(each)), "features": values})
-        pq.write_table(table, folder / f"part-{i:03d}.parquet", row_group_size=65_536, compression="none")
+        pq.write_table(table, folder / f"part-{i:03d}.parquet", row_group_size=65_536, use_dictionary=False)
 
 
 def resident(pid: int) -> float:
@@ -71,11 +72,17 @@ def resident(pid: int) -> float:
     return total / 2**20
 
 
+def cpu_seconds() -> float:
+    """Seconds of CPU that processes which have ended took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def measured(files: list[Path], out: Path, workers: int) -> dict[str, Any]:
     """Run the command, and look at its memory five times a second."""
     command = [sys.executable, "-m", "vardass", "stratify", *map(str, files), "--k", str(K), "--scale", "median"]
     command += ["--workers", str(workers), "--out", str(out), "--json"]
-    load, start, peak = os.getloadavg()[0], time.perf_counter(), 0.0
+    load, start, peak, used = os.getloadavg()[0], time.perf_counter(), 0.0, cpu_seconds()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             peak = max(peak, resident(process.pid))
@@ -84,9 +91,14 @@ def measured(files: list[Path], out: Path, workers: int) -> dict[str, Any]:
         assert process.stdout is not None
         record = json.loads(process.stdout.read())
     loads = [round(load, 1), round(os.getloadavg()[0], 1)]
-    return {"n": record["n"], "seconds": seconds, "gigabytes": peak, "load": loads, "parts": record["seconds"]} | {
-        name: record[name] for name in ("variance", "variance_stderr", "uniform_variance", "min_size", "max_size")
-    }
+    return {
+        "n": record["n"],
+        "seconds": seconds,
+        "cpu": cpu_seconds() - used,
+        "gigabytes": peak,
+        "load": loads,
+        "parts": record["seconds"],
+    } | {name: record[name] for name in ("variance", "variance_stderr", "uniform_variance", "min_size", "max_size")}
 
 
 def quality(folder: Path) -> list[dict[str, float]]:
@@ -134,6 +146,7 @@ def main() -> None:
         [
             f"{run['n']:,}",
             f"{run['seconds']:.0f}",
+            f"{run['cpu']:.0f}",
             *(f"{run['parts'][name]:.0f}" for name in ("sample", "pass", "write")),
             f"{run['gigabytes']:.2f}",
             f"{run['variance'] / run['uniform_variance']:.4f} ± {run['variance_stderr'] / run['uniform_variance']:.4f}",
@@ -142,11 +155,27 @@ def main() -> None:
         ]
         for run in runs
     ]
-    header = ["n", "seconds", "sample", "pass", "write", "GB peak", "variance / uniform", "sizes", "load before, after"]
+    header = [
+        "n",
+        "seconds",
+        "of CPU",
+        "sample",
+        "pass",
+        "write",
+        "GB peak",
+        "variance / uniform",
+        "sizes",
+        "load before, after",
+    ]
     ratio = runs[1]["seconds"] / runs[0]["seconds"]
     beside = [
-        [f"{one['sample']:,}", f"{one['exact']:.3e}", f"{one['reported']:.3e} ± {one['stderr']:.0e}"]
-        + [f"{one['whole']:.3e}", f"{100 * one['excess']:+.1f} %"]
+        [
+            f"{one['sample']:,}",
+            f"{one['exact']:.3e}",
+            f"{one['reported']:.3e} ± {one['stderr']:.0e}",
+            f"{one['whole']:.3e}",
+            f"{100 * one['excess']:+.1f} %",
+        ]
         for one in known
     ]
     import pyarrow

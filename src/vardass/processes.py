@@ -102,7 +102,7 @@ def ray_session(cpus: int | None) -> Iterator[Any]:
         ) from None
     own = not ray.is_initialized()
     if own:
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **quiet)
         else:

@@ -86,7 +86,8 @@ def _by_ray(
         width = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         task = ray.remote(num_cpus=1)(_apply_alone)
         sent = ray.put(shared)
-        waiting, under_way = iter(enumerate(parts)), {}
+        waiting = iter(enumerate(parts))
+        under_way: dict[Any, int] = {}
         try:
             while True:
                 while len(under_way) < width and (following := next(waiting, None)) is not None:

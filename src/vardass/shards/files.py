@@ -163,8 +163,8 @@ def _blocks(part: Part, columns: Columns | None, width: int | None) -> Iterator[
     for block in read_groups(part.shard.path, part.groups, columns=columns):
         if width is not None and block.shape[1] != width:
             raise InputError(
-                f"{part.shard.path} has {block.shape[1]} columns of features, the other files {width}; leave it out, or "
-                "choose the columns that all files have with --columns"
+                f"{part.shard.path} has {block.shape[1]} columns of features, the other files {width}; leave it out, "
+                "or choose the columns that all files have with --columns"
             )
         yield block
     part.shard.check()  # what was read in between is of one version

@@ -237,7 +237,7 @@ def stratify_shards(
 
 
 def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Shard]:
-    """The files: new ones, noted in the manifest, or those of an earlier start, if they and the settings are the same."""
+    """The files: noted in a new manifest, or those of an earlier start, if they and the settings are the same."""
     manifest = _read_json(folder / "manifest.json")
     if manifest is None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -251,8 +251,8 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
     for name, value in settings.items():
         if manifest.get(name) != value:
             raise InputError(
-                f"{folder} was begun with {name}={manifest.get(name)!r}, now it is {value!r}; give the same to go on, or "
-                "another --out"
+                f"{folder} was begun with {name}={manifest.get(name)!r}, now it is {value!r}; give the same to go on, "
+                "or another --out"
             )
     shards = [Shard(Path(f["path"]), f["size"], f["mtime_ns"], tuple(f["groups"])) for f in manifest["files"]]
     for shard in shards:
@@ -402,10 +402,9 @@ class _Run:
             if last > first:
                 tasks.append((part, rows[first:last] - part.start))
         found: list[Tensor | None] = [None] * len(tasks)
-        done = 0
-        for i, values in each(_read_task, self.columns, tasks, engine=self.engine, workers=self.workers):
+        read = each(_read_task, self.columns, tasks, engine=self.engine, workers=self.workers)
+        for done, (i, values) in enumerate(read, 1):
             found[i] = values
-            done += 1
             self.progress(_READ * done / len(tasks), f"reading a sample of {len(rows):,} rows of {self.n:,}")
         blocks = [values for values in found if values is not None]
         for values, (part, _) in zip(blocks, tasks):
@@ -536,7 +535,7 @@ def _save_plan(path: Path, plan: _Plan) -> None:
     arrays = {name: value.numpy() for name, value in tensors.items() if value is not None}
     arrays |= {_KERNEL_STATE + name: np.asarray(value) for name, value in state.items()}
     with atomic_write(path) as file:
-        np.savez(file, rows=plan.rows, judged_rows=plan.judged_rows, **arrays)
+        np.savez(file, rows=plan.rows, judged_rows=plan.judged_rows, **arrays)  # type: ignore[arg-type]
 
 
 def _load_plan(path: Path, kernel: Kernel) -> _Plan:
