@@ -20,7 +20,7 @@ from vardass.lowrank import FeatureMap, LowRankFeatures, fit_feature_map
 from vardass.solvers import stratify
 from vardass.solvers.problem import LowRankProblem
 from vardass.solvers.stratification import default_rank
-from vardass.validate import Progress, row_blocks
+from vardass.validate import row_blocks
 
 __all__ = ["Embedding", "Rule", "Totals", "fit_rule"]
 
@@ -148,7 +148,7 @@ class Rule:
 
 
 def fit_rule(
-    x: Tensor, k: int, kernel: Kernel, *, rank: int | None, seed: int, progress: Progress | None = None
+    x: Tensor, k: int, kernel: Kernel, *, rank: int | None, seed: int
 ) -> tuple[Rule, Tensor]:
     """Stratify a sample ``x`` (m, d) under a fitted ``kernel``; the rule and the labels (m,) of the sample."""
     generator = torch.Generator().manual_seed(seed)
@@ -158,7 +158,7 @@ def fit_rule(
     features, residual = feature_map(seen)
     mean = features.mean(0)
     low_rank = LowRankFeatures(features.sub_(mean), residual)
-    labels = stratify(seen, k, kernel=kernel, kernel_features=low_rank, seed=generator, progress=progress).labels
+    labels = stratify(seen, k, kernel=kernel, kernel_features=low_rank, seed=seed).labels
     problem = LowRankProblem(low_rank.features, low_rank.residual)
     totals = Totals.zero(k, features.shape[1])
     totals.add(problem, labels)

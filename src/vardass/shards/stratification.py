@@ -372,9 +372,8 @@ class _Run:
     def _plan(self) -> _Plan:
         target = self.folder / "work" / "rule.npz"
         if not target.exists():
-            rows, judged_rows = (
-                self._draw(count, i) for i, count in enumerate((self.settings["sample"], _JUDGED_ROWS))
-            )
+            rows = draw_rows(self.n, self.settings["sample"], self.settings["seed"], 0)
+            judged_rows = draw_rows(self.n, _JUDGED_ROWS, self.settings["seed"], 1)
             wanted = np.union1d(rows, judged_rows)
             features = self._read_rows(wanted)
             x = features[np.searchsorted(wanted, rows)]
@@ -386,13 +385,6 @@ class _Run:
             judged = features[np.searchsorted(wanted, judged_rows)]
             _save_plan(target, _Plan(rule, rows, labels, judged_rows, judged))
         return _load_plan(target, self.kernel)
-
-    def _draw(self, count: int, stream: int) -> NDArray[np.int64]:
-        """Distinct rows of all files, all alike in probability, rising."""
-        if count >= self.n:
-            return np.arange(self.n)
-        numbers = np.random.default_rng([self.settings["seed"] % 2**64, stream])
-        return np.sort(numbers.choice(self.n, count, replace=False, shuffle=False))
 
     def _read_rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of some rows, rising, of all files: (m, d)."""
@@ -470,6 +462,14 @@ class _Run:
     def _part_labels(self, i: int) -> NDArray[np.int32]:
         with np.load(self._part_file(i), allow_pickle=False) as found:
             return np.asarray(found["labels"])
+
+
+def draw_rows(n: int, count: int, seed: int, stream: int) -> NDArray[np.int64]:
+    """``count`` distinct rows of n, each with the same probability, rising; other streams are independent."""
+    if count >= n:
+        return np.arange(n)
+    numbers = np.random.default_rng([seed % 2**64, stream])
+    return np.sort(numbers.choice(n, count, replace=False, shuffle=False))
 
 
 def _with_time_left(progress: Progress, n: int, done: int) -> Callable[[int], None]:
