@@ -14,7 +14,8 @@ from vardass import stratify
 from vardass.cli import main
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture, fitted_kernel
-from vardass.shards import ShardStrata, stratify_shards
+from vardass.samplers import StratifiedBatchSampler
+from vardass.shards import ShardDataset, ShardStrata, stratify_shards
 from vardass.shards.rule import Rule, Totals, fit_rule
 from vardass.shards.stratification import draw_rows
 from vardass.solvers.problem import LowRankProblem
@@ -416,3 +417,55 @@ def test_one_large_file_is_read_in_parts(tmp_path, capsys, monkeypatch):
     assert main(["stratify", str(tmp_path / "x.npy"), "--k", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["info"]["parts"] == 5
     assert np.load(tmp_path / "x.strata" / "labels" / "x.npy").shape == (300,)
+
+
+# rows for samplers
+
+
+def test_dataset_gives_rows_by_their_number(features, monkeypatch):
+    folder, x = features
+    np.save(folder / "4.npy", x[:30])
+    x = np.concatenate([x, x[:30]])
+    dataset = ShardDataset(f"{folder}/*.*", kept_groups=2)
+    assert len(dataset) == len(x)
+    rows = [5, N + 3, 0, N - 1, 69, 70, 5, -1]
+    assert np.array_equal(torch.stack(dataset.__getitems__(rows)).numpy(), x[rows])
+    assert np.array_equal(dataset[100].numpy(), x[100])
+    with pytest.raises(IndexError, match=f"row {len(x)} of"):
+        dataset[len(x)]
+    reads = []
+    read = "vardass.shards.dataset.read_groups"
+    monkeypatch.setattr(read, lambda path, groups, **_: reads.append(groups) or [x[70:110]])
+    fresh = ShardDataset(folder / "1.parquet")
+    fresh.__getitems__(list(range(40)) * 2)
+    assert reads == [range(0, 1)]  # once for all rows of a group
+    fresh[3]
+    assert len(reads) == 1
+    os.utime(folder / "1.parquet", ns=(1, 1))
+    with pytest.raises(InputError, match="has changed"):
+        fresh[50]
+
+
+def test_sampler_over_files_has_exact_weights_and_resumes(features, tmp_path):
+    folder, x = features
+    found = run(folder, tmp_path / "out")
+
+    def make():
+        sampler = StratifiedBatchSampler(found.n, found.k, seed=3, endless=True)
+        sampler.use(found.strata())
+        return sampler
+
+    sampler = make()
+    batches = iter(sampler)
+    first = [next(batches) for _ in range(3)]
+    for batch in first:
+        assert found.labels[list(batch)].tolist() == list(range(K))
+        assert batch.weights == pytest.approx((found.sizes / N).tolist())
+    state = sampler.state_dict()
+    expected = [list(next(batches)) for _ in range(3)]
+    resumed = make()
+    resumed.load_state_dict(state)
+    again = iter(resumed)
+    assert [list(next(again)) for _ in range(3)] == expected
+    dataset = ShardDataset(found.files)
+    assert np.array_equal(torch.stack(dataset.__getitems__(expected[0])).numpy(), x[expected[0]])

@@ -147,9 +147,7 @@ class Rule:
         return LowRankProblem(found.features, found.residual)
 
 
-def fit_rule(
-    x: Tensor, k: int, kernel: Kernel, *, rank: int | None, seed: int
-) -> tuple[Rule, Tensor]:
+def fit_rule(x: Tensor, k: int, kernel: Kernel, *, rank: int | None, seed: int) -> tuple[Rule, Tensor]:
     """Stratify a sample ``x`` (m, d) under a fitted ``kernel``; the rule and the labels (m,) of the sample."""
     generator = torch.Generator().manual_seed(seed)
     shift = x.mean(0) if isinstance(kernel, LinearKernel) else None
