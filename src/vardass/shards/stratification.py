@@ -34,6 +34,7 @@ from vardass.errors import InputError
 from vardass.files import PathLike, as_path, atomic_write, write_text
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.lowrank import FeatureMap
+from vardass.samplers.base import kernel_name
 from vardass.shards.engines import each
 from vardass.shards.files import Part, Shard, cut, expand, open_shards, read_part, sample_rows
 from vardass.shards.rule import Embedding, Rule, Totals, fit_rule
@@ -217,7 +218,7 @@ def stratify_shards(
     folder, unfitted = as_path(out).absolute(), as_kernel(kernel)
     settings = {
         "k": k,
-        "kernel": repr(unfitted),
+        "kernel": kernel_name(unfitted),
         "columns": columns if columns is None or isinstance(columns, str) else list(columns),
         "sample": sample,
         "rank": rank,
@@ -439,18 +440,21 @@ class _Run:
         labels = torch.where(kept, plan.labels[torch.from_numpy(place)], labels)
         generator = torch.Generator().manual_seed(self.settings["seed"])
         kernel = plan.rule.embedding.feature_map.kernel
-        found: dict[str, float] = {}
-        for name, sums, groups, draws in (
-            ("variance", totals, labels, 1),
-            ("uniform", totals.together(), torch.zeros_like(labels), plan.rule.k),
-        ):
+
+        def judge(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
             pairs = float((sums.sizes * (sums.sizes - 1)).sum()) / 2
             missed, error = mean_missed(problem, groups, len(sums.sizes), x, kernel, generator)
             scale = draws * float(self.n) ** 2
-            value, stderr = max(0.0, sums.objective() + pairs * missed) / scale, pairs * error / scale
-            found |= {"variance": value, "variance_stderr": stderr} if name == "variance" else {}
-            found |= {"uniform_variance": value, "uniform_stderr": stderr} if name == "uniform" else {}
-        return found
+            return max(0.0, sums.objective() + pairs * missed) / scale, pairs * error / scale
+
+        variance, stderr = judge(totals, labels, 1)
+        uniform, uniform_stderr = judge(totals.together(), torch.zeros_like(labels), plan.rule.k)
+        return {
+            "variance": variance,
+            "variance_stderr": stderr,
+            "uniform_variance": uniform,
+            "uniform_stderr": uniform_stderr,
+        }
 
     def _write_labels(self, shard: Shard, target: Path) -> None:
         if target.exists():
