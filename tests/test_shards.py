@@ -292,6 +292,23 @@ def test_other_settings_do_not_go_on(features, tmp_path):
     assert "sample=500, now it is 400" in refused(folder, tmp_path / "out", sample=400)
     np.save(folder / "4.npy", clusters(30))
     assert "4.npy was not there" in refused(folder, tmp_path / "out")
+    for names, part in (("012", "3.parquet among them"), ("3210", "in another order")):
+        with pytest.raises(InputError, match=part):
+            stratify_shards(
+                [folder / f"{name}.parquet" for name in names],
+                K,
+                out=tmp_path / "out",
+                kernel=KERNEL,
+                sample=SAMPLE,
+            )
+
+
+def test_start_that_failed_before_any_work_does_not_count(features, tmp_path):
+    folder, x = features
+    np.save(folder / "4.npy", np.full((30, D), np.nan))
+    assert "row 0 of" in refused(folder, tmp_path / "out", sample=N)
+    np.save(folder / "4.npy", x[:30])
+    assert run(folder, tmp_path / "out").n == N + 30
 
 
 def test_full_disk_leaves_what_was_done(features, tmp_path, monkeypatch):

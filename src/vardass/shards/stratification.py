@@ -44,6 +44,7 @@ from vardass.validate import Progress, check_count, check_seed
 
 __all__ = ["ShardStrata", "default_sample", "stratify_shards"]
 
+_RULE = Path("work", "rule.npz")
 _FORMAT = "vardass-shards"
 _VERSION = 1
 _JUDGED_ROWS = 2**14  # rows on which it is measured what low-rank features miss of distances
@@ -238,16 +239,20 @@ def stratify_shards(
 
 
 def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Shard]:
-    """The files: noted in a new manifest, or those of an earlier start, if they and the settings are the same."""
+    """The files: noted in a new manifest, or those of an earlier start, if they and the settings are the same.
+
+    A start that did not come to a rule has left nothing to go on from, and does not count.
+    """
     manifest = _read_json(folder / "manifest.json")
-    if manifest is None:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if manifest is None or not any((folder / name).exists() for name in (_RULE, "strata.json")):
+        others = folder.iterdir() if manifest is None and folder.is_dir() else iter(())
+        if folder.is_file() or any(not path.name.startswith(".") for path in others):
             raise InputError(f"{folder} exists and holds no strata; choose another --out")
         shards = open_shards(paths)
-        _labels_files(folder, paths)
-        (folder / "work").mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         files = [{**asdict(shard), "path": str(shard.path)} for shard in shards]
         write_text(folder / "manifest.json", _json({**settings, "files": files}))
+        (folder / "work").mkdir(exist_ok=True)
         return shards
     for name, value in settings.items():
         if manifest.get(name) != value:
@@ -259,14 +264,13 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
     for shard in shards:
         shard.check()
     known = [shard.path for shard in shards]
-    for path in paths:
-        if path not in known:
-            raise InputError(f"{path} was not there when {folder} was begun; leave it out, or give another --out")
+    if new := set(paths).difference(known):
+        raise InputError(f"{min(new)} was not there when {folder} was begun; leave it out, or give another --out")
     if paths != known:
-        missing = next((path for path in known if path not in paths), known[0])
+        missing = set(known).difference(paths)
+        how = f"with {min(missing)} among them" if missing else "in another order"
         raise InputError(
-            f"{folder} was begun with {len(known)} files in another order or with {missing} among them; give the same "
-            "files to go on, or another --out"
+            f"{folder} was begun with {len(known)} files, {how}; give the same files to go on, or another --out"
         )
     return shards
 
@@ -371,7 +375,7 @@ class _Run:
     # the sample and the rule
 
     def _plan(self) -> _Plan:
-        target = self.folder / "work" / "rule.npz"
+        target = self.folder / _RULE
         if not target.exists():
             rows = draw_rows(self.n, self.settings["sample"], self.settings["seed"], 0)
             judged_rows = draw_rows(self.n, _JUDGED_ROWS, self.settings["seed"], 1)
