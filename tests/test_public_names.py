@@ -43,6 +43,7 @@ PUBLIC = [
             "refresh",
             "sampler_noise",
             "samplers",
+            "shards",
             "solvers",
             "strata",
             "theory",

@@ -53,8 +53,43 @@ class LowerBound:
     method: str
 
 
+class StrataSummary:
+    """What is said of strata, whether or not their labels are held in memory."""
+
+    sizes: Tensor
+    variance: float
+    uniform_variance: float
+    bound: LowerBound | None
+
+    @property
+    def reduction(self) -> float:
+        """How many times smaller the variance is than with uniform draws."""
+        if self.variance > 0:
+            return self.uniform_variance / self.variance
+        return 1.0 if self.uniform_variance == 0 else float("inf")
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance to the lower bound: 0.03 means at most 3 % above the best possible partition."""
+        if self.bound is None or self.bound.variance <= 0:
+            return None
+        return self.variance / self.bound.variance - 1.0
+
+    @property
+    def singletons(self) -> int:
+        """Strata of one sample, which is then part of every minibatch; ``min_size=2`` avoids them."""
+        return int((self.sizes == 1).sum())
+
+    def size_histogram(self) -> dict[str, int]:
+        """Number of strata by size, in ranges that double: {"1": 2, "2-3": 5, "4-7": 1, ...}."""
+        powers = self.sizes.double().log2().floor().long()
+        counts = torch.bincount(powers).tolist()
+        first = next(p for p, c in enumerate(counts) if c)
+        return {(str(2**p) if p == 0 else f"{2**p}-{2 ** (p + 1) - 1}"): c for p, c in enumerate(counts) if p >= first}
+
+
 @dataclass(frozen=True, eq=False)
-class Strata:
+class Strata(StrataSummary):
     """A partition of n samples into k non-empty strata.
 
     Attributes
@@ -117,7 +152,7 @@ class Strata:
         return len(self.labels)
 
     @cached_property
-    def sizes(self) -> Tensor:
+    def sizes(self) -> Tensor:  # type: ignore[override]
         """Samples in each stratum: (k,) int64."""
         counts = torch.bincount(self.labels + 1, minlength=self.k + 1)
         return counts[1:]
@@ -154,32 +189,6 @@ class Strata:
         """Indices of the samples in one stratum."""
         start = int(self.starts[stratum])
         return self.order[start : start + int(self.sizes[stratum])]
-
-    @property
-    def reduction(self) -> float:
-        """How many times smaller the variance is than with uniform draws."""
-        if self.variance > 0:
-            return self.uniform_variance / self.variance
-        return 1.0 if self.uniform_variance == 0 else float("inf")
-
-    @property
-    def gap(self) -> float | None:
-        """Relative distance to the lower bound: 0.03 means at most 3 % above the best possible partition."""
-        if self.bound is None or self.bound.variance <= 0:
-            return None
-        return self.variance / self.bound.variance - 1.0
-
-    @property
-    def singletons(self) -> int:
-        """Strata of one sample, which is then part of every minibatch; ``min_size=2`` avoids them."""
-        return int((self.sizes == 1).sum())
-
-    def size_histogram(self) -> dict[str, int]:
-        """Number of strata by size, in ranges that double: {"1": 2, "2-3": 5, "4-7": 1, ...}."""
-        powers = self.sizes.double().log2().floor().long()
-        counts = torch.bincount(powers).tolist()
-        first = next(p for p, c in enumerate(counts) if c)
-        return {(str(2**p) if p == 0 else f"{2**p}-{2 ** (p + 1) - 1}"): c for p, c in enumerate(counts) if p >= first}
 
     @torch.no_grad()
     def assign(self, new: ArrayLike, features: ArrayLike, *, kernel: KernelLike = "mmd") -> Tensor:

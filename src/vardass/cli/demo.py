@@ -99,7 +99,7 @@ def demo(
 
     with one_thread():
         console.rule("vardass stratify: smart-watch data, right wrist, 10 people, 7 exercises")
-        stratify(data / "right-wrist.npy", _SHOWN_K, gammas="1", scale="median")
+        stratify([str(data / "right-wrist.npy")], _SHOWN_K, gammas="1", scale="median")
         console.rule("vardass adapt: other wrist, other people")
         noise = _adapt_and_measure(runs, data, out / "adapt", console)
     console.rule("vardass sweep demo: training with each way to draw batches")

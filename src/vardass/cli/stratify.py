@@ -1,8 +1,9 @@
-"""``vardass stratify FILE``: strata for a file of embeddings, with a report on what they save."""
+"""``vardass stratify FILE...``: strata for embeddings, with a report on what they save."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 import zipfile
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from rich.table import Table
 from vardass.backend import were_compiled
 from vardass.cli.embeddings import (
     COLUMNS,
-    FILE,
     GAMMAS,
     KERNEL,
     SCALE,
@@ -32,17 +32,25 @@ from vardass.cli.progress import progress_bar
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
 from vardass.files import atomic_write
+from vardass.kernels import Kernel
+from vardass.shards import ShardStrata, stratify_shards
+from vardass.shards.files import expand, is_large
 from vardass.solvers import stratify as make_strata
 from vardass.strata import Strata
 
 __all__ = ["stratify"]
 
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans; interior-point, of Figure 3, for small n."
+_FILES = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or several .npy or .parquet files, or a quoted pattern."
+_PARTS = "Files in parts"
+_SAMPLE = "Rows that strata are found on; default: 131072, or 512 for each stratum if that is more."
+_WORKERS = "Processes; default: one for each CPU."
+_ENGINE = "local, or ray: tasks on the Ray cluster at RAY_ADDRESS, or on a Ray of their own."
 _CSV_HEADER = "row,stratum,weight\n"
 
 
 def stratify(
-    file: Annotated[Path, typer.Argument(help=FILE)],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help=_FILES)],
     k: Annotated[int, typer.Option("--k", "-k", help="Number of strata, which is the batch size.")],
     kernel: Annotated[str, typer.Option(help=KERNEL)] = "mmd",
     gammas: Annotated[str | None, typer.Option(help=GAMMAS)] = None,
@@ -61,49 +69,107 @@ def stratify(
     out: Annotated[Path | None, typer.Option(help="Strata file; default: FILE.strata.npz.")] = None,
     labels_csv: Annotated[Path | None, typer.Option(help="Write the stratum of each row here too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    sample: Annotated[int | None, typer.Option(help=_SAMPLE, rich_help_panel=_PARTS)] = None,
+    workers: Annotated[int | None, typer.Option(help=_WORKERS, rich_help_panel=_PARTS)] = None,
+    engine: Annotated[str, typer.Option(help=_ENGINE, rich_help_panel=_PARTS)] = "local",
 ) -> None:
     """Partition samples into k strata such that one draw from each gives the smallest variance.
 
-    Writes the strata, and reports their variance next to uniform draws and to what is possible.
+    Writes the strata, and reports their variance next to uniform draws and to what is possible. One file is read as a
+    whole; several, or one that is too large, in parts: then --out is a folder, with a file of strata for each file, and
+    the same command goes on where it was stopped.
     """
-    out = file.with_name(file.stem + ".strata.npz") if out is None else out
     chosen = chosen_kernel(kernel, gammas, scale)
-    clock = time.perf_counter()
-    features = read_embeddings(file, key=key, columns=columns)
-    start = None if warm_start is None else _load_strata(warm_start)
-    _check_outputs(file, out, labels_csv)  # before the work, not after it
-    seconds = {"read": time.perf_counter() - clock}
-    with progress_bar() as progress:
-        strata = make_strata(
-            features,
-            k,
-            kernel=chosen,
-            solver=solver,
-            warm_start=start,
-            min_size=min_size,
-            max_size=max_size,
-            equal=equal,
-            rank=rank,
-            seed=seed,
-            bound=bound,
-            certify=certify,
-            progress=progress,
-        )
-    parts = {name: value for name, value in strata.info.items() if name.startswith("seconds_")}
-    seconds |= {name.removeprefix("seconds_"): float(value) for name, value in parts.items()}
-    _save(strata, out, labels_csv)
-    outcome = _Outcome(strata, file, features.shape[1], out, labels_csv, seconds)
+    paths = expand(files)
+    if len(paths) > 1 or sample is not None or workers is not None or engine != "local" or is_large(paths[0]):
+        limited = {
+            "--solver": solver != "min-sum",
+            "--min-size": min_size != 1,
+            "--max-size": max_size is not None,
+            "--equal": equal,
+            "--warm-start": warm_start is not None,
+            "--certify": certify,
+            "--key": key is not None,
+            "--labels-csv": labels_csv is not None,
+        }
+        if refused := [option for option, given in limited.items() if given]:
+            raise InputError(f"{refused[0]} is for one file that is read as a whole; leave it out for files in parts")
+        outcome = _in_parts(paths, k, chosen, columns, sample, rank, seed, workers, engine, out)
+    else:
+        (file,) = paths
+        out = file.with_name(file.stem + ".strata.npz") if out is None else out
+        clock = time.perf_counter()
+        features = read_embeddings(file, key=key, columns=columns)
+        start = None if warm_start is None else _load_strata(warm_start)
+        _check_outputs(file, out, labels_csv)  # before the work, not after it
+        seconds = {"read": time.perf_counter() - clock}
+        with progress_bar() as progress:
+            strata = make_strata(
+                features,
+                k,
+                kernel=chosen,
+                solver=solver,
+                warm_start=start,
+                min_size=min_size,
+                max_size=max_size,
+                equal=equal,
+                rank=rank,
+                seed=seed,
+                bound=bound,
+                certify=certify,
+                progress=progress,
+            )
+        seconds |= _seconds(strata)
+        _save(strata, out, labels_csv)
+        outcome = _Outcome(strata, file, features.shape[1], out, labels_csv, seconds)
     if as_json:
         print(json.dumps(_record(outcome), allow_nan=False))
     else:
         _print_report(outcome, Console(highlight=False))
 
 
+def _in_parts(
+    paths: list[Path],
+    k: int,
+    kernel: Kernel,
+    columns: str | None,
+    sample: int | None,
+    rank: int | None,
+    seed: int,
+    workers: int | None,
+    engine: str,
+    out: Path | None,
+) -> _Outcome:
+    """Strata of files that are read in parts."""
+    source = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    out = source.with_name(source.stem + ".strata") if out is None else out
+    with progress_bar() as progress:
+        strata = stratify_shards(
+            paths,
+            k,
+            out=out,
+            kernel=kernel,
+            columns=columns,
+            sample=sample,
+            rank=rank,
+            seed=seed,
+            workers=workers,
+            engine=engine,
+            progress=progress,
+        )
+    return _Outcome(strata, source, strata.d, out, None, _seconds(strata))
+
+
+def _seconds(strata: Strata | ShardStrata) -> dict[str, float]:
+    parts = {name: value for name, value in strata.info.items() if name.startswith("seconds_")}
+    return {name.removeprefix("seconds_"): float(value) for name, value in parts.items()}
+
+
 @dataclass(frozen=True)
 class _Outcome:
-    """Strata of a file, where they came from and where they went."""
+    """Strata, where they came from and where they went."""
 
-    strata: Strata
+    strata: Strata | ShardStrata
     source: Path
     d: int
     out: Path

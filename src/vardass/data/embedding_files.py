@@ -20,12 +20,26 @@ from vardass.errors import InputError
 from vardass.files import PathLike, as_path
 from vardass.validate import as_features, as_numbers, shorten
 
-__all__ = ["EMBEDDING_ENDINGS", "Columns", "has_labels", "read_embeddings", "read_labelled", "read_labels"]
+__all__ = [
+    "BLOCK_ROWS",
+    "EMBEDDING_ENDINGS",
+    "Columns",
+    "check_content",
+    "has_labels",
+    "read_embeddings",
+    "read_groups",
+    "read_labelled",
+    "read_labels",
+    "row_groups",
+]
 
 Columns: TypeAlias = "str | Sequence[str | int]"
 
 _MAGIC = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1"}
 EMBEDDING_ENDINGS = (".npz", ".npy", ".parquet", ".csv")
+BLOCK_ROWS = 65536
+"""Rows of a large file that are read together."""
+
 _MOST_FRACTIONS = 20  # different labels with fractions that may be names of classes
 
 
@@ -61,7 +75,7 @@ def read_embeddings(
         If the file is missing, empty, not what its ending says, or not a table of numbers.
     """
     path = as_path(path)
-    ending = _check_content(path)
+    ending = check_content(path)
     if key is not None and ending != ".npz":
         raise InputError(f"{path} is {ending}, and key {key!r} is for .npz files; leave the key out")
     if ending == ".csv":
@@ -106,7 +120,7 @@ def read_labelled(
     Tensor of shape (n, d), float32 as networks are, and an array of shape (n,), or float64 (n, m), or None
     """
     path = as_path(path)
-    ending = _check_content(path)
+    ending = check_content(path)
     if labels is not None and ending != ".npy":
         known = _names(path)
         if labels not in known:
@@ -189,7 +203,7 @@ def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
 
 def _names(path: Path) -> list[str]:
     """Arrays of an .npz file, columns of a .csv or .parquet file."""
-    ending = _check_content(path)
+    ending = check_content(path)
     if ending == ".npz":
         return list(_npz_headers(path))
     if ending == ".csv":
@@ -234,7 +248,7 @@ def read_labels(path: Path, labels: str) -> NDArray[Any]:
         raise InputError(f"the labels in {source} are not usable ({error}); save whole numbers or text") from None
 
 
-def _check_content(path: Path) -> str:
+def check_content(path: Path) -> str:
     """The ending of a file that is what its ending says."""
     ending = path.suffix.lower()
     if ending not in EMBEDDING_ENDINGS:
@@ -317,6 +331,42 @@ def _kept(
     if chosen and not kept:
         raise InputError(f"{path} has no column but {shorten(list(leave_out))}, which are no features; add some")
     return kept
+
+
+# --- parts of files that need not fit in memory ---
+
+
+def row_groups(path: Path) -> list[int]:
+    """Rows that are stored together in a ``.npy`` or ``.parquet`` file: 65,536 of the former, row groups of the latter.
+
+    Only the header or the footer is read.
+    """
+    if check_content(path) == ".npy":
+        n = len(_mapped(path))
+        return [min(BLOCK_ROWS, n - start) for start in range(0, n, BLOCK_ROWS)]
+    with _parquet_file(path) as file:
+        return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+
+
+def read_groups(path: Path, groups: range, *, columns: Columns | None = None) -> Iterator[NDArray[Any]]:
+    """Read some of the `row_groups` of a file in blocks (b, d) of at most 65,536 rows; see `read_embeddings`."""
+    if check_content(path) == ".parquet":
+        with _parquet_file(path) as file:
+            yield from _parquet_blocks(path, file, columns, (), groups)
+        return
+    array = _mapped(path)
+    chosen = None if columns is None else _select_columns(columns, None, array.shape[1], path)
+    for group in groups:
+        block = array[group * BLOCK_ROWS : (group + 1) * BLOCK_ROWS]
+        yield block if chosen is None else block[:, chosen]
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """An ``.npy`` file, mapped into memory; it may have no rows."""
+    array = _read_npy(path)
+    if array.ndim != 2 or len(array):
+        _check_table(array, str(path))
+    return array
 
 
 # --- reading .npy and .npz files, without pickle ---
@@ -528,27 +578,33 @@ def _explain(path: Path, layout: _CsvLayout, wanted: Sequence[int], cause: Value
 
 # --- reading .parquet files with pyarrow, which is imported only here and only when needed ---
 
-_BLOCK_ROWS = 65536
-
 
 def _read_parquet(path: Path, columns: Columns | None, leave_out: Collection[str]) -> NDArray[Any]:
     """Read numeric columns, or the one column that holds lists of numbers, as (n, d)."""
     with _parquet_file(path) as file:
-        schema = file.schema_arrow
-        # pandas stores an index other than 0, 1, 2, ... as such a column
-        names = [name for name in schema.names if not name.startswith("__index_level_")]
-        names = [names[i] for i in _kept(columns, names, len(names), leave_out, path)]
-        names = _usable(path, schema, names, asked=columns is not None)
-        blocks = [
-            _block(path, batch, names)
-            for batch in file.iter_batches(_BLOCK_ROWS, columns=sorted(set(names)))
-            if len(batch)
-        ]
+        blocks = list(_parquet_blocks(path, file, columns, leave_out))
     if not blocks:
         raise InputError(f"{path} has no rows; write the embeddings again")
-    if len({block.shape[1] for block in blocks}) > 1:
-        raise _unequal(path, names[0])
     return np.concatenate(blocks)
+
+
+def _parquet_blocks(
+    path: Path, file: Any, columns: Columns | None, leave_out: Collection[str], groups: range | None = None
+) -> Iterator[NDArray[Any]]:
+    """The wanted columns of some row groups, or of all, in blocks (b, d) of at most 65,536 rows."""
+    schema = file.schema_arrow
+    # pandas stores an index other than 0, 1, 2, ... as such a column
+    names = [name for name in schema.names if not name.startswith("__index_level_")]
+    names = [names[i] for i in _kept(columns, names, len(names), leave_out, path)]
+    names = _usable(path, schema, names, asked=columns is not None)
+    chosen = None if groups is None else list(groups)
+    width = None
+    for batch in file.iter_batches(BLOCK_ROWS, row_groups=chosen, columns=sorted(set(names))):
+        if len(batch):
+            block = _block(path, batch, names)
+            if block.shape[1] != (width := width or block.shape[1]):
+                raise _unequal(path, names[0])
+            yield block
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import vardass
 from vardass.adapt.versions import versions
 from vardass.errors import InputError
-from vardass.experiments.engines import Attempt, Outcome, count_cpus, get_engine
+from vardass.experiments.engines import Attempt, Outcome, get_engine
 from vardass.experiments.record import Record, RunSpec
 from vardass.experiments.store import (
     LOG_FILE,
@@ -27,6 +27,7 @@ from vardass.experiments.store import (
 )
 from vardass.files import read_json
 from vardass.locks import holder_name, is_locked
+from vardass.processes import count_cpus
 from vardass.validate import Progress, check_count
 
 __all__ = ["Failed", "Progress", "Status", "Summary", "UnderWay", "run_sweep", "status"]

@@ -33,8 +33,8 @@ from vardass.data.images import may_crop
 from vardass.data.registry import load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.experiments.engines import count_cpus
 from vardass.experiments.record import RunSpec
+from vardass.processes import count_cpus
 from vardass.samplers.registry import make_sampler
 from vardass.solvers.stratification import BASELINE_EXACT_LIMIT
 

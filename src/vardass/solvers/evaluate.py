@@ -11,7 +11,7 @@ from vardass.kernels import Kernel
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
 from vardass.variance import stratified_variance, uniform_variance
 
-__all__ = ["Evaluation", "evaluate", "uniform_evaluation"]
+__all__ = ["Evaluation", "evaluate", "mean_missed", "uniform_evaluation"]
 
 _EXACT_WORK = 2e7  # kernel pairs times dimensions that may be spent on an exact value: less than the solver takes
 _PAIRS = 20_000  # pairs that estimate it beyond that
@@ -104,13 +104,13 @@ def _estimated_objective(
     """J(S) and its standard error: the low-rank value, if there is one, and what it misses on random pairs."""
     sizes = torch.bincount(labels, minlength=k).double()
     pairs = float((sizes * (sizes - 1)).sum()) / 2
-    missed, error = _mean_missed(problem, labels, k, x, kernel, generator)
+    missed, error = mean_missed(problem, labels, k, x, kernel, generator)
     if known is None:
         known = 0.0 if problem is None else problem.objective(labels, k)
     return max(0.0, known + pairs * missed), pairs * error
 
 
-def _mean_missed(
+def mean_missed(
     problem: LowRankProblem | None, labels: Tensor, k: int, x: Tensor, kernel: Kernel, generator: torch.Generator
 ) -> tuple[float, float]:
     """Mean and standard error of d_ij, minus its low-rank value, over random pairs within strata."""

@@ -10,7 +10,6 @@ worker each time does not go on for ever, see `Crashes`.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,7 +33,6 @@ __all__ = [
     "Outcome",
     "Tick",
     "attempt_run",
-    "count_cpus",
     "drive",
     "get_engine",
 ]
@@ -102,11 +100,6 @@ def get_engine(name: str) -> Engine:
     from vardass.experiments.engines import local
 
     return local.run_all
-
-
-def count_cpus() -> int:
-    """CPUs that this process may use, which on a shared machine can be fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def attempt_run(attempt: Attempt, folder: Path, *, stop: Callable[[], bool] | None = None) -> Outcome:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from vardass.experiments.engines import Attempt, OnDone, Outcome, Tick, attempt_run, count_cpus, drive
+from vardass.experiments.engines import Attempt, OnDone, Outcome, Tick, attempt_run, drive
+from vardass.processes import begin_worker, count_cpus, one_thread_each
 
 __all__ = ["run_all"]
 
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _should_stop: list[Callable[[], bool]] = []  # of a worker, filled once when it begins
 
 
@@ -35,7 +30,7 @@ def run_all(
     Workers are started afresh, hence a script that calls this needs ``if __name__ == "__main__":``.
     """
     before = set(multiprocessing.active_children())
-    with _one_thread_each():
+    with one_thread_each():
         pools = _Pools(min(jobs or count_cpus(), max(len(todo), 1)), work)
         try:
             drive(
@@ -88,36 +83,10 @@ class _Pools:
 
 def _begin(stop: Any) -> None:
     """Prepare a worker."""
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    torch.set_num_threads(1)
+    begin_worker()
     faulthandler.enable()  # to the run's log, as that is where stderr goes
     _should_stop.append(lambda: bool(stop.value))
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def _attempt(attempt: Attempt, folder: Path) -> Outcome:
     return attempt_run(attempt, folder, stop=_should_stop[0])
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Let new processes use one thread: more would fight over the CPUs, and sums would depend on their number."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from vardass.errors import InputError
-from vardass.experiments.engines import Attempt, OnDone, Outcome, Tick, attempt_run, count_cpus, drive
+from vardass.experiments.engines import Attempt, OnDone, Outcome, Tick, attempt_run, drive
+from vardass.processes import ray_session
 
 __all__ = ["run_all"]
 
@@ -30,19 +29,8 @@ def run_all(
     died starts from the beginning instead of from its checkpoint, and of a failed run only the message is kept, not
     the log. Each node needs vardass and the data, at the same path.
     """
-    ray = _ray()
-    own = not ray.is_initialized()
-    if own:
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(address="auto", **{name: quiet[name] for name in ("log_to_driver", "logging_level")})
-        else:
-            ray.init(num_cpus=jobs or count_cpus(), **quiet)
-    try:
+    with ray_session(jobs) as ray:
         _run_all(ray, todo, work, jobs, on_done, tick)
-    finally:
-        if own:
-            ray.shutdown()
 
 
 def _run_all(
@@ -80,13 +68,3 @@ def _attempt(attempt: Attempt, work: str) -> Outcome:
         return attempt_run(attempt, shared / attempt.spec.run_id)
     with tempfile.TemporaryDirectory(prefix="vardass-run-") as folder:
         return attempt_run(attempt, Path(folder) / attempt.spec.run_id)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise InputError(
-            "the engine 'ray' needs Ray, which is not installed: pip install 'vardass[ray]', or use --engine local"
-        ) from None
-    return ray

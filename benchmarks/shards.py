@@ -1,0 +1,207 @@
+"""Strata of rows in many Parquet files: seconds, peak memory, growth with n, and quality beside `stratify`.
+
+python benchmarks/shards.py --folder /tmp/shards [--rows 10000000] [--keep]
+
+Rows are float16 (n, 128), a mixture of 2,000 clusters whose sizes have heavy tails. Twice the rows, each of
+them two times, are measured too. The files take 512 bytes a row and are deleted at the end; those that are there are
+not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import markdown, write_results
+from numpy.typing import NDArray
+
+from vardass import stratify
+from vardass.files import atomic_write
+from vardass.kernels import RBFMixture
+from vardass.shards import stratify_shards
+from vardass.variance import stratified_variance
+
+D, K, CLUSTERS, FILES = 128, 256, 2_000, 40
+SUBSET = 100_000
+SAMPLES = (16_384, 32_768, 65_536)
+
+
+def rows(n: int, seed: int) -> NDArray[np.float16]:
+    """Clusters of unequal width, whose j-th coordinate has variance in proportion to 1 / j: (n, 128)."""
+    shape = np.random.default_rng(7)
+    shares = shape.pareto(1.2, CLUSTERS) + 0.05
+    spread = (1.0 / np.sqrt(np.arange(1, D + 1))).astype(np.float32)
+    centres = shape.standard_normal((CLUSTERS, D), dtype=np.float32) * spread
+    widths = (0.2 + 0.5 * shape.random(CLUSTERS)).astype(np.float32)
+    numbers = np.random.default_rng([1, seed])
+    cluster = numbers.choice(CLUSTERS, n, p=shares / shares.sum())
+    x = numbers.standard_normal((n, D), dtype=np.float32) * spread
+    return (x * widths[cluster, None] + centres[cluster]).astype(np.float16)
+
+
+def write(folder: Path, each: int) -> list[Path]:
+    """40 files, and a copy of each."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = [folder / f"part-{i:03d}.parquet" for i in range(2 * FILES)]
+    for i, path in enumerate(files[:FILES]):
+        if not path.exists():
+            values = pa.FixedSizeListArray.from_arrays(pa.array(rows(each, i).reshape(-1)), D)
+            table = pa.table({"id": pa.array(np.arange(each)), "features": values})
+            with atomic_write(path) as file:
+                pq.write_table(table, file, row_group_size=65_536, use_dictionary=False)
+    for path, copy in zip(files, files[FILES:]):
+        shutil.copyfile(path, copy)
+    return files
+
+
+def resident(pid: int) -> float:
+    """Gigabytes that a process and its descendants have in memory, shared pages counted for each."""
+    total, waiting = 0, [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{one}/status").read_text())
+            waiting += [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+        except OSError:  # it has ended
+            continue
+        total += int(found[1]) if found else 0
+    return total / 2**20
+
+
+def cpu_seconds() -> float:
+    """Seconds of CPU that processes which have ended took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(files: list[Path], out: Path, workers: int) -> dict[str, Any]:
+    """Run the command, and look at its memory five times a second."""
+    command = [sys.executable, "-m", "vardass", "stratify", *map(str, files), "--k", str(K), "--scale", "median"]
+    command += ["--workers", str(workers), "--out", str(out), "--json"]
+    load, start, peak, used = os.getloadavg()[0], time.perf_counter(), 0.0, cpu_seconds()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            peak = max(peak, resident(process.pid))
+            time.sleep(0.2)
+        seconds = time.perf_counter() - start
+        assert process.stdout is not None
+        record = json.loads(process.stdout.read())
+    loads = [round(load, 1), round(os.getloadavg()[0], 1)]
+    return {
+        "n": record["n"],
+        "seconds": seconds,
+        "cpu": cpu_seconds() - used,
+        "gigabytes": peak,
+        "load": loads,
+        "parts": record["seconds"],
+    } | {name: record[name] for name in ("variance", "variance_stderr", "uniform_variance", "min_size", "max_size")}
+
+
+def quality(folder: Path) -> list[dict[str, float]]:
+    """Exact variances of the first 100,000 rows: in memory, and from samples of them."""
+    x = rows(SUBSET, 0)
+    np.save(folder / "subset.npy", x)
+    features = torch.from_numpy(x).float()
+    kernel = RBFMixture(scale="median").fit(features)
+    whole = stratified_variance(features, stratify(x, K, kernel=kernel).labels, kernel=kernel)
+    found = []
+    for sample in SAMPLES:
+        strata = stratify_shards(
+            folder / "subset.npy", K, out=folder / f"subset-{sample}", kernel=kernel, sample=sample
+        )
+        exact = stratified_variance(features, torch.from_numpy(strata.labels), kernel=kernel)
+        found.append(
+            {
+                "sample": sample,
+                "reported": strata.variance,
+                "stderr": strata.variance_stderr,
+                "exact": exact,
+                "whole": whole,
+                "excess": exact / whole - 1.0,
+            }
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--keep", action="store_true", help="leave the files")
+    options = parser.parse_args()
+    folder = options.folder / "features"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = write(folder, options.rows // FILES)
+    runs = [
+        measured(files[:count], options.folder / f"strata-{count}", options.workers) for count in (FILES, 2 * FILES)
+    ]
+    known = quality(options.folder)
+    table = [
+        [
+            f"{run['n']:,}",
+            f"{run['seconds']:.0f}",
+            f"{run['cpu']:.0f}",
+            *(f"{run['parts'][name]:.0f}" for name in ("sample", "pass", "write")),
+            f"{run['gigabytes']:.2f}",
+            f"{run['variance'] / run['uniform_variance']:.4f} ± {run['variance_stderr'] / run['uniform_variance']:.4f}",
+            f"{run['min_size']:,} to {run['max_size']:,}",
+            f"{run['load'][0]}, {run['load'][1]}",
+        ]
+        for run in runs
+    ]
+    header = [
+        "n",
+        "seconds",
+        "of CPU",
+        "sample",
+        "pass",
+        "write",
+        "GB peak",
+        "variance / uniform",
+        "sizes",
+        "load before, after",
+    ]
+    ratio = runs[1]["seconds"] / runs[0]["seconds"]
+    beside = [
+        [
+            f"{one['sample']:,}",
+            f"{one['exact']:.3e}",
+            f"{one['reported']:.3e} ± {one['stderr']:.0e}",
+            f"{one['whole']:.3e}",
+            f"{100 * one['excess']:+.1f} %",
+        ]
+        for one in known
+    ]
+    import pyarrow
+
+    tables = [
+        f"Rows of {D} float16 numbers in {FILES} and {2 * FILES} Parquet files, k = {K}, `--scale median`, "
+        f"{options.workers} workers, pyarrow {pyarrow.__version__}. Memory is the sum over processes. The load is the "
+        "number of running processes in the minute before, ours included at the end.",
+        markdown(header, table),
+        f"Twice the rows take {ratio:.2f} times as long.",
+        f"## Beside `stratify` on the first {SUBSET:,} rows\n\nExact variances, all pairs summed, beside what the pass "
+        "reports; `stratify` sees all rows.",
+        markdown(["sample", "variance", "reported", "of `stratify`", "above it"], beside),
+    ]
+    write_results("shards", "Rows that do not fit in memory", tables, {"runs": runs, "ratio": ratio, "quality": known})
+    if not options.keep:
+        shutil.rmtree(options.folder)
+
+
+if __name__ == "__main__":
+    main()

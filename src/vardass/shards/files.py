@@ -1,0 +1,194 @@
+"""Files of features that together need not fit in memory, and the parts of them that are worked on at a time."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vardass.data.embedding_files import Columns, check_content, read_groups, row_groups
+from vardass.errors import InputError
+from vardass.files import PathLike, as_path
+from vardass.validate import as_features
+
+__all__ = ["Part", "Shard", "cut", "expand", "is_large", "open_shards", "read_part", "sample_rows"]
+
+_PART_ROWS = 2**18  # rows of a part: seconds of work, which is what a restart can lose
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file as it was when it was opened.
+
+    Attributes
+    ----------
+    path : Path
+        Absolute.
+    size, mtime_ns : int
+        Bytes and time of the last change.
+    groups : tuple of int
+        Rows that are stored together.
+    """
+
+    path: Path
+    size: int
+    mtime_ns: int
+    groups: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(self.groups)
+
+    def check(self) -> None:
+        """Refuse a file that is no longer what it was."""
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            raise InputError(
+                f"{self.path} is gone; put it back, or start again without it and with another --out"
+            ) from None
+        if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise InputError(
+                f"{self.path} has changed since strata of it were begun: it had {self.size:,} bytes, now "
+                f"{now.st_size:,}, or was written again; put the old file back, or start again with another --out"
+            )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Row groups of one file that are worked on together.
+
+    Attributes
+    ----------
+    shard : Shard
+        The file.
+    groups : range
+        Its row groups.
+    row : int
+        First row of the part in the file.
+    start : int
+        The same row, counted through all files.
+    rows : int
+        Number of rows.
+    """
+
+    shard: Shard
+    groups: range
+    row: int
+    start: int
+    rows: int
+
+
+def expand(given: PathLike | Sequence[PathLike]) -> list[Path]:
+    """Files that paths and patterns name, in the order given, those of a pattern sorted."""
+    found: list[Path] = []
+    for one in [given] if isinstance(given, str | os.PathLike) else given:
+        path = as_path(one)
+        if has_magic(str(path)) and not path.exists():
+            matches = sorted(glob(str(path), recursive=True))
+            if not matches:
+                raise InputError(f"no file matches {path}; check the pattern, and quote it for the shell")
+            found += map(Path, matches)
+        else:
+            found.append(path)
+    counts = Counter(path.absolute() for path in found)
+    if twice := [path for path, count in counts.items() if count > 1]:
+        raise InputError(f"{twice[0]} is given twice; its rows would count double, leave one out")
+    return found
+
+
+def is_large(path: Path) -> bool:
+    """Whether a ``.npy`` or ``.parquet`` file is too large to be worked on as a whole.
+
+    It is where its bytes are more than an eighth of the machine's memory: there will be features in float32, kernel
+    features of up to 128 columns, and copies.
+    """
+    if path.suffix.lower() not in (".npy", ".parquet") or not path.is_file() or not hasattr(os, "sysconf"):
+        return False
+    return path.stat().st_size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
+
+
+def open_shards(paths: Sequence[Path]) -> list[Shard]:
+    """Look at headers and footers of ``.npy`` and ``.parquet`` files."""
+    shards = []
+    for path in paths:
+        if (ending := check_content(path)) not in (".npy", ".parquet"):
+            raise InputError(f"{path} is {ending}; only .npy and .parquet files are read in parts, convert it")
+        now = path.stat()
+        shards.append(Shard(path, now.st_size, now.st_mtime_ns, tuple(row_groups(path))))
+    if not any(shard.rows for shard in shards):
+        raise InputError(f"there are no rows in {len(shards)} files, the first is {paths[0]}; write them again")
+    return shards
+
+
+def cut(shards: Sequence[Shard]) -> list[Part]:
+    """Cut files into parts of at most 2^18 rows, or of one row group that is larger."""
+    parts: list[Part] = []
+    start = 0
+    for shard in shards:
+        first = row = rows = 0
+        for group, size in enumerate(shard.groups):
+            if rows and rows + size > _PART_ROWS:
+                parts.append(Part(shard, range(first, group), row, start, rows))
+                first, row, start, rows = group, row + rows, start + rows, 0
+            rows += size
+        if rows:
+            parts.append(Part(shard, range(first, len(shard.groups)), row, start, rows))
+            start += rows
+    return parts
+
+
+def read_part(part: Part, columns: Columns | None, width: int | None = None) -> Iterator[Tensor]:
+    """Rows of a part as float32, in blocks (b, d) of at most 65,536; with the shard checked before and after."""
+    row = part.row
+    for block in _blocks(part, columns, width):
+        x = as_features(block, "features", check_finite=False).float()
+        _require_finite(x, part.shard.path, range(row, row + len(x)))
+        row += len(x)
+        yield x
+
+
+def _blocks(part: Part, columns: Columns | None, width: int | None) -> Iterator[NDArray[Any]]:
+    part.shard.check()
+    for block in read_groups(part.shard.path, part.groups, columns=columns):
+        if width is not None and block.shape[1] != width:
+            raise InputError(
+                f"{part.shard.path} has {block.shape[1]} columns of features, the other files {width}; leave it out, "
+                "or choose the columns that all files have with --columns"
+            )
+        yield block
+    part.shard.check()  # what was read in between is of one version
+
+
+def _require_finite(x: Tensor, path: Path, numbers: Sequence[int] | NDArray[np.int64]) -> None:
+    if bool(torch.isfinite(x.sum())):
+        return
+    bad = (~torch.isfinite(x)).any(1).nonzero().flatten()
+    if len(bad):
+        raise InputError(
+            f"row {numbers[int(bad[0])]} of {path}, counted from 0, holds NaN or what float32 cannot hold; drop such "
+            "rows or mend the featuriser"
+        )
+
+
+def sample_rows(part: Part, rows: NDArray[np.int64], columns: Columns | None) -> Tensor:
+    """Rows of a part, by their number within it, rising: float32 (m, d). Of an ``.npy`` file no other is read."""
+    found, start = [], 0
+    for block in _blocks(part, columns, None):
+        first, last = np.searchsorted(rows, (start, start + len(block)))
+        if last > first:
+            picked = as_features(block[rows[first:last] - start], "features", check_finite=False).float()
+            _require_finite(picked, part.shard.path, part.row + rows[first:last])
+            found.append(picked)
+        start += len(block)
+    return torch.cat(found)

@@ -1,0 +1,184 @@
+"""Strata of a sample, turned into a rule that gives any row its stratum.
+
+A row x adds Σ_{z in S_h} |φ(x) - φ(z)|² = m_h |φ(x) - μ|² + D_h - 2 <φ(x) - μ, F_h> to stratum h of the sample, with
+m_h its size, D_h = Σ |φ(z) - μ|² and F_h = Σ (φ(z) - μ). The least of these alone would be a bad rule. A solver moves
+one row at a time and sees sizes change, and rows of the sample hold on to their stratum, as no row is far from itself.
+New rows do neither: all that are alike would go to the one stratum that happens to be small. So each stratum has a
+price β_h instead of D_h, such that strata have the same shares of rows as in the sample. Prices are the dual variables
+of the transport of rows to strata of given sizes, found by Sinkhorn's iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vardass.kernels import Kernel, LinearKernel
+from vardass.lowrank import FeatureMap, LowRankFeatures, fit_feature_map
+from vardass.solvers import stratify
+from vardass.solvers.problem import LowRankProblem
+from vardass.solvers.stratification import default_rank
+from vardass.validate import row_blocks
+
+__all__ = ["Embedding", "Rule", "Totals", "fit_rule"]
+
+_BLOCK_ROWS = 4096  # rows whose scores are computed together: they stay in cache
+_PRICED_ROWS = 2**16  # rows of the sample that prices are found on
+_ROUNDS, _ITERATIONS = 2, 12  # of prices; the smoothing is chosen anew in each round
+_SMOOTHING = 0.3  # of the median gap between the best and the second stratum of a row
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Low-rank kernel features around a fixed centre.
+
+    Attributes
+    ----------
+    feature_map : FeatureMap
+        From rows to features (n, r).
+    shift : Tensor of shape (d,) or None
+        What is taken from rows first; only for the linear kernel, for the sake of rounding.
+    mean : Tensor of shape (r,)
+        Mean of the features in the sample.
+    """
+
+    feature_map: FeatureMap
+    shift: Tensor | None
+    mean: Tensor
+
+    def __call__(self, x: Tensor) -> LowRankFeatures:
+        """Features of rows ``x`` (n, d), and what they miss of κ(z, z)."""
+        features, residual = self.feature_map(self.shifted(x))
+        return LowRankFeatures(features.sub_(self.mean), residual)
+
+    def shifted(self, x: Tensor) -> Tensor:
+        """Rows as the kernel is to see them."""
+        return x if self.shift is None else x - self.shift
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over rows, by stratum, from which the variance follows; those of two sets of rows can be added.
+
+    Attributes
+    ----------
+    sizes : Tensor of shape (k,)
+        Rows.
+    sums : Tensor of shape (k, r)
+        Σ φ.
+    spread : Tensor of shape (k,)
+        Σ |φ|² + residual.
+    residual : Tensor of shape (k,)
+        Σ residual.
+    """
+
+    sizes: Tensor
+    sums: Tensor
+    spread: Tensor
+    residual: Tensor
+
+    @classmethod
+    def zero(cls, k: int, rank: int) -> Totals:
+        """Those of no rows, in double precision."""
+        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in ((k,), (k, rank), (k,), (k,))))
+
+    def add(self, problem: LowRankProblem, labels: Tensor) -> None:
+        """Count further rows."""
+        k, rank = self.sums.shape
+        self.sizes.add_(torch.bincount(labels, minlength=k))
+        self.sums.add_(problem.features.new_zeros(k, rank).index_add_(0, labels, problem.features))
+        self.spread.index_add_(0, labels, problem.diag.double())
+        self.residual.index_add_(0, labels, problem.residual.double())
+
+    def add_totals(self, other: Totals) -> None:
+        """Count the rows of ``other`` too."""
+        for mine, theirs in zip(vars(self).values(), vars(other).values()):
+            mine.add_(theirs)
+
+    def objective(self) -> float:
+        """Σ_h |S_h| Σ_{z in S_h} |φ(z) - μ_h|², n² times the variance, by low-rank distances between rows."""
+        inside = self.sizes * self.spread - self.sums.square().sum(1) - self.residual
+        return max(0.0, float(inside.sum()))
+
+    def together(self) -> Totals:
+        """The same rows as one stratum."""
+        return Totals(*(value.sum(0, keepdim=True) for value in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A fixed function from rows to strata.
+
+    Attributes
+    ----------
+    embedding : Embedding
+        Of the rows.
+    shares, sums, prices : Tensor of shape (k,), (k, r) and (k,)
+        m_h, F_h and β_h over the size of the sample.
+    """
+
+    embedding: Embedding
+    shares: Tensor
+    sums: Tensor
+    prices: Tensor
+
+    @property
+    def k(self) -> int:
+        """Number of strata."""
+        return len(self.prices)
+
+    def assign(self, problem: LowRankProblem) -> Tensor:
+        """Strata (n,) of embedded rows."""
+        labels = torch.empty(problem.n, dtype=torch.int64)
+        for rows in row_blocks(problem.n, _BLOCK_ROWS):
+            # numpy's argmin is several times faster than torch's here
+            labels[rows] = torch.from_numpy(self.scores(problem, rows).add_(self.prices).numpy().argmin(1))
+        return labels
+
+    def scores(self, problem: LowRankProblem, rows: slice) -> Tensor:
+        """What some rows would add to each stratum, without its price: (b, k)."""
+        return (problem.features[rows] @ (-2.0 * self.sums).T).addr_(problem.diag[rows], self.shares)
+
+    def embed(self, x: Tensor) -> LowRankProblem:
+        """Rows ``x`` (n, d) as a problem, a block at a time."""
+        found = self.embedding(x)
+        return LowRankProblem(found.features, found.residual)
+
+
+def fit_rule(x: Tensor, k: int, kernel: Kernel, *, rank: int | None, seed: int) -> tuple[Rule, Tensor]:
+    """Stratify a sample ``x`` (m, d) under a fitted ``kernel``; the rule and the labels (m,) of the sample."""
+    generator = torch.Generator().manual_seed(seed)
+    shift = x.mean(0) if isinstance(kernel, LinearKernel) else None
+    seen = x if shift is None else x - shift
+    feature_map = fit_feature_map(seen, kernel, rank or default_rank(k), generator=generator)
+    features, residual = feature_map(seen)
+    mean = features.mean(0)
+    low_rank = LowRankFeatures(features.sub_(mean), residual)
+    labels = stratify(seen, k, kernel=kernel, kernel_features=low_rank, seed=seed).labels
+    problem = LowRankProblem(low_rank.features, low_rank.residual)
+    totals = Totals.zero(k, features.shape[1])
+    totals.add(problem, labels)
+    shares, sums, start = ((value / len(x)).float() for value in (totals.sizes, totals.sums, totals.spread))
+    unpriced = Rule(Embedding(feature_map, shift, mean), shares, sums, start)
+    return Rule(unpriced.embedding, shares, sums, _prices(unpriced, problem, generator)), labels
+
+
+def _prices(rule: Rule, problem: LowRankProblem, generator: torch.Generator) -> Tensor:
+    """Prices with which strata have the shares of the rule, on rows of the sample."""
+    if problem.n > _PRICED_ROWS:
+        rows = torch.randperm(problem.n, generator=generator)[:_PRICED_ROWS]
+        problem = LowRankProblem(problem.features[rows], problem.residual[rows])
+    scores = [rule.scores(problem, rows) for rows in row_blocks(problem.n, _BLOCK_ROWS)]
+    prices = rule.prices
+    tiny = torch.finfo(prices.dtype).tiny
+    for _ in range(_ROUNDS if rule.k > 1 else 0):
+        best = torch.cat([(block + prices).topk(2, 1, largest=False).values for block in scores])
+        # as smooth as the choice between neighbouring strata; far less would take long, far more would mix strata
+        smoothing = max(_SMOOTHING * float((best[:, 1] - best[:, 0]).median()), tiny)
+        for _ in range(_ITERATIONS):
+            sizes = sum(torch.softmax((block + prices).div_(-smoothing), 1).sum(0) for block in scores)
+            assert isinstance(sizes, Tensor)
+            prices = prices + smoothing * (sizes / problem.n / rule.shares).clamp_min(tiny).log()
+    return prices

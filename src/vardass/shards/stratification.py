@@ -1,0 +1,594 @@
+"""`stratify_shards`: strata for features in files that together need not fit in memory.
+
+A uniform sample of the rows is read and stratified. What it found becomes a rule (`rule.py`) that gives any row its
+stratum, and one pass applies it to the files, part by part. Parts need nothing of one another, so any number of
+workers finds the same labels, and what is done need not be done again.
+
+The folder of the result holds
+
+    manifest.json   settings and files, written first; another run with others is refused
+    work/           the rule and what is known of each part; removed at the end
+    labels/         for each file one of the same name and kind with the stratum of each of its rows
+    strata.json     sizes and variance, written last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vardass.data.embedding_files import Columns
+from vardass.errors import InputError
+from vardass.files import PathLike, as_path, atomic_write, write_text
+from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
+from vardass.lowrank import FeatureMap
+from vardass.samplers.base import kernel_name
+from vardass.shards.engines import each
+from vardass.shards.files import Part, Shard, cut, expand, open_shards, read_part, sample_rows
+from vardass.shards.rule import Embedding, Rule, Totals, fit_rule
+from vardass.solvers.evaluate import mean_missed
+from vardass.strata import Strata, StrataSummary
+from vardass.validate import Progress, check_count, check_seed
+
+__all__ = ["ShardStrata", "default_sample", "stratify_shards"]
+
+_RULE = Path("work", "rule.npz")
+_FORMAT = "vardass-shards"
+_VERSION = 1
+_JUDGED_ROWS = 2**14  # rows on which it is measured what low-rank features miss of distances
+_READ, _SOLVED = 0.1, 0.2  # of the progress: the sample is read; the rule is found
+
+
+@dataclass(frozen=True, eq=False)
+class ShardStrata(StrataSummary):
+    """Strata of the rows of many files, with the labels in files.
+
+    Attributes
+    ----------
+    folder : Path
+        Where the labels are.
+    files, labels_files : tuple of Path
+        The features, and the stratum of each of their rows.
+    rows : tuple of int
+        Of each file.
+    d : int
+        Columns of the features.
+    sizes : Tensor of shape (k,)
+        Rows in each stratum.
+    variance, uniform_variance : float
+        Of the mean embedding of a batch, as for `Strata`.
+    variance_stderr, uniform_stderr : float
+        Their standard errors, because a part of them is estimated from 2,000 random pairs of rows.
+    solver, kernel : str
+        What made the strata.
+    info : mapping
+        Size of the sample, rank, and the seconds of each step.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/a.npy", np.random.default_rng(0).normal(size=(500, 4)))
+    ...     _ = stratify_shards(f"{folder}/a.npy", 8, out=f"{folder}/strata")
+    ...     strata = ShardStrata.load(f"{folder}/strata")
+    ...     print(strata.n, strata.k, strata.strata().labels.shape)
+    500 8 torch.Size([500])
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    labels_files: tuple[Path, ...]
+    rows: tuple[int, ...]
+    d: int
+    sizes: Tensor
+    variance: float
+    uniform_variance: float
+    variance_stderr: float
+    uniform_stderr: float
+    solver: str
+    kernel: str
+    info: Mapping[str, Any]
+
+    bound = None
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return sum(self.rows)
+
+    @property
+    def k(self) -> int:
+        """Number of strata."""
+        return len(self.sizes)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int32]:
+        """Stratum of each row, through all files in their order: (n,). It takes four bytes for each row."""
+        return np.concatenate([_read_labels(path) for path in self.labels_files])
+
+    def strata(self) -> Strata:
+        """The same as `Strata`, for samplers: `StratifiedBatchSampler.use`. It takes eight bytes for each row."""
+        return Strata(
+            torch.from_numpy(self.labels.astype(np.int64)),
+            self.k,
+            self.variance,
+            self.uniform_variance,
+            self.variance_stderr,
+            self.solver,
+            self.kernel,
+            info=self.info,
+        )
+
+    @classmethod
+    def load(cls, folder: PathLike) -> ShardStrata:
+        """Read what `stratify_shards` left in its folder ``out``."""
+        folder = as_path(folder)
+        found = _read_json(folder / "strata.json")
+        if found is None:
+            raise InputError(f"there are no finished strata in {folder}; let vardass stratify go on to its end")
+        files = tuple(map(Path, found.pop("files")))
+        return cls(
+            folder=folder,
+            files=files,
+            labels_files=tuple(_labels_files(folder, files)),
+            rows=tuple(found.pop("rows")),
+            sizes=torch.tensor(found.pop("sizes")),
+            **found,
+        )
+
+
+def default_sample(k: int) -> int:
+    """Rows that strata are found on: 131,072, or 512 for each stratum if that is more."""
+    return max(2**17, 512 * k)
+
+
+def stratify_shards(
+    paths: PathLike | Sequence[PathLike],
+    k: int,
+    *,
+    out: PathLike,
+    kernel: KernelLike = "mmd",
+    columns: Columns | None = None,
+    sample: int | None = None,
+    rank: int | None = None,
+    seed: int = 0,
+    workers: int | None = 1,
+    engine: str = "local",
+    progress: Progress | None = None,
+) -> ShardStrata:
+    """Partition the rows of many files into k strata, with memory for a sample and a block of rows.
+
+    Rows are computed in float32. Called again after it was stopped, it goes on from what was done, to the same labels.
+
+    Parameters
+    ----------
+    paths : path, pattern or sequence of them
+        ``.npy`` and ``.parquet`` files, as `read_embeddings` takes them.
+    k : int
+        Number of strata: the minibatch size.
+    out : path
+        Folder of the result, which is made. With the engine ``"ray"`` all nodes must see it, and the files, under the
+        same paths.
+    kernel : Kernel, name or callable
+        See `stratify`; fitted to the sample unless it is fitted.
+    columns : str or sequence, optional
+        See `read_embeddings`.
+    sample : int, optional
+        Rows, drawn uniformly from all files, that kernel, landmarks and strata are found on. By default 131,072, or 512
+        for each stratum if that is more. They keep the strata that `stratify` gave them, so where the sample is all
+        rows the result is that of `stratify`.
+    rank : int, optional
+        Columns of the low-rank kernel features, see `stratify`.
+    seed : int
+        The same seed gives the same labels, whatever the number of workers.
+    workers : int, optional
+        Processes; None is one for each CPU. More than one need ``if __name__ == "__main__":`` in a script.
+    engine : {"local", "ray"}
+        Processes of this machine, or tasks of the Ray cluster at ``RAY_ADDRESS``.
+    progress : callable, optional
+        Called as ``progress(fraction, message)``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> numbers = np.random.default_rng(0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, n in (("a", 300), ("b", 900)):
+    ...         np.save(f"{folder}/{name}.npy", numbers.normal(size=(n, 4)).astype(np.float16))
+    ...     strata = stratify_shards(f"{folder}/*.npy", 8, out=f"{folder}/strata", sample=600)
+    ...     print(strata.n, strata.k, [path.name for path in strata.labels_files], strata.reduction > 1)
+    1200 8 ['a.npy', 'b.npy'] True
+    """
+    k = check_count(k, "k")
+    sample = check_count(
+        default_sample(k) if sample is None else sample, "sample", low=k, remedy="each stratum needs a row"
+    )
+    workers = None if workers is None else check_count(workers, "workers")
+    folder, unfitted = as_path(out).absolute(), as_kernel(kernel)
+    settings = {
+        "k": k,
+        "kernel": kernel_name(unfitted),
+        "columns": columns if columns is None or isinstance(columns, str) else list(columns),
+        "sample": sample,
+        "rank": rank,
+        "seed": check_seed(seed),
+    }
+    shards = _begin(folder, [path.absolute() for path in expand(paths)], settings)
+    if (folder / "strata.json").exists():
+        return ShardStrata.load(folder)
+    run = _Run(
+        folder, shards, columns, unfitted, settings, engine, workers, progress or (lambda fraction, message: None)
+    )
+    run.do()
+    return ShardStrata.load(folder)
+
+
+# --- what is there already ---
+
+
+def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Shard]:
+    """The files: noted in a new manifest, or those of an earlier start, if they and the settings are the same.
+
+    A start that did not come to a rule has left nothing to go on from, and does not count.
+    """
+    manifest = _read_json(folder / "manifest.json")
+    if manifest is None or not any((folder / name).exists() for name in (_RULE, "strata.json")):
+        others = folder.iterdir() if manifest is None and folder.is_dir() else iter(())
+        if folder.is_file() or any(not path.name.startswith(".") for path in others):
+            raise InputError(f"{folder} exists and holds no strata; choose another --out")
+        shards = open_shards(paths)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [{**asdict(shard), "path": str(shard.path)} for shard in shards]
+        write_text(folder / "manifest.json", _json({**settings, "files": files}))
+        (folder / "work").mkdir(exist_ok=True)
+        return shards
+    for name, value in settings.items():
+        if manifest.get(name) != value:
+            raise InputError(
+                f"{folder} was begun with {name}={manifest.get(name)!r}, now it is {value!r}; give the same to go on, "
+                "or another --out"
+            )
+    shards = [Shard(Path(f["path"]), f["size"], f["mtime_ns"], tuple(f["groups"])) for f in manifest["files"]]
+    for shard in shards:
+        shard.check()
+    known = [shard.path for shard in shards]
+    if new := set(paths).difference(known):
+        raise InputError(f"{min(new)} was not there when {folder} was begun; leave it out, or give another --out")
+    if paths != known:
+        missing = set(known).difference(paths)
+        how = f"with {min(missing)} among them" if missing else "in another order"
+        raise InputError(
+            f"{folder} was begun with {len(known)} files, {how}; give the same files to go on, or another --out"
+        )
+    return shards
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps({"format": _FORMAT, "version": _VERSION, **value}) + "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} cannot be read ({error}); delete its folder and start again") from None
+    if not isinstance(found, dict) or (found.pop("format", None), found.pop("version", None)) != (_FORMAT, _VERSION):
+        raise InputError(f"{path} is not of this version of vardass; choose another --out")
+    return found
+
+
+def _labels_files(folder: Path, files: Sequence[Path]) -> list[Path]:
+    """Where the labels of each file go: the same path below the folder that all files share."""
+    common = Path(os.path.commonpath([path.parent for path in files]))
+    return [folder / "labels" / path.relative_to(common) for path in files]
+
+
+# --- sample, rule, pass, result ---
+
+
+class _Job(NamedTuple):
+    """What each worker has to know."""
+
+    rule: Rule
+    columns: Columns | None
+    width: int
+    work: Path
+    rows: NDArray[np.int64]  # of the sample, rising
+    labels: Tensor  # theirs
+
+
+class _Plan(NamedTuple):
+    """What the sample led to."""
+
+    rule: Rule
+    rows: NDArray[np.int64]
+    labels: Tensor
+    judged_rows: NDArray[np.int64]
+    judged: Tensor  # their features (m, d)
+
+
+@dataclass(frozen=True)
+class _Run:
+    folder: Path
+    shards: list[Shard]
+    columns: Columns | None
+    kernel: Kernel
+    settings: dict[str, Any]
+    engine: str
+    workers: int | None
+    progress: Progress
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        return cut(self.shards)
+
+    @cached_property
+    def n(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def do(self) -> None:
+        clock = time.perf_counter()
+        plan = self._plan()
+        planned = time.perf_counter()
+        self._label(plan)
+        passed = time.perf_counter()
+        totals = self._totals(plan.rule)
+        judged = self._judge(plan, totals)
+        for shard, target in zip(self.shards, _labels_files(self.folder, [s.path for s in self.shards])):
+            self._write_labels(shard, target)
+        info = {
+            "sample": len(plan.rows),
+            "rank": plan.rule.sums.shape[1],
+            "captured": 1.0 - float(totals.residual.sum() / totals.spread.sum().clamp_min(1e-300)),
+            "parts": len(self.parts),
+            "seconds_sample": planned - clock,
+            "seconds_pass": passed - planned,
+            "seconds_write": time.perf_counter() - passed,
+        }
+        result = {
+            "files": [str(shard.path) for shard in self.shards],
+            "rows": [shard.rows for shard in self.shards],
+            "d": plan.judged.shape[1],
+            "sizes": totals.sizes.long().tolist(),
+            **judged,
+            "solver": "min-sum",
+            "kernel": repr(plan.rule.embedding.feature_map.kernel),
+            "info": info,
+        }
+        write_text(self.folder / "strata.json", _json(result))
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+
+    # the sample and the rule
+
+    def _plan(self) -> _Plan:
+        target = self.folder / _RULE
+        if not target.exists():
+            rows = draw_rows(self.n, self.settings["sample"], self.settings["seed"], 0)
+            judged_rows = draw_rows(self.n, _JUDGED_ROWS, self.settings["seed"], 1)
+            wanted = np.union1d(rows, judged_rows)
+            features = self._read_rows(wanted)
+            x = features[np.searchsorted(wanted, rows)]
+            kernel = fitted_kernel(self.kernel, x)
+            self.progress(_READ, f"strata of {len(rows):,} rows")
+            rule, labels = fit_rule(
+                x, self.settings["k"], kernel, rank=self.settings["rank"], seed=self.settings["seed"]
+            )
+            judged = features[np.searchsorted(wanted, judged_rows)]
+            _save_plan(target, _Plan(rule, rows, labels, judged_rows, judged))
+        return _load_plan(target, self.kernel)
+
+    def _read_rows(self, rows: NDArray[np.int64]) -> Tensor:
+        """Features of some rows, rising, of all files: (m, d)."""
+        tasks = []
+        for part in self.parts:
+            first, last = np.searchsorted(rows, (part.start, part.start + part.rows))
+            if last > first:
+                tasks.append((part, rows[first:last] - part.start))
+        found: list[Tensor | None] = [None] * len(tasks)
+        read = each(_read_task, self.columns, tasks, engine=self.engine, workers=self.workers)
+        for done, (i, values) in enumerate(read, 1):
+            found[i] = values
+            self.progress(_READ * done / len(tasks), f"reading a sample of {len(rows):,} rows of {self.n:,}")
+        blocks = [values for values in found if values is not None]
+        for values, (part, _) in zip(blocks, tasks):
+            if values.shape[1] != blocks[0].shape[1]:
+                raise InputError(
+                    f"{part.shard.path} has {values.shape[1]} columns of features, {tasks[0][0].shard.path} has "
+                    f"{blocks[0].shape[1]}; leave one out, or choose the columns that all files have with --columns"
+                )
+        return torch.cat(blocks)
+
+    # the pass
+
+    def _part_file(self, i: int) -> Path:
+        return self.folder / "work" / f"part-{i:06d}.npz"
+
+    def _label(self, plan: _Plan) -> None:
+        todo = [(i, part) for i, part in enumerate(self.parts) if not self._part_file(i).exists()]
+        job = _Job(plan.rule, self.columns, plan.judged.shape[1], self.folder / "work", plan.rows, plan.labels)
+        left = sum(part.rows for _, part in todo)
+        report = _with_time_left(self.progress, self.n, self.n - left)
+        for i, _ in each(_label_task, job, todo, engine=self.engine, workers=self.workers):
+            report(todo[i][1].rows)
+
+    # what came of it
+
+    def _totals(self, rule: Rule) -> Totals:
+        totals = Totals.zero(*rule.sums.shape)
+        for i in range(len(self.parts)):
+            with np.load(self._part_file(i), allow_pickle=False) as found:
+                totals.add_totals(Totals(*(torch.from_numpy(found[name]) for name in vars(totals))))
+        return totals
+
+    def _judge(self, plan: _Plan, totals: Totals) -> dict[str, float]:
+        """Variances: low-rank distances between all rows, and what they miss on random pairs of a sample."""
+        x = plan.rule.embedding.shifted(plan.judged)
+        problem = plan.rule.embed(plan.judged)
+        labels = plan.rule.assign(problem)
+        place = np.searchsorted(plan.rows, plan.judged_rows).clip(max=len(plan.rows) - 1)
+        kept = torch.from_numpy(plan.rows[place] == plan.judged_rows)
+        labels = torch.where(kept, plan.labels[torch.from_numpy(place)], labels)
+        generator = torch.Generator().manual_seed(self.settings["seed"])
+        kernel = plan.rule.embedding.feature_map.kernel
+
+        def judge(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
+            pairs = float((sums.sizes * (sums.sizes - 1)).sum()) / 2
+            missed, error = mean_missed(problem, groups, len(sums.sizes), x, kernel, generator)
+            scale = draws * float(self.n) ** 2
+            return max(0.0, sums.objective() + pairs * missed) / scale, pairs * error / scale
+
+        variance, stderr = judge(totals, labels, 1)
+        uniform, uniform_stderr = judge(totals.together(), torch.zeros_like(labels), plan.rule.k)
+        return {
+            "variance": variance,
+            "variance_stderr": stderr,
+            "uniform_variance": uniform,
+            "uniform_stderr": uniform_stderr,
+        }
+
+    def _write_labels(self, shard: Shard, target: Path) -> None:
+        if target.exists():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        numbers = [i for i, part in enumerate(self.parts) if part.shard is shard]
+        _write_labels(target, shard.rows, (self._part_labels(i) for i in numbers))
+
+    def _part_labels(self, i: int) -> NDArray[np.int32]:
+        with np.load(self._part_file(i), allow_pickle=False) as found:
+            return np.asarray(found["labels"])
+
+
+def draw_rows(n: int, count: int, seed: int, stream: int) -> NDArray[np.int64]:
+    """``count`` distinct rows of n, each with the same probability, rising; other streams are independent."""
+    if count >= n:
+        return np.arange(n)
+    numbers = np.random.default_rng([seed % 2**64, stream])
+    return np.sort(numbers.choice(n, count, replace=False, shuffle=False))
+
+
+def _with_time_left(progress: Progress, n: int, done: int) -> Callable[[int], None]:
+    """A function that counts rows and reports how many are done, and how long the rest will take."""
+    start, before = time.monotonic(), done
+
+    def report(rows: int) -> None:
+        nonlocal done
+        done += rows
+        left = (time.monotonic() - start) * (n - done) / (done - before)
+        text = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+        progress(_SOLVED + (1.0 - _SOLVED) * done / n, f"{done:,} of {n:,} rows, {text} left")
+
+    progress(_SOLVED + (1.0 - _SOLVED) * done / n, f"{done:,} of {n:,} rows")
+    return report
+
+
+def _read_task(columns: Columns | None, task: tuple[Part, NDArray[np.int64]]) -> Tensor:
+    return sample_rows(*task, columns)
+
+
+def _label_task(job: _Job, task: tuple[int, Part]) -> None:
+    """Label the rows of a part, and write the labels with what the variance needs to know of them."""
+    i, part = task
+    totals = Totals.zero(*job.rule.sums.shape)
+    found, start = [], part.start
+    for x in read_part(part, job.columns, job.width):
+        job.rule.embedding.feature_map.kernel.check_range(x)
+        problem = job.rule.embed(x)
+        labels = job.rule.assign(problem)
+        first, last = np.searchsorted(job.rows, (start, start + len(x)))
+        labels[job.rows[first:last] - start] = job.labels[first:last]
+        totals.add(problem, labels)
+        found.append(labels.int())
+        start += len(x)
+    labels = torch.cat(found)
+    if len(labels) != part.rows:
+        raise InputError(f"{part.shard.path} has other rows than its footer says; write it again")
+    arrays = {name: value.numpy() for name, value in vars(totals).items()}
+    with atomic_write(job.work / f"part-{i:06d}.npz") as file:
+        np.savez(file, labels=labels.numpy(), **arrays)
+
+
+# --- files ---
+
+_KERNEL_STATE = "kernel_"
+
+
+def _save_plan(path: Path, plan: _Plan) -> None:
+    rule, embedding = plan.rule, plan.rule.embedding
+    state = embedding.feature_map.kernel.state()
+    tensors = {
+        "landmarks": embedding.feature_map.landmarks,
+        "transform": embedding.feature_map.transform,
+        "shift": embedding.shift,
+        "mean": embedding.mean,
+        "shares": rule.shares,
+        "sums": rule.sums,
+        "prices": rule.prices,
+        "labels": plan.labels,
+        "judged": plan.judged,
+    }
+    arrays = {name: value.numpy() for name, value in tensors.items() if value is not None}
+    arrays |= {_KERNEL_STATE + name: np.asarray(value) for name, value in state.items()}
+    with atomic_write(path) as file:
+        np.savez(file, rows=plan.rows, judged_rows=plan.judged_rows, **arrays)  # type: ignore[arg-type]
+
+
+def _load_plan(path: Path, kernel: Kernel) -> _Plan:
+    with np.load(path, allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    state = {
+        name.removeprefix(_KERNEL_STATE): float(value) if value.ndim == 0 else torch.from_numpy(value)
+        for name, value in arrays.items()
+        if name.startswith(_KERNEL_STATE)
+    }
+    tensors = {name: torch.from_numpy(value) for name, value in arrays.items() if not name.startswith(_KERNEL_STATE)}
+    feature_map = FeatureMap(kernel.with_state(state), tensors.get("landmarks"), tensors["transform"])
+    embedding = Embedding(feature_map, tensors.get("shift"), tensors["mean"])
+    rule = Rule(embedding, tensors["shares"], tensors["sums"], tensors["prices"])
+    return _Plan(rule, arrays["rows"], tensors["labels"], arrays["judged_rows"], tensors["judged"])
+
+
+def _write_labels(target: Path, rows: int, parts: Iterator[NDArray[np.int32]]) -> None:
+    """Write labels as they come, so that those of a large file need no memory."""
+    with atomic_write(target) as file:
+        if target.suffix.lower() == ".npy":
+            header = {
+                "descr": np.lib.format.dtype_to_descr(np.dtype(np.int32)),
+                "fortran_order": False,
+                "shape": (rows,),
+            }
+            np.lib.format.write_array_header_1_0(file, header)
+            for labels in parts:
+                file.write(labels.tobytes())
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.schema([("stratum", pa.int32())])
+        with pq.ParquetWriter(file, schema) as writer:
+            for labels in parts:
+                writer.write_table(pa.table({"stratum": labels}, schema))
+
+
+def _read_labels(path: Path) -> NDArray[np.int32]:
+    try:
+        if path.suffix.lower() == ".npy":
+            return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        import pyarrow.parquet as pq
+
+        return np.asarray(pq.read_table(path, columns=["stratum"])["stratum"].to_numpy())
+    except (OSError, ValueError) as error:
+        raise InputError(f"the labels in {path} cannot be read ({error}); make the strata again") from None

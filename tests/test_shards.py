@@ -1,0 +1,488 @@
+"""Strata of features in many files: as good as in memory, the same however they are made, and safe to stop."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from vardass import stratify
+from vardass.cli import main
+from vardass.errors import InputError
+from vardass.kernels import RBFMixture, fitted_kernel
+from vardass.samplers import StratifiedBatchSampler
+from vardass.shards import ShardDataset, ShardStrata, stratify_shards
+from vardass.shards.rule import Rule, Totals, fit_rule
+from vardass.shards.stratification import draw_rows
+from vardass.solvers.problem import LowRankProblem
+from vardass.variance import stratified_variance
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+SIZES = (70, 700, 230, 200)
+N, D, K, SAMPLE = sum(SIZES), 6, 8, 500
+KERNEL = RBFMixture(scale="median")
+
+
+def clusters(n, d=D, seed=0):
+    """Twelve clusters whose sizes differ by up to a hundred times."""
+    numbers = np.random.default_rng(seed)
+    centres = 2.0 * np.random.default_rng(99).standard_normal((12, d))
+    shares = 1.5 ** -np.arange(12.0)
+    chosen = numbers.choice(12, n, p=shares / shares.sum())
+    return (centres[chosen] + 0.7 * numbers.standard_normal((n, d))).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr("vardass.shards.files._PART_ROWS", 100)
+
+
+def write_parquet(path, x, *, lists=True, **others):
+    if lists:
+        table = pa.table({"id": np.arange(len(x)), "z": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), D)})
+    else:
+        table = pa.table({f"f{i}": column for i, column in enumerate(x.T)})
+    pq.write_table(table, path, row_group_size=40, **others)
+
+
+def write_npy(path, x):
+    np.save(path, x)
+
+
+@pytest.fixture
+def features(tmp_path):
+    """Four Parquet files in a folder of their own, with their rows in one array."""
+    folder = tmp_path / "features"
+    folder.mkdir()
+    x = clusters(N)
+    for i, rows in enumerate(np.split(x, np.cumsum(SIZES)[:-1])):
+        write_parquet(folder / f"{i}.parquet", rows)
+    return folder, x
+
+
+def run(folder, out, **options):
+    return stratify_shards(f"{folder}/*.*", K, out=out, **{"kernel": KERNEL, "sample": SAMPLE, **options})
+
+
+def refused(folder, out, **options):
+    with pytest.raises(InputError) as caught:
+        run(folder, out, **options)
+    return str(caught.value)
+
+
+# what is computed
+
+
+def low_rank(n, r=4):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(n, r, generator=generator, dtype=torch.float64)
+    return LowRankProblem(features, torch.rand(n, generator=generator, dtype=torch.float64))
+
+
+def test_totals_give_the_objective_of_all_pairs():
+    problem, labels = low_rank(40), torch.arange(40) % 3
+    totals = Totals.zero(3, 4)
+    for rows in (slice(0, 15), slice(15, 40)):
+        part = Totals.zero(3, 4)
+        part.add(LowRankProblem(problem.features[rows], problem.residual[rows]), labels[rows])
+        totals.add_totals(part)
+    expected = whole = 0.0
+    for i in range(40):
+        for j in range(40):
+            if i != j:
+                apart = (problem.features[i] - problem.features[j]).square().sum()
+                distance = 0.5 * float(apart + problem.residual[i] + problem.residual[j])
+                whole += distance
+                expected += distance * bool(labels[i] == labels[j])
+    assert totals.objective() == pytest.approx(expected, rel=1e-12)
+    assert totals.together().objective() == pytest.approx(whole, rel=1e-12)
+
+
+def test_scores_are_what_a_row_adds_to_a_stratum():
+    problem, labels = low_rank(30), torch.arange(30) % 3
+    sums = torch.stack([problem.features[labels == h].sum(0) for h in range(3)])
+    sizes = torch.bincount(labels).double()
+    spread = torch.stack([problem.diag[labels == h].sum() for h in range(3)])
+    new = low_rank(5)
+    rule = Rule(None, sizes, sums, spread)
+    for i in range(5):
+        apart = (new.features[i] - problem.features).square().sum(1) + new.residual[i] + problem.residual
+        expected = torch.stack([apart[labels == h].sum() for h in range(3)])
+        assert torch.allclose(rule.scores(new, slice(i, i + 1))[0] + spread, expected)
+        assert int(rule.assign(new)[i]) == int(expected.argmin())
+
+
+def test_prices_keep_the_shares_of_the_sample_among_new_rows():
+    sample, new = torch.randn(22_500, 32, generator=torch.Generator().manual_seed(0)).split((2500, 20_000))
+    kernel = KERNEL.fit(sample)  # most of its variance is out of reach, so sizes matter most
+    rule, labels = fit_rule(sample, 32, kernel, rank=None, seed=0)
+    problem = rule.embed(new)
+
+    def judge(rule):
+        found = rule.assign(problem)
+        shares = torch.bincount(found, minlength=32) / len(new)
+        return problem.objective(found, 32), float((shares / rule.shares).clamp_min(1e-3).log().std())
+
+    value, off = judge(rule)
+    totals = Totals.zero(*rule.sums.shape)
+    totals.add(rule.embed(sample), labels)
+    without, far_off = judge(Rule(rule.embedding, rule.shares, rule.sums, (totals.spread / len(sample)).float()))
+    assert off < 0.2 < 0.6 < far_off
+    assert value < 0.8 * without
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, "coral", "linear"], ids=["mmd", "coral", "linear"])
+def test_variance_is_near_that_of_all_rows_in_memory(tmp_path, kernel):
+    x = clusters(20_000)
+    np.save(tmp_path / "x.npy", x)
+    fitted = fitted_kernel(kernel, torch.from_numpy(x))
+    found = stratify_shards(tmp_path / "x.npy", 16, out=tmp_path / "out", kernel=fitted, sample=5000)
+    exact = stratified_variance(x, torch.from_numpy(found.labels), kernel=fitted)
+    assert exact < 1.03 * stratified_variance(x, stratify(x, 16, kernel=fitted).labels, kernel=fitted)
+    assert found.variance == pytest.approx(exact, abs=5 * found.variance_stderr + 1e-4 * exact)
+    assert found.sizes.tolist() == np.bincount(found.labels, minlength=16).tolist()
+    assert found.reduction > 1.5
+
+
+def test_sample_of_all_rows_gives_the_strata_of_stratify(features, tmp_path):
+    folder, x = features
+    found = run(folder, tmp_path / "out", sample=N)
+    assert found.labels.tolist() == stratify(x, K, kernel=KERNEL).labels.tolist()
+
+
+def test_every_row_is_in_the_sample_with_the_same_probability():
+    counts = np.zeros(50)
+    for seed in range(2000):
+        rows = draw_rows(50, 10, seed, 0)
+        assert (np.diff(rows) > 0).all()
+        counts[rows] += 1
+    assert ((counts - 400) ** 2 / 320).sum() < 100  # chi-squared with 49 degrees of freedom, seven deviations
+    assert draw_rows(50, 10, 0, 0).tolist() != draw_rows(50, 10, 0, 1).tolist()
+    assert draw_rows(7, 10, -1, 0).tolist() == list(range(7))
+
+
+# how it is made does not matter
+
+
+def test_files_of_any_kind_get_the_same_labels(features, tmp_path):
+    folder, x = features
+    labels = run(folder, tmp_path / "out").labels
+    assert labels.dtype == np.int32
+    for name, write in (
+        ("npy", write_npy),
+        ("parquet", lambda path, rows: write_parquet(path, rows, lists=False)),
+        ("npy", lambda path, rows: np.save(path, rows.astype(np.float64))),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for i, rows in enumerate(np.split(x, np.cumsum(SIZES)[:-1])):
+            write(tmp_path / name / f"{i}.{name}", rows)
+        found = run(tmp_path / name, tmp_path / f"{name}-{write.__name__}")
+        # other blocks round otherwise, which decides for a row at a border
+        assert (found.labels != labels).mean() < 0.01
+
+
+def test_labels_are_beside_the_rows(features, tmp_path):
+    folder, _ = features
+    (folder / "b").mkdir()
+    np.save(folder / "b" / "0.npy", clusters(30, seed=2))
+    np.save(folder / "b" / "1.npy", np.empty((0, D), np.float32))
+    found = stratify_shards(f"{folder}/**/*.*", K, out=tmp_path / "out", kernel=KERNEL, sample=SAMPLE)
+    names = [str(path.relative_to(tmp_path / "out" / "labels")) for path in found.labels_files]
+    assert names == ["0.parquet", "1.parquet", "2.parquet", "3.parquet", "b/0.npy", "b/1.npy"]
+    assert found.rows == (*SIZES, 30, 0)
+    parts = [pq.read_table(path)["stratum"].to_numpy() for path in found.labels_files[:4]]
+    parts += [np.load(path) for path in found.labels_files[4:]]
+    assert [len(part) for part in parts] == [*SIZES, 30, 0]
+    assert np.concatenate(parts).tolist() == found.labels.tolist()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["labels", "manifest.json", "strata.json"]
+    again = ShardStrata.load(tmp_path / "out")
+    assert again.strata().sizes.tolist() == found.sizes.tolist()
+
+
+def test_any_number_of_workers_finds_the_same(features, tmp_path):
+    folder, _ = features
+    one = run(folder, tmp_path / "one", workers=1)
+    two = run(folder, tmp_path / "two", workers=2)
+    assert one.labels.tolist() == two.labels.tolist()
+    assert (one.variance, one.uniform_variance) == (two.variance, two.uniform_variance)
+
+
+@pytest.mark.slow
+def test_ray_finds_the_same(features, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    folder, _ = features
+    expected = run(folder, tmp_path / "local").labels.tolist()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        for workers in (1, 2):
+            found = run(folder, tmp_path / f"ray-{workers}", engine="ray", workers=workers)
+            assert found.labels.tolist() == expected
+        bad = clusters(50)
+        bad[7, 2] = np.nan
+        np.save(folder / "bad.npy", bad)
+        assert "row 7 of" in refused(folder, tmp_path / "bad", engine="ray")
+    finally:
+        ray.shutdown()
+
+
+# stopped and started again
+
+
+def stop_after(parts):
+    """Progress that interrupts the pass."""
+
+    def report(fraction, message):
+        nonlocal parts
+        if "left" in message:
+            parts -= 1
+            if not parts:
+                raise KeyboardInterrupt
+
+    return report
+
+
+def test_interrupted_it_goes_on_to_the_same_labels(features, tmp_path):
+    folder, _ = features
+    expected = run(folder, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "out", progress=stop_after(3))
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").iterdir()}
+    assert len(done) == 4  # three parts and the rule
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "out", progress=stop_after(2))
+    assert done.items() <= {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").iterdir()}.items()
+    found = run(folder, tmp_path / "out")
+    assert found.labels.tolist() == expected.labels.tolist()
+    assert found.variance == expected.variance
+    assert run(folder, tmp_path / "out").labels.tolist() == expected.labels.tolist()
+
+
+def test_killed_it_goes_on_to_the_same_labels(features, tmp_path):
+    folder, _ = features
+    program = f"""
+import os, signal
+import vardass.shards.files as files
+from vardass.kernels import RBFMixture
+from vardass.shards import stratify_shards
+files._PART_ROWS = 100
+def die(fraction, message):
+    if message.startswith("3"):
+        os.kill(os.getpid(), signal.SIGKILL)
+stratify_shards({f"{folder}/*.*"!r}, {K}, out={str(tmp_path / "out")!r}, kernel=RBFMixture(scale="median"),
+                sample={SAMPLE}, progress=die)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert killed.returncode == -signal.SIGKILL
+    assert list((tmp_path / "out" / "work").glob("part-*.npz"))
+    assert run(folder, tmp_path / "out").labels.tolist() == run(folder, tmp_path / "whole").labels.tolist()
+
+
+def test_other_settings_do_not_go_on(features, tmp_path):
+    folder, _ = features
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "out", progress=stop_after(1))
+    assert "seed=0, now it is 1" in refused(folder, tmp_path / "out", seed=1)
+    assert "sample=500, now it is 400" in refused(folder, tmp_path / "out", sample=400)
+    np.save(folder / "4.npy", clusters(30))
+    assert "4.npy was not there" in refused(folder, tmp_path / "out")
+    for names, part in (("012", "3.parquet among them"), ("3210", "in another order")):
+        with pytest.raises(InputError, match=part):
+            stratify_shards(
+                [folder / f"{name}.parquet" for name in names],
+                K,
+                out=tmp_path / "out",
+                kernel=KERNEL,
+                sample=SAMPLE,
+            )
+
+
+def test_start_that_failed_before_any_work_does_not_count(features, tmp_path):
+    folder, x = features
+    np.save(folder / "4.npy", np.full((30, D), np.nan))
+    assert "row 0 of" in refused(folder, tmp_path / "out", sample=N)
+    np.save(folder / "4.npy", x[:30])
+    assert run(folder, tmp_path / "out").n == N + 30
+
+
+def test_full_disk_leaves_what_was_done(features, tmp_path, monkeypatch):
+    folder, _ = features
+    savez, left = np.savez, [3]
+
+    def fail(file, **arrays):
+        left[0] -= 1
+        if left[0] == 0:
+            file.write(b"half of it")
+            raise OSError(28, "No space left on device")
+        savez(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run(folder, tmp_path / "out")
+    monkeypatch.setattr(np, "savez", savez)
+    names = {path.name for path in (tmp_path / "out" / "work").iterdir()}
+    assert names == {"rule.npz", "part-000000.npz"}  # and nothing half written
+    assert run(folder, tmp_path / "out").labels.tolist() == run(folder, tmp_path / "whole").labels.tolist()
+
+
+@pytest.mark.parametrize("change", ["touched", "longer", "gone"])
+def test_file_that_changes_in_between_is_named(features, tmp_path, change):
+    folder, x = features
+    victim = folder / "3.parquet"
+
+    def meddle(fraction, message):
+        if "left" in message and victim.exists() and victim.stat().st_mtime_ns != 1:
+            if change == "touched":
+                os.utime(victim, ns=(1, 1))
+            elif change == "longer":
+                write_parquet(victim, x[:240])
+                os.utime(victim, ns=(1, 1))
+            else:
+                victim.unlink()
+
+    part = "is gone" if change == "gone" else "has changed"
+    for progress in (meddle, None):  # during the pass, and at the next start
+        message = refused(folder, tmp_path / "out", progress=progress)
+        assert part in message
+        assert str(victim) in message
+
+
+# bad input
+
+
+def test_nan_is_named_by_file_and_row(features, tmp_path):
+    folder, x = features
+    bad = x[:230].copy()
+    bad[201, 3] = np.inf
+    write_parquet(folder / "2.parquet", bad)
+    for sample in (10, SAMPLE):  # found in the pass, or in the sample
+        message = refused(folder, tmp_path / str(sample), sample=sample)
+        assert f"row 201 of {folder / '2.parquet'}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "part"),
+    [
+        ("x.parquet", lambda path: path.write_bytes(b""), "is empty (0 bytes)"),
+        ("x.parquet", lambda path: path.write_bytes(b"PAR1 and no more"), "is damaged"),
+        ("x.npy", lambda path: np.save(path, np.array([["a", "b"]])), "not real numbers"),
+        ("x.npy", lambda path: np.save(path, np.zeros(5)), "not (n, d)"),
+        ("x.npy", lambda path: np.save(path, np.zeros((5, 3))), "has 3 columns of features"),
+        ("x.parquet", lambda path: write_npy(path.open("wb"), np.zeros((5, D))), "it is a .npy file, rename it"),
+        ("x.parquet", lambda path: pq.write_table(pa.table({"name": ["a"]}), path), "not numbers"),
+        ("x.parquet", lambda path: pq.write_table(pa.table({"z": [[1.0, 2.0], [1.0]]}), path), "differ in length"),
+        ("x.csv", lambda path: path.write_text("1,2\n"), "only .npy and .parquet"),
+    ],
+)
+def test_bad_shard_is_named(features, tmp_path, name, write, part):
+    folder, _ = features
+    write(folder / name)
+    message = refused(folder, tmp_path / "out")
+    assert part in message
+    assert name in message
+
+
+def test_other_bad_input(features, tmp_path):
+    folder, _ = features
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="no file matches"):
+        stratify_shards(f"{folder}/*.npy", K, out=out)
+    with pytest.raises(InputError, match="given twice"):
+        stratify_shards([folder / "0.parquet"] * 2, K, out=out)
+    with pytest.raises(InputError, match="sample must be at least 8, got 7"):
+        run(folder, out, sample=7)
+    with pytest.raises(InputError, match="no finished strata"):
+        ShardStrata.load(out)
+    assert "holds no strata" in refused(folder, folder)
+    assert "unknown engine" in refused(folder, out, engine="dask")
+    np.save(tmp_path / "none.npy", np.empty((0, 3)))
+    with pytest.raises(InputError, match="no rows in 1 files"):
+        stratify_shards(tmp_path / "none.npy", 2, out=tmp_path / "o")
+
+
+# the command
+
+
+def test_command_takes_patterns_and_several_files(features, tmp_path, capsys):
+    folder, _ = features
+    common = ["--k", str(K), "--sample", str(SAMPLE), "--scale", "median", "--workers", "1"]
+    assert main(["stratify", f"{folder}/*.parquet", *common, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["n"], record["d"], record["k"]) == (N, D, K)
+    found = ShardStrata.load(tmp_path / "features.strata")
+    assert record["variance"] == found.variance
+    files = [str(path) for path in sorted(folder.iterdir())]
+    assert main(["stratify", *files, *common, "--out", str(tmp_path / "other")]) == 0
+    text = capsys.readouterr().out
+    assert "1,200 samples, 6 features, 8 strata" in text
+    assert ShardStrata.load(tmp_path / "other").labels.tolist() == found.labels.tolist()
+    assert main(["stratify", *files, *common, "--equal"]) == 2
+    assert "--equal is for one file" in capsys.readouterr().err
+
+
+def test_one_large_file_is_read_in_parts(tmp_path, capsys, monkeypatch):
+    np.save(tmp_path / "x.npy", clusters(300))
+    monkeypatch.setattr("vardass.cli.stratify.is_large", lambda path: True)
+    monkeypatch.setattr("vardass.data.embedding_files.BLOCK_ROWS", 64)
+    monkeypatch.setattr("vardass.shards.engines.count_cpus", lambda: 1)
+    assert main(["stratify", str(tmp_path / "x.npy"), "--k", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["info"]["parts"] == 5
+    assert np.load(tmp_path / "x.strata" / "labels" / "x.npy").shape == (300,)
+
+
+# rows for samplers
+
+
+def test_dataset_gives_rows_by_their_number(features, monkeypatch):
+    folder, x = features
+    np.save(folder / "4.npy", x[:30])
+    x = np.concatenate([x, x[:30]])
+    dataset = ShardDataset(f"{folder}/*.*", kept_groups=2)
+    assert len(dataset) == len(x)
+    rows = [5, N + 3, 0, N - 1, 69, 70, 5, -1]
+    assert np.array_equal(torch.stack(dataset.__getitems__(rows)).numpy(), x[rows])
+    assert np.array_equal(dataset[100].numpy(), x[100])
+    with pytest.raises(IndexError, match=f"row {len(x)} of"):
+        dataset[len(x)]
+    reads = []
+    read = "vardass.shards.dataset.read_groups"
+    monkeypatch.setattr(read, lambda path, groups, **_: reads.append(groups) or [x[70:110]])
+    fresh = ShardDataset(folder / "1.parquet")
+    fresh.__getitems__(list(range(40)) * 2)
+    assert reads == [range(0, 1)]  # once for all rows of a group
+    fresh[3]
+    assert len(reads) == 1
+    os.utime(folder / "1.parquet", ns=(1, 1))
+    with pytest.raises(InputError, match="has changed"):
+        fresh[50]
+
+
+def test_sampler_over_files_has_exact_weights_and_resumes(features, tmp_path):
+    folder, x = features
+    found = run(folder, tmp_path / "out")
+
+    def make():
+        sampler = StratifiedBatchSampler(found.n, found.k, seed=3, endless=True)
+        sampler.use(found.strata())
+        return sampler
+
+    sampler = make()
+    batches = iter(sampler)
+    first = [next(batches) for _ in range(3)]
+    for batch in first:
+        assert found.labels[list(batch)].tolist() == list(range(K))
+        assert batch.weights == pytest.approx((found.sizes / N).tolist())
+    state = sampler.state_dict()
+    expected = [list(next(batches)) for _ in range(3)]
+    resumed = make()
+    resumed.load_state_dict(state)
+    again = iter(resumed)
+    assert [list(next(again)) for _ in range(3)] == expected
+    dataset = ShardDataset(found.files)
+    assert np.array_equal(torch.stack(dataset.__getitems__(expected[0])).numpy(), x[expected[0]])
