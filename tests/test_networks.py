@@ -195,7 +195,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: make_network("no-such-owner/none", (3, 32, 32), 2, local_files_only=True), "cannot load the backbone"),
     (lambda: make_network("no.such.module:Net", (4,), 2), "no module 'no'"),
     (lambda: make_network(f"{HERE}:Missing", (4,), 2), "has no 'Missing'"),
-    (lambda: make_network(f"{HERE}:HERE", (4,), 2), "not a class or function"),
+    (lambda: make_network(f"{HERE}:HERE", (4,), 2), "not a subclass of torch.nn.Module or a function"),
     (lambda: make_network(f"{HERE}:not_a_module", (4,), 2), "not a torch.nn.Module"),
     (lambda: make_network(f"{HERE}:OwnFeaturiser", (4,), 2, arguments={"depth": 1}), "pass what it needs"),
     (lambda: make_network(f"{HERE}:OwnFeaturiser", (4, 3), 2), "does not take samples of shape"),
