@@ -1,7 +1,7 @@
 """The losses of other libraries in terms of `mmd2` and `coral`: equal in value and in gradient.
 
 `tests/test_migration.py` compares each with the library's formula. The text between the marks is on the page
-"Coming from elsewhere".
+"Migrating from other libraries".
 """
 
 import torch

@@ -55,11 +55,11 @@ def test_doctor_on_a_run_and_the_run_itself(files, capsys):
     settings = ("--steps", 600, *settings[2:])
     code, out, _ = run(capsys, "adapt", *data, *settings, "--out", files / "long")
     assert code == 0
-    assert "batches' own noise in the mean MMD: " in " ".join(out.split())
+    assert "finite-batch bias in the mean MMD: " in " ".join(out.split())
     assert "class shares differ by" in " ".join(out.split())
-    assert "| doctor | batches' own noise" in (files / "long/report.md").read_text()
+    assert "| doctor | finite-batch bias" in (files / "long/report.md").read_text()
     # 60 steps of 8 samples: a two-hundredth of them, thrice, is too few to look at
-    assert "own noise" not in (files / "run/report.md").read_text()
+    assert "finite-batch bias" not in (files / "run/report.md").read_text()
     code, out, _ = run(capsys, "doctor", files / "clinic.npz", files / "home.npz", "--model", files / "long", "--json")
     assert code == 0
     found = json.loads(out)

@@ -328,7 +328,7 @@ def test_what_is_no_path_is_refused():
 def test_rows_of_another_width_are_named_where_only_labels_are_missing(tmp_path):
     path = tmp_path / "ragged.csv"
     path.write_text("a,b,labels\n1,2,x\n3,4\n5,6,y\n")
-    with pytest.raises(InputError, match=r"line 3 of .*ragged.csv has 2 columns, not 3; mend the line"):
+    with pytest.raises(InputError, match=r"line 3 of .*ragged.csv has 2 columns, not 3; fix the line"):
         read_labelled(path, labels="labels")
 
 

@@ -114,7 +114,7 @@ def test_labels_are_never_features(tmp_path):
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
 def test_a_file_of_labels_alone_has_no_features(tmp_path, ending):
     write(tmp_path / f"a{ending}", np.zeros((2, 2), np.float32), np.array([0, 1]))
-    with pytest.raises(InputError, match="has no column but 'labels', which are no features"):
+    with pytest.raises(InputError, match="has no column but 'labels', which are not features"):
         read_labelled(tmp_path / f"a{ending}", labels="labels", columns="labels")
 
 

@@ -1,4 +1,4 @@
-"""One run of a sweep: stopped and gone on with, its times, its data, its record."""
+"""One run of a sweep: stopped and resumed, its times, its data, its record."""
 
 import errno
 import json

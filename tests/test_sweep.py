@@ -245,7 +245,7 @@ def test_commands_sweep_and_status(tmp_path, monkeypatch):
     assert found.exit_code == 1
     assert "2 failed; see vardass status" in found.output
     found = command("status", out)
-    assert "finished   0 of 2 runs; nobody is at work on it" in found.output
+    assert "finished   0 of 2 runs; not running" in found.output
     assert "failed     2" in found.output
     assert "the loss is not finite at step 10" in found.output
     assert "log.txt" in found.output

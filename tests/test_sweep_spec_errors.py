@@ -53,7 +53,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": 5}, "name must be a text, got 5; put it in quotes"),
     ({"settings": {"steps": 1.5}}, "settings.steps must be a whole number, got 1.5"),
     ({"settings": {"augment": "yes"}}, "settings.augment must be true or false, got 'yes'"),
-    ({"settings": {"device": "gpuu"}}, "settings.device is 'gpuu', which is no device; use auto"),
+    ({"settings": {"device": "gpuu"}}, "settings.device is 'gpuu', which is not a valid device; use auto"),
     ({"settings": {"penalty": -1}}, "penalty must be a number of at least 0, got -1"),
     ({"settings": {"network_options": {"dropout": 2}}}, "dropout"),
     ({"settings": {"groups": "classes"}}, "unknown option of sampler 'uniform': 'groups'"),

@@ -1,4 +1,4 @@
-"""Pictures of the doctor's book: a kernel that becomes the identity, and what shrinking features does to the loss."""
+"""Pictures of the troubleshooting guide: a kernel that becomes the identity, what shrinking features do to the loss."""
 
 import matplotlib.pyplot as plt
 import torch

@@ -197,7 +197,7 @@ _MOST_CLASSES = 20
 def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
     """Draw what `vardass.diagnose` found, with its advice below.
 
-    Panels: the mean loss of a batch by sampler, split into the discrepancy and the batch's own noise; the noise of the
+    Panels: the mean loss of a batch by sampler, split into the discrepancy and finite-batch bias; the noise of the
     gradient by sampler next to the gradients of discrepancy and task; the bandwidths of the kernel; the classes. The
     last three are left out where they were not measured.
 
@@ -240,7 +240,7 @@ def _draw_loss_parts(axes: Axes, found: Diagnosis) -> None:
     names = [effect.name for effect in found.samplers]
     excess = [effect.excess.value for effect in found.samplers]
     axes.bar(names, found.discrepancy, color=BLUE, width=0.6, label="discrepancy")
-    axes.bar(names, excess, bottom=found.discrepancy, color=ORANGE, width=0.6, label="own noise of the batch")
+    axes.bar(names, excess, bottom=found.discrepancy, color=ORANGE, width=0.6, label="finite-batch bias")
     for place, effect in enumerate(found.samplers):
         top = found.discrepancy + effect.excess.value
         text = f"{100 * effect.contraction:.0f} %"
@@ -266,7 +266,7 @@ def _draw_bandwidths(axes: Axes, found: Diagnosis) -> None:
     shares = [part.share for part in found.parts]
     beyond = [part.share * part.irreducible for part in found.parts]
     axes.bar(names, shares, color=SKY, width=0.6, label="strata may remove")
-    axes.bar(names, beyond, color="#999999", width=0.6, label="beyond all strata")
+    axes.bar(names, beyond, color="#999999", width=0.6, label="not removable by stratification")
     axes.set_ylim(0.0, 1.35 * max(shares) or 1.0)
     axes.tick_params(axis="x", labelsize=7)
     axes.legend(fontsize=8, frameon=False, loc="upper left")

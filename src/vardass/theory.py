@@ -331,7 +331,7 @@ def _as_mean(mean_difference: ArrayLike) -> Tensor:
             "pass the difference of two mean feature vectors"
         )
     if not bool(torch.isfinite(m).all()):
-        raise InputError("the mean difference has NaN or infinite values; mend the features")
+        raise InputError("the mean difference has NaN or infinite values; fix the features")
     return m
 
 
@@ -343,7 +343,7 @@ def _as_covariance(covariance: ArrayLike, name: str, r: int) -> Tensor:
             f"{cov.dtype} of shape {tuple(cov.shape)}; use the same feature map for all three"
         )
     if not bool(torch.isfinite(cov).all()):
-        raise InputError(f"{name} has NaN or infinite values; mend the features")
+        raise InputError(f"{name} has NaN or infinite values; fix the features")
     skew = (cov - cov.mT).abs()
     variances = cov.diagonal(dim1=-2, dim2=-1)
     if bool((skew > 1e-4 * cov.abs().amax((-2, -1), keepdim=True)).any()) or bool((variances < 0).any()):

@@ -128,7 +128,7 @@ def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = Tr
     return x
 
 
-def _require_finite(x: Tensor, name: str, remedy: str = "drop these rows or mend the featuriser") -> None:
+def _require_finite(x: Tensor, name: str, remedy: str = "drop these rows or fix the feature extractor") -> None:
     # the sum is finite unless an entry is not, or finite entries overflow: then look closer
     if bool(torch.isfinite(x.sum())):
         return

@@ -331,7 +331,7 @@ def monte_carlo_variance(
     stacked = torch.stack(values).reshape(repeats, -1)
     if not bool(torch.isfinite(stacked).all()):
         bad = int((~torch.isfinite(stacked)).any(1).sum())
-        raise InputError(f"statistic was NaN or infinite for {bad} of {repeats} batches; mend it first")
+        raise InputError(f"statistic was NaN or infinite for {bad} of {repeats} batches; fix it first")
     mean = stacked.mean(0)
     squared = (stacked - mean).square().sum(1)
     # the trace of the sample covariance is, but for O(1/repeats), the mean of these squared distances

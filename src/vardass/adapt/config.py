@@ -127,7 +127,9 @@ def _device(value: Any, name: str) -> str:
         try:
             torch.device(value)  # whether it is there is another question: settings may be made elsewhere
         except (RuntimeError, TypeError):
-            raise InputError(f"{name} is {value!r}, which is no device; use auto, cpu, cuda or cuda:1") from None
+            raise InputError(
+                f"{name} is {value!r}, which is not a valid device; use auto, cpu, cuda or cuda:1"
+            ) from None
     return str(value)
 
 
@@ -465,7 +467,7 @@ class RunConfig(BaseModel):
         For MMD and CORAL: one sample from each of ``batch_size`` strata of equal size; 100 steps of the task alone, 100
         in which the penalty rises to 3, and from step 300 on the same classes on both sides of a batch, where the
         sampler can; from step 100 on where class shares explain the discrepancy. Short runs have an eighth of their
-        steps in place of 100. Batches of b < 32 have a penalty of 3 b / 32, because the batch's own noise in the loss
+        steps in place of 100. Batches of b < 32 have a penalty of 3 b / 32, because finite-batch bias in the loss
         grows as 1 / b. All else is as in ``RunConfig()``, which has
         none of these, as the paper has none. See benchmarks/results/adaptation.md.
 

@@ -31,7 +31,7 @@ from vardass.validate import choose
 __all__ = ["compare"]
 
 _NAMES = {"mmd": "MMD²", "coral": "CORAL"}
-_LABELS = r"Column of labels, which are no features \[labels]."
+_LABELS = r"Label column, excluded from the features \[labels]."
 
 
 def compare(
@@ -113,7 +113,11 @@ def _verdict(found: Comparison) -> list[str]:
     for each in found.results:
         name = _NAMES[each.loss]
         if each.p_value is not None:
-            least = " (the least that so many can give)" if each.p_value * (1 + found.permutations) < 1.5 else ""
+            least = (
+                " (the smallest possible with this many permutations)"
+                if each.p_value * (1 + found.permutations) < 1.5
+                else ""
+            )
             seen = "the sets differ" if each.p_value <= level else "no difference found"
             lines.append(f"{name}: {seen}, p = {each.p_value:.3g}{least}; {found.permutations:,} {each.test}")
         error = f", ± {each.computing_stderr:.1g}" if each.computing_stderr > 0 else ""

@@ -39,7 +39,7 @@ __all__ = ["coreset"]
 
 _OUT = r"Where to write rows and weights, .npz or .csv \[FILE.coreset.npz]."
 _IDS = r"Array or column to write beside them \[ids, if there]."
-_LABELS = r"The same for labels, which are no features \[labels, if there]."
+_LABELS = r"The same for labels, excluded from the features \[labels, if there]."
 
 
 def coreset(

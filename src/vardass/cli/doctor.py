@@ -62,7 +62,7 @@ def doctor(
         bool, typer.Option("--standardise/--no-standardise", help="Scale the columns of embeddings, as adapt does.")
     ] = True,
     regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers, not classes.")] = False,
-    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write doctor.json and the picture to.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     trust_code: TrustCode = False,

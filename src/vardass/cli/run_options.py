@@ -203,7 +203,7 @@ def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InputError(f"--config {file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise InputError(f"--config {file} is not JSON in line {error.lineno}: {error.msg}; mend it") from None
+        raise InputError(f"--config {file} is not JSON in line {error.lineno}: {error.msg}; fix it") from None
     except RecursionError:
         raise InputError(f"--config {file} is nested too deeply to be read; give a file of settings") from None
     except InputError as error:

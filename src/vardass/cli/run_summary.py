@@ -28,7 +28,7 @@ __all__ = ["Summary", "print_json", "print_summary", "write_report"]
 
 REPORT_FILE, RESULT_FILE, FIGURE_FILE = "report.md", "result.json", "training.png"
 _SCORES = {
-    "target_entropy": "target entropy, nats (less is surer)",
+    "target_entropy": "target entropy, nats (lower = more confident)",
     "target_information": "target information, nats (more is better)",
     "target_density": "target neighbourhood density (more is better)",
     "mmd": "MMD² of held-out features (less is better)",

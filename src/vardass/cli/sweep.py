@@ -132,7 +132,7 @@ def _ending(summary: Summary, out: Path) -> str:
 
 
 def _report(found: Status) -> str:
-    at_work = "nobody is at work on it" if found.worker is None else f"{found.worker} is at work on it"
+    at_work = "not running" if found.worker is None else f"{found.worker} is at work on it"
     lines = [
         f"finished   {found.finished:,} of {found.total:,} runs; {at_work}",
         f"under way  {len(found.under_way):,}",

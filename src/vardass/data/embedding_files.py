@@ -329,7 +329,7 @@ def _kept(
         return chosen
     kept = [i for i in chosen if names[i] not in leave_out]
     if chosen and not kept:
-        raise InputError(f"{path} has no column but {shorten(list(leave_out))}, which are no features; add some")
+        raise InputError(f"{path} has no column but {shorten(list(leave_out))}, which are not features; add some")
     return kept
 
 
@@ -514,7 +514,7 @@ def _csv_rows(path: Path, layout: _CsvLayout) -> Iterator[tuple[str, list[str]]]
                 continue
             where = f"line {reader.line_num} of {path}"
             if len(row) != layout.width:
-                raise InputError(f"{where} has {len(row)} columns, not {layout.width}; mend the line")
+                raise InputError(f"{where} has {len(row)} columns, not {layout.width}; fix the line")
             yield where, row
 
 
@@ -570,9 +570,7 @@ def _explain(path: Path, layout: _CsvLayout, wanted: Sequence[int], cause: Value
             if not _is_number(row[i]):
                 name = f"column {layout.names[i]!r}" if layout.names else f"column {i}"
                 what = f"{row[i]!r} is not a number" if row[i].strip() else "a value is missing"
-                return InputError(
-                    f"{what} in {name}, {where}; mend the value, or choose numeric columns with --columns"
-                )
+                return InputError(f"{what} in {name}, {where}; fix the value, or choose numeric columns with --columns")
     return InputError(f"cannot read {path} ({str(cause).splitlines()[0]}); write it again as plain numbers")
 
 

@@ -33,7 +33,7 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str) -> ScaledInputs:
         warnings.warn(
             f"{name} has {float(table[row, column]):.6g} in column {column} of row {row} (both from 0), "
             f"{float(far[row, column]):.3g} deviations of the sources from their mean; it is cut to "
-            f"{scale['clip']:g}, as are {int((far > _FAR).sum()) - 1:,} more such values: mend them if they stand for "
+            f"{scale['clip']:g}, as are {int((far > _FAR).sum()) - 1:,} more such values: fix them if they stand for "
             "missing ones",
             VardassWarning,
             stacklevel=3,

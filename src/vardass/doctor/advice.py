@@ -82,7 +82,8 @@ def _sampler(found: Diagnosis, limits: Limits) -> tuple[SamplerEffect, Advice]:
         why = f"the features have collapsed, their spread is {found.spread:.2g}: lower the penalty first"
         return uniform, Advice("sampler", uniform.name, why)
     if _is_identity(found, limits):
-        why = f"the kernel is the identity, {_percent(found.irreducible)} of the variance is beyond all strata"
+        left = _percent(found.irreducible)
+        why = f"the kernel is the identity, {left} of the variance cannot be removed by stratification"
         return uniform, Advice("sampler", uniform.name, why)
     outliers = found.top_share > limits.top_share
     best = min(others, key=_noise, default=uniform)
@@ -116,7 +117,7 @@ def _pull(found: Diagnosis, effect: SamplerEffect) -> float:
 
 def _estimator(effect: SamplerEffect, share: float, limits: Limits) -> Advice:
     what = "loss" if effect.gradient_bias is None else "gradient"
-    why = f"{_percent(share)} of the mean {what} of {effect.name} batches is due to their own noise"
+    why = f"{_percent(share)} of the mean {what} of {effect.name} batches is finite-batch bias"
     if share > limits.contraction:
         why += ", which shrinking the features lowers: limit its pull as vardass adapt does, or use a reference"
         return Advice("estimator", "v with a limit", why)
@@ -135,7 +136,7 @@ def _batch_size(found: Diagnosis, share: float, limits: Limits) -> Advice:
     if wanted > most:
         return Advice("batch size", str(b), f"even {most} would not be enough for this loss; see estimator")
     size = min(2 ** math.ceil(math.log2(wanted)), most)
-    return Advice("batch size", str(size), f"there its own noise has {_percent(limits.contraction)} or less")
+    return Advice("batch size", str(size), f"there finite-batch bias has {_percent(limits.contraction)} or less")
 
 
 def _classes(found: Diagnosis, limits: Limits) -> Advice:

@@ -200,7 +200,7 @@ class Diagnosis:
     def short(self) -> str:
         """One line for the end of a run, and one on classes if labels were given."""
         shares = ", ".join(f"{_percent(effect.contraction)} with {effect.name}" for effect in self.samplers)
-        text = f"batches' own noise in the mean {self.loss.upper()}: {shares} batches of {self.batch_size}; no strata "
+        text = f"finite-batch bias in the mean {self.loss.upper()}: {shares} batches of {self.batch_size}; no strata "
         text += f"remove {_percent(self.irreducible)} of that of uniform ones"
         if self.classes is not None:
             text += f"\nclass shares differ by {self.classes.distance.value:.2f} by pseudo-labels "
@@ -214,13 +214,13 @@ class Diagnosis:
         lines = [
             f"{sizes} samples{looked}, batches of {self.batch_size}, {self.batches_per_epoch:,} an epoch",
             f"{loss} {self.discrepancy:.3g}; spread of the features {self.spread:.2g} (0 all alike, 1 all apart)",
-            f"{_percent(self.irreducible)} of a uniform batch's variance is beyond all strata",
+            f"{_percent(self.irreducible)} of a uniform batch's variance cannot be removed by stratification",
         ]
         for part in self.parts if len(self.parts) > 1 else ():
             line = f"  {part.name}: {_percent(part.share)} of the variance, {_percent(part.irreducible)} of it beyond "
             lines.append(line + f"all strata; similarity to the nearest neighbour {part.neighbour:.2f}")
         for effect in self.samplers:
-            line = f"{effect.name}: {_percent(effect.contraction)} of the mean {loss} is the batch's own noise"
+            line = f"{effect.name}: {_percent(effect.contraction)} of the mean {loss} is finite-batch bias"
             if effect.gradient_noise is not None:
                 line += f"; of the gradient, noise {effect.gradient_noise:.3g} and bias {effect.gradient_bias:.3g}"
             lines.append(line)

@@ -280,7 +280,7 @@ class Status:
     --------
     >>> done = {"under_way": [], "failed": [], "others": 0, "worker": None, "jobs": 2, "half_line": False}
     >>> found = Status(total=10, finished=6, to_do=4, seconds_left=120.0, **done)
-    >>> found.finished / found.total, found.worker is None  # nobody is at work on it
+    >>> found.finished / found.total, found.worker is None  # not running
     (0.6, True)
     """
 

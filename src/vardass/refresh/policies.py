@@ -435,14 +435,14 @@ class VarianceRefresh(_ObservingPolicy):
         """Take the present variance of the strata, or what a refresh has won back."""
         if rise is not None:
             if math.isnan(rise):
-                raise InputError(f"rise must be a number, got {rise}; mend the features")
+                raise InputError(f"rise must be a number, got {rise}; fix the features")
             longer = 2.0 if rise <= 0 else min(2.0, self.tolerance / rise)
             self._patience = max(self.shortest, min(self.longest, int(self._waited * longer)))
         if variance is None:
             return
         value = float(variance)
         if not (math.isfinite(value) and value >= 0):
-            raise InputError(f"variance must be finite and not negative, got {value}; mend the features")
+            raise InputError(f"variance must be finite and not negative, got {value}; fix the features")
         if self._reference is None:
             self._reference = value
         self._latest = value

@@ -313,7 +313,7 @@ class MinibatchSampler(WatchedSampler, ABC):
         return self._total // count
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the given epoch at the next iteration; one whose state was just restored is gone on with."""
+        """Start the given epoch at the next iteration; one whose state was just restored is continued."""
         epoch = check_count(epoch, "epoch", low=0)
         if self._started or epoch != self.epoch:
             self._begin_epoch(epoch)

@@ -177,7 +177,7 @@ def _require_finite(x: Tensor, path: Path, numbers: Sequence[int] | NDArray[np.i
     if len(bad):
         raise InputError(
             f"row {numbers[int(bad[0])]} of {path}, counted from 0, holds NaN or what float32 cannot hold; drop such "
-            "rows or mend the featuriser"
+            "rows or fix the feature extractor"
         )
 
 

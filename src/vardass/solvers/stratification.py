@@ -319,7 +319,7 @@ def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
     sample = x[:: max(1, len(x) // 128)][:128]
     matrix = kernel.matrix(sample).double()
     if not bool(torch.isfinite(matrix).all()):
-        raise InputError("the kernel function returns NaN or infinite values; mend it or scale the features")
+        raise InputError("the kernel function returns NaN or infinite values; fix it or scale the features")
     scale = float(matrix.abs().max())
     if float((matrix - matrix.T).abs().max()) > 1e-4 * scale:
         raise InputError("the kernel function is not symmetric: f(x, y) must equal f(y, x).T; use (f + f.T) / 2")
