@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import vardass
 from sampler_cases import cloud
 from vardass.errors import InputError
+from vardass.integrations import checkpoints
 from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.integrations.pairs import PairBatchSampler
 from vardass.samplers import base
@@ -238,17 +240,61 @@ def test_workers_of_a_plain_loader() -> None:
 
 
 def test_without_accelerate_each_process_takes_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = []
-    for rank in range(2):
-        sampler = make("ordered")
-        sampler.shard(2, rank)
-        expected.append(plain(sampler))
+    everything = plain(CheckpointedSampler(make("ordered")))
     for rank in range(2):
         wrapped = CheckpointedSampler(make("ordered"))
-        monkeypatch.setattr(base, "process_group", lambda rank=rank: (2, rank))
-        assert len(wrapped) == len(expected[rank])
-        assert plain(wrapped.follow(iter(wrapped))) == expected[rank]
-        monkeypatch.setattr(base, "process_group", lambda: None)
+        for module in (base, checkpoints):
+            monkeypatch.setattr(module, "process_group", lambda rank=rank: (2, rank))
+        assert len(wrapped) == len(everything) // 2
+        assert plain(wrapped.follow(iter(wrapped))) == everything[rank::2][: len(everything) // 2]
+        assert len(wrapped) == len(everything) // 2
+    with pytest.raises(InputError, match="shared out already, with rank=1 of 2, got rank=0 of 2"):
+        wrapped.shard(2, 0)
+    with pytest.raises(InputError, match="too short for num_replicas=100 processes"):
+        CheckpointedSampler(make("ordered")).shard(100, 0)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+@pytest.mark.parametrize("name", ["ordered", "pairs"])
+def test_the_state_of_one_process_is_that_of_each(name: str, ahead: int) -> None:
+    """Processes whose workers ask ahead resume from what the first one saved."""
+
+    def run(sampler: CheckpointedSampler, first: int, last: int) -> list[Any]:
+        def loader() -> Any:
+            asked: list[Any] = []
+            for batch in sampler:
+                asked.append(batch)
+                if len(asked) > ahead:
+                    yield asked.pop(0)
+            yield from asked
+
+        seen: list[Any] = []
+        while first + len(seen) < last:
+            for batch in sampler.follow(loader()):
+                seen.append((list(batch), batch.weights))
+                if (first + len(seen)) % 5 == 0:
+                    sampler.inner.refresh(cloud(n=sampler.inner.n, seed=first + len(seen)))
+                if first + len(seen) == last:
+                    break
+        return seen
+
+    def made(rank: int) -> CheckpointedSampler:
+        sampler = CheckpointedSampler(make(name))
+        sampler.shard(3, rank)
+        return sampler
+
+    expected = [run(made(rank), 0, 17) for rank in range(3)]
+    assert all(one != two for one, two in itertools.combinations(expected, 2))
+    for stop in (1, 4, 5, 9):
+        samplers = [made(rank) for rank in range(3)]
+        begun = [run(sampler, 0, stop) for sampler in samplers]
+        state = samplers[0].state_dict()
+        for rank in range(3):
+            restored = made(rank)
+            restored.load_state_dict(state)
+            assert begun[rank] + run(restored, stop, 17) == expected[rank], (stop, rank)
+    with pytest.raises(InputError, match="the state is of a sampler for 3 processes, here are 1"):
+        CheckpointedSampler(make(name)).load_state_dict(state)
 
 
 def test_libraries_find_no_epoch_to_set() -> None:

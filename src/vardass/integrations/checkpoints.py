@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler
 
 from vardass.errors import InputError
+from vardass.processes import process_group
 from vardass.samplers import IndexBatch
 from vardass.samplers.loaders_and_processes import self_of_caller, shares_out
-from vardass.validate import check_state
+from vardass.validate import check_count, check_state
 
 __all__ = ["CheckpointedSampler", "leave_epoch"]
 
@@ -33,8 +35,9 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     Notes
     -----
-    Under several processes Accelerate shares out the batches; elsewhere the sampler does. With Accelerate register the
-    wrapper: ``accelerator.register_for_checkpointing(sampler)``.
+    Under several processes Accelerate shares out the batches; elsewhere the wrapper does, and keeps those of all
+    processes, so that the state of one is the state of each. With Accelerate register the wrapper:
+    ``accelerator.register_for_checkpointing(sampler)``.
 
     Examples
     --------
@@ -67,7 +70,8 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         self._under_way: deque[IndexBatch] = deque()
         self._is_restored = False
         self._has_ended = False  # nothing is left of the epoch but what is under way
-        self._at_a_time = 1  # batches that arrive together, one at each process that Accelerate shares them out to
+        self._at_a_time = 1  # batches that arrive together, one at each process
+        self._rank: int | None = None  # which of them is for this one; None where somebody else shares them out
 
     def __getattr__(self, name: str) -> Any:
         if name in self._passed_on:
@@ -76,33 +80,74 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     def shard(self, num_replicas: int, rank: int) -> None:
         """Give this process every ``num_replicas``-th batch; before the first batch."""
-        self.inner.shard(num_replicas, rank)
+        count = check_count(num_replicas, "num_replicas")
+        rank = check_count(rank, "rank", low=0, high=count - 1)
+        if self._rank is not None and (count, rank) != (self._at_a_time, self._rank):
+            raise InputError(
+                f"batches are shared out already, with rank={self._rank} of {self._at_a_time}, got rank={rank} of "
+                f"{count}; call shard once"
+            )
+        self.inner.shard(1, 0)  # all batches of all processes
+        if not self._is_endless and len(self.inner) < count:
+            raise InputError(
+                f"an epoch of {len(self.inner)} batches is too short for num_replicas={count} processes; lower "
+                "batch_size or set batches"
+            )
+        self._at_a_time, self._rank = count, rank
+
+    @property
+    def _is_endless(self) -> bool:
+        return bool(getattr(self.inner, "endless", False))
+
+    @property
+    def _drawn_together(self) -> int:
+        return 1 if self._rank is None else self._at_a_time
 
     def __len__(self) -> int:
         if shares_out(self_of_caller(), self):
             self.inner.shard(1, 0)
-        return len(self.inner)
+        return len(self.inner) // self._drawn_together
 
     def __iter__(self) -> Iterator[IndexBatch]:
         caller = self_of_caller()
         if shares_out(caller, self):
             self.inner.shard(1, 0)
             self._at_a_time = 1 if caller.split_batches else caller.num_processes
+        else:
+            self._join(process_group())
         return self._batches()
+
+    def _join(self, group: tuple[int, int] | None) -> None:
+        """Take part in a process group, unless somebody shares out or the stream began without it: then it says so."""
+        if group is not None and self._rank is None and not self.inner.position and not self._under_way:
+            self.shard(*group)
 
     def _batches(self) -> Iterator[IndexBatch]:
         if not self._is_restored:  # what a loop that was left had asked for
             self._under_way.clear()
         ends = self._is_restored and self._has_ended and bool(self._under_way)
         self._is_restored = False
-        yield from list(self._under_way)
+        size = self._drawn_together
+        yield from self._own(list(self._under_way))
         if ends:
             return
         self._has_ended = False
-        for batch in self.inner:
-            self._under_way.append(batch)
-            yield batch
+        if self._rest_is_short():
+            leave_epoch(self.inner)
+        stream = iter(self.inner)
+        while together := list(islice(stream, size)):  # of all processes, so that each has the same under way
+            self._under_way.extend(together)
+            yield from self._own(together)
+            if self._rest_is_short():
+                break
         self._has_ended = True
+
+    def _own(self, batches: list[IndexBatch]) -> list[IndexBatch]:
+        return batches if self._rank is None else batches[self._rank :: self._at_a_time]
+
+    def _rest_is_short(self) -> bool:
+        """Whether what is left of the epoch does not suffice for all processes."""
+        return not self._is_endless and len(self.inner) - self.inner.position < self._drawn_together
 
     def follow(self, loader: Iterable[Arrived]) -> Iterator[Arrived]:
         """Yield the batches of ``loader`` and note their arrival."""
@@ -130,20 +175,31 @@ class CheckpointedSampler(Sampler[IndexBatch]):
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way; the same on every process."""
         batches = list(self._under_way)
-        is_endless = getattr(self.inner, "endless", False)
-        has_ended = self._has_ended or (not is_endless and self.inner.position >= len(self.inner))
+        has_ended = self._has_ended or self._rest_is_short()
         if has_ended:  # the rest does not suffice for all processes
             batches = batches[: len(batches) // self._at_a_time * self._at_a_time]
         under_way = [{"indices": list(batch), **{name: getattr(batch, name) for name in _CARRIED}} for batch in batches]
-        return {"sampler": self.inner.state_dict(), "under_way": under_way, "has_ended": has_ended}
+        return {
+            "sampler": self.inner.state_dict(),
+            "under_way": under_way,
+            "has_ended": has_ended,
+            "processes": self._drawn_together,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the batch after the last that had arrived."""
         check_state(state, self)
-        if missing := {"sampler", "under_way", "has_ended"} - state.keys():
+        if missing := {"sampler", "under_way", "has_ended", "processes"} - state.keys():
             raise InputError(
                 f"the state has the keys {sorted(state)}, but not {sorted(missing)}; pass what "
                 "CheckpointedSampler.state_dict() gave"
+            )
+        if state["processes"] > 1:  # else there was one, or somebody else shared out
+            self._join(process_group())
+        if state["processes"] != self._drawn_together:
+            raise InputError(
+                f"the state is of a sampler for {state['processes']} processes, here are {self._drawn_together}; "
+                "resume with as many, or start anew"
             )
         self.inner.load_state_dict(state["sampler"])
         self._under_way.clear()
