@@ -4,6 +4,7 @@ OUT/digits16/<set>.npz   five digit sets as 16 x 16 grey pixels (28 x 28 ones cr
 OUT/reviews/<kind>.npz   Amazon reviews: log(1 + counts) on the first 256 singular directions of all four kinds together
 OUT/fsdd/<speaker>.npz   spoken digits: 40 x 32 log-mel values of each clip
 OUT/pacs32/<style>/<class>/*.png   thumbnails of 32 x 32 pixels
+OUT/office64/<domain>/<class>/*.jpg   Office-Home at 64 x 64 pixels, in the layout of the original
 The features of PACS and Office-Home are read where they are: one .npz file with feat_<domain> and y_<domain>.
 """
 
@@ -75,11 +76,30 @@ def thumbnails(source: Path, out: Path) -> None:
             Image.fromarray(image).save(folder / f"{number:05}.png")
 
 
+def small_pictures(source: Path, out: Path) -> None:
+    pictures = np.load(source / "office_home" / "office_home_jpeg64.npz")
+    features = np.load(source / "office_home" / "office_home_resnet18.npz")
+    classes = [str(name) for name in features["classes"]]
+    for domain in (str(name) for name in features["domains"]):
+        content, ends = pictures[f"jpeg_{domain}"], pictures[f"offsets_{domain}"]
+        for number, label in enumerate(features[f"y_{domain}"]):
+            folder = out / domain / classes[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number:05}.jpg").write_bytes(content[ends[number] : ends[number + 1]].tobytes())
+
+
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit("usage: python results/make_data.py SHARED_DATA OUT")
     source, out = Path(sys.argv[1]), Path(sys.argv[2])
-    for name, make in (("digits16", digits), ("reviews", reviews), ("fsdd", speakers), ("pacs32", thumbnails)):
+    layouts = {
+        "digits16": digits,
+        "reviews": reviews,
+        "fsdd": speakers,
+        "pacs32": thumbnails,
+        "office64": small_pictures,
+    }
+    for name, make in layouts.items():
         folder = out / name
         if folder.exists():
             print(f"{folder} is there already")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vardass.experiments.averages import collect, current_records
+import numpy as np
+
+from vardass.experiments.averages import ALGORITHMS, Label, collect, current_records
 from vardass.experiments.page import write_page
 from vardass.experiments.render import render
 from vardass.experiments.tables import make_tables
@@ -23,10 +25,45 @@ def pages() -> list[Path]:
     return sorted(HERE.glob("*/report.html"))
 
 
+def gains_files() -> list[Path]:
+    """Gains of samplers, with all tasks and repeats as pairs."""
+    return sorted(HERE.glob("*/gains.md"))
+
+
 def table_text(file: Path) -> str:
     """What a file of tables should say, by the records beside it."""
     records, _ = current_records(file.parent)
     return render(make_tables(collect(records), file.stem.removeprefix("table-")), "markdown")
+
+
+def gains_text(folder: Path) -> str:
+    """Gain of each sampler over uniform batches in paired runs, with its standard error over tasks and repeats."""
+    data = list(collect(current_records(folder)[0]).values())
+    runs = sum(len(each.finished) for each in data)
+    lines = [
+        "Gain over uniform batches with replacement, points of target accuracy. ± is the standard error over tasks",
+        f"and repeats, paired; {runs:,} runs.",
+    ]
+    for algorithm in ("erm", "coral", "mmd"):
+        labels = list(dict.fromkeys(label for each in data for label in each.labels if label.algorithm == algorithm))
+        reference = Label(algorithm, "uniform-replacement")
+        lines += ["", f"| {ALGORITHMS[algorithm]} | " + " | ".join(each.name for each in data) + " | mean |"]
+        lines += ["|---|" + "---:|" * (len(data) + 1)]
+        levels = [100 * np.nanmean(each.values(reference)) for each in data]
+        lines += [_row("uniform, in %", [f"{level:.1f}" for level in levels], f"{np.mean(levels):.1f}")]
+        for label in sorted(labels):
+            if label != reference:
+                found = [100 * (each.values(label) - each.values(reference)).ravel() for each in data]
+                errors = [gain.std(ddof=1) / np.sqrt(len(gain)) for gain in found]
+                shown = [f"{gain.mean():+.1f} ± {error:.1f}" for gain, error in zip(found, errors, strict=True)]
+                mean = np.mean([gain.mean() for gain in found])
+                error = np.sqrt(np.sum(np.square(errors))) / len(data)
+                lines += [_row(label.sampler_name, shown, f"{mean:+.1f} ± {error:.1f}")]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, shown: list[str], mean: str) -> str:
+    return f"| {name} | " + " | ".join([*shown, mean]) + " |"
 
 
 def main() -> None:
@@ -34,6 +71,9 @@ def main() -> None:
     for file in table_files():
         with atomic_write(file) as opened:
             opened.write(table_text(file).encode())
+    for file in gains_files():
+        with atomic_write(file) as opened:
+            opened.write(gains_text(file.parent).encode())
     for page in pages():
         write_page(page.parent)
 

@@ -27,10 +27,19 @@ def test_tables_are_those_of_the_records(maker):
         ("algorithms", "table-2.md"),
         ("refresh", "table-4.md"),
         ("samplers", "table-1.md"),
-        ("samplers", "table-pairs.md"),
+        ("samplers", "table-splits.md"),
     }
     for file in files:
         assert file.read_text(encoding="utf-8") == maker.table_text(file), f"{file}: run results/make_tables.py"
+
+
+def test_gains_are_those_of_the_records_and_on_the_page(maker):
+    files = maker.gains_files()
+    assert [file.parent.name for file in files] == ["samplers"]
+    for file in files:
+        gains = file.read_text(encoding="utf-8")
+        assert gains == maker.gains_text(file.parent), f"{file}: run results/make_tables.py"
+        assert gains.partition("\n\n")[2].strip() in (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
 def numbers(page):
