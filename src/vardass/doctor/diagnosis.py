@@ -217,8 +217,10 @@ class Diagnosis:
             f"{_percent(self.irreducible)} of a uniform batch's variance cannot be removed by stratification",
         ]
         for part in self.parts if len(self.parts) > 1 else ():
-            line = f"  {part.name}: {_percent(part.share)} of the variance, {_percent(part.irreducible)} of it beyond "
-            lines.append(line + f"all strata; similarity to the nearest neighbour {part.neighbour:.2f}")
+            line = f"  {part.name}: {_percent(part.share)} of the variance, {_percent(part.irreducible)} of it not "
+            lines.append(
+                line + f"removable by stratification; similarity to the nearest neighbour {part.neighbour:.2f}"
+            )
         for effect in self.samplers:
             line = f"{effect.name}: {_percent(effect.contraction)} of the mean {loss} is finite-batch bias"
             if effect.gradient_noise is not None:
