@@ -175,7 +175,7 @@ def main() -> None:
         "sizes",
         "load before, after",
     ]
-    ratio = runs[1]["seconds"] / runs[0]["seconds"]
+    clock, cpu = (runs[1][name] / runs[0][name] for name in ("seconds", "cpu"))
     beside = [
         [
             f"{one['sample']:,}",
@@ -193,7 +193,8 @@ def main() -> None:
         f"{options.workers} workers, pyarrow {pyarrow.__version__}. Memory is the sum over processes. The load is the "
         "number of running processes in the minute before, ours included at the end.",
         markdown(header, table),
-        f"Twice the rows take {ratio:.2f} times as long.",
+        f"Twice the rows take {cpu:.2f} times the CPU time, and {clock:.2f} times as long by the clock, which other work "
+        "disturbs.",
         f"## Beside `stratify` on the first {SUBSET:,} rows\n\nExact variances, all pairs summed, beside what the pass "
         "reports; `stratify` sees all rows.",
         markdown(["sample", "variance", "reported", "of `stratify`", "above it"], beside),

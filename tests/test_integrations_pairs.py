@@ -158,20 +158,22 @@ def make(name: str) -> Any:
     return sampler
 
 
+def asking_ahead(sampler: CheckpointedSampler, ahead: int) -> Any:
+    """The batches of a loader that asks ``ahead`` of them early."""
+    asked: list[Any] = []
+    for batch in sampler:
+        asked.append(batch)
+        if len(asked) > ahead:
+            yield asked.pop(0)
+    yield from asked
+
+
 def train(sampler: CheckpointedSampler, steps: int, *, ahead: int) -> list[Any]:
     """So many steps of a loop that asks ``ahead`` batches early, as Accelerate's loader or workers do; it refreshes."""
 
-    def loader() -> Any:
-        asked: list[Any] = []
-        for batch in sampler:
-            asked.append(batch)
-            if len(asked) > ahead:
-                yield asked.pop(0)
-        yield from asked
-
     seen: list[Any] = []
     while len(seen) < steps:
-        for batch in sampler.follow(loader()):
+        for batch in sampler.follow(asking_ahead(sampler, ahead)):
             seen.append((list(batch), batch.weights))
             if batch[0] % 3 == 0:  # depends on what was seen
                 n = sampler.inner.n
@@ -260,17 +262,9 @@ def test_the_state_of_one_process_is_that_of_each(name: str, ahead: int) -> None
     """Processes whose workers ask ahead resume from what the first one saved."""
 
     def run(sampler: CheckpointedSampler, first: int, last: int) -> list[Any]:
-        def loader() -> Any:
-            asked: list[Any] = []
-            for batch in sampler:
-                asked.append(batch)
-                if len(asked) > ahead:
-                    yield asked.pop(0)
-            yield from asked
-
         seen: list[Any] = []
         while first + len(seen) < last:
-            for batch in sampler.follow(loader()):
+            for batch in sampler.follow(asking_ahead(sampler, ahead)):
                 seen.append((list(batch), batch.weights))
                 if (first + len(seen)) % 5 == 0:
                     sampler.inner.refresh(cloud(n=sampler.inner.n, seed=first + len(seen)))
