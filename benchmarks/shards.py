@@ -193,13 +193,13 @@ def main() -> None:
         f"{options.workers} workers, pyarrow {pyarrow.__version__}. Memory is the sum over processes. The load is the "
         "number of running processes in the minute before, ours included at the end.",
         markdown(header, table),
-        f"Twice the rows take {cpu:.2f} times the CPU time, and {clock:.2f} times as long by the clock, which other work "
-        "disturbs.",
+        f"Twice the rows take {cpu:.2f} times the CPU time, and {clock:.2f} times as long by the clock, which other "
+        "work disturbs.",
         f"## Beside `stratify` on the first {SUBSET:,} rows\n\nExact variances, all pairs summed, beside what the pass "
         "reports; `stratify` sees all rows.",
         markdown(["sample", "variance", "reported", "of `stratify`", "above it"], beside),
     ]
-    write_results("shards", "Rows that do not fit in memory", tables, {"runs": runs, "ratio": ratio, "quality": known})
+    write_results("shards", "Rows that do not fit in memory", tables, {"runs": runs, "quality": known})
     if not options.keep:
         shutil.rmtree(options.folder)
 
