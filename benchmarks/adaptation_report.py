@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from common import RESULTS, markdown
 
-from vardass.experiments.store import read_records
 from vardass.files import atomic_write
+from vardass.lab.store import read_records
 from vardass.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION, dress, new_figure, save_figure
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]

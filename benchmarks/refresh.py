@@ -204,8 +204,8 @@ def quality(domains: dict[str, Any], stage: str, found: dict[str, list[Any]]) ->
     import torch
 
     from vardass import mmd2
+    from vardass.analysis.sampler_noise.noise import Batches, embedding_errors
     from vardass.kernels import as_kernel
-    from vardass.sampler_noise.noise import Batches, embedding_errors
 
     def batches(of: list[Any], domain: str) -> Batches:
         rows = torch.from_numpy(np.concatenate([one[f"{domain} {stage} rows"] for one in of]))

@@ -31,11 +31,11 @@ from common import HERE, RESULTS, markdown
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
+from vardass.analysis.sampler_noise import variance_report
 from vardass.data import standardise, watch_domains
 from vardass.files import atomic_write
 from vardass.kernels import as_kernel
 from vardass.losses import StreamWeights, coral, mmd2
-from vardass.sampler_noise import variance_report
 from vardass.samplers import (
     BalancedBatchSampler,
     IndexBatch,

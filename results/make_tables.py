@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vardass.experiments.averages import ALGORITHMS, Label, collect, current_records
-from vardass.experiments.page import write_page
-from vardass.experiments.render import render
-from vardass.experiments.tables import make_tables
 from vardass.files import atomic_write
+from vardass.lab.averages import ALGORITHMS, Label, collect, current_records
+from vardass.lab.page import write_page
+from vardass.lab.render import render
+from vardass.lab.tables import make_tables
 
 HERE = Path(__file__).parent
 

@@ -3,7 +3,7 @@
 import math
 
 from vardass.adapt.config import RunConfig
-from vardass.experiments.record import Record, RunSpec
+from vardass.lab.record import Record, RunSpec
 
 EVIL = '</script><img src=x onerror="window.hacked=1"><!--<script>\'&amp;'
 GAINS = {"uniform": 0.0, "vardass": 0.02, "ordered": 0.04}

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from vardass.figures import FigureResult, make_figure
-from vardass.theory import spearman
+from vardass.paper.figures import FigureResult, make_figure
+from vardass.paper.theory import spearman
 
 
 @functools.cache

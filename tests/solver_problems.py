@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vardass.kernels import RBFMixture
+from vardass.paper.interior_point import interior_point
 from vardass.solvers.dynamic_kmeans import dynamic_kmeans
-from vardass.solvers.interior_point import interior_point
 from vardass.solvers.kernel_kmeans import kernel_kmeans
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
 from vardass.solvers.sizes import SizeLimits

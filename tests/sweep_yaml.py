@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from vardass.experiments.spec import Sweep, load_sweep
+from vardass.lab.spec import Sweep, load_sweep
 
 BASE: dict[str, Any] = {
     "seed": 3,

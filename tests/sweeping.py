@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vardass.adapt.config import RunConfig
 from vardass.adapt.run_folder import CHECKPOINT_FILE
-from vardass.experiments.record import Record, RunSpec
+from vardass.lab.record import Record, RunSpec
 
 
 def make_runs(count=4, steps=20, **settings):
@@ -144,7 +144,7 @@ def wait_for(condition, seconds: float = 120.0) -> None:
 
 
 if __name__ == "__main__":
-    from vardass.experiments.sweep import run_sweep
+    from vardass.lab.sweep import run_sweep
 
     place, count, steps, jobs, engine = sys.argv[1:]
     summary = run_sweep(make_runs(int(count), int(steps)), place, jobs=int(jobs), engine=engine)

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from vardass.experiments.record import Record, RunSpec
+from vardass.lab.record import Record, RunSpec
 
 
 def run(

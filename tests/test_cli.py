@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from vardass.cli import main
 from vardass.cli.app import app
 from vardass.errors import VardassWarning
-from vardass.experiments.sweep import Summary
+from vardass.lab.sweep import Summary
 from vardass.strata import Strata
 
 N, D = 300, 4
@@ -498,7 +498,7 @@ def ended(**how):
     ],
 )
 def test_exit_codes_of_a_sweep(tmp_path, capsys, monkeypatch, how, code, said):
-    monkeypatch.setattr("vardass.experiments.sweep.run_sweep", ended(**how))
+    monkeypatch.setattr("vardass.lab.sweep.run_sweep", ended(**how))
     found, out, err = run(capsys, "sweep", "watch-quick", "--out", tmp_path / "sweep")
     assert found == code
     assert said in out + err

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from test_cli import refused, run
-from vardass import comparison
-from vardass.comparison import EXACT_ROWS, _Blocks, compare
+from vardass.analysis import comparison
+from vardass.analysis.comparison import EXACT_ROWS, _Blocks, compare
 from vardass.errors import InputError
 from vardass.kernels import FunctionKernel, LinearKernel, RBFMixture
 from vardass.losses import coral, mmd2

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from table_records import best_names, entries, random_records, run, write_records
-from vardass.experiments.averages import Cell, Label, best_of, collect
-from vardass.experiments.page import make_page
-from vardass.experiments.render import entry_text, render
-from vardass.experiments.statistics import difference, holm, mean_and_error
-from vardass.experiments.tables import compare_samplers, make_tables
+from vardass.lab.averages import Cell, Label, best_of, collect
+from vardass.lab.page import make_page
+from vardass.lab.render import entry_text, render
+from vardass.lab.statistics import difference, holm, mean_and_error
+from vardass.lab.tables import compare_samplers, make_tables
 
 
 def test_the_standard_error_divides_by_n_minus_1():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from test_cli import refused, run
-from vardass.coresets import EXACT_ROWS, LARGEST, _Search, coreset, simplex_minimum
+from vardass.analysis.coresets import EXACT_ROWS, LARGEST, _Search, coreset, simplex_minimum
 from vardass.errors import InputError
 from vardass.kernels import LinearKernel, RBFMixture, fitted_kernel
 from vardass.solvers.problem import ExactProblem, LowRankProblem

@@ -10,8 +10,8 @@ import pytest
 from vardass.adapt.config import RunConfig
 from vardass.cli import main
 from vardass.errors import InputError
-from vardass.experiments.averages import current_records
-from vardass.experiments.record import Record, RunSpec
+from vardass.lab.averages import current_records
+from vardass.lab.record import Record, RunSpec
 
 
 def record(steps: int, *, sampler: str = "uniform", repeat: int = 0) -> Record:

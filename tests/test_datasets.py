@@ -18,8 +18,8 @@ from vardass.data import (
     task_names,
 )
 from vardass.data.registry import find_dataset
-from vardass.data.spawrious import BACKGROUNDS, environments
 from vardass.errors import InputError
+from vardass.paper.datasets.spawrious import BACKGROUNDS, environments
 
 
 def picture(path, value=100):

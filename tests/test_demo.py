@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from vardass.adapt import RunConfig
+from vardass.analysis.sampler_noise import variance_report
 from vardass.cli import main
-from vardass.experiments.spec import load_sweep
-from vardass.sampler_noise import variance_report
+from vardass.lab.spec import load_sweep
 from vardass.strata import Strata
 
 SAMPLERS = {"uniform", "vardass", "stratified", "ordered", "balanced", "recommended"}

@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from vardass.kernels import RBFMixture, as_kernel
-from vardass.samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
-from vardass.samplers.diverse import _log_elementary_symmetric, _MassTable
+from vardass.paper.diverse_samplers import (
+    DPPBatchSampler,
+    KMeansPlusPlusBatchSampler,
+    _log_elementary_symmetric,
+    _MassTable,
+)
 
 
 def points(n, d=3, seed=0, dtype=torch.float64):

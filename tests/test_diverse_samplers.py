@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from test_diverse_probabilities import as_subsets, fitted, p_value, points
 from vardass.errors import InputError
-from vardass.samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler, diverse
+from vardass.paper import diverse_samplers as diverse
+from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
 
 BOTH = pytest.mark.parametrize("cls", [KMeansPlusPlusBatchSampler, DPPBatchSampler])
 
@@ -125,7 +126,7 @@ def test_state_restored_in_mid_epoch_continues_the_stream(cls, kernel_rank):
 
 _CONTINUE = """
 import sys, torch
-from vardass.samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
+from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
 torch.set_num_threads(1)
 for cls, path in zip((KMeansPlusPlusBatchSampler, DPPBatchSampler), sys.argv[1:]):
     sampler = cls(150, 6, batches=100)

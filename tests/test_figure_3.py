@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from quick_figures import quick
-from vardass.figures.base import render
-from vardass.figures.figure3 import (
+from vardass.kernels import LinearKernel
+from vardass.paper.figures.base import render
+from vardass.paper.figures.figure3 import (
     Scale,
     fixed_distance_rows,
     random_problem,
@@ -19,7 +20,6 @@ from vardass.figures.figure3 import (
     solver_rows,
     trials_of_budget,
 )
-from vardass.kernels import LinearKernel
 from vardass.solvers.dynamic_kmeans import greedy_assignment
 from vardass.variance import uniform_variance
 

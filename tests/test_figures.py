@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from quick_figures import quick
-from vardass import __version__, figures
+from vardass import __version__
 from vardass.errors import InputError
-from vardass.figures import NUMBERS, Claim, FigureResult, make_figure, write_figure
-from vardass.figures.base import render
+from vardass.paper import figures
+from vardass.paper.figures import NUMBERS, Claim, FigureResult, make_figure, write_figure
+from vardass.paper.figures.base import render
 
 
 def without_seconds(result: FigureResult) -> list[dict[str, str | int | float]]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quick_figures import quick, rho
-from vardass.figures.base import render
-from vardass.figures.figure1 import (
+from vardass.paper.figures.base import render
+from vardass.paper.figures.figure1 import (
     COVARIANCES,
     all_partitions,
     mmd_variance,
@@ -21,15 +21,15 @@ from vardass.figures.figure1 import (
     random_covariances,
     shaken_labels,
 )
-from vardass.figures.figure2 import (
+from vardass.paper.figures.figure2 import (
     coral_variances,
     lognormal_moments,
     normal_moments,
     random_strata,
     strata_moments,
 )
-from vardass.figures.surrogates import StratumMoments, rho_text
-from vardass.theory import log_stirling2, theorem4
+from vardass.paper.figures.surrogates import StratumMoments, rho_text
+from vardass.paper.theory import log_stirling2, theorem4
 from vardass.variance import stratified_variance
 
 DOUBLE = torch.float64

@@ -10,9 +10,10 @@ import torch
 
 from quick_figures import quick
 from vardass.errors import InputError
-from vardass.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, RAW, SOLVERS, Point, measure, raw_claim
-from vardass.figures.figure4 import claims as claims_of_figure4
-from vardass.figures.figure5 import (
+from vardass.kernels import RBFMixture
+from vardass.paper.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, RAW, SOLVERS, Point, measure, raw_claim
+from vardass.paper.figures.figure4 import claims as claims_of_figure4
+from vardass.paper.figures.figure5 import (
     Aging,
     Record,
     Trace,
@@ -24,8 +25,7 @@ from vardass.figures.figure5 import (
     solver_noise,
     summarise,
 )
-from vardass.figures.network_features import Gram
-from vardass.kernels import RBFMixture
+from vardass.paper.figures.network_features import Gram
 from vardass.refresh import DriftRefresh, NeverRefresh, RefreshEvery, VarianceRefresh
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify

@@ -8,10 +8,10 @@ import pytest
 
 from table_records import best_names, brute_values, entries, random_records, run
 from vardass.errors import InputError
-from vardass.experiments.averages import Label, collect
-from vardass.experiments.record import Record
-from vardass.experiments.render import FORMATS, entry_text, render
-from vardass.experiments.tables import make_tables
+from vardass.lab.averages import Label, collect
+from vardass.lab.record import Record
+from vardass.lab.render import FORMATS, entry_text, render
+from vardass.lab.tables import make_tables
 
 
 def test_the_highest_score_wins_whatever_the_target_accuracy_or_the_oracle_say():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from solver_problems import gen, greedy_cost, linear, points
 from vardass.errors import InputError
-from vardass.solvers.interior_point import (
+from vardass.paper.interior_point import (
     MAX_STRATA,
     MAX_VARIABLES,
     interior_point,

@@ -10,11 +10,11 @@ import torch
 from page_records import EVIL, record, sweep, write
 from vardass.cli.report import report
 from vardass.errors import InputError
-from vardass.experiments.averages import collect
-from vardass.experiments.page import make_page, strata_view, write_page
-from vardass.experiments.page.curves import MOST_CURVES, MOST_POINTS
-from vardass.experiments.page.strata_view import principal_plane, strata_content
-from vardass.experiments.tables import compare_samplers
+from vardass.lab.averages import collect
+from vardass.lab.page import make_page, strata_view, write_page
+from vardass.lab.page.curves import MOST_CURVES, MOST_POINTS
+from vardass.lab.page.strata_view import principal_plane, strata_content
+from vardass.lab.tables import compare_samplers
 
 
 @pytest.fixture(autouse=True)

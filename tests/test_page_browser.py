@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from page_records import EVIL, record, sweep, write
-from vardass.experiments.page import make_page, write_page
+from vardass.lab.page import make_page, write_page
 
 CHROMIUM = os.environ.get("VARDASS_CHROMIUM", "/usr/bin/chromium")
 try:

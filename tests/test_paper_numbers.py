@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from table_records import best_names, entries, random_records, run
-from vardass.experiments import paper
-from vardass.experiments.averages import Cell, collect
-from vardass.experiments.record import Record
-from vardass.experiments.render import FORMATS, render
-from vardass.experiments.spec import load_sweep
-from vardass.experiments.tables import make_tables
-from vardass.theory import spearman
+from vardass.paper import numbers as paper
+from vardass.lab.averages import Cell, collect
+from vardass.lab.record import Record
+from vardass.lab.render import FORMATS, render
+from vardass.lab.spec import load_sweep
+from vardass.lab.tables import make_tables
+from vardass.paper.theory import spearman
 
 NUMBERS_OF_PAPER = paper.paper_numbers()
 # rows of the appendix whose average is not that of the tasks beside it, to rounding (printed average, mean of tasks)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vardass.errors import InputError
-from vardass.experiments.spec import Sweep, load_sweep, preset_names
+from vardass.lab.spec import Sweep, load_sweep, preset_names
 
 RESULTS = Path(__file__).parents[1] / "results"
 TASKS = 1 + 4 + 6 + 12

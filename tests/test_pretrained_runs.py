@@ -21,8 +21,8 @@ from vardass.cli import main
 from vardass.data import Domain, ImageDataset, Task, TaskSplits, TensorInputs, split_task
 from vardass.data.domains import parts_of
 from vardass.data.images import augment, normalise
-from vardass.experiments.record import RunSpec
-from vardass.experiments.run import execute
+from vardass.lab.record import RunSpec
+from vardass.lab.run import execute
 
 CPU = torch.device("cpu")
 LABELS = torch.arange(24) % 2

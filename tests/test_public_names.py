@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vardass.doctor import Limits
+from vardass.analysis.doctor import Limits
 
 DOCS = Path(__file__).parent.parent / "docs"
 PUBLIC = [
@@ -20,17 +20,18 @@ PUBLIC = [
             "adapt.algorithms",
             "adapt.networks",
             "bounds",
-            "comparison",
-            "coresets",
+            "analysis.comparison",
+            "analysis.coresets",
             "data",
-            "doctor",
+            "analysis.doctor",
             "errors",
-            "experiments.record",
-            "experiments.spec",
-            "experiments.statistics",
-            "experiments.sweep",
-            "experiments.tables",
-            "figures",
+            "lab.record",
+            "lab.spec",
+            "lab.statistics",
+            "lab.sweep",
+            "lab.tables",
+            "paper.diverse_samplers",
+            "paper.figures",
             "integrations.checkpoints",
             "integrations.lightning",
             "integrations.pairs",
@@ -41,12 +42,12 @@ PUBLIC = [
             "lowrank",
             "plots",
             "refresh",
-            "sampler_noise",
+            "analysis.sampler_noise",
             "samplers",
             "shards",
             "solvers",
             "strata",
-            "theory",
+            "paper.theory",
             "variance",
         )
     ),

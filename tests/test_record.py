@@ -16,8 +16,8 @@ from vardass.adapt import algorithm_options
 from vardass.adapt.config import RunConfig
 from vardass.adapt.versions import versions
 from vardass.errors import InputError
-from vardass.experiments.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec
-from vardass.experiments.spec import load_sweep
+from vardass.lab.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec
+from vardass.lab.spec import load_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
 needs_results = pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of the sdist")

@@ -22,7 +22,7 @@ from vardass.cli import main
 from vardass.data import Domain, Task, split_task, unite
 from vardass.data.embedding_files import read_labelled
 from vardass.errors import InputError
-from vardass.experiments.record import RunSpec
+from vardass.lab.record import RunSpec
 
 GAINS = torch.randn(2, 6, generator=torch.Generator().manual_seed(1))
 DRIFT = torch.tensor([1.5, -1.0, 0.5, 1.0, 0.0, -1.2])

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from table_records import random_records, run
-from vardass.experiments.averages import Cell, collect
-from vardass.experiments.render import FORMATS, PValue, Row, Table, entry_text, render
-from vardass.experiments.tables import TABLE_NAMES, make_tables
+from vardass.lab.averages import Cell, collect
+from vardass.lab.render import FORMATS, PValue, Row, Table, entry_text, render
+from vardass.lab.tables import TABLE_NAMES, make_tables
 
 
 @pytest.mark.parametrize("form", FORMATS)

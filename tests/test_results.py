@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vardass.experiments.page import make_page
+from vardass.lab.page import make_page
 
 RESULTS = Path(__file__).parents[1] / "results"
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of an installed package")

@@ -11,9 +11,9 @@ import torch
 from sweeping import make_runs, numbers
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
-from vardass.experiments import run as execute_module
-from vardass.experiments.run import Stopped, execute
-from vardass.experiments.store import read_records
+from vardass.lab import run as execute_module
+from vardass.lab.run import Stopped, execute
+from vardass.lab.store import read_records
 from vardass.locks import locked
 
 

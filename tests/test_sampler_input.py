@@ -10,10 +10,9 @@ import torch
 from sampler_cases import MAKERS, K, N, cloud, made, taken
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
+from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers import (
     BalancedBatchSampler,
-    DPPBatchSampler,
-    KMeansPlusPlusBatchSampler,
     OrderedBatchSampler,
     PairedBatchSampler,
     StratifiedBatchSampler,

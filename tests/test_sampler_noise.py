@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
+from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport, variance_report
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
 from vardass.plots import report_figure
-from vardass.sampler_noise import MEASURES, Estimate, VarianceReport, variance_report
 from vardass.samplers import (
     BackgroundSampler,
     BalancedBatchSampler,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vardass.adapt import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.config import RunConfig
-from vardass.experiments.expand import Tries
-from vardass.experiments.search import SPACE_NAMES, Distribution, draw, named_space
+from vardass.lab.expand import Tries
+from vardass.lab.search import SPACE_NAMES, Distribution, draw, named_space
 
 
 @pytest.mark.parametrize("name", SPACE_NAMES)

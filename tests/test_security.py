@@ -19,7 +19,7 @@ from vardass.adapt.networks.pretrained import backbone_from_config
 from vardass.cli import main
 from vardass.data import load_task
 from vardass.errors import InputError
-from vardass.experiments.record import Record, RunSpec
+from vardass.lab.record import Record, RunSpec
 
 SAFE = {"np.load": ("allow_pickle", False), "torch.load": ("weights_only", True)}
 

@@ -16,9 +16,9 @@ from sweeping import kill, make_runs, numbers, run_with_kills, start_sweep, wait
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.cli import sweep as sweep_commands
 from vardass.errors import InputError, VardassError
-from vardass.experiments.engines import Attempt, Crashes, Outcome, attempt_run, drive
-from vardass.experiments.store import read_records
-from vardass.experiments.sweep import run_sweep, status
+from vardass.lab.engines import Attempt, Crashes, Outcome, attempt_run, drive
+from vardass.lab.store import read_records
+from vardass.lab.sweep import run_sweep, status
 from vardass.locks import is_locked
 
 COUNT, STEPS = 4, 300
@@ -111,7 +111,7 @@ def here(todo, work, *, jobs, on_done, tick):
 
 
 def test_failing_run_is_tried_twice_and_keeps_its_log(tmp_path, monkeypatch):
-    monkeypatch.setattr("vardass.experiments.sweep.get_engine", lambda name: here)
+    monkeypatch.setattr("vardass.lab.sweep.get_engine", lambda name: here)
     good, bad = make_runs(2)
     bad = replace(bad, config={**bad.config, "network_options": {"hidden": "wide"}})
     summary = run_sweep([bad, good], tmp_path, jobs=1)
@@ -223,7 +223,7 @@ def command(*arguments):
 
 
 def test_commands_sweep_and_status(tmp_path, monkeypatch):
-    monkeypatch.setattr("vardass.experiments.sweep.get_engine", lambda name: here)
+    monkeypatch.setattr("vardass.lab.sweep.get_engine", lambda name: here)
     file, out = tmp_path / "my.yaml", tmp_path / "out"
     file.write_text(YAML)
     found = command("sweep", file, "--dry-run", "--out", out)

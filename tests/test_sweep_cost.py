@@ -11,9 +11,9 @@ from PIL import Image
 
 from sweep_yaml import load
 from vardass.data import load_task, split_task
-from vardass.experiments import sweep_cost as module
-from vardass.experiments.record import RunSpec
-from vardass.experiments.sweep_cost import Estimate, estimate
+from vardass.lab import sweep_cost as module
+from vardass.lab.record import RunSpec
+from vardass.lab.sweep_cost import Estimate, estimate
 
 GIB = 2**30
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from sweeping import descendants, kill, make_runs, numbers, run_with_kills, start_sweep, wait_for_progress
-from vardass.experiments.store import read_records
-from vardass.experiments.sweep import run_sweep
+from vardass.lab.store import read_records
+from vardass.lab.sweep import run_sweep
 from vardass.locks import holder, is_locked
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import ray
 from sweeping import kill, make_runs, numbers, wait_for
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
-from vardass.experiments.engines import Attempt, get_engine
-from vardass.experiments.record import Record
-from vardass.experiments.store import read_records
-from vardass.experiments.sweep import run_sweep
+from vardass.lab.engines import Attempt, get_engine
+from vardass.lab.record import Record
+from vardass.lab.store import read_records
+from vardass.lab.sweep import run_sweep
 from vardass.locks import holder, is_locked
 
 COUNT, STEPS = 2, 600

@@ -17,10 +17,10 @@ from sweep_yaml import BASE, changed, load
 from vardass.adapt.config import RunConfig
 from vardass.data import derived_seed, task_names
 from vardass.errors import InputError
-from vardass.experiments.record import RunSpec
-from vardass.experiments.search import draw, named_space
-from vardass.experiments.spec import Sweep, sweep_schema
-from vardass.experiments.yaml_file import dump_yaml, parse_yaml
+from vardass.lab.record import RunSpec
+from vardass.lab.search import draw, named_space
+from vardass.lab.spec import Sweep, sweep_schema
+from vardass.lab.yaml_file import dump_yaml, parse_yaml
 
 
 def ids(sweep: Sweep) -> set[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from sweep_yaml import BASE, changed, load
 from vardass.errors import InputError
-from vardass.experiments.spec import load_sweep
-from vardass.experiments.yaml_file import parse_yaml
+from vardass.lab.spec import load_sweep
+from vardass.lab.yaml_file import parse_yaml
 
 WATCH = {"dataset": "watch"}
 # one for each kind of error, spread over the places where it can occur

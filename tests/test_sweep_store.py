@@ -10,10 +10,10 @@ import pytest
 
 from sweeping import finished, make_runs
 from vardass.errors import InputError
-from vardass.experiments.engines import Attempt, attempt_run, get_engine
-from vardass.experiments.record import FORMAT, Record
-from vardass.experiments.store import SweepStore, read_records
-from vardass.experiments.sweep import run_sweep, status
+from vardass.lab.engines import Attempt, attempt_run, get_engine
+from vardass.lab.record import FORMAT, Record
+from vardass.lab.store import SweepStore, read_records
+from vardass.lab.sweep import run_sweep, status
 from vardass.locks import holder, is_locked, locked
 
 
@@ -114,7 +114,7 @@ def test_full_disk_says_what_is_safe(tmp_path, monkeypatch):
     def engine(todo, work, *, on_done, **rest):
         on_done(todo[0], outcome)
 
-    monkeypatch.setattr("vardass.experiments.sweep.get_engine", lambda name: engine)
+    monkeypatch.setattr("vardass.lab.sweep.get_engine", lambda name: engine)
     third = make_runs(3)[2]
     with pytest.raises(InputError, match=r"the disk is full: .* all 2 records in .* are safe; make room"):
         run_sweep([third], tmp_path)

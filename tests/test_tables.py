@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from table_records import best_names, entries, random_records, run, write_records
 from vardass.cli import report as command
 from vardass.errors import InputError
-from vardass.experiments.averages import collect
-from vardass.experiments.render import render
-from vardass.experiments.tables import make_tables
+from vardass.lab.averages import collect
+from vardass.lab.render import render
+from vardass.lab.tables import make_tables
 
 
 def test_methods_are_rows_and_data_sets_columns():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.theory import (
+from vardass.paper.theory import (
     lemma1_variance,
     log_expected_error,
     log_stirling2,

@@ -68,10 +68,10 @@ def test_wheel_holds_the_whole_package_and_is_small(released):
     files = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert packed == {path.relative_to(package).as_posix() for path in files}
     assert licences == {"LICENSE", "LICENSE.seglearn"}
-    for name in ("py.typed", "data/watch/watch.npz.xz", "data/watch/LICENSE.seglearn", "experiments/paper.json"):
+    for name in ("py.typed", "data/watch/watch.npz.xz", "data/watch/LICENSE.seglearn", "paper/numbers.json"):
         assert f"vardass/{name}" in packed
-    assert {Path(name).suffix for name in packed if "experiments/page/" in name} >= {".html", ".css", ".js"}
-    assert sum(name.endswith(".yaml") for name in packed if "experiments/presets/" in name) >= 4
+    assert {Path(name).suffix for name in packed if "lab/page/" in name} >= {".html", ".css", ".js"}
+    assert sum(name.endswith(".yaml") for name in packed if "presets/" in name) >= 4
     assert wheel.stat().st_size < LIMIT
 
 
@@ -160,7 +160,7 @@ WITHOUT = {
     "from vardass.adapt import Trainer": "adapt",
     "from vardass.data.audio import AudioDataset; AudioDataset(['a.wav'])": "audio",
     "from vardass.data import load_task; load_task('digits', 'mnist->optdigits')": "digits",
-    "import vardass.experiments.tables": "experiments",
+    "import vardass.lab.tables": "lab",
     "from vardass.integrations.transformers import RefreshCallback": "huggingface",
     "from vardass.integrations.lightning import RefreshCallback": "lightning",
     "from vardass.data.embedding_files import read_embeddings; read_embeddings('z.parquet')": "parquet",

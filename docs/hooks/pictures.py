@@ -16,7 +16,7 @@ from pathlib import Path
 from cycler import cycler
 from mkdocs.structure.files import File
 
-# colours of the report's page, `experiments/page/page.css`; the order is that of matplotlib's C0 to C9
+# colours of the report's page, `lab/page/page.css`; the order is that of matplotlib's C0 to C9
 LIGHT = ("#5b6169", "#0072b2", "#d55e00", "#009e73", "#b5528f", "#b97f00", "#3f9fd6", "#7a5c3e", "#882255", "#6b7f00")
 DARK = ("#a7adb5", "#4ba3dd", "#f08a4b", "#2fc49a", "#df8fc0", "#e6b450", "#8fd0f5", "#c5a27f", "#e07aa8", "#b9c94a")
 INK, SOFT, LINE, PAPER = "#1c1f23", "#565c64", "#d9dad6", "#fefefe"

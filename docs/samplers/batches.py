@@ -5,6 +5,7 @@ import torch
 
 import vardass
 from vardass.kernels import RBFMixture
+from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers import PairedBatchSampler, SwapOrderedBatchSampler
 
 K, BATCHES = 12, 300
@@ -47,8 +48,8 @@ samplers = {
     "paper": vardass.StratifiedBatchSampler(len(z), K, solver="dynamic-kmeans", **options),
     "ordered": vardass.OrderedBatchSampler(len(z), K, **options),
     "balanced": vardass.BalancedBatchSampler(len(z), K, **options),
-    "kmeans-plus-plus": vardass.KMeansPlusPlusBatchSampler(len(z), K, **options),
-    "dpp": vardass.DPPBatchSampler(len(z), K, **options),
+    "kmeans-plus-plus": KMeansPlusPlusBatchSampler(len(z), K, **options),
+    "dpp": DPPBatchSampler(len(z), K, **options),
 }
 for label, sampler in samplers.items():
     sampler.refresh(z)

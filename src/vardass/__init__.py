@@ -9,7 +9,7 @@ Strata for one domain, the samplers that draw from them, and the weighted losses
 True
 
 More kernels are in `vardass.kernels`, exact variances in `vardass.variance`, the paper's lemma and theorems in
-`vardass.theory`, lower bounds in `vardass.bounds`, further refresh policies in `vardass.refresh`.
+`vardass.paper.theory`, lower bounds in `vardass.bounds`, further refresh policies in `vardass.refresh`.
 """
 
 from importlib import import_module
@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 from vardass.errors import InputError, VardassError
 
 if TYPE_CHECKING:
-    from vardass.doctor import diagnose
+    from vardass.analysis.doctor import diagnose
+    from vardass.analysis.sampler_noise import variance_report
     from vardass.kernels import CoralKernel, Kernel, RBFMixture
     from vardass.losses.coral import CORALLoss, coral
     from vardass.losses.mmd import MMDLoss, mmd2
     from vardass.refresh import DriftRefresh, FeatureBank, Refresher, RefreshEvery, extract_features
-    from vardass.sampler_noise import variance_report
     from vardass.samplers import (
         BalancedBatchSampler,
-        DPPBatchSampler,
-        KMeansPlusPlusBatchSampler,
         OrderedBatchSampler,
         StratifiedBatchSampler,
         UniformBatchSampler,
@@ -44,11 +42,9 @@ __all__ = [
     "BalancedBatchSampler",
     "CORALLoss",
     "CoralKernel",
-    "DPPBatchSampler",
     "DriftRefresh",
     "FeatureBank",
     "InputError",
-    "KMeansPlusPlusBatchSampler",
     "Kernel",
     "MMDLoss",
     "OrderedBatchSampler",
@@ -71,15 +67,13 @@ __all__ = [
 
 # imported when they are first asked for: torch takes seconds, in which the command could not be interrupted cleanly
 _HOMES = {
-    "doctor": ["diagnose"],
+    "analysis.doctor": ["diagnose"],
     "kernels": ["CoralKernel", "Kernel", "RBFMixture"],
     "losses": ["CORALLoss", "MMDLoss", "coral", "mmd2"],
     "refresh": ["DriftRefresh", "FeatureBank", "RefreshEvery", "Refresher", "extract_features"],
-    "sampler_noise": ["variance_report"],
+    "analysis.sampler_noise": ["variance_report"],
     "samplers": [
         "BalancedBatchSampler",
-        "DPPBatchSampler",
-        "KMeansPlusPlusBatchSampler",
         "OrderedBatchSampler",
         "StratifiedBatchSampler",
         "UniformBatchSampler",

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vardass.doctor import Diagnosis
+from vardass.analysis.doctor import Diagnosis
+from vardass.analysis.sampler_noise.report import MEASURES, Estimate, VarianceReport
 from vardass.errors import InputError
 from vardass.files import atomic_write
-from vardass.sampler_noise.report import MEASURES, Estimate, VarianceReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +112,7 @@ def report_figure(report: VarianceReport, *, title: str = "Noise of minibatches,
     Parameters
     ----------
     report : VarianceReport
-        From `vardass.sampler_noise.variance_report`.
+        From `vardass.analysis.sampler_noise.variance_report`.
     title : str
         What the figure shows.
 

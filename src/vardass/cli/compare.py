@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vardass.analysis.comparison import Comparison
+from vardass.analysis.comparison import compare as compare_sets
 from vardass.cli.embeddings import (
     COLUMNS,
     FILE,
@@ -23,8 +25,6 @@ from vardass.cli.embeddings import (
     print_line,
 )
 from vardass.cli.progress import progress_bar
-from vardass.comparison import Comparison
-from vardass.comparison import compare as compare_sets
 from vardass.scaling import standardise as scaled
 from vardass.validate import choose
 

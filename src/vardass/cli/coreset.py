@@ -14,6 +14,8 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
+from vardass.analysis.coresets import Coreset
+from vardass.analysis.coresets import coreset as make_coreset
 from vardass.cli.embeddings import (
     COLUMNS,
     FILE,
@@ -29,8 +31,6 @@ from vardass.cli.embeddings import (
     print_line,
 )
 from vardass.cli.progress import progress_bar
-from vardass.coresets import Coreset
-from vardass.coresets import coreset as make_coreset
 from vardass.data.embedding_files import has_labels, read_labels
 from vardass.errors import InputError
 from vardass.files import atomic_write

@@ -22,6 +22,7 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import RunFolder, reading_of
+from vardass.analysis.sampler_noise import variance_report
 from vardass.backend import one_thread
 from vardass.cli.adapt import adapt
 from vardass.cli.progress import progress_bar
@@ -31,7 +32,6 @@ from vardass.data.own_data import own_domain
 from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.plots import new_figure, require_matplotlib, save_figure
-from vardass.sampler_noise import variance_report
 from vardass.samplers.registry import make_sampler
 from vardass.validate import check_count
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from vardass.experiments.record import Record, RunSpec
     from vardass.kernels import KernelLike
+    from vardass.lab.record import Record, RunSpec
 
 __all__ = ["demo"]
 
@@ -82,8 +82,8 @@ def demo(
     noisy its loss is with each way to draw batches; last vardass sweep demo, which trains with each of them: noise of
     the loss beside target accuracy. The same command goes on where it was stopped.
     """
-    from vardass.experiments.spec import load_sweep
-    from vardass.experiments.sweep import run_sweep
+    from vardass.lab.spec import load_sweep
+    from vardass.lab.sweep import run_sweep
 
     require_matplotlib()  # before the work, not after it
     check_count(repeats, "--repeats")
@@ -206,9 +206,9 @@ class _Row:
 
 def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> None:
     """Print tables, and write figure and numbers."""
-    from vardass.experiments.averages import collect, current_records
-    from vardass.experiments.render import render
-    from vardass.experiments.tables import make_tables
+    from vardass.lab.averages import collect, current_records
+    from vardass.lab.render import render
+    from vardass.lab.tables import make_tables
 
     records, _ = current_records(out / "sweep")
     results = collect(records)

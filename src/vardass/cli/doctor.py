@@ -20,13 +20,13 @@ from vardass.adapt.model import MODEL_FILE, RunResult, load_model
 from vardass.adapt.networks import is_pretrained
 from vardass.adapt.run_folder import reading_of
 from vardass.adapt.trainer import Trainer
+from vardass.analysis.doctor import Diagnosis, diagnose
 from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.own_data import find_kind, own_task
 from vardass.data.scaling import ScaledInputs, scaled_inputs
 from vardass.data.splits import TaskSplits, split_task
-from vardass.doctor import Diagnosis, diagnose
 from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.losses import CORALLoss, MMDLoss

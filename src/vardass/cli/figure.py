@@ -11,7 +11,7 @@ import typer
 
 from vardass.cli.progress import progress_bar
 from vardass.errors import InputError
-from vardass.figures import NUMBERS, make_figure, write_figure
+from vardass.paper.figures import NUMBERS, make_figure, write_figure
 from vardass.plots import require_matplotlib
 
 __all__ = ["figure"]

@@ -31,10 +31,10 @@ def tables(
 
     Numbers that lack runs are marked. Target labels play no part in choosing.
     """
-    from vardass.experiments.averages import collect, current_records
-    from vardass.experiments.paper import against_paper
-    from vardass.experiments.render import FORMATS, render
-    from vardass.experiments.tables import TABLE_NAMES, make_tables
+    from vardass.lab.averages import collect, current_records
+    from vardass.lab.render import FORMATS, render
+    from vardass.lab.tables import TABLE_NAMES, make_tables
+    from vardass.paper.numbers import against_paper
 
     form = form or _SUFFIXES.get(out.suffix.lower() if out else "", "text")
     choose(table, "table", TABLE_NAMES)
@@ -73,7 +73,7 @@ def report(
 
     The page needs no network and no other file, so it can be sent or kept.
     """
-    from vardass.experiments.page import write_page
+    from vardass.lab.page import write_page
 
     path = write_page(folder, out, features=features, key=key, batch_size=batch_size)
     print(f"written: {path} ({path.stat().st_size / 1e6:.2f} MB); open it in a browser")

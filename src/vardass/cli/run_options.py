@@ -188,7 +188,7 @@ def _add(chosen: dict[str, Any], said: dict[str, str], name: str, value: Any, wo
 
 def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:
     """Settings in a file, or in the folder of a run."""
-    from vardass.experiments.yaml_file import parse_yaml
+    from vardass.lab.yaml_file import parse_yaml
 
     file = file / CONFIG_FILE if file.is_dir() else file
     try:

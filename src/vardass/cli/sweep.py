@@ -14,7 +14,7 @@ from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
 from vardass.errors import InputError
 
 if TYPE_CHECKING:
-    from vardass.experiments.sweep import Status, Summary
+    from vardass.lab.sweep import Status, Summary
 
 __all__ = ["status", "sweep"]
 
@@ -26,7 +26,7 @@ _SHOWN = 10  # runs that a list for people names
 
 
 def _schema() -> dict[str, Any]:
-    from vardass.experiments.spec import sweep_schema
+    from vardass.lab.spec import sweep_schema
 
     return sweep_schema()
 
@@ -55,9 +55,9 @@ def sweep(
     It may be killed at any moment: the same command goes on. Finished runs are not done again, those under way go on
     from their checkpoints, failed ones are tried anew.
     """
-    from vardass.experiments.spec import load_sweep
-    from vardass.experiments.sweep import run_sweep
-    from vardass.experiments.sweep_cost import estimate
+    from vardass.lab.spec import load_sweep
+    from vardass.lab.sweep import run_sweep
+    from vardass.lab.sweep_cost import estimate
 
     asked = load_sweep(
         specification,
@@ -94,7 +94,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Say how far a sweep is; it may be running."""
-    from vardass.experiments.sweep import status as look
+    from vardass.lab.sweep import status as look
 
     found = look(folder)
     print(json.dumps(found.to_dict(), allow_nan=False) if as_json else _report(found))
@@ -111,7 +111,7 @@ def _roots(given: list[str] | None) -> dict[str, str]:
 
 
 def _what_is_left(out: Path, names: set[str]) -> str:
-    from vardass.experiments.store import RECORDS_FILE, read_records
+    from vardass.lab.store import RECORDS_FILE, read_records
 
     found = read_records(out) if (out / RECORDS_FILE).exists() else []
     done = {record.run_id for record in found if record.status == "finished"}

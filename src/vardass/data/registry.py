@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from vardass.data import camelyon17, digits, embedding_tasks, folders, humpbacks, office_home, spawrious, watch
+from vardass.data import digits, embedding_tasks, folders, watch
 from vardass.data.domains import Task
 from vardass.data.images import ImagePreprocessing
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
+from vardass.registry import Registry
 from vardass.validate import choose, import_by_name
 
 __all__ = ["DATASETS", "DatasetInfo", "find_dataset", "image_options", "load_task", "loader_switches", "task_names"]
@@ -61,7 +62,6 @@ class DatasetInfo:
                 choose(name, f"option of {self.name}:", [option.name for option in options])
 
 
-_PAPER_IMAGES = {"network": "resnet18", "augment": True}
 _ENTRIES = (
     DatasetInfo(
         "watch",
@@ -79,42 +79,6 @@ _ENTRIES = (
         "pip install 'vardass[digits]'",
         digits.load_digits_task,
         digits.digit_names,
-    ),
-    DatasetInfo(
-        "camelyon17",
-        "tumours in tissue, 5 hospitals",
-        camelyon17.LAYOUT,
-        camelyon17.ORIGIN,
-        camelyon17.load_camelyon17,
-        camelyon17.camelyon17_names,
-        _PAPER_IMAGES,
-    ),
-    DatasetInfo(
-        "humpbacks",
-        "whale calls, 4 monitoring programs",
-        humpbacks.LAYOUT,
-        humpbacks.ORIGIN,
-        humpbacks.load_humpbacks,
-        humpbacks.humpback_names,
-        {"network": "audio"},
-    ),
-    DatasetInfo(
-        "spawrious",
-        "dogs on misleading backgrounds, 6 tasks",
-        spawrious.LAYOUT,
-        spawrious.ORIGIN,
-        spawrious.load_spawrious,
-        spawrious.spawrious_names,
-        _PAPER_IMAGES,
-    ),
-    DatasetInfo(
-        "office-home",
-        "65 everyday things in 4 styles, 12 pairs",
-        office_home.LAYOUT,
-        office_home.ORIGIN,
-        office_home.load_office_home,
-        office_home.office_home_names,
-        _PAPER_IMAGES,
     ),
     DatasetInfo(
         "images",
@@ -143,7 +107,13 @@ _ENTRIES = (
         {"network": "mlp"},
     ),
 )
-DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ENTRIES}
+_OF_THE_PAPER = {
+    "camelyon17": "vardass.paper.datasets:CAMELYON17",
+    "humpbacks": "vardass.paper.datasets:HUMPBACKS",
+    "spawrious": "vardass.paper.datasets:SPAWRIOUS",
+    "office-home": "vardass.paper.datasets:OFFICE_HOME",
+}
+DATASETS: Registry[DatasetInfo] = Registry({**{entry.name: entry for entry in _ENTRIES}, **_OF_THE_PAPER})
 
 
 def find_dataset(name: str) -> DatasetInfo:

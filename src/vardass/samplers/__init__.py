@@ -4,7 +4,6 @@ from vardass.samplers.background import BackgroundSampler
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import Chunk, MinibatchSampler, RefreshableSampler
 from vardass.samplers.class_alignment import ClassAlignment, align_classes
-from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
@@ -17,9 +16,7 @@ __all__ = [
     "BalancedBatchSampler",
     "Chunk",
     "ClassAlignment",
-    "DPPBatchSampler",
     "IndexBatch",
-    "KMeansPlusPlusBatchSampler",
     "MinibatchSampler",
     "OrderedBatchSampler",
     "PairedBatchSampler",

@@ -7,9 +7,9 @@ from typing import Any
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel
+from vardass.registry import Registry
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import MinibatchSampler, declared_options
-from vardass.samplers.diverse import DPPBatchSampler, KMeansPlusPlusBatchSampler
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.paired import PairedBatchSampler
@@ -22,25 +22,33 @@ from vardass.validate import choose, import_by_name, unknown
 
 __all__ = ["SAMPLER_NAMES", "check_takes_shares", "make_sampler", "plans_both_domains"]
 
-_NAMED: dict[str, tuple[type[MinibatchSampler], dict[str, Any]]] = {
-    "uniform": (UniformBatchSampler, {}),
-    "uniform-replacement": (UniformBatchSampler, {"replacement": True}),
-    "stratified": (StratifiedBatchSampler, {}),
-    "vardass": (StratifiedBatchSampler, {"solver": "dynamic-kmeans"}),
-    "ordered": (OrderedBatchSampler, {}),
-    "balanced": (BalancedBatchSampler, {}),
-    "swap-ordered": (SwapOrderedBatchSampler, {}),
-    "paired": (PairedBatchSampler, {}),
-    "kmeans++": (KMeansPlusPlusBatchSampler, {}),
-    "dpp": (DPPBatchSampler, {}),
+_KINDS: Registry[type[MinibatchSampler]] = Registry(
+    {
+        "uniform": UniformBatchSampler,
+        "uniform-replacement": UniformBatchSampler,
+        "stratified": StratifiedBatchSampler,
+        "vardass": StratifiedBatchSampler,
+        "ordered": OrderedBatchSampler,
+        "balanced": BalancedBatchSampler,
+        "swap-ordered": SwapOrderedBatchSampler,
+        "paired": PairedBatchSampler,
+        "kmeans++": "vardass.paper.diverse_samplers:KMeansPlusPlusBatchSampler",
+        "dpp": "vardass.paper.diverse_samplers:DPPBatchSampler",
+        "kmeans-inputs": StratifiedBatchSampler,
+        "kmeans-features": StratifiedBatchSampler,
+    }
+)
+_PRESETS: dict[str, dict[str, Any]] = {
+    "uniform-replacement": {"replacement": True},
+    "vardass": {"solver": "dynamic-kmeans"},
     # a loss's kernel is made for features, not for inputs
-    "kmeans-inputs": (StratifiedBatchSampler, {"solver": "kmeans", "kernel": "linear"}),
-    "kmeans-features": (StratifiedBatchSampler, {"solver": "kmeans"}),
+    "kmeans-inputs": {"solver": "kmeans", "kernel": "linear"},
+    "kmeans-features": {"solver": "kmeans"},
 }
 _SET_BY_CALLER = ("seed", "endless", "batches", "num_replicas", "rank", "warm_start", "progress")
 _SOLVER_OPTIONS = ("trials", "parallel", "patience", "max_iter", "max_passes", "tol")  # each solver checks its own
 
-SAMPLER_NAMES = tuple(_NAMED)
+SAMPLER_NAMES = tuple(_KINDS)
 
 
 def make_sampler(
@@ -92,7 +100,7 @@ def make_sampler(
 def check_takes_shares(name: str, purpose: str) -> None:
     """Refuse a sampler that has no groups with shares, naming the ``purpose`` that they are wanted for."""
     if not issubclass(_kind(name)[0], GroupedSampler):
-        able = [known for known, (kind, _) in _NAMED.items() if issubclass(kind, GroupedSampler)]
+        able = [known for known, kind in _KINDS.items() if issubclass(kind, GroupedSampler)]
         raise InputError(f"{purpose} needs groups with shares, which sampler {name!r} has not; use {', '.join(able)}")
 
 
@@ -103,7 +111,7 @@ def plans_both_domains(name: str) -> bool:
 
 def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:
     if not isinstance(name, str) or ":" not in name:
-        return _NAMED[choose(name, "sampler", SAMPLER_NAMES)]
+        return _KINDS[choose(name, "sampler", SAMPLER_NAMES)], _PRESETS.get(name, {})
     own = import_by_name(name, "sampler")
     if not isinstance(own, type) or not issubclass(own, MinibatchSampler):
         raise InputError(f"sampler {name!r} is {own!r}, not a subclass of vardass.samplers.MinibatchSampler")

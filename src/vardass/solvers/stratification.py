@@ -16,9 +16,9 @@ from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK, LowRankFeatures, low_rank_features
+from vardass.registry import Registry
 from vardass.solvers.dynamic_kmeans import dynamic_kmeans
 from vardass.solvers.evaluate import evaluate
-from vardass.solvers.interior_point import interior_point
 from vardass.solvers.kernel_kmeans import kernel_kmeans
 from vardass.solvers.min_sum import min_sum
 from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
@@ -35,12 +35,21 @@ EXACT_LIMIT = 2048
 BASELINE_EXACT_LIMIT = 32_768
 """The same for the other solvers, which are defined on the full matrix (4 GiB in float32); beyond it they warn."""
 
-_SOLVERS: dict[str, tuple[Callable[..., Solution], frozenset[str]]] = {
-    "min-sum": (min_sum, frozenset({"max_passes", "tol"})),
-    "dynamic-kmeans": (dynamic_kmeans, frozenset({"trials", "parallel", "max_iter", "patience"})),
-    "kernel-kmeans": (kernel_kmeans, frozenset({"max_iter", "tol"})),
-    "kmeans": (kernel_kmeans, frozenset({"max_iter", "tol"})),
-    "interior-point": (interior_point, frozenset({"max_iter"})),
+_SOLVERS: Registry[Callable[..., Solution]] = Registry(
+    {
+        "min-sum": min_sum,
+        "dynamic-kmeans": dynamic_kmeans,
+        "kernel-kmeans": kernel_kmeans,
+        "kmeans": kernel_kmeans,
+        "interior-point": "vardass.paper.interior_point:interior_point",
+    }
+)
+_OPTIONS = {
+    "min-sum": frozenset({"max_passes", "tol"}),
+    "dynamic-kmeans": frozenset({"trials", "parallel", "max_iter", "patience"}),
+    "kernel-kmeans": frozenset({"max_iter", "tol"}),
+    "kmeans": frozenset({"max_iter", "tol"}),
+    "interior-point": frozenset({"max_iter"}),
 }
 
 SOLVERS = tuple(name for name in _SOLVERS if name != "interior-point")
@@ -335,7 +344,7 @@ def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
 
 def option_names(solver: str) -> list[str]:
     """Names of the options that `stratify` takes with the given solver."""
-    of_solver = _SOLVERS[choose(solver, "solver", _SOLVERS)][1]
+    of_solver = _OPTIONS[choose(solver, "solver", _SOLVERS)]
     parameters = inspect.signature(stratify).parameters.values()
     return [*(one.name for one in parameters if one.kind is one.KEYWORD_ONLY), *sorted(of_solver)]
 
@@ -357,7 +366,7 @@ def solve(
     ``"auto"`` is bisection for min-sum, with k-means++ tried too where few points make up most of the spread, and
     k-means++ for the other solvers.
     """
-    function, known = _SOLVERS[solver]
+    function, known = _SOLVERS[solver], _OPTIONS[solver]
     if extra := sorted(set(options) - known):
         raise InputError(f"solver {solver!r} takes no option {extra[0]!r}; it takes {', '.join(sorted(known))}")
     inits = [init]

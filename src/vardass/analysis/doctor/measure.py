@@ -1,0 +1,365 @@
+"""Measurements on the features of two domains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vardass.analysis.doctor.advice import Limits, advise
+from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, SamplerEffect
+from vardass.analysis.sampler_noise.noise import (
+    Batches,
+    Drawn,
+    Embedding,
+    Estimate,
+    Loss,
+    Producer,
+    Whole,
+    draw,
+    embedding_errors,
+    exact_variance,
+    gradient_noise,
+    sample_rows,
+    whole_domains,
+)
+from vardass.bounds import nearest_neighbour_bound
+from vardass.errors import InputError
+from vardass.kernels import CoralKernel, Kernel, RBFMixture, fitted_kernel, mixture_reach, squared_distances
+from vardass.losses import CORALLoss, MMDLoss
+from vardass.samplers.registry import make_sampler
+from vardass.scaling import CLIP, robust_scale, scale_columns, standardise
+from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
+
+__all__ = ["diagnose"]
+
+Head = Callable[[Tensor], Tensor]
+
+_BOUND_ROWS = 100  # of each domain, over which a bound is averaged
+_RESAMPLES = 500
+_HEAD_DECAY, _HEAD_STEPS = 1e-2, 50
+
+
+def diagnose(
+    source: ArrayLike,
+    target: ArrayLike,
+    *,
+    labels: ArrayLike | None = None,
+    loss: str | MMDLoss | CORALLoss = "mmd",
+    batch_size: int = 32,
+    penalty: float = 1.0,
+    head: Head | None = None,
+    scale: bool = False,
+    samplers: Sequence[str] = ("stratified", "balanced"),
+    batches: int = 32,
+    gradient: bool = True,
+    bandwidths: bool = True,
+    max_rows: int = 1000,
+    sizes: tuple[int, int] | None = None,
+    limits: Limits | None = None,
+    seed: int = 0,
+) -> Diagnosis:
+    """Measure what a sampler can and cannot help on the features of two domains, and say what to use.
+
+    Parameters
+    ----------
+    source, target : array of shape (n_s, d) and (n_t, d)
+        Features as the discrepancy sees them: those of the network in training, or embeddings.
+    labels : integer array of shape (n_s,), optional
+        Classes of the source; without them nothing is said of the task's gradient and of class shares.
+    loss : {"mmd", "coral"}, MMDLoss or CORALLoss
+        ``"mmd"`` has the paper's mixture, ``"coral"`` DomainBed's form. Of an `MMDLoss` the kernel is taken, for the
+        V-statistic.
+    batch_size : int
+        Samples of each domain in a batch.
+    penalty : float
+        λ, the weight of the discrepancy next to the cross-entropy.
+    head : callable, optional
+        Logits (b, classes) from features (b, d); by default a softmax regression fitted to the source.
+    scale : bool
+        Scale the columns robustly by the source first, as ``vardass adapt`` does with embeddings.
+    samplers : sequence of str
+        Which samplers to measure beside ``"uniform"``.
+    batches : int
+        Batches that are drawn of each, for gradients and for the variance of samplers without a formula.
+    gradient : bool
+        Whether to measure gradients.
+    bandwidths : bool
+        Whether to look at the terms of the kernel one by one.
+    max_rows : int
+        Samples of each domain to look at, drawn without replacement where there are more; strata are made of these.
+    sizes : (int, int), optional
+        Samples of the domains, where the features are those of a part of them.
+    limits : Limits, optional
+        Thresholds of the advice.
+    seed : int
+        Of all draws.
+
+    Examples
+    --------
+    >>> z = torch.randn(400, 8, generator=torch.Generator().manual_seed(0))
+    >>> found = diagnose(z[:200], z[200:] + 0.5, batch_size=16)
+    >>> found["stratified"].contraction < found["uniform"].contraction
+    True
+    """
+    x, y = as_features(source, "source"), as_features(target, "target")
+    if x.shape[1] != y.shape[1] or x.device != y.device:
+        raise InputError(
+            f"source has {x.shape[1]} columns on {x.device}, target {y.shape[1]} on {y.device}; "
+            "pass the features of one featuriser on one device"
+        )
+    known = None if labels is None else _positions(as_labels(labels, len(x)).to(x.device), head)
+    penalty = check_number(penalty, "penalty", low=0.0)
+    batches = check_count(batches, "batches", low=2, remedy="a variance needs two values")
+    max_rows = check_count(max_rows, "max_rows", low=2)
+    how = robust_scale(x)
+    beyond = max(_share_beyond(z, how) for z in (x, y))
+    if scale:
+        x, y = scale_columns(x, how), scale_columns(y, how)
+    picked = [sample_rows(len(z), max_rows, seed, z.device) for z in (x, y)]
+    features = [z if rows is None else z[rows] for z, rows in zip((x, y), picked)]
+    fewest = min(len(z) for z in features)
+    k = check_count(batch_size, "batch_size", high=fewest, remedy=f"{fewest} samples of a domain are looked at")
+    domains = [z.double() for z in features]
+    name, kernel, discrepancy = _loss(loss, domains)
+    producer = Producer(domains, None, [None, None]) if gradient else None
+    whole = whole_domains(discrepancy, domains, producer, limit=max_rows, seed=seed)
+    drawn = {
+        sampler: draw(sampler, partial(_sampler, sampler, k, kernel, seed), domains, batches, refresh=True, seed=seed)
+        for sampler in dict.fromkeys(("uniform", *samplers))
+    }
+    classes = task_gradient = None
+    if known is not None:
+        here = known if picked[0] is None else known[picked[0]]
+        logits = _fit_head(domains[0], here, int(known.max()) + 1) if head is None else _cast(head, features[0].dtype)
+        classes = _class_shares(domains, known, here, logits, seed)
+        if producer is not None:
+            task_gradient = _task_gradient(producer, drawn["uniform"].batches[0], here, logits)
+    matrices = [kernel.square_matrix(z) for z in domains]
+    diagonal, spread = (sum(map(value, matrices)) for value in (_mean_diagonal, _spread))
+    diagnosis = Diagnosis(
+        loss=name,
+        sizes=(len(x), len(y)) if sizes is None else sizes,
+        measured=(len(domains[0]), len(domains[1])),
+        batch_size=k,
+        penalty=penalty,
+        discrepancy=max(whole.value, 0.0),
+        spread=spread / diagonal if diagonal > 0 else 0.0,
+        irreducible=_irreducible(domains, k, kernel, spread, seed),
+        parts=_kernel_parts(domains, k, kernel, seed) if bandwidths else (),
+        samplers=_effects(drawn, domains, kernel, discrepancy, producer, whole, penalty),
+        gradient=None if whole.gradient is None else penalty * float(whole.gradient.norm()),
+        task_gradient=task_gradient,
+        top_share=max(map(_top_share, matrices)),
+        beyond_clip=beyond,
+        scaled=scale,
+        classes=classes,
+    )
+    return dataclasses.replace(diagnosis, advice=advise(diagnosis, limits or Limits()))
+
+
+def _loss(loss: Any, domains: list[Tensor]) -> tuple[str, Kernel, Loss]:
+    """Name of the loss, its kernel fitted to both domains, and its V-statistic."""
+    if isinstance(loss, str):
+        loss = MMDLoss() if choose(loss, "loss", ("mmd", "coral")) == "mmd" else CORALLoss(preset="domainbed")
+    if isinstance(loss, CORALLoss):
+        # with μ halfway between the means, MMD² in this kernel is the loss
+        kernel = loss.kernel(domains[0].shape[1]).fit(torch.stack([z.mean(0) for z in domains]))
+        return "coral", kernel, Loss("coral", loss, None)
+    if isinstance(loss, MMDLoss):
+        fitted = fitted_kernel(loss.kernel, torch.cat(domains))
+        return "mmd", fitted, Loss("mmd2", MMDLoss(kernel=fitted), fitted)
+    raise InputError(f"loss must be 'mmd', 'coral', an MMDLoss or a CORALLoss, got {type(loss).__name__}")
+
+
+def _sampler(name: str, k: int, kernel: Kernel, seed: int, n: int) -> Any:
+    return make_sampler(name, n, k, kernel=kernel, seed=seed)
+
+
+def _effects(
+    drawn: dict[str, Drawn],
+    domains: list[Tensor],
+    kernel: Kernel,
+    loss: Loss,
+    producer: Producer | None,
+    whole: Whole,
+    penalty: float,
+) -> tuple[SamplerEffect, ...]:
+    """What the batches of each sampler do to the loss and its gradient."""
+    embeddings = [
+        embedding_errors(z, kernel, [entry.batches[i] for entry in drawn.values()], max_columns=len(z), seed=0)
+        for i, z in enumerate(domains)
+    ]
+    size = 0.0 if whole.gradient is None else penalty * float(whole.gradient.norm())
+    effects = []
+    for place, (name, entry) in enumerate(drawn.items()):
+        variances = [
+            _variance(sampler, z, embedding, place)
+            for sampler, z, embedding in zip(entry.samplers, domains, embeddings)
+        ]
+        excess = Estimate(sum(v.value for v in variances), math.hypot(*(v.stderr for v in variances)))
+        total = max(whole.value, 0.0) + excess.value
+        noise = bias = None
+        if producer is not None and size > 0:
+            pairs = list(range(len(entry.batches[0].rows)))
+            found = gradient_noise(loss, producer, entry.batches, pairs, whole)
+            mse, variance = found["gradient_mse"].value, max(found["gradient_variance"].value, 0.0)
+            noise, bias = size * math.sqrt(variance), size * math.sqrt(max(mse - variance, 0.0))
+        effects.append(SamplerEffect(name, excess, excess.value / total if total > 0 else 0.0, noise, bias))
+    return tuple(effects)
+
+
+def _variance(sampler: Any, z: Tensor, embedding: Embedding, place: int) -> Estimate:
+    """E|μ̂ - μ|² of a sampler's batches, by a formula or from those that were drawn."""
+    exact = exact_variance(sampler, z, embedding)
+    if exact is not None:
+        return Estimate(exact, 0.0)
+    errors = embedding.errors[place]
+    return Estimate(max(0.0, float(errors.mean())), float(errors.std()) / math.sqrt(len(errors)))
+
+
+# --- the kernel, its terms and its outliers ----------------------------------------------------------------
+
+
+def _terms(kernel: Kernel, x: Tensor) -> Iterator[tuple[str, Kernel, Tensor]]:
+    """Name, kernel and matrix on the rows of ``x`` of all that ``kernel`` is the sum of."""
+    if not isinstance(kernel, RBFMixture):
+        yield "covariance, mean" if isinstance(kernel, CoralKernel) else repr(kernel), kernel, kernel.square_matrix(x)
+        return
+    d2 = squared_distances(x, reach=mixture_reach(kernel.rates))  # once for all bandwidths
+    for gamma, rate in zip(kernel.gammas, kernel.rates, strict=True):
+        yield f"γ={gamma:g}", RBFMixture((rate,)), torch.exp(-rate * d2)
+
+
+def _kernel_parts(domains: list[Tensor], k: int, kernel: Kernel, seed: int) -> tuple[KernelPart, ...]:
+    kernels: dict[str, Kernel] = {}
+    spreads: dict[str, float] = {}
+    alike: dict[str, float] = {}
+    for z in domains:
+        for name, term, matrix in _terms(kernel, z):
+            kernels[name] = term
+            spreads[name] = spreads.get(name, 0.0) + _spread(matrix)
+            alike[name] = alike.get(name, 0.0) + _neighbour_similarity(matrix) / len(domains)
+    total = sum(spreads.values()) or 1.0
+    return tuple(
+        KernelPart(name, spreads[name] / total, _irreducible(domains, k, term, spreads[name], seed), alike[name])
+        for name, term in kernels.items()
+    )
+
+
+def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float, seed: int) -> float:
+    """Bound on the share of a uniform batch's variance, ``spread / k`` in both domains, that strata leave."""
+    bounds = [nearest_neighbour_bound(z, k, kernel=kernel, rows=_BOUND_ROWS, seed=seed) for z in domains]
+    return min(1.0, sum(bound.variance for bound in bounds) * k / spread) if spread > 0 else 0.0
+
+
+def _mean_diagonal(matrix: Tensor) -> float:
+    return float(matrix.diagonal().mean())
+
+
+def _spread(matrix: Tensor) -> float:
+    """E|φ(z) - μ|², the variance of a single draw."""
+    return max(0.0, _mean_diagonal(matrix) - float(matrix.mean()))
+
+
+def _neighbour_similarity(matrix: Tensor) -> float:
+    norms = matrix.diagonal().clamp_min(torch.finfo(matrix.dtype).tiny).sqrt()
+    return float((matrix / norms[:, None] / norms).fill_diagonal_(-1.0).amax(1).mean())
+
+
+def _top_share(matrix: Tensor) -> float:
+    """Share of Σ|φ_i - μ|² that the 1% of samples with the largest terms have."""
+    inner = matrix.mean(1)
+    terms = (matrix.diagonal() - 2.0 * inner + inner.mean()).clamp_min(0.0)
+    total = float(terms.sum())
+    return float(terms.topk(-(-len(terms) // 100)).values.sum()) / total if total > 0 else 0.0
+
+
+def _share_beyond(z: Tensor, scale: dict[str, Any]) -> float:
+    return float((scale_columns(z, {**scale, "clip": None}).abs() > CLIP).double().mean())
+
+
+# --- classes and the task ----------------------------------------------------------------------------------
+
+
+def _positions(labels: Tensor, head: Head | None) -> Tensor:
+    """Labels as the columns of the logits: as they are for a given head, else numbered from 0."""
+    if head is None:
+        return torch.unique(labels, return_inverse=True)[1]  # type: ignore[no-any-return]
+    if int(labels.min()) < 0:
+        raise InputError(f"labels must be columns of the head's logits, got {int(labels.min())}; number them from 0")
+    return labels
+
+
+def _cast(head: Head, dtype: torch.dtype) -> Head:
+    """The head, given features of the type that they came in."""
+    return lambda z: head(z.to(dtype))
+
+
+def _fit_head(x: Tensor, labels: Tensor, classes: int) -> Head:
+    """A softmax regression on standardised columns, with a decay of 0.01."""
+    z = standardise(x)
+    weight = z.new_zeros(classes, z.shape[1] + 1, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weight], max_iter=_HEAD_STEPS, line_search_fn="strong_wolfe")
+
+    def logits(rows: Tensor) -> Tensor:
+        return rows @ weight[:, :-1].T + weight[:, -1]
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = F.cross_entropy(logits(z), labels) + 0.5 * _HEAD_DECAY * weight[:, :-1].square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    weight.requires_grad_(False)
+    return lambda rows: logits(standardise(rows, reference=x))
+
+
+@torch.no_grad()
+def _class_shares(domains: list[Tensor], labels: Tensor, here: Tensor, head: Head, seed: int) -> ClassShares:
+    """Compare all ``labels`` of the source with pseudo-labels of the target; ``here`` are those of its rows here."""
+    x, y = domains
+    logits = head(y)
+    classes = logits.shape[1] if logits.ndim == 2 else 0
+    if classes <= int(labels.max()) or len(logits) != len(y):
+        raise InputError(
+            f"head gives logits of shape {tuple(logits.shape)} for {len(y)} samples and labels up to "
+            f"{int(labels.max())}; it must return a column for each class"
+        )
+    pseudo = logits.argmax(1)
+    counts = [torch.bincount(found, minlength=classes).cpu().numpy() for found in (labels, pseudo)]
+    sizes = [int(count.sum()) for count in counts]
+    p, q, pooled = counts[0] / sizes[0], counts[1] / sizes[1], (counts[0] + counts[1]) / sum(sizes)
+    generator = np.random.default_rng(seed)
+
+    def distances(*shares: Any) -> Any:
+        first, second = (generator.multinomial(n, share, _RESAMPLES) / n for n, share in zip(sizes, shares))
+        return np.abs(first - second).sum(1) / 2
+
+    present = torch.bincount(here, minlength=classes)
+    centres = x.new_zeros(classes, x.shape[1]).index_add_(0, here, x) / present.clamp_min(1)[:, None]
+    nearest = torch.cdist(y, centres).masked_fill(present == 0, torch.inf).argmin(1)
+    return ClassShares(
+        source=tuple(p.tolist()),
+        target=tuple(q.tolist()),
+        distance=Estimate(float(np.abs(p - q).sum() / 2), float(distances(p, q).std(ddof=1))),
+        chance=float(distances(pooled, pooled).mean()),
+        agreement=float((nearest == pseudo).double().mean()),
+    )
+
+
+def _task_gradient(producer: Producer, batches: Batches, labels: Tensor, head: Head) -> float:
+    """Root mean square norm of the cross-entropy's gradient over batches of the source."""
+    squares = [
+        producer.gradient(F.cross_entropy(head(producer(0, rows)), labels[rows])).square().sum()
+        for rows in batches.rows
+    ]
+    return float(torch.stack(squares).mean().sqrt())

@@ -1,7 +1,0 @@
-"""What a sampler can and cannot help on given features, and what to use there."""
-
-from vardass.doctor.advice import Advice, Limits
-from vardass.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, SamplerEffect
-from vardass.doctor.measure import diagnose
-
-__all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "SamplerEffect", "diagnose"]

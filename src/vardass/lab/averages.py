@@ -1,0 +1,493 @@
+"""Records as pandas tables: what is compared, the best run of each search, and the one average behind every table.
+
+Accuracy is averaged over the tasks of a repeat first, then over repeats, and its error is over repeats. Tables, page
+and wins all ask `DataResults` for it, and for who is best, so that no two of them can disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from vardass.errors import InputError
+from vardass.files import read_json
+from vardass.lab.record import Record, RunSpec
+from vardass.lab.statistics import Difference, difference, mean_and_error
+from vardass.lab.store import PLAN_FILE, read_records
+
+__all__ = [
+    "ALGORITHMS",
+    "OURS",
+    "SAMPLERS",
+    "UNIFORM",
+    "Cell",
+    "DataResults",
+    "Gain",
+    "Label",
+    "best_of",
+    "collect",
+    "current_records",
+    "number",
+]
+
+# names of algorithms and samplers in tables, in the order of the paper's
+ALGORITHMS = {
+    "erm": "ERM",
+    "dann": "DANN",
+    "cdan": "CDAN",
+    "cdan+sdat": "CDAN + SDAT",
+    "cdan+els": "CDAN + ELS",
+    "arm": "ARM",
+    "mcc": "MCC",
+    "coral": "CORAL",
+    "mmd": "MMD",
+}
+SAMPLERS = {
+    "uniform": "Uniform random",
+    "uniform-replacement": "Uniform, with replacement",
+    "kmeans++": "k-means++",
+    "dpp": "DPP",
+    "kmeans-inputs": "k-means (inputs)",
+    "kmeans-features": "k-means (features)",
+    "vardass": "VaRDASS",
+    "stratified": "min-sum strata",
+    "ordered": "ordered",
+    "balanced": "balanced",
+    "swap-ordered": "swap-ordered (follow-up)",
+    "paired": "paired (follow-up)",
+}
+UNIFORM = ("uniform-replacement", "uniform")  # DomainBed and the paper draw with replacement
+OURS = ("vardass", "stratified", "ordered", "balanced")  # the samplers that Table 2 sets against other methods
+
+_METRICS = ("target_accuracy", "source_accuracy", "score", "mmd2", "coral")  # of ``Record.result``
+_TIE = 1e-9
+_PLACE = ["label", "task", "repeat"]  # has one chosen run
+
+FloatArray = NDArray[np.float64]
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is compared: an algorithm, a sampler, and the settings of the sweep's grid.
+
+    Labels are sorted as the paper's tables list them; unknown names come last, by name.
+
+    Attributes
+    ----------
+    algorithm, sampler : str
+        Names as in ``RunSpec.cell``; labels of the user's own are kept as they are.
+    grid : tuple of (str, value)
+        Further settings, by name.
+    """
+
+    algorithm: str
+    sampler: str
+    grid: tuple[tuple[str, Scalar], ...] = ()
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Label:
+        """The label of a run."""
+        cell, config = spec.cell, spec.config
+        algorithm = cell.get("algorithm", config.get("algorithm", "unknown"))
+        sampler = cell.get("sampler", config.get("sampler", "unknown"))
+        grid = sorted((name, _scalar(value)) for name, value in cell.items() if name not in ("algorithm", "sampler"))
+        return cls(_known(str(algorithm), ALGORITHMS), _known(str(sampler), SAMPLERS), tuple(grid))
+
+    @property
+    def algorithm_name(self) -> str:
+        """The algorithm, as tables call it."""
+        return ALGORITHMS.get(self.algorithm, self.algorithm)
+
+    @property
+    def sampler_name(self) -> str:
+        """The sampler, as tables call it."""
+        return SAMPLERS.get(self.sampler, self.sampler)
+
+    @property
+    def row_name(self) -> str:
+        """Sampler and settings, as tables call them."""
+        return self._with_settings(self.sampler_name)
+
+    @property
+    def method_name(self) -> str:
+        """Algorithm, then the sampler unless it is uniform, then settings."""
+        base = self.algorithm_name
+        return self._with_settings(base if self.sampler == "uniform" else f"{base} + {self.sampler_name}")
+
+    def setting(self, name: str) -> Scalar:
+        """Value of a setting of the grid; None if it is not part of it."""
+        return dict(self.grid).get(name)
+
+    def without(self, name: str) -> Label:
+        """The label without one setting of the grid."""
+        return replace(self, grid=tuple(pair for pair in self.grid if pair[0] != name))
+
+    def under(self, algorithm: str) -> Label:
+        """The same sampler and settings with another algorithm; the empty one stands for the row of a sampler."""
+        return replace(self, algorithm=algorithm)
+
+    def __lt__(self, other: Label) -> bool:
+        return self._order() < other._order()
+
+    def _order(self) -> tuple[Any, ...]:
+        grid = tuple((name, *_sortable(value)) for name, value in self.grid)
+        return (*_place(self.algorithm, ALGORITHMS), *_place(self.sampler, SAMPLERS), grid)
+
+    def _with_settings(self, name: str) -> str:
+        return ", ".join([name, *(f"{setting}={value}" for setting, value in self.grid)])
+
+
+def _known(given: str, names: Mapping[str, str]) -> str:
+    # a label such as "MMD" means the algorithm of that name
+    lowered = given.strip().lower()
+    if lowered in names:
+        return lowered
+    return next((name for name, shown in names.items() if shown.lower() == lowered), given)
+
+
+def _scalar(value: Any) -> Scalar:
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value, sort_keys=True)
+
+
+def _sortable(value: Scalar) -> tuple[int, float, str]:
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+
+
+def _place(name: str, names: Mapping[str, str]) -> tuple[int, str]:
+    return (list(names).index(name) if name in names else len(names), name)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table.
+
+    Attributes
+    ----------
+    mean : float or None
+        None if no repeat has a value.
+    stderr : float or None
+        Standard error of the mean; None if it is unknown, as it is from a single repeat.
+    repeats, expected : int
+        Repeats (or runs) that the mean is over, and how many there should be.
+    runs, expected_runs, failed : int
+        Finished runs of the search behind it, how many there should be, and how many failed.
+    tasks, expected_tasks : int
+        Tasks that the mean is over, and how many there should be.
+    """
+
+    mean: float | None
+    stderr: float | None
+    repeats: int
+    expected: int
+    runs: int = 0
+    expected_runs: int = 0
+    failed: int = 0
+    tasks: int = 1
+    expected_tasks: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be compared: it has all tasks and repeats, and no run of a search is still to come.
+
+        A run of a search that failed is an outcome of the search, not a gap.
+        """
+        averaged = self.repeats >= self.expected > 0 and self.tasks >= self.expected_tasks
+        return averaged and self.runs + self.failed >= self.expected_runs
+
+    @property
+    def mark(self) -> str:
+        """What is missing, such as ``(2/3)`` repeats, ``(1/4 tasks)`` or ``(9/10 runs)``; empty if nothing is."""
+        if self.repeats < self.expected:
+            return f"({self.repeats}/{self.expected})"
+        if self.tasks < self.expected_tasks:
+            return f"({self.tasks}/{self.expected_tasks} tasks)"
+        return "" if self.runs >= self.expected_runs else f"({self.runs}/{self.expected_runs} runs)"
+
+
+Key = TypeVar("Key")
+
+
+def best_of(cells: Mapping[Key, Cell | None], *, decimals: int = 1, lowest: bool = False) -> set[Key]:
+    """Those with the best mean, at the decimals that are shown.
+
+    Only whole cells compete, and one alone is not best.
+    """
+    found = {
+        key: round(-cell.mean if lowest else cell.mean, decimals)
+        for key, cell in cells.items()
+        if cell is not None and cell.mean is not None and cell.whole
+    }
+    return {key for key, mean in found.items() if len(found) > 1 and mean == max(found.values())}
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One label against another in the same repeats.
+
+    Attributes
+    ----------
+    cell : Cell
+        The mean difference.
+    result : Difference
+        What the repeats say about it; nothing unless both labels are whole.
+    wins, ties, losses : int
+        On tasks and repeats that both have.
+    whole : bool
+        Whether both labels are.
+    """
+
+    cell: Cell
+    result: Difference
+    wins: int
+    ties: int
+    losses: int
+    whole: bool
+
+    @property
+    def pairs(self) -> int:
+        """Tasks and repeats that both have."""
+        return self.wins + self.ties + self.losses
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for all that is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+class DataResults:
+    """All runs of one data set, with the chosen run of each label, task and repeat.
+
+    Attributes
+    ----------
+    name, dataset : str
+        What tables call the data, and the loader's name.
+    labels : tuple of Label
+        All that were run, also those whose runs all failed, in the order of the tables.
+    tasks, repeats, searches : tuple
+        All that were seen for any label: what a complete label has.
+    runs, finished : DataFrame
+        One row for each run: label, task, repeat, search, whether it finished, the numbers of its result, its seconds
+        and its record; and those that finished.
+    chosen : DataFrame
+        The finished run of each label, task and repeat with the greatest score; of equal ones that with the lowest
+        search number.
+    """
+
+    def __init__(self, name: str, runs: pd.DataFrame) -> None:
+        self.name = name
+        self.dataset = str(runs["record"].iloc[0].spec.dataset)
+        self.labels: tuple[Label, ...] = tuple(sorted(runs["label"].unique()))
+        self.tasks: tuple[str, ...] = tuple(runs["task"].unique())
+        self.repeats: tuple[int, ...] = tuple(sorted(runs["repeat"].unique()))
+        self.searches: tuple[int, ...] = tuple(sorted(runs["search"].unique()))
+        self.runs = runs
+        self.finished = runs[runs["finished"]]
+        ranked = self.finished.sort_values(["score", "search"], ascending=[False, True], na_position="last")
+        self.chosen = ranked.drop_duplicates(_PLACE).sort_index()
+        self._values: dict[str, dict[Label, FloatArray]] = {}
+
+    def values(self, label: Label, metric: str = "target_accuracy") -> FloatArray:
+        """A number of the chosen runs' results, of shape (repeats, tasks); NaN where there is none."""
+        if metric not in self._values:
+            found = np.full((len(self.labels), len(self.repeats), len(self.tasks)), np.nan)
+            axes = {"label": self.labels, "repeat": self.repeats, "task": self.tasks}
+            places = (pd.Index(seen).get_indexer(pd.Index(self.chosen[axis])) for axis, seen in axes.items())
+            found[tuple(places)] = self.chosen[metric]
+            self._values[metric] = dict(zip(self.labels, found))
+        return self._values[metric][label]
+
+    @cached_property
+    def _runs_of(self) -> dict[bool, Counter[tuple[Label, str]]]:
+        """How many runs of each label and task finished (True) and failed (False)."""
+        places = list(zip(self.runs["label"], self.runs["task"], self.runs["finished"]))
+        return {kind: Counter(place[:2] for place in places if place[2] == kind) for kind in (True, False)}
+
+    def reference(self, label: Label, sampler: str) -> Label | None:
+        """The label with another sampler and the same settings (or none, where a sampler has no use for them).
+
+        Uniform batches are those with replacement, as in the paper, where both kinds were run.
+        """
+        samplers = UNIFORM if sampler == "uniform" else (sampler,)
+        candidates = (Label(label.algorithm, name, grid) for grid in (label.grid, ()) for name in samplers)
+        return next((candidate for candidate in candidates if candidate in self.labels), None)
+
+    def cell(
+        self, label: Label, *, task: str | None = None, metric: str = "target_accuracy", scale: float = 1.0
+    ) -> Cell:
+        """Mean over tasks within a repeat first, then mean and standard error over repeats.
+
+        Tasks that the label has no value of at all are left out, which the cell's mark says. A repeat that lacks one
+        of the others does not count, so that no two repeats are over different tasks.
+
+        Parameters
+        ----------
+        label : Label
+            What to average.
+        task : str, optional
+            The only task that counts; by default all.
+        metric : str
+            Name of the number in ``Record.result``.
+        scale : float
+            Factor of all numbers, such as 100 for percent.
+        """
+        tasks = self.tasks if task is None else (task,)
+        values = self.values(label, metric)[:, [self.tasks.index(name) for name in tasks]]
+        finished, failed = (sum(self._runs_of[kind][label, name] for name in tasks) for kind in (True, False))
+        means, seen = _repeat_means(scale * values)
+        expected_runs = len(tasks) * len(self.repeats) * len(self.searches)
+        counts = (len(means), len(self.repeats), finished, expected_runs, failed, seen, len(tasks))
+        return Cell(*mean_and_error(means), *counts)
+
+    def gain(
+        self,
+        label: Label,
+        reference: Label,
+        *,
+        metric: str = "target_accuracy",
+        scale: float = 100.0,
+        log: bool = False,
+        margin: float = 1.0,
+    ) -> Gain:
+        """How much more a label has than another, by the same average over the tasks and repeats that both have.
+
+        Parameters
+        ----------
+        label, reference : Label
+            Whose difference it is.
+        metric, scale
+            See `cell`; by default accuracy in points.
+        log : bool
+            Whether ratios count, as differences of natural logarithms.
+        margin : float
+            Difference that does not matter in practice, see `difference`.
+        """
+        one, other = self.values(label, metric), self.values(reference, metric)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            differences = scale * (np.log(one) - np.log(other) if log else one - other)
+        differences[~np.isfinite(differences)] = np.nan
+        means, seen = _repeat_means(differences)
+        cell = Cell(*mean_and_error(means), len(means), len(self.repeats), tasks=seen, expected_tasks=len(self.tasks))
+        whole = cell.whole and all(self.cell(one, metric=metric).whole for one in (label, reference))
+        wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
+        return Gain(
+            cell=cell,
+            result=difference(means if whole else [], margin=margin),
+            wins=wins,
+            ties=int(np.isfinite(differences).sum()) - wins - losses,
+            losses=losses,
+            whole=whole,
+        )
+
+    def best(self, algorithm: str) -> set[Label]:
+        """The samplers of an algorithm with the highest target accuracy; none for ERM, which is not compared."""
+        own = [label for label in self.labels if label.algorithm == algorithm and algorithm != "erm"]
+        return best_of({label: self.cell(label, scale=100) for label in own})
+
+
+def _repeat_means(values: FloatArray) -> tuple[FloatArray, int]:
+    """Means over the tasks (columns) of each repeat (row) that has all tasks seen, and the number of these tasks."""
+    seen = np.isfinite(values).any(axis=0)
+    means = values[:, seen].mean(axis=1) if seen.any() else np.empty(0)
+    return means[np.isfinite(means)], int(seen.sum())
+
+
+def collect(records: Iterable[Record]) -> dict[str, DataResults]:
+    """Choose the model of each label, task and repeat, by ``result["score"]`` alone, for each data set.
+
+    Target labels play no part: the score is what the run's validator gave. A run without a score is chosen only if
+    there is no other.
+
+    Parameters
+    ----------
+    records : iterable of Record
+        Of one sweep or several. Of two records of the same run a finished one counts.
+
+    Returns
+    -------
+    dict of str to DataResults
+        By the data's name, in the order in which they were first seen.
+
+    Raises
+    ------
+    InputError
+        If two different runs have the same data, task, cell, repeat and search number, as those of two sweeps with
+        different settings have: averages over both would mean nothing.
+    """
+    slots: dict[tuple[str, Label, str, int, int], Record] = {}
+    for record in records:
+        spec = record.spec
+        slot = (str(spec.data_name), Label.of(spec), str(spec.task), spec.repeat, spec.search)
+        before = slots.setdefault(slot, record)
+        _check_same(before, record)
+        if record.status == "finished" and before.status != "finished":
+            slots[slot] = record
+    rows = [
+        (
+            *slot,
+            record.status == "finished",
+            *(number(record.result.get(name)) for name in _METRICS),
+            record.wall,
+            record,
+        )
+        for slot, record in slots.items()
+    ]
+    columns = ["data", *_PLACE, "search", "finished", *_METRICS, "wall", "record"]
+    frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_METRICS, float))
+    return {str(name): DataResults(str(name), runs) for name, runs in frame.groupby("data", sort=False)}
+
+
+def _check_same(one: Record, other: Record) -> None:
+    if one is other or one.run_id == other.run_id:
+        return
+    spec, differing = one.spec, []
+    for field, value in spec.to_dict().items():
+        found = getattr(other.spec, field)
+        if field == "config":
+            differing += [name for name in {**value, **found} if value.get(name) != found.get(name)]
+        elif value != found and field != "root":
+            differing.append(field)
+    raise InputError(
+        f"runs {one.run_id} and {other.run_id} are both {spec.data_name}, {spec.task}, {Label.of(spec).method_name}, "
+        f"repeat {spec.repeat}, search {spec.search}, but differ in {', '.join(sorted(differing))}; "
+        "make tables of one sweep at a time, or give the data of each sweep its own name"
+    )
+
+
+def current_records(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
+    """Records of a sweep, and how many were left out because a run of the present sweep took their place.
+
+    Sweeps that share a folder add up. If one was changed and run again, two runs may have the same data, task, cell,
+    repeat and number of the search: then those that ``plan.json`` names count.
+
+    Parameters
+    ----------
+    path : path
+        See `read_records`.
+    """
+    records = read_records(path)
+    plan = read_json(Path(path) / PLAN_FILE) if Path(path).is_dir() else {}
+    planned = set(plan.get("runs") or ())
+    places: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        spec = record.spec
+        place = [spec.data_name, spec.task, spec.cell, spec.repeat, spec.search]
+        places[json.dumps(place, sort_keys=True)].append(record)
+    kept = []
+    for rivals in places.values():
+        present = [record for record in rivals if record.run_id in planned]
+        kept += present if len(rivals) > 1 and present else rivals
+    return kept, len(records) - len(kept)

@@ -1,0 +1,282 @@
+"""What a page shows, as values for its template."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from vardass.lab.averages import Cell, DataResults, Label, collect
+from vardass.lab.page.curves import (
+    MOST_CURVES,
+    MOST_POINTS,
+    PARTS,
+    colour_of,
+    curve_content,
+    mean_seconds,
+    sampler_places,
+    short,
+)
+from vardass.lab.page.reading import Found, Unfinished
+from vardass.lab.record import Record
+from vardass.lab.tables import POINTS, compare_samplers
+
+__all__ = ["duration", "page_content"]
+
+_MOST_FAILURES = 200
+_MOST_VALUES = 8  # of one setting that are listed
+_LONGEST = 400  # characters of an error
+_MEANS = {"source_accuracy": 100.0, "mmd2": 1.0, "coral": 1.0, "wall": 1.0}  # of the chosen runs, with their scale
+
+
+def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: datetime | None = None) -> dict[str, Any]:
+    """Everything on a page, by the names that ``page.html`` has for it.
+
+    Parameters
+    ----------
+    found : Found
+        See `read_folder`.
+    strata : dict, optional
+        See `strata_content`; None leaves the picture out.
+    now : datetime, optional
+        When the page is made.
+    """
+    records = found.records
+    results = collect(records)
+    curves, seconds, gains = curve_content(results), mean_seconds(results), _gains(results)
+    failures: list[tuple[Any, str]] = [_failure(record) for record in records if record.status != "finished"]
+    failures += [(_cut(entry.name), f"under way or interrupted, {_where(entry)}") for entry in found.unfinished]
+    rows = [row for data in results.values() for row in _summary(data)]
+    return {
+        "title": _title(found),
+        "subtitle": _subtitle(found),
+        "facts": _facts(found, now or datetime.now(UTC)),
+        "grid": list(dict.fromkeys(name for row in rows for name, _ in row["label"].grid)),
+        "rows": rows,
+        "score_name": "R²" if _is_regression(found) else "accuracy",
+        "measured": {name for row in rows for name in ("gain", *_MEANS) if _is_known(row[name])},
+        "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
+        "failures": failures[:_MOST_FAILURES],
+        "failures_left_out": max(0, len(failures) - _MOST_FAILURES),
+        "gained": bool(gains),
+        "trained": bool(curves["series"] or seconds),
+        "settings": _settings([record.spec.config for record in records]),
+        "environment": _settings([{"vardass": record.version, **record.environment} for record in records]),
+        "about_data": _settings([{name: value for name, value in (found.data or {}).items() if name != "scale"}]),
+        "specification": found.specification,
+        "notes": {"summary": _summary_note(found), "curves": _curves_note(found, curves)},
+        "strata": strata,
+        "data": {
+            "curves": curves,
+            "gains": gains,
+            "margin": POINTS,
+            "seconds": seconds,
+            "parts": PARTS,
+            "strata": strata,
+        },
+    }
+
+
+def _summary(data: DataResults) -> list[dict[str, Any]]:
+    """One row for each cell of a data set; numbers that were not measured are None."""
+    means = data.chosen.groupby("label")[list(_MEANS)].mean()
+    best = set().union(*map(data.best, {label.algorithm for label in data.labels}))
+    rows = []
+    for label in data.labels:
+        accuracy = data.cell(label, scale=100)
+        reference = data.reference(label, "uniform")
+        gain = None if reference is None or reference == label else data.gain(label, reference)
+        row: dict[str, Any] = {
+            "data": data.name,
+            "label": label,
+            "accuracy": accuracy,
+            "gain": Cell(None, None, 0, 0) if gain is None else gain.cell,
+            "best": label in best,
+            "finished": accuracy.runs,
+            "failed": accuracy.failed,
+            "expected": accuracy.expected_runs,
+        }
+        for name, scale in _MEANS.items():
+            mean = float(means[name].get(label, math.nan))
+            row[name] = None if math.isnan(mean) else scale * mean
+        rows.append(row)
+    return rows
+
+
+def _gains(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
+    """Gains over uniform batches with their intervals, for the picture of them."""
+    places = sampler_places(results)
+    rows = []
+    for one in compare_samplers(results, ["uniform"]):
+        cell, result = one.gain.cell, one.gain.result
+        if cell.mean is not None:
+            numbers = {"mean": cell.mean, "stderr": cell.stderr, "low": result.low, "high": result.high}
+            rows.append(
+                {
+                    "data": one.data,
+                    "algorithm": one.label.algorithm_name,
+                    "label": one.label.row_name,
+                    "reference": one.reference.row_name,
+                    "colour": colour_of(places[one.label.sampler]),
+                    "mark": "" if one.gain.whole else cell.mark or "(incomplete)",
+                    "shown": one.verdict(f"within {POINTS:g} point"),
+                    **{name: short(value) for name, value in numbers.items()},
+                }
+            )
+    return rows
+
+
+def _is_known(value: float | Cell | None) -> bool:
+    return (value.mean if isinstance(value, Cell) else value) is not None
+
+
+def _by_task(data: DataResults) -> dict[str, Any]:
+    """Target accuracy of each cell in each task, mean and standard error over repeats."""
+    rows = [(label, [data.cell(label, task=task, scale=100) for task in data.tasks]) for label in data.labels]
+    return {"data": data.name, "tasks": data.tasks, "rows": rows}
+
+
+def _title(found: Found) -> str:
+    if found.kind == "run":
+        spec = found.records[0].spec
+        return f"{spec.data_name}: {spec.task}" if spec.task else spec.data_name
+    for line in (found.specification or "").splitlines():
+        if line.startswith("name:"):
+            return line.partition(":")[2].partition(" #")[0].strip().strip("\"'") or found.folder.resolve().name
+    return found.folder.resolve().name
+
+
+def _subtitle(found: Found) -> str:
+    specs = [record.spec for record in found.records]
+    if found.kind == "run":
+        cell = Label.of(specs[0])
+        return f"One run: {cell.algorithm_name} with {cell.sampler_name} batches"
+    data = list(dict.fromkeys(spec.data_name for spec in specs))
+    counts = [
+        _count(data, "data set"),
+        _count({(spec.data_name, spec.task) for spec in specs}, "task"),
+        _count({str(spec.cell.get("algorithm")) for spec in specs}, "algorithm"),
+        _count({str(spec.cell.get("sampler")) for spec in specs}, "sampler"),
+        _count({spec.repeat for spec in specs}, "repeat"),
+    ]
+    searches = {spec.search for spec in specs}
+    if len(searches) > 1:
+        counts.append(f"{len(searches)} draws of hyper-parameters")
+    return ", ".join(counts) if specs else "No run has ended yet"
+
+
+def _count(values: Iterable[Any], name: str) -> str:
+    count = len(list(values))
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def _facts(found: Found, now: datetime) -> list[tuple[str, str]]:
+    if found.kind == "run":
+        facts = [("state", _where(found.unfinished[0]) if found.unfinished else "finished")]
+    else:
+        statuses = [record.status for record in found.records]
+        facts = [(status, f"{statuses.count(status):,}") for status in ("finished", "failed")]
+        if found.unfinished:
+            facts.append(("under way or interrupted", f"{len(found.unfinished):,}"))
+        if found.planned is not None:
+            facts.append(("planned", f"{found.planned:,}"))
+    wall = sum(record.wall for record in found.records)
+    facts.append(("time" if found.kind == "run" else "time of all runs", duration(wall)))
+    if found.written is not None:
+        facts.append(("last result", f"{found.written:%Y-%m-%d %H:%M} UTC"))
+    facts.append(("page made", f"{now:%Y-%m-%d %H:%M} UTC"))
+    return facts
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
+
+
+def _failure(record: Record) -> tuple[tuple[str, ...], str]:
+    spec, label = record.spec, Label.of(record.spec)
+    where = spec.data_name, spec.task, label.algorithm_name, label.row_name, str(spec.repeat), str(spec.search)
+    tries = f" (started {record.attempts} times)" if record.attempts > 1 else ""
+    return where, _cut(record.error or "no message") + tries
+
+
+def _where(entry: Unfinished) -> str:
+    if entry.step is None:
+        return "before its first evaluation"
+    return f"at step {entry.step:,}" + ("" if entry.steps is None else f" of {entry.steps:,}")
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _settings(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each name with its values in the runs, those that differ first; without those that say nothing."""
+    values: dict[str, dict[str, None]] = {}
+    for one in found:
+        for name, value in one.items():
+            values.setdefault(str(name), {})[value if isinstance(value, str) else _plain(value)] = None
+    settings = []
+    for name, texts in values.items():
+        listed = ", ".join(map(_cut, sorted(texts, key=_order)))
+        if len(texts) > _MOST_VALUES:
+            first, *_, last = sorted(texts, key=_order)
+            listed = f"{len(texts):,} values, from {_cut(first)} to {_cut(last)}"
+        if listed not in ("", "null"):
+            settings.append({"name": name, "values": listed, "same": len(texts) == 1})
+    return sorted(settings, key=lambda setting: setting["same"])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _order(text: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(text), text
+    except ValueError:
+        return 1, 0.0, text
+
+
+def _is_regression(found: Found) -> bool:
+    return any(record.spec.config.get("regression") for record in found.records)
+
+
+def _summary_note(found: Found) -> str:
+    if found.kind == "run":
+        by = "No other number uses target labels."
+        if found.records[0].spec.config.get("selection") == "oracle":
+            by = "The model was chosen by target labels (oracle): for comparison only."
+        score = "R²" if _is_regression(found) else "Accuracy"
+        return f"{score} on the target as the run's report has it. {by}"
+    return (
+        "Of each search the run with the best score counts; scores do not look at target labels unless the selection "
+        "is oracle. Accuracy is the mean over tasks, then over repeats, ± the standard error over repeats. The gain is "
+        "over uniform batches in the same repeat, drawn with replacement where that was run. A row that lacks tasks or "
+        "repeats is marked (n/N) and never best. Other columns are means over the chosen runs."
+    )
+
+
+def _curves_note(found: Found, curves: Mapping[str, Any]) -> str:
+    parts = []
+    if found.kind == "sweep":
+        kept, chosen = len(curves["series"]), curves["chosen"]
+        parts.append(
+            f"Curves of the best run of each task, cell and repeat: {kept:,} of {len(found.records):,} runs are in "
+            "this page."
+        )
+        if chosen > kept:
+            parts.append(f"Of {chosen:,} such runs the first {MOST_CURVES:,} by repeat were taken.")
+        parts.append("Lines are means over these runs; the shade goes from the smallest to the largest.")
+    if curves["thinned"]:
+        parts.append(f"Longer curves are thinned to {MOST_POINTS} points.")
+    if curves["score_is_source_accuracy"]:
+        parts.append("The score that chooses the model is the source accuracy.")
+    return " ".join(parts)

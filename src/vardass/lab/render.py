@@ -1,0 +1,308 @@
+"""A table as data, and as aligned text, Markdown, LaTeX or CSV.
+
+Names come from files, so each format quotes what it must; the writers of pandas do not.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vardass.errors import InputError
+from vardass.lab.averages import Cell, Label
+
+__all__ = ["FORMATS", "Entry", "PValue", "Row", "Table", "entry_mean", "entry_text", "render"]
+
+
+@dataclass(frozen=True)
+class PValue:
+    """A probability, shown to three decimals."""
+
+    p: float
+
+
+Entry = Cell | PValue | float | str | None  # with and without an error, text, nothing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what it is called in its place, its entries, and what it is called by itself (default: the same)."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    full_name: str = ""
+    block: int = 0  # a line is drawn between blocks
+    label: Label | None = None  # what it is about, of samplers without the algorithm
+
+    @property
+    def own_name(self) -> str:
+        """Name that needs no other row to be understood."""
+        return self.full_name or self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and columns of entries.
+
+    Attributes
+    ----------
+    kind : str
+        Which table it is, such as ``"accuracy"``.
+    title, corner : str
+        Caption, and what the rows' names are.
+    columns : tuple of str
+        Names of the columns.
+    rows : tuple of Row
+        Without any, the notes say why.
+    decimals : tuple of int
+        For each column.
+    best : set of (row, column)
+        Entries that none is better than, at the decimals that are shown.
+    notes : tuple of str
+        Sentences below the table.
+    data : str or None
+        The data set, if it is a table of one.
+    """
+
+    kind: str
+    title: str
+    corner: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    decimals: tuple[int, ...] = ()
+    best: frozenset[tuple[int, int]] = frozenset()
+    notes: tuple[str, ...] = ()
+    data: str | None = None
+
+
+def entry_mean(entry: Entry) -> float | None:
+    """The number of an entry, if it has one."""
+    if isinstance(entry, Cell):
+        return entry.mean
+    return entry if isinstance(entry, float) else None
+
+
+_NOTHING = "–"
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
+    "[": "{[}",  # else it could be the option of a line break before it
+    "]": "{]}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "²": r"\textsuperscript{2}",
+}
+_MARKDOWN = {mark: f"\\{mark}" for mark in "\\`*_[]|~$#!"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_CSV_COLUMNS = ("table", "row", "column", "mean", "stderr", "repeats", "expected_repeats", "runs", "expected_runs")
+
+
+def render(tables: Sequence[Table], form: str = "text") -> str:
+    """All tables as one text that ends with a line break.
+
+    Parameters
+    ----------
+    tables : sequence of Table
+        See ``vardass.lab.tables.make_tables``.
+    form : {"text", "markdown", "latex", "csv"}
+        Best numbers are bold, in text they have a star. CSV has one line for each entry, with all digits.
+    """
+    if form not in FORMATS:
+        raise InputError(f"unknown format {form!r}; choose one of {', '.join(FORMATS)}")
+    return FORMATS[form](tables)
+
+
+def entry_text(entry: Entry, decimals: int = 1) -> str:
+    """An entry as people read it: ``78.3 ± 0.4``, with ``(3/5)`` if repeats are missing; an unknown error is a dash.
+
+    Examples
+    --------
+    >>> entry_text(Cell(78.32, None, 1, 5))
+    '78.3 ± – (1/5)'
+    """
+    if entry is None:
+        return _NOTHING
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, PValue):
+        return "< 0.001" if entry.p < 0.001 else f"{entry.p:.3f}"
+    if isinstance(entry, float):
+        return _fixed(entry, decimals)
+    text = _NOTHING
+    if entry.mean is not None:
+        error = _NOTHING if entry.stderr is None else f"{entry.stderr:.{decimals}f}"
+        text = f"{_fixed(entry.mean, decimals)} ± {error}"
+    return f"{text} {entry.mark}".rstrip()
+
+
+def _fixed(value: float, decimals: int) -> str:
+    text = f"{value:.{decimals}f}"
+    return text.removeprefix("-") if float(text) == 0 else text  # no minus zero
+
+
+def _plain(text: str) -> str:
+    """Without line breaks, control and invisible characters, which could move the cursor or hide text."""
+    kept = (" " if character.isspace() else character for character in text)
+    return "".join(character for character in kept if unicodedata.category(character)[0] != "C")
+
+
+def _cells(table: Table, quote: Callable[[str], str], bold: Callable[[str], str]) -> list[list[str]]:
+    """Header and rows, quoted, the best in bold."""
+    lines = [[quote(table.corner), *map(quote, table.columns)]]
+    for i, row in enumerate(table.rows):
+        line = [quote(row.name)]
+        for j, entry in enumerate(row.entries):
+            text = quote(entry_text(entry, table.decimals[j]))
+            line.append(bold(text) if (i, j) in table.best else text)
+        lines.append(line)
+    return lines
+
+
+def _text(tables: Sequence[Table]) -> str:
+    return "\n\n".join(_text_table(table) for table in tables) + "\n"
+
+
+def _text_table(table: Table) -> str:
+    if not table.rows:
+        return _plain(f"{table.title}: {'; '.join(table.notes)}")
+    lines = _cells(table, _plain, lambda text: f"{text}*")
+    widths = [max(map(_width, column)) for column in zip(*lines)]
+    shown = []
+    for place, line in enumerate(lines):
+        if place < 2 or _starts_block(table.rows, place - 1):
+            shown.append("-" * (sum(widths) + 2 * len(widths) - 2) if place else "")
+        padded = [cell + " " * (width - _width(cell)) for cell, width in zip(line, widths)]
+        shown.append("  ".join(padded).rstrip())
+    notes = ["*: best", *table.notes] if any(cell.endswith("*") for line in lines for cell in line) else table.notes
+    return "\n".join([_plain(table.title), *shown[1:], *(_plain(f"  {note}") for note in notes)])
+
+
+def _width(text: str) -> int:
+    return sum(
+        2 if unicodedata.east_asian_width(character) in "WF" else int(not unicodedata.combining(character))
+        for character in text
+    )
+
+
+def _starts_block(rows: Sequence[Row], place: int) -> bool:
+    return place > 0 and rows[place].block != rows[place - 1].block
+
+
+def _markdown(tables: Sequence[Table]) -> str:
+    return "\n\n".join(_markdown_table(table) for table in tables) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    title = f"**{_quote_markdown(table.title)}**"
+    notes = [_quote_markdown(note) for note in table.notes]
+    if not table.rows:
+        return f"{title}: {'; '.join(notes)}"
+    lines = [f"| {' | '.join(line)} |" for line in _cells(table, _quote_markdown, lambda text: f"**{text}**")]
+    rule = "|---|" + "---:|" * len(table.columns)
+    below = ["", "; ".join(notes)] if notes else []
+    return "\n".join([title, "", lines[0], rule, *lines[1:], *below])
+
+
+def _quote_markdown(text: str) -> str:
+    quoted = "".join(_MARKDOWN.get(character, character) for character in _plain(text))
+    return f"\\{quoted}" if quoted.startswith(("+ ", "- ")) else quoted
+
+
+def _latex(tables: Sequence[Table]) -> str:
+    return "% needs \\usepackage{booktabs} and, for quotation marks in names, T1 fonts\n" + "\n".join(
+        _latex_table(table) for table in tables
+    )
+
+
+def _latex_table(table: Table) -> str:
+    title = _quote_latex(table.title)
+    notes = "; ".join(_quote_latex(note) for note in table.notes)
+    if not table.rows:
+        return f"\\noindent {title}: {notes}\n"
+    lines = [f"{' & '.join(line)} \\\\" for line in _cells(table, _quote_latex, lambda text: f"\\textbf{{{text}}}")]
+    body = []
+    for place, line in enumerate(lines[1:]):
+        body += ["\\midrule", line] if _starts_block(table.rows, place) else [line]
+    return "\n".join(
+        [
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{title}}}",
+            f"\\begin{{tabular}}{{l{'c' * len(table.columns)}}}",
+            "\\toprule",
+            lines[0],
+            "\\midrule",
+            *body,
+            "\\bottomrule",
+            "\\end{tabular}",
+            *([f"\\par\\smallskip\\footnotesize {notes}"] if notes else []),
+            "\\end{table}",
+            "",
+        ]
+    )
+
+
+def _quote_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in _plain(text))
+
+
+def _csv(tables: Sequence[Table]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*_CSV_COLUMNS, "best", "text"])
+    for table in tables:
+        if not table.rows:
+            missing = "; ".join(table.notes)
+            writer.writerow([_quote_csv(table.title), *[""] * (len(_CSV_COLUMNS)), _quote_csv(missing)])
+        for i, row in enumerate(table.rows):
+            for j, entry in enumerate(row.entries):
+                names = [table.title, row.own_name, table.columns[j]]
+                best = "yes" if (i, j) in table.best else ""
+                text = entry_text(entry, table.decimals[j])
+                writer.writerow([*map(_quote_csv, names), *_numbers(entry), best, _quote_csv(text)])
+    return stream.getvalue()
+
+
+def _numbers(entry: Entry) -> list[float | int | None]:
+    if isinstance(entry, Cell):
+        return [entry.mean, entry.stderr, entry.repeats, entry.expected, entry.runs, entry.expected_runs]
+    number = entry.p if isinstance(entry, PValue) else entry
+    return [number if isinstance(number, float) else None, *[None] * 5]
+
+
+def _quote_csv(text: str) -> str:
+    """Keep spreadsheets from running a name as a formula."""
+    plain = _plain(text).strip()
+    if plain.startswith(("=", "+", "-", "@")) and not _is_number(plain):
+        return f"'{plain}"
+    return plain
+
+
+def _is_number(text: str) -> bool:
+    # 78.3 ± 0.4 counts too: a spreadsheet takes it as text
+    head = text.split(" ± ")[0]
+    return head[:1] in "+-" and head[1:].replace(".", "", 1).isdecimal()
+
+
+FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
+    "text": _text,
+    "markdown": _markdown,
+    "latex": _latex,
+    "csv": _csv,
+}

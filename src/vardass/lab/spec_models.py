@@ -1,0 +1,470 @@
+"""What a sweep's file may say: the checks of its content, their messages and a schema for editors, from one source.
+
+Settings of runs are checked by ``RunConfig``, options by what they belong to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from vardass.adapt.algorithms import algorithm_options
+from vardass.adapt.config import Count, CountFromZero, RunConfig
+from vardass.data.registry import DATASETS, find_dataset
+from vardass.errors import InputError
+from vardass.lab.search import SPACE_NAMES, Distribution
+from vardass.lab.yaml_file import Entry, as_mapping, at
+from vardass.validate import check_number, choose, unknown
+
+__all__ = ["AlgorithmPart", "DataPart", "Part", "SamplerPart", "Search", "Space", "Specification", "full_name"]
+
+_OPTIONS = ("algorithm_options", "network_options")
+_GRID_OPTIONS = (*_OPTIONS, "sampler_options")
+_ELSEWHERE = {
+    "algorithm": "list them under algorithms",
+    "sampler": "list them under samplers",
+    "seed": "give seed at the top of the file; each run's is made from it",
+    "regression": "tables of a sweep hold accuracies of classes; use vardass adapt or train --regression",
+    "sampler_options": "give them as options of the sampler, under samplers, or under grid",
+}
+
+
+# --- settings under one set of names: options have a dot, and ``penalty`` is short for that of the algorithm ---
+
+
+def full_name(key: str, groups: Sequence[str] = _GRID_OPTIONS) -> str:
+    """``key`` as a setting's full name; an InputError with the nearest if there is none."""
+    key = {"penalty": "algorithm_options.penalty", "optimizer": "optimiser"}.get(key, key)
+    group, dot, option = key.partition(".")
+    if dot and group in groups and option:
+        return key
+    if group in _ELSEWHERE:
+        raise InputError(f"{key} cannot be set here; {_ELSEWHERE[group]}")
+    known = [name for name in RunConfig.model_fields if name not in (*_ELSEWHERE, *_OPTIONS)]
+    if key not in known:
+        raise unknown("setting", key, [*known, "penalty", *(f"{group}.*" for group in groups)])
+    return key
+
+
+def flatten(content: Any, groups: Sequence[str] = _OPTIONS) -> Iterator[tuple[str, str, Any]]:
+    """Each setting as it is written, its full name and its value; mappings of options become settings with a dot."""
+    seen = set()
+    for key, value in as_mapping(content).items():
+        with at(key):
+            inner = as_mapping(value).items() if key in groups else [("", value)]
+        for name, each in inner:
+            written = f"{key}.{name}" if name else key
+            full = full_name(written, groups)
+            if full in seen:
+                raise InputError(f"gives {full} twice; write it once")
+            seen.add(full)
+            yield written, full, each
+
+
+def check_setting(name: str, value: Any) -> Any:
+    """``value`` as the run has it, if a run can have it; options are checked with their owner."""
+    if "." in name:
+        return value
+    if name == "refresh_options":  # what they may be depends on the policy: checked when all is known
+        return as_mapping(value)
+    given: dict[str, Any] = {name: value}
+    return getattr(RunConfig(**given), name)
+
+
+def _settings(given: Any) -> dict[str, Any]:
+    found = {}
+    for written, full, value in flatten(given):
+        with at(written):
+            found[full] = check_setting(full, value)
+    return found
+
+
+def _grid(given: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for written, full, values in flatten(given, _GRID_OPTIONS):
+        with at(written):
+            if not isinstance(values, list) or not values:
+                raise InputError(f"must be a list of values to compare, got {values!r}; write it as [10, 100]")
+            found[written] = []
+            for index, value in enumerate(values):
+                with at(index):
+                    if not isinstance(value, str | int | float):
+                        raise InputError(f"must be a text or a number, got {value!r}")
+                    checked = check_setting(full, value)
+                    if checked in found[written]:
+                        raise InputError(f"is {value!r}, which is there already; remove it")
+                    found[written].append(checked)
+    return found
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise InputError(f"must be a text, got {given!r}; put it in quotes if it is one")
+    return given
+
+
+def _list(given: Any) -> list[Any]:
+    """A list with entries; a single text or mapping stands for a list of one."""
+    if isinstance(given, str | Mapping):
+        return [given]
+    if not isinstance(given, list):
+        raise InputError(f"must be a list, got {given!r}; write it as [a, b]")
+    if not given:
+        raise InputError("is an empty list; give at least one entry")
+    return given
+
+
+def _task(given: Any) -> str:
+    # the tasks of humpbacks may be given by position
+    return str(given) if isinstance(given, int) and not isinstance(given, bool) else _text(given)
+
+
+def _share(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 < given <= 1.0:
+        raise InputError(f"must be a number above 0 and at most 1, got {given!r}; 0.5 is usual")
+    return float(given)
+
+
+def _first(given: Any) -> Any:
+    return choose(given, "choice", ("defaults", "random"))
+
+
+def _settings_schema() -> dict[str, Any]:
+    """RunConfig's settings, for editors."""
+    known = RunConfig.model_json_schema()["properties"]
+    return {
+        "type": "object",
+        "properties": {name: entry for name, entry in known.items() if name not in _ELSEWHERE} | {"penalty": {}},
+        "patternProperties": {rf"^({'|'.join(_OPTIONS)})\.": {}},
+        "additionalProperties": False,
+    }
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Options = Annotated[dict[str, Any], BeforeValidator(as_mapping)]
+Settings = Annotated[dict[str, Any], BeforeValidator(_settings), WithJsonSchema(_settings_schema())]
+
+
+# --- the parts of a file ---
+
+
+class Space(Entry):
+    """Settings to search, each with its distribution; a text is the name of a space."""
+
+    model_config = ConfigDict(extra="allow")
+    short: ClassVar[str] = "like"
+    __pydantic_extra__: dict[str, Distribution] = Field(init=False)
+
+    like: Annotated[str, AfterValidator(lambda name: choose(name, "space", SPACE_NAMES))] | None = Field(
+        default=None, description=f"Named space that is searched where nothing else is said: {', '.join(SPACE_NAMES)}."
+    )
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Give each setting its full name."""
+        found = {"like": given.pop("like")} if "like" in given else {}
+        for _, full, each in flatten(given):
+            if not isinstance(each, Mapping | Distribution):
+                with at(full):
+                    raise InputError(
+                        f"must be a distribution such as {{log10_uniform: [-5, -3.5]}}, got {each!r}; a value that is "
+                        "not searched belongs under settings"
+                    )
+            found[full] = each
+        return found
+
+    @model_validator(mode="after")
+    def _values_can_be_used(self) -> Space:
+        for name, distribution in self.distributions.items():
+            with at(name):
+                for value in distribution.extremes():
+                    check_setting(name, value)
+        return self
+
+    @property
+    def distributions(self) -> dict[str, Distribution]:
+        """By the full names of settings."""
+        return self.__pydantic_extra__
+
+
+class Part(Entry):
+    """What data, algorithms and samplers have in common: settings that count for their runs."""
+
+    space_key: ClassVar[str] = "space"
+
+    settings: Settings = Field(default_factory=dict, description="Settings of these runs, see RunConfig.")
+    _place: str = PrivateAttr("")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is fixed, by the full names of settings."""
+        return self.settings
+
+    @property
+    def searched(self) -> Space:
+        """What is searched."""
+        return getattr(self, "space", None) or Space()
+
+    @property
+    def place(self) -> str:
+        """Place in the file, for messages."""
+        return self._place
+
+    @model_validator(mode="after")
+    def _said_once(self) -> Part:
+        for name in self.searched.distributions:
+            if name in self.values:
+                raise InputError(
+                    f"{self.space_key} searches {name}, which is fixed beside it to {self.values[name]!r}; remove one "
+                    "of them"
+                )
+        return self
+
+
+class _Owner(Part):
+    """An algorithm or a sampler: its options are settings with a dot."""
+
+    short: ClassVar[str] = "name"
+    group: ClassVar[str]
+
+    name: Text = Field(description="write the entry as a text, or as {name: ..., options: {...}}")
+    label: Text = Field(default="", description="Name in tables, by default the name.")
+    options: Options = Field(default_factory=dict, description="Options of the algorithm or sampler.")
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Label it by its name."""
+        super().prepare(given)
+        return {"label": given["name"], **given} if "name" in given else given
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Settings and options, by full names."""
+        return {**self.settings, **{f"{self.group}.{name}": value for name, value in self.options.items()}}
+
+    @model_validator(mode="after")
+    def _options_once(self) -> _Owner:
+        for name in self.options:
+            if f"{self.group}.{name}" in self.settings:
+                raise InputError(f"has {name} in options and in settings; give it once")
+        return self
+
+
+class SamplerPart(_Owner):
+    """A sampler with its options."""
+
+    group: ClassVar[str] = "sampler_options"
+
+    @field_validator("name")
+    @classmethod
+    def _known_name(cls, name: str) -> str:
+        return RunConfig(sampler=name).sampler
+
+
+def _different_labels(parts: list[SamplerPart]) -> list[SamplerPart]:
+    seen = set()
+    for index, part in enumerate(parts):
+        if part.label in seen:
+            with at(index):
+                raise InputError(f"has the label {part.label!r} once more; remove it, or give it another label")
+        seen.add(part.label)
+    return parts
+
+
+Samplers = Annotated[list[SamplerPart], BeforeValidator(_list), AfterValidator(_different_labels)]
+
+
+class AlgorithmPart(_Owner):
+    """An algorithm with its options and the samplers that serve it."""
+
+    group: ClassVar[str] = "algorithm_options"
+
+    space: Space | None = Field(default=None, description="What is searched for this algorithm.")
+    samplers: Samplers = Field(
+        description="the file has none either; add 'samplers: [uniform, vardass]', or labels of the sweep's samplers"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _known_name(cls, name: str) -> str:
+        algorithm_options(name)  # says so if the name is unknown
+        return name
+
+    @model_validator(mode="after")
+    def _options_known(self) -> AlgorithmPart:
+        known = algorithm_options(self.name)
+        for name in (*self.values, *self.searched.distributions):
+            group, _, option = name.partition(".")
+            if group == "algorithm_options" and option not in known:
+                raise unknown(f"option of algorithm {self.name!r}:", option, known)
+        return self
+
+
+class DataPart(Part):
+    """Tasks of a data set that share settings."""
+
+    short: ClassVar[str] = "dataset"
+
+    dataset: Text = Field(description=f"name one of {', '.join(DATASETS)}")
+    name: Text = Field(default="", description="Name in tables, by default that of the data set.")
+    root: Text | None = Field(
+        default=None, description="Folder of the files; a relative one begins at the file's folder."
+    )
+    tasks: Annotated[list[Annotated[str, BeforeValidator(_task)]], BeforeValidator(_list)] = Field(
+        default=["all"], description="Names of tasks, or 'all'."
+    )
+    options: Options = Field(default_factory=dict, description="Of the data set's loader, such as cache: true.")
+    space: Space | None = Field(default=None, description="What is searched on these data.")
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Spell the data set as the registry does, and name the entry by it."""
+        super().prepare(given)
+        if "dataset" not in given:
+            return given
+        with at("dataset"):
+            dataset = find_dataset(_text(given["dataset"])).name
+        return {"name": dataset, **given, "dataset": dataset}
+
+    @model_validator(mode="after")
+    def _options_known(self) -> DataPart:
+        with at("options"):
+            find_dataset(self.dataset).check_options(self.options)
+            if self.dataset in DATASETS and self.options.get("regression"):
+                raise InputError(f"regression cannot be set here; {_ELSEWHERE['regression']}")
+        if self.root is not None and self.dataset in DATASETS and not DATASETS[self.dataset].layout:
+            with at("root"):
+                raise InputError(f"is {self.root!r}, but {self.dataset} is not read from there; remove it")
+        return self
+
+
+class Search(Entry):
+    """How hyper-parameters are searched."""
+
+    size: Count = Field(default=1, description="Trials of each cell.")
+    first: Annotated[Literal["defaults", "random"], BeforeValidator(_first)] = Field(
+        default="defaults", description="Whether the first trial has the defaults, as in DomainBed, or is drawn too."
+    )
+    space: Space | None = Field(default=None, description="What is searched.")
+
+
+class Specification(Part):
+    """All that a sweep's file may say."""
+
+    space_key: ClassVar[str] = "search.space"
+
+    name: Text = Field(default="", description="Title, by default the file's name.")
+    seed: CountFromZero = Field(default=0, description="Determines all seeds and draws.")
+    repeats: Count = Field(default=1, description="Repetitions with other seeds, splits and draws.")
+    search: Search = Field(default_factory=Search)
+    overrides: Settings = Field(
+        default_factory=dict, description="Settings that come before all others, as those of --set do."
+    )
+    grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)] = Field(
+        default_factory=dict, description="Settings with the values to compare; each combination is a cell."
+    )
+    holdout: Annotated[float, BeforeValidator(lambda share: check_number(share, "holdout", low=0.0, below=1.0))] = (
+        Field(default=0.2, description="Share of each domain that is held out.")
+    )
+    unlabelled_fraction: Annotated[float, BeforeValidator(_share)] = Field(
+        default=0.5, description="Share of the rest of the target that is trained on without labels."
+    )
+    data: Annotated[list[DataPart], BeforeValidator(_list)] = Field(
+        description="the file needs data, algorithms and samplers"
+    )
+    samplers: Samplers | None = Field(default=None, description="Samplers of algorithms that name none.")
+    algorithms: Annotated[list[AlgorithmPart], BeforeValidator(_list)] = Field(
+        description="the file needs data, algorithms and samplers"
+    )
+
+    @classmethod
+    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Give each algorithm its samplers: its own, which may be labels of the sweep's, or the sweep's."""
+        super().prepare(given)
+        shared = _entries(given.get("samplers"))
+        labels = {str(entry.get("label", entry.get("name"))): entry for entry in shared if isinstance(entry, dict)}
+        algorithms = []
+        for entry in _entries(given.get("algorithms")):
+            if isinstance(entry, dict) and ("samplers" in entry or shared):
+                own = _entries(entry["samplers"], labels) if "samplers" in entry else shared
+                algorithms.append({**entry, "samplers": own})
+            else:
+                algorithms.append(entry)
+        return {**given, "algorithms": algorithms} if algorithms else given
+
+    @property
+    def searched(self) -> Space:
+        """What is searched in all runs."""
+        return self.search.space or Space()
+
+    @property
+    def cells(self) -> int:
+        """Number of cells that are compared on each task."""
+        points = math.prod(len(values) for values in self.grid.values())
+        return points * sum(len(part.samplers) for part in self.algorithms)
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks of all data."""
+        return sum(len(part.tasks) for part in self.data)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Specification:
+        for index, part in enumerate(self.data):
+            part._place = f"data[{index}]"
+        cells: dict[tuple[str, str], str] = {}
+        for index, algorithm in enumerate(self.algorithms):
+            algorithm._place = f"algorithms[{index}]"
+            for number, sampler in enumerate(algorithm.samplers):
+                shared = self.samplers or []
+                sampler._place = (
+                    f"samplers[{shared.index(sampler)}]"
+                    if sampler in shared
+                    else f"{algorithm._place}.samplers[{number}]"
+                )
+                earlier = cells.setdefault((algorithm.label, sampler.label), algorithm._place)
+                if earlier != algorithm._place:
+                    raise InputError(
+                        f"{algorithm._place} is {algorithm.label!r} with sampler {sampler.label!r}, as {earlier} is; "
+                        "remove one of them, or give one a label"
+                    )
+        self._check_owners()
+        for name in self.overrides:
+            if name in map(full_name, self.grid):
+                raise InputError(f"{name} is compared under grid, so it cannot be {self.overrides[name]!r} in all runs")
+        size = self.search.size
+        if size > 1 and not any(_has_space(part) for part in (self, *self.data, *self.algorithms)):
+            raise InputError(f"search.size is {size}, but there is no space to search; add 'space: paper' to search")
+        return self
+
+    def _check_owners(self) -> None:
+        """Refuse options of algorithms that no algorithm of the sweep has."""
+        known = dict.fromkeys(option for part in self.algorithms for option in algorithm_options(part.name))
+        for part in (self, *self.data):
+            for name in (*part.values, *part.searched.distributions, *(self.overrides if part is self else ())):
+                group, _, option = name.partition(".")
+                if group == "algorithm_options" and option not in known:
+                    with at(*([part.place] if part.place else [])):
+                        raise unknown("option of the algorithms of this sweep:", option, known)
+
+
+def _has_space(part: Part) -> bool:
+    return part.searched.like is not None or bool(part.searched.distributions)
+
+
+def _entries(given: Any, labels: Mapping[str, Any] | None = None) -> list[Any]:
+    """Entries of a list that may still be wrong; a text is one of ``labels`` or the name of an entry."""
+    found = given if isinstance(given, list) else [] if given is None else [given]
+    return [(labels or {}).get(each, {"name": each}) if isinstance(each, str) else each for each in found]

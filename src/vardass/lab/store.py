@@ -1,0 +1,281 @@
+"""The folder of a sweep: records that are safe once written, and what is under way, whole after any crash.
+
+::
+
+    DIR/sweep.yaml        specification, as given last
+    DIR/plan.json         names of all runs of the sweep, and how many run at once
+    DIR/records.jsonl     one record on each line, written by the sweep's one parent process
+    DIR/runs/<run_id>/    a run under way: checkpoint, log.txt, progress.json, record.json; removed once its record is
+                          in records.jsonl, except for the log of a failed run
+    DIR/lock              held by the parent while it lives; holder.json beside it says who that is
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vardass.errors import InputError
+from vardass.files import remove_temporary, write_text
+from vardass.lab.record import Record, RunSpec
+from vardass.locks import locked
+
+__all__ = [
+    "LOG_FILE",
+    "PLAN_FILE",
+    "PROGRESS_FILE",
+    "RECORDS_FILE",
+    "RECORD_FILE",
+    "RUNS_FOLDER",
+    "SWEEP_FILE",
+    "SweepStore",
+    "empty",
+    "read_records",
+    "run_label",
+    "whole_lines",
+]
+
+RECORDS_FILE = "records.jsonl"
+SWEEP_FILE = "sweep.yaml"
+PLAN_FILE = "plan.json"
+RUNS_FOLDER = "runs"
+RECORD_FILE = "record.json"
+LOG_FILE = "log.txt"
+PROGRESS_FILE = "progress.json"
+_LOCK_SECONDS = 1.0  # a look at the status holds the lock for a moment
+
+
+# --- reading ---
+
+
+def read_records(path: str | os.PathLike[str]) -> list[Record]:
+    """Records of a sweep, also of one that is under way or was killed.
+
+    Parameters
+    ----------
+    path : path
+        Folder of a sweep, or any folder with files named ``*records.jsonl``, or one such file.
+
+    Returns
+    -------
+    list of Record
+        One for each run, in the order of writing: finished rather than failed, and else the latest. A line that a
+        crash cut off is left out; the sweep repairs it when it is started again.
+
+    Raises
+    ------
+    InputError
+        If there are no records, or some are damaged or of another format.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise InputError(f"there is no {place}; name the folder of a sweep, or its {RECORDS_FILE}")
+    files = sorted(place.glob(f"*{RECORDS_FILE}")) if place.is_dir() else [place]
+    runs = place / RUNS_FOLDER
+    if not files and not runs.is_dir():
+        raise InputError(f"{place} holds no {RECORDS_FILE}; name the folder of a sweep")
+    found: dict[str, Record] = {}
+    for file in files:
+        for record in _parse(file, whole_lines(file)[0]):
+            _keep(found, record)
+    for record in _loose_records(runs):
+        _keep(found, record)
+    return list(found.values())
+
+
+def whole_lines(file: Path) -> tuple[list[str], bool]:
+    """The whole lines of a file, and whether half a line follows; one without line feed is whole if it is JSON."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}; check its permissions") from None
+    end = content.rfind(b"\n") + 1
+    tail = content[end:]
+    try:
+        json.loads(tail)
+        end = len(content)
+    except ValueError:
+        pass  # a crash while it was written
+    try:
+        return content[:end].decode().split("\n"), end < len(content)
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is not text; name a file that a sweep wrote, or restore it from a copy") from None
+
+
+def run_label(spec: RunSpec) -> str:
+    """A run in a few words, for people."""
+    cell = " ".join(str(value) for value in spec.cell.values())
+    return f"{spec.data_name} {spec.task} {cell} repeat {spec.repeat} search {spec.search}"
+
+
+def _parse(file: Path, lines: Sequence[str]) -> Iterator[Record]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield Record.from_json(line)
+            except InputError as error:
+                raise InputError(f"{file}, line {number}: {error}; nothing was changed") from None
+
+
+def _loose_records(runs: Path) -> Iterator[Record]:
+    """Records that finished runs left in their own folders."""
+    for file in sorted(runs.glob(f"*/{RECORD_FILE}")):
+        try:
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue  # the sweep has just taken it over
+        yield from _parse(file, text.splitlines())
+
+
+def _keep(found: dict[str, Record], record: Record) -> None:
+    """Add a record to those found so far, unless it failed and its run has finished."""
+    known = found.get(record.run_id)
+    if known is None or known.status != "finished" or record.status == "finished":
+        found[record.run_id] = record
+
+
+# --- writing ---
+
+
+class SweepStore:
+    """A sweep's folder, for the one process that writes its records; make it with `open`.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    done : dict of str to Record
+        Records by the names of their runs, finished or failed, without their curves.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[str, Record] = {}
+        self._handle = -1  # of the records' file, once it is open
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: str | os.PathLike[str]) -> Iterator[SweepStore]:
+        """Lock the folder, made if need be, repair what a crash left, and take over records of finished runs.
+
+        Raises
+        ------
+        InputError
+            If another sweep is at work there, the folder cannot be written to, or it holds records of another
+            format; nothing is changed then.
+        """
+        place = Path(path)
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file; name a folder for the sweep")
+        with _writing(place):
+            place.mkdir(parents=True, exist_ok=True)
+        with locked(place, wait=_LOCK_SECONDS, work="sweep"):
+            file = place / RECORDS_FILE
+            store = cls(place)
+            for record in _parse(file, whole_lines(file)[0]) if file.exists() else ():
+                store._remember(record)
+            loose = list(_loose_records(place / RUNS_FOLDER))  # before any change, as it may be of another format
+            with _writing(place):
+                remove_temporary(place)
+                (place / RUNS_FOLDER).mkdir(exist_ok=True)
+                _repair(file)
+                store._handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                _sync_folder(place)
+            try:
+                for record in loose:
+                    if not store.is_finished(record.run_id):
+                        store.add(record)
+                for folder in (place / RUNS_FOLDER).iterdir():
+                    if store.is_finished(folder.name):
+                        shutil.rmtree(folder, ignore_errors=True)
+                yield store
+            finally:
+                os.close(store._handle)
+
+    def is_finished(self, run_id: str) -> bool:
+        """Whether a run needs not be done again."""
+        record = self.done.get(run_id)
+        return record is not None and record.status == "finished"
+
+    def add(self, record: Record) -> None:
+        """Write a record to the disk, and only then remove the run's folder; a failed run keeps its log.
+
+        Raises
+        ------
+        InputError
+            If it cannot be written; records before it are safe.
+        """
+        folder = self.path / RUNS_FOLDER / record.run_id
+        line = record.to_json().encode() + b"\n"
+        before = os.fstat(self._handle).st_size
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._handle, line[written:])
+            os.fsync(self._handle)
+        except OSError as error:
+            # half a line would be repaired at the next start anyway
+            with suppress(OSError):
+                os.ftruncate(self._handle, before)
+            raise InputError(
+                f"cannot write {self.path / RECORDS_FILE}: {error.strerror}; all {len(self.done)} records before are "
+                f"safe, and the run {record.run_id} keeps its own in {folder}; make room and start the sweep again to "
+                "go on"
+            ) from None
+        self._remember(record)
+        if record.status == "failed":
+            empty(folder, keep=(LOG_FILE,))
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _remember(self, record: Record) -> None:
+        # thousands of curves would only take memory here
+        _keep(self.done, Record(**{**vars(record), "curve": []}))
+
+    def write_plan(self, runs: Sequence[str], *, jobs: int, text: str | None = None) -> None:
+        """Note which runs the sweep has, for `status`, and its specification."""
+        with _writing(self.path):
+            write_text(self.path / PLAN_FILE, json.dumps({"jobs": jobs, "runs": list(runs)}) + "\n")
+            if text is not None:
+                write_text(self.path / SWEEP_FILE, text)
+
+
+def empty(folder: Path, *, keep: Sequence[str]) -> None:
+    """Remove all in a folder but some files."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name in keep:
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _repair(file: Path) -> None:
+    """Cut off half a last line, or end a whole one, by replacing the file."""
+    if not file.exists():
+        return
+    lines, is_cut = whole_lines(file)
+    if is_cut or lines[-1]:  # a line feed ends the last line, hence nothing follows it
+        write_text(file, "".join(f"{line}\n" for line in lines if line))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write to {path}: {error.strerror}; choose another folder, or make room") from None
+
+
+def _sync_folder(path: Path) -> None:
+    """Make sure that a new file's name is on the disk too."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,382 @@
+"""A sweep: all its runs, each once, whatever happens in between; and how far it is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import vardass
+from vardass.adapt.versions import versions
+from vardass.errors import InputError
+from vardass.files import read_json
+from vardass.lab.engines import Attempt, Outcome, get_engine
+from vardass.lab.record import Record, RunSpec
+from vardass.lab.store import (
+    LOG_FILE,
+    PLAN_FILE,
+    PROGRESS_FILE,
+    RECORDS_FILE,
+    RUNS_FOLDER,
+    SweepStore,
+    read_records,
+    run_label,
+    whole_lines,
+)
+from vardass.locks import holder_name, is_locked
+from vardass.processes import count_cpus
+from vardass.validate import Progress, check_count
+
+__all__ = ["Failed", "Progress", "Status", "Summary", "UnderWay", "run_sweep", "status"]
+
+_LOG_END = 4096  # bytes of a log that its last line is looked for in
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a sweep ended.
+
+    Attributes
+    ----------
+    total : int
+        Runs of the sweep.
+    finished, failed : int
+        How many of them have finished, and how many have failed for good.
+    before : int
+        How many had finished when the sweep was started.
+    others : int
+        Finished runs in the folder that are not part of the sweep, as its specification was changed.
+    interrupted : bool
+        Whether Ctrl-C stopped it.
+    seconds : float
+        Since it was started.
+
+    Examples
+    --------
+    >>> ended = Summary(total=4, finished=3, failed=1, before=0, others=0, interrupted=False, seconds=12.5)
+    >>> ended.total == ended.finished + ended.failed
+    True
+    """
+
+    total: int
+    finished: int
+    failed: int
+    before: int
+    others: int
+    interrupted: bool
+    seconds: float
+
+
+def run_sweep(
+    runs: Sequence[RunSpec],
+    folder: str | os.PathLike[str],
+    *,
+    engine: str = "local",
+    jobs: int | None = None,
+    retry: int = 1,
+    progress: Progress | None = None,
+    text: str | None = None,
+) -> Summary:
+    """Do all runs that have not finished yet, and write their records to ``folder``.
+
+    It may be killed at any moment and started again with the same or more runs: finished ones are not done again,
+    those under way go on from their checkpoints, and failed ones are tried anew.
+
+    Parameters
+    ----------
+    runs : sequence of RunSpec
+        Runs by their content; a run that occurs twice is done once.
+    folder : path
+        Of this sweep alone, made if need be. See ``vardass.lab.store``.
+    engine : {"local", "ray"}
+        Where to run.
+    jobs : int, optional
+        Runs at a time; default: the number of CPUs.
+    retry : int
+        How often a run that failed is tried again before it is recorded as failed. A worker that dies does not count,
+        see ``vardass.lab.engines``.
+    progress : callable, optional
+        ``progress(share_done, message)`` about once a second.
+    text : str, optional
+        Specification, kept in ``sweep.yaml``.
+
+    Raises
+    ------
+    InputError
+        If another sweep is at work in the folder, it cannot be written to, or the disk is full. All records are safe
+        then.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from vardass.adapt import RunConfig
+    >>> config = RunConfig(steps=2, eval_every=2, sampler="uniform").to_dict()
+    >>> run = RunSpec("watch", "left-A->right-B", "watch", config, {"algorithm": "mmd", "sampler": "uniform"})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first, again = (run_sweep([run], folder, jobs=1) for _ in range(2))
+    ...     done = status(folder).finished
+    >>> done, first.before, again.before  # what is there is not done again
+    (1, 0, 1)
+    """
+    if jobs is not None:
+        check_count(jobs, "jobs")
+    check_count(retry, "retry", low=0)
+    run_all = get_engine(engine)
+    specs = {spec.run_id: spec for spec in runs}
+    if not specs:
+        raise InputError("the sweep has 0 runs; name at least one algorithm, sampler and task")
+    clock = time.monotonic()
+    interrupted = False
+    with SweepStore.open(folder) as store:
+        store.write_plan(list(specs), jobs=jobs or count_cpus(), text=text)
+        todo = [_attempt(spec, store.done.get(name)) for name, spec in specs.items() if not store.is_finished(name)]
+        before = len(specs) - len(todo)
+        outcomes = _Outcomes(store, {attempt.spec.run_id: attempt.number + retry for attempt in todo})
+
+        def tick() -> None:
+            if progress is not None:
+                done = before + outcomes.ended
+                failed = f", {outcomes.failed} failed" if outcomes.failed else ""
+                progress(done / len(specs), f"{done} of {len(specs)} runs{failed}")
+
+        tick()
+        try:
+            if todo:
+                run_all(todo, store.path / RUNS_FOLDER, jobs=jobs, on_done=outcomes.add, tick=tick)
+        except KeyboardInterrupt:
+            interrupted = True
+        finished = {name for name in store.done if store.is_finished(name)}
+    return Summary(
+        total=len(specs),
+        finished=len(finished & set(specs)),
+        failed=outcomes.failed,
+        before=before,
+        others=len(finished - set(specs)),
+        interrupted=interrupted,
+        seconds=time.monotonic() - clock,
+    )
+
+
+def _attempt(spec: RunSpec, failed: Record | None) -> Attempt:
+    return Attempt(spec) if failed is None else Attempt(spec, failed.attempts + 1, failed.wall)
+
+
+class _Outcomes:
+    """Writes the record of each run that ended.
+
+    Parameters
+    ----------
+    store : SweepStore
+        Where records go.
+    last : dict of str to int
+        Number of the last attempt that each run has.
+    """
+
+    def __init__(self, store: SweepStore, last: dict[str, int]) -> None:
+        self.store = store
+        self.last = last
+        self.ended = 0
+        self.failed = 0
+
+    def add(self, attempt: Attempt, outcome: Outcome) -> Attempt | None:
+        """Write the record, or return the next attempt."""
+        if outcome.kind == "disk-full":
+            raise InputError(
+                f"the disk is full: {outcome.text}; all {len(self.store.done)} records in {self.store.path} are safe; "
+                "make room and start the sweep again to go on"
+            )
+        if outcome.kind == "finished":
+            self.store.add(Record.from_json(outcome.text))
+        elif attempt.number < self.last[attempt.spec.run_id]:
+            return Attempt(attempt.spec, attempt.number + 1, outcome.wall)
+        else:
+            self.store.add(
+                Record(
+                    spec=attempt.spec,
+                    status="failed",
+                    wall=outcome.wall,
+                    attempts=attempt.number,
+                    error=outcome.text,
+                    environment=dict(versions()),
+                    version=vardass.__version__,
+                )
+            )
+            self.failed += 1
+        self.ended += 1
+        return None
+
+
+# --- how far it is ---
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A run that was begun; nobody works on it now unless ``active``.
+
+    Examples
+    --------
+    >>> run = UnderWay("1f0c", "mmd, balanced, a->b", step=50, steps=200, wall=3.0, active=True)
+    >>> run.step / run.steps
+    0.25
+    """
+
+    run_id: str
+    label: str
+    step: int
+    steps: int
+    wall: float
+    active: bool
+
+    @property
+    def share(self) -> float:
+        """Of its steps that are done."""
+        return self.step / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that failed for good, and the last line of its log.
+
+    Examples
+    --------
+    >>> Failed("1f0c", "mmd, balanced, a->b", error="no space", log="runs/1f0c/log.txt", last_line="").error
+    'no space'
+    """
+
+    run_id: str
+    label: str
+    error: str
+    log: str
+    last_line: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a sweep is.
+
+    Attributes
+    ----------
+    total, finished, to_do : int
+        Runs of the sweep, those that have finished, and those that nobody has begun.
+    under_way : list of UnderWay
+        Begun and not finished.
+    failed : list of Failed
+        Failed for good; starting the sweep again tries them anew.
+    others : int
+        Finished runs that are no longer part of the sweep.
+    worker : str or None
+        Process and machine that are at work on the sweep; None if nobody is.
+    jobs : int
+        Runs at a time.
+    seconds_left : float or None
+        Estimate from the mean time of finished runs; None as long as there is none.
+    half_line : bool
+        Whether a crash cut off the last record; starting the sweep again repairs it.
+
+    Examples
+    --------
+    >>> done = {"under_way": [], "failed": [], "others": 0, "worker": None, "jobs": 2, "half_line": False}
+    >>> found = Status(total=10, finished=6, to_do=4, seconds_left=120.0, **done)
+    >>> found.finished / found.total, found.worker is None  # not running
+    (0.6, True)
+    """
+
+    total: int
+    finished: int
+    to_do: int
+    under_way: list[UnderWay]
+    failed: list[Failed]
+    others: int
+    worker: str | None
+    jobs: int
+    seconds_left: float | None
+    half_line: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        return {**asdict(self), "under_way": [{**asdict(run), "share": run.share} for run in self.under_way]}
+
+
+def status(folder: str | os.PathLike[str]) -> Status:
+    """Look at a sweep, which may be running, without changing it.
+
+    Raises
+    ------
+    InputError
+        If there is no sweep in the folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         print(status(folder).finished)
+    ...     except InputError as error:
+    ...         print("no sweep yet")
+    no sweep yet
+    """
+    place = Path(folder)
+    plan = read_json(place / PLAN_FILE)
+    if "runs" not in plan:
+        raise InputError(f"{place} is not the folder of a sweep; name the one given to vardass sweep --out")
+    names = set(plan["runs"])
+    records = {record.run_id: record for record in read_records(place)}
+    finished = {name for name, record in records.items() if record.status == "finished"}
+    under_way = [run for run in _under_way(place / RUNS_FOLDER) if run.run_id in names - finished]
+    begun = {run.run_id for run in under_way}
+    failed = [
+        Failed(name, run_label(record.spec), record.error or "", *_log(place / RUNS_FOLDER / name / LOG_FILE))
+        for name, record in records.items()
+        if name in names - finished - begun
+    ]
+    to_do = len(names - finished) - len(begun) - len(failed)
+    jobs = int(plan.get("jobs", 1))
+    left = None
+    if finished:
+        mean = sum(records[name].wall for name in finished) / len(finished)
+        left = mean * (to_do + sum(1 - run.share for run in under_way)) / jobs
+    file = place / RECORDS_FILE
+    return Status(
+        total=len(names),
+        finished=len(names & finished),
+        to_do=to_do,
+        under_way=under_way,
+        failed=failed,
+        others=len(finished - names),
+        worker=holder_name(place) if is_locked(place) else None,
+        jobs=jobs,
+        seconds_left=left,
+        half_line=file.exists() and whole_lines(file)[1],
+    )
+
+
+def _under_way(runs: Path) -> list[UnderWay]:
+    result = []
+    for file in sorted(runs.glob(f"*/{PROGRESS_FILE}")):
+        noted = read_json(file)
+        if "steps" in noted:
+            result.append(
+                UnderWay(
+                    run_id=file.parent.name,
+                    label=str(noted["label"]),
+                    step=int(noted["step"]),
+                    steps=int(noted["steps"]),
+                    wall=float(noted["wall"]),
+                    active=is_locked(file.parent),
+                )
+            )
+    return result
+
+
+def _log(file: Path) -> tuple[str, str]:
+    """The log's path and its last line."""
+    try:
+        with open(file, "rb") as opened:
+            opened.seek(max(0, file.stat().st_size - _LOG_END))
+            lines = opened.read().decode(errors="replace").split("\n")
+    except OSError:
+        return str(file), ""
+    return str(file), next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,571 @@
+"""The tables of the paper, made from the records of sweeps, as far as these go; and sampler against sampler."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from vardass.errors import InputError
+from vardass.lab.averages import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Gain, Label, best_of
+from vardass.lab.record import Record
+from vardass.lab.render import Entry, PValue, Row, Table, entry_mean
+from vardass.lab.statistics import LEVEL, holm, mean_and_error
+from vardass.losses import CORALLoss
+
+__all__ = ["FACTOR", "POINTS", "TABLE_NAMES", "Comparison", "compare_samplers", "make_tables"]
+
+Results = Mapping[str, DataResults]
+Places = list[tuple[int, int]]  # row and column of entries among which one is best
+
+POINTS = 1.0  # of accuracy: smaller differences do not matter in practice
+FACTOR = 1.25  # of a discrepancy: the same
+_MAIN = ("erm", "coral", "mmd")
+_DISCREPANCIES = {"coral": "coral", "mmd": "mmd2"}  # what each algorithm trains on
+_PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
+_WHOLE = "whole run"
+_SAYS_FORM = ("accuracy", "methods", "refresh", "splits", "discrepancy", "pairs")  # tables that say CORAL's form
+_MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, whatever was trained on"
+_INTERVAL, _P_VALUES = "95 % interval", ("p", "Holm p")
+
+
+# --- Table 1, 2, 4 and the appendix ------------------------------------------------------------------
+
+
+def _accuracy_tables(results: Results) -> list[Table]:
+    """Table 1: target accuracy by sampler (rows) and algorithm (columns), one table for each data set.
+
+    Algorithms beyond ERM, CORAL and MMD have a column if they were run with more than one sampler. ERM is shown
+    but not compared.
+    """
+    tables = []
+    for data in results.values():
+        title = f"Table 1: target accuracy (%) by sampler, {data.name}"
+        samplers: dict[str, set[str]] = defaultdict(set)
+        for label in data.labels:
+            samplers[label.algorithm].add(label.sampler)
+        algorithms = [name for name in samplers if name in _MAIN or len(samplers[name]) > 1]
+        if not algorithms:
+            tables.append(Table("accuracy", title, notes=("no runs of ERM, CORAL or MMD",), data=data.name))
+            continue
+        shown = [label for label in data.labels if label.algorithm in algorithms]
+        rows = _sampler_rows({label: data.cell(label, scale=100) for label in shown}, algorithms)
+        groups = [_column(rows, j) for j, name in enumerate(algorithms) if name != "erm"]
+        columns = [ALGORITHMS.get(name, name) for name in algorithms]
+        tables.append(_table("accuracy", title, "Sampler", columns, rows, groups, data=data.name))
+    return tables or [Table("accuracy", "Table 1: target accuracy by sampler", notes=("no runs",))]
+
+
+def _methods_tables(results: Results) -> list[Table]:
+    """Table 2: methods of domain adaptation with uniform batches, and with this package's, on all data sets."""
+    title = "Table 2: target accuracy (%) by method"
+
+    def belongs(label: Label) -> bool:
+        return label.sampler in UNIFORM or (label.sampler in OURS and label.algorithm != "erm")
+
+    labels = sorted({label for data in results.values() for label in data.labels if belongs(label)})
+    cells = {
+        name: {label: data.cell(label, scale=100) for label in labels if label in data.labels}
+        for name, data in results.items()
+    }
+    columns = {name: column for name, column in cells.items() if column}
+    if not columns:
+        return [Table("methods", title, notes=("no runs with uniform or stratified batches",))]
+    rows = [
+        Row(label.method_name, tuple(column.get(label) for column in columns.values()), label=label) for label in labels
+    ]
+    groups = [_column(rows, j) for j in range(len(columns))]
+    return [_table("methods", title, "Method", list(columns), rows, groups)]
+
+
+def _refresh_tables(results: Results) -> list[Table]:
+    """Table 4: target accuracy by the number T of steps between refreshes, from cells that have it in their grid."""
+    tables = []
+    title = "Table 4: target accuracy (%) by steps T between refreshes"
+    for data in results.values():
+        shown = [label for label in data.labels if label.setting("refresh_every") is not None]
+        shown = [label for label in shown if label.sampler not in UNIFORM]  # which have nothing to refresh
+        if not shown:
+            continue
+        by_step = sorted({Label("", "", (("refresh_every", label.setting("refresh_every")),)) for label in shown})
+        steps = [label.setting("refresh_every") for label in by_step]
+        cells: dict[Label, dict[object, Cell]] = defaultdict(dict)
+        for label in shown:
+            step = label.setting("refresh_every")
+            cells[label.without("refresh_every")][step] = data.cell(label, scale=100)
+        rows = [Row(label.method_name, tuple(map(found.get, steps)), label=label) for label, found in cells.items()]
+        groups = [[(i, j) for j in range(len(steps))] for i in range(len(rows))]
+        columns, name = [f"T={step}" for step in steps], f"{title}, {data.name}"
+        tables.append(_table("refresh", name, "Method", columns, rows, groups, data=data.name))
+    return tables or [Table("refresh", title, notes=("no runs whose refresh_every is part of the sweep's grid",))]
+
+
+def _split_tables(results: Results) -> list[Table]:
+    """Appendix A: target accuracy by task, for each data set with more than one; best within an algorithm."""
+    tables = []
+    for data in results.values():
+        if len(data.tasks) < 2:
+            continue
+        sizes = Counter(label.algorithm for label in data.labels)
+        blocks = [name for name in sizes if sizes[name] > 1]  # algorithms with one sampler share a block
+        rows = []
+        for label in data.labels:
+            name = label.method_name
+            if name != label.algorithm_name and Label(label.algorithm, "uniform") in data.labels:
+                name = name.removeprefix(label.algorithm_name).strip(" ,")
+            block = 1 + blocks.index(label.algorithm) if label.algorithm in blocks else 0
+            entries = tuple(data.cell(label, task=task, scale=100) for task in (*data.tasks, None))
+            rows.append(Row(name, entries, label.method_name, block, label))
+        groups = [
+            [(i, j) for i, label in enumerate(data.labels) if label.algorithm == name]
+            for name in blocks
+            for j in range(len(data.tasks) + 1)
+            if name != "erm"
+        ]
+        title, columns = f"Target accuracy (%) by task, {data.name}", [*data.tasks, "Average"]
+        tables.append(_table("splits", title, "Method", columns, rows, groups, data=data.name))
+    return tables or [Table("splits", "Target accuracy by task", notes=("no data set has more than one task",))]
+
+
+def _discrepancy_tables(results: Results) -> list[Table]:
+    """Appendix B: MMD² or CORAL between held-out source and target features of the chosen models.
+
+    Each algorithm is judged by the discrepancy that it trains on. ERM, which trains on none, is shown for comparison.
+    """
+    title = "Discrepancy of source and target after training"
+    tables = []
+    for data in results.values():
+        trained = {name: [label for label in data.labels if label.algorithm == name] for name in _DISCREPANCIES}
+        metrics = {
+            name: metric
+            for name, metric in _DISCREPANCIES.items()
+            if any(data.cell(label, metric=metric).repeats for label in trained[name])
+        }
+        if not metrics:
+            continue
+        plain = [label for label in data.labels if label.algorithm == "erm" and label.sampler in UNIFORM]
+        cells = {label: data.cell(label, metric=metric) for name, metric in metrics.items() for label in trained[name]}
+        rows = _sampler_rows(cells, list(metrics))
+        groups = [_column(rows, j) for j in range(len(metrics))]
+        for label in plain:
+            entries = tuple(data.cell(label, metric=metric) for metric in metrics.values())
+            rows.append(Row(f"{label.method_name} (no adaptation)", entries, block=1))
+        table = _table(
+            "discrepancy",
+            f"{title}, {data.name}",
+            "Sampler",
+            [ALGORITHMS[name] for name in metrics],
+            rows,
+            groups,
+            decimals=[_significant_decimals(rows, j) for j in range(len(metrics))],
+            lowest=True,
+            notes=[_MEASURED],
+            data=data.name,
+        )
+        tables.append(table)
+    if not tables:
+        return [Table("discrepancy", title, notes=("no finished runs of CORAL or MMD with a discrepancy",))]
+    return [*tables, *_ratio_tables(results)]
+
+
+def _ratio_tables(results: Results) -> list[Table]:
+    """Whether the discrepancy after training depends on the sampler, by ratios in the same tasks and repeats."""
+    comparisons = compare_samplers(results, ["uniform"], _DISCREPANCIES)
+    comparisons = [one for one in comparisons if one.gain.cell.mean is not None]
+    if not comparisons:
+        return []
+    rows = []
+    for one in comparisons:
+        result, cell = one.gain.result, one.gain.cell
+        ratio = math.exp(cell.mean or 0.0)
+        interval = None
+        if result.low is not None and result.high is not None:
+            interval = f"{math.exp(result.low):.2f} to {math.exp(result.high):.2f}"
+        size: Entry = f"{ratio:.2f} {cell.mark}" if cell.mark else ratio
+        rows.append(_comparison_row(one, "/", size, interval, f"within {FACTOR:g}"))
+    columns = ["ratio", _INTERVAL, "higher / same / lower", *_P_VALUES, f"within {FACTOR:g}: p", "shown"]
+    note = (
+        "geometric mean of the ratios of a repeat's tasks, then of repeats; interval and t tests are of logarithms, "
+        "over repeats; higher is counted by task and repeat; Holm's correction is over all complete rows; within "
+        f"{FACTOR:g}: two one-sided tests that the ratio is between {1 / FACTOR:g} and {FACTOR:g}, also with Holm's "
+        f"correction; open: neither was shown at {LEVEL:g}"
+    )
+    title = "Discrepancy after training by that with uniform batches"
+    return [_table("discrepancy-ratio", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])]
+
+
+# --- Table 3 -----------------------------------------------------------------------------------------
+
+
+def _seconds_tables(results: Results) -> list[Table]:
+    """Table 3: seconds of a whole run by sampler and data set, over all finished runs, chosen or not.
+
+    As in the paper, runs of CORAL and MMD count; if there are none, those of all algorithms. Further tables have the
+    ratio to uniform batches (over the runs that both have) and the parts of a run. The whole is ``Record.wall``, which
+    has evaluation and repeated attempts in it.
+    """
+    title = "Table 3: seconds of a run by sampler"
+    timed = {name: runs for name, data in results.items() if (runs := _timed(data))}
+    if not timed:
+        return [Table("seconds", title, notes=("no finished runs",))]
+    kinds = sorted({kind for runs in timed.values() for kind in runs})
+    columns = list(timed)
+    whole = [
+        Row(kind.row_name, tuple(_seconds_cell(runs, kind) for runs in timed.values()), label=kind) for kind in kinds
+    ]
+    groups = [_column(whole, j) for j in range(len(columns))]
+    decimals = [_seconds_decimals(whole, j) for j in range(len(columns))]
+    notes = []
+    for name, runs in timed.items():
+        counted = sorted({algorithm for own in runs.values() for algorithm, *_ in own.index})
+        if not set(counted) <= set(_DISCREPANCIES):
+            notes.append(f"{name}: no runs of CORAL or MMD; over {', '.join(counted)}")
+    seconds = _table(
+        *("seconds", title, "Sampler", columns, whole, groups), decimals=decimals, lowest=True, notes=notes, unit="runs"
+    )
+    tables = [seconds]
+    ratios = [Row(kind.row_name, tuple(_ratio(runs, kind) for runs in timed.values()), label=kind) for kind in kinds]
+    if any(ratio is not None for row in ratios for ratio in row.entries):
+        ratio_title = "Table 3, times uniform: seconds of a run by those with uniform batches"
+        note = "over the runs that both samplers finished"
+        two = [2] * len(columns)
+        tables.append(_table("ratio", ratio_title, "Sampler", columns, ratios, decimals=two, notes=[note]))
+    return tables + [_parts_table(name, runs) for name, runs in timed.items()]
+
+
+Timed = dict[Label, pd.DataFrame]  # by sampler with its settings: a row for each run, a column for each part
+
+
+def _timed(data: DataResults) -> Timed:
+    """Seconds of the finished runs that count, indexed by what a pair of runs has in common."""
+    found: dict[Label, dict[tuple[Any, ...], dict[str, float]]] = defaultdict(dict)
+    main = any(label.algorithm in _DISCREPANCIES for label in data.labels)
+    for label, record in zip(data.finished["label"], data.finished["record"]):
+        if label.algorithm in _DISCREPANCIES or not main:
+            key = (label.algorithm, record.spec.task, record.spec.repeat, record.spec.search)
+            found[label.under("")][key] = {**record.seconds, _WHOLE: record.wall}
+    names = ["algorithm", "task", "repeat", "search"]
+    return {
+        kind: pd.DataFrame(list(runs.values()), index=pd.MultiIndex.from_tuples(list(runs), names=names)).fillna(0.0)
+        for kind, runs in sorted(found.items())
+    }
+
+
+def _seconds_cell(runs: Timed, kind: Label, part: str = _WHOLE) -> Cell | None:
+    """Mean over runs; the error is that of the means of repeats, and the mark counts runs."""
+    if kind not in runs:
+        return None
+    own = runs[kind]
+    seconds = own[part] if part in own else 0.0 * own[_WHOLE]
+    _, stderr = mean_and_error(seconds.groupby(level="repeat").mean())
+    expected = max(map(len, runs.values())) if part == _WHOLE else len(own)
+    return Cell(float(seconds.mean()), stderr, len(own), expected)
+
+
+def _ratio(runs: Timed, kind: Label) -> float | None:
+    """Seconds by those of uniform batches, over the runs that both have."""
+    candidates = (Label("", sampler, grid) for grid in (kind.grid, ()) for sampler in UNIFORM)
+    base = next((candidate for candidate in candidates if candidate in runs), None)
+    if base is None or kind not in runs:
+        return None
+    own, uniform = pd.concat([runs[kind][_WHOLE], runs[base][_WHOLE]], axis=1, join="inner").sum()
+    return float(own / uniform) if uniform > 0 else None
+
+
+def _parts_table(name: str, runs: Timed) -> Table:
+    seen = {str(part) for own in runs.values() for part in own} - {_WHOLE}
+    parts = [part for part in _PARTS if part in seen] + sorted(seen - set(_PARTS))
+    columns = [*parts, _WHOLE]
+    rows = [Row(kind.row_name, tuple(_seconds_cell(runs, kind, part) for part in columns)) for kind in runs]
+    title = f"Table 3, parts: seconds of a run by what they were spent on, {name}"
+    decimals = [_seconds_decimals(rows, j) for j in range(len(columns))]
+    return _table("parts", title, "Sampler", columns, rows, decimals=decimals, unit="runs", data=name)
+
+
+def _seconds_decimals(rows: Sequence[Row], column: int) -> int:
+    greatest = max((entry_mean(row.entries[column]) or 0.0 for row in rows), default=0.0)
+    return 0 if greatest >= 100 else 1 if greatest >= 10 else 2
+
+
+# --- sampler against sampler -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One sampler against a reference, with the same data, algorithm and settings.
+
+    Attributes
+    ----------
+    data : str
+        Name of the data.
+    label, reference : Label
+        What is compared.
+    gain : Gain
+        How much more the first has.
+    p, equivalence_p : float or None
+        Of the tests, after Holm's correction.
+
+    Examples
+    --------
+    >>> from vardass.lab.averages import collect
+    >>> from vardass.lab.record import Record, RunSpec
+    >>> def ended(sampler, repeat, accuracy):
+    ...     cell = {"algorithm": "mmd", "sampler": sampler}
+    ...     spec = RunSpec("watch", "a->b", "watch", dict(cell), cell, repeat=repeat)
+    ...     return Record(spec, "finished", {"target_accuracy": accuracy, "score": 0.5})
+    >>> runs = [ended("uniform", repeat, accuracy) for repeat, accuracy in enumerate((0.6, 0.7))]
+    >>> runs += [ended("balanced", repeat, 0.8) for repeat in range(2)]
+    >>> found = compare_samplers(collect(runs), samplers=["uniform"])[0]
+    >>> found.label.sampler, found.reference.sampler, round(found.gain.cell.mean, 6)
+    ('balanced', 'uniform', 15.0)
+    """
+
+    data: str
+    label: Label
+    reference: Label
+    gain: Gain
+    p: float | None = None
+    equivalence_p: float | None = None
+
+    @property
+    def ablation(self) -> bool:
+        """Whether it is about ERM, whose loss the sampler should not matter to: a family of tests of its own."""
+        return self.label.algorithm == "erm"
+
+    def verdict(self, within: str) -> str:
+        """What the tests show. A difference that was not shown is open, unless it is shown to be small."""
+        if not self.gain.whole:
+            return "incomplete"
+        same = self.equivalence_p is not None and self.equivalence_p < LEVEL
+        if self.p is not None and self.p < LEVEL:
+            side = "higher" if (self.gain.cell.mean or 0.0) > 0 else "lower"
+            return f"{side}, {within}" if same else side
+        return within if same else "open"
+
+
+def compare_samplers(
+    results: Results, samplers: Sequence[str] = ("uniform", "vardass"), metrics: Mapping[str, str] | None = None
+) -> list[Comparison]:
+    """Every sampler against uniform batches and against VaRDASS, repeat by repeat.
+
+    Holm's correction is over all comparisons of whole cells, those of ERM apart.
+
+    Parameters
+    ----------
+    results : dict of str to DataResults
+        As `collect` gives them.
+    samplers : sequence of str
+        What to compare with.
+    metrics : mapping of str to str, optional
+        The discrepancy of each algorithm, to compare by logarithms of ratios; by default accuracies are, in points.
+
+    Examples
+    --------
+    >>> from vardass.lab.averages import collect
+    >>> compare_samplers(collect([]))
+    []
+    """
+    found: list[Comparison] = []
+    for sampler in samplers:
+        for data in results.values():
+            for label in data.labels:
+                reference = data.reference(label, sampler)
+                # uniform against VaRDASS would be VaRDASS against uniform once more
+                skip = sampler == "vardass" and label.sampler in UNIFORM
+                if reference is None or reference == label or skip:
+                    continue
+                if metrics is None:
+                    gain = data.gain(label, reference, margin=POINTS)
+                elif label.algorithm in metrics:
+                    metric = metrics[label.algorithm]
+                    gain = data.gain(label, reference, metric=metric, scale=1.0, log=True, margin=math.log(FACTOR))
+                else:
+                    continue
+                found.append(Comparison(data.name, label, reference, gain))
+    for ablation in (False, True):
+        family = [i for i, one in enumerate(found) if one.ablation == ablation and one.gain.whole]
+        shown = holm([found[i].gain.result.p for i in family])
+        equal = holm([found[i].gain.result.equivalence_p for i in family])
+        for i, p, equivalence_p in zip(family, shown, equal):
+            found[i] = replace(found[i], p=p, equivalence_p=equivalence_p)
+    return found
+
+
+def _pairs_tables(results: Results) -> list[Table]:
+    """Paired differences with tests, and the number of cases in which each sampler is ahead or best."""
+    title = "Pairs: difference in target accuracy (points) in the same repeats"
+    comparisons = compare_samplers(results)
+    if not comparisons:
+        return [Table("pairs", title, notes=("no sampler was run beside uniform batches or VaRDASS",))]
+    rows = []
+    for one in comparisons:
+        result = one.gain.result
+        interval = None if result.low is None else f"{result.low:.1f} to {result.high:.1f}"
+        rows.append(_comparison_row(one, "−", one.gain.cell, interval, f"within {POINTS:g}"))
+    columns = ["difference", _INTERVAL, "wins / ties / losses", *_P_VALUES, f"within {POINTS:g}: p", "shown"]
+    note = (
+        "difference, interval and t tests are over repeats, each the mean of its tasks, since the tasks of a repeat "
+        "share seeds and hyper-parameters; wins are counted by task and repeat; Holm's correction is over all complete "
+        f"rows, those of ERM apart; within {POINTS:g}: two one-sided tests that the difference is below {POINTS:g} "
+        f"point either way, also with Holm's correction; open: neither was shown at {LEVEL:g}"
+    )
+    table = _table("pairs", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])
+    return [table, *_wins_tables(results)]
+
+
+def _comparison_row(one: Comparison, sign: str, size: Entry, interval: str | None, within: str) -> Row:
+    name = f"{one.data}, {one.label.algorithm_name}: {one.label.row_name} {sign} {one.reference.sampler_name}"
+    counts = f"{one.gain.wins} / {one.gain.ties} / {one.gain.losses}"
+    p_values = [None if p is None else PValue(p) for p in (one.gain.result.p, one.p, one.equivalence_p)]
+    block = 0 if one.reference.sampler in UNIFORM else 1
+    return Row(name, (size, interval, counts, *p_values, one.verdict(within)), block=block)
+
+
+def _wins_tables(results: Results) -> list[Table]:
+    """In how many cases (data set and algorithm, without ERM) each sampler is ahead of another, and of all."""
+    columns = ["best", "ahead of uniform", "ahead of VaRDASS"]
+    tally: dict[Label, dict[str, list[bool]]] = {}
+    for data in results.values():
+        for algorithm in dict.fromkeys(label.algorithm for label in data.labels if label.algorithm != "erm"):
+            labels = [label for label in data.labels if label.algorithm == algorithm]
+            if len(labels) < 2:
+                continue
+            best = data.best(algorithm)
+            for label in labels:
+                won = tally.setdefault(label.under(""), {column: [] for column in columns})
+                if best and data.cell(label).whole:
+                    won["best"].append(label in best)
+                for column, sampler in zip(columns[1:], ("uniform", "vardass")):
+                    reference = data.reference(label, sampler)
+                    if reference is not None and reference != label:
+                        gain = data.gain(label, reference)
+                        if gain.whole and gain.cell.mean is not None:
+                            won[column].append(gain.cell.mean > 0)
+    if not tally:
+        return []
+    rows = [
+        Row(kind.row_name, tuple(f"{sum(won)} of {len(won)}" if won else None for won in tally[kind].values()))
+        for kind in sorted(tally)
+    ]
+    note = "a case is a data set with an algorithm other than ERM; samplers that lack tasks or repeats do not take part"
+    title = "Wins: cases in which a sampler has the highest mean"
+    return [_table("wins", title, "Sampler", columns, rows, decimals=[0, 0, 0], notes=[note])]
+
+
+# --- all of them -------------------------------------------------------------------------------------
+
+_MAKERS: dict[str, Callable[[Results], list[Table]]] = {
+    "1": _accuracy_tables,
+    "2": _methods_tables,
+    "3": _seconds_tables,
+    "4": _refresh_tables,
+    "splits": _split_tables,
+    "discrepancy": _discrepancy_tables,
+    "pairs": _pairs_tables,
+}
+TABLE_NAMES = (*_MAKERS, "all")
+
+
+def make_tables(results: Results, which: str = "all") -> list[Table]:
+    """All tables of a name.
+
+    Parameters
+    ----------
+    results : dict of str to DataResults
+        As `collect` gives them.
+    which : str
+        One of ``TABLE_NAMES``.
+
+    Examples
+    --------
+    >>> from vardass.lab.averages import collect
+    >>> from vardass.lab.record import Record, RunSpec
+    >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
+    >>> spec = RunSpec("watch", "a->b", "watch", dict(cell), cell)
+    >>> tables = make_tables(collect([Record(spec, "finished", {"target_accuracy": 0.8, "score": 0.5})]), "1")
+    >>> len(tables)
+    1
+    """
+    if which not in TABLE_NAMES:
+        raise InputError(f"unknown table {which!r}; choose one of {', '.join(TABLE_NAMES)}")
+    makers = _MAKERS.values() if which == "all" else [_MAKERS[which]]
+    return [_with_forms(table, results) for make in makers for table in make(results)]
+
+
+def _with_forms(table: Table, results: Results) -> Table:
+    """The table with the form of CORAL that its runs were trained on, where it has some."""
+    if table.kind not in _SAYS_FORM or not table.rows:
+        return table
+    shown = [data for data in results.values() if table.data in (None, data.name)]
+    forms = dict.fromkeys(form for data in shown for form in map(_coral_form, data.finished["record"]) if form)
+    if not forms:
+        return table
+    return replace(table, notes=(*table.notes, f"CORAL was trained as {'; and as '.join(forms)}"))
+
+
+def _coral_form(record: Record) -> str | None:
+    """CORAL's formula in a run; None for other algorithms."""
+    if str(record.spec.config.get("algorithm")).split("+")[0] != "coral":
+        return None
+    given = record.spec.config.get("algorithm_options", {})
+    options: dict[str, Any] = {name: given.get(name) for name in ("include_mean", "correction", "normalization")}
+    if options["correction"] == "population":
+        options |= {"population_x": 2, "population_y": 2}  # any will do
+    return CORALLoss(preset=given["preset"], **options).formula
+
+
+def _table(
+    kind: str,
+    title: str,
+    corner: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    groups: Iterable[Places] = (),
+    *,
+    decimals: Sequence[int] | None = None,
+    lowest: bool = False,
+    notes: Sequence[str] = (),
+    unit: str = "repeats",
+    data: str | None = None,
+) -> Table:
+    """A table whose best entries are marked, within each group, and whose marks are explained."""
+    decimals = tuple(decimals or [1] * len(columns))
+    best = set()
+    for group in groups:
+        cells = {(i, j): entry for i, j in group if isinstance(entry := rows[i].entries[j], Cell)}
+        best |= best_of(cells, decimals=decimals[group[0][1]], lowest=lowest) if group else set()
+    notes = (*notes, *_marks_note(rows, unit))
+    return Table(kind, title, corner, tuple(columns), tuple(rows), decimals, frozenset(best), notes, data)
+
+
+def _sampler_rows(cells: Mapping[Label, Cell], algorithms: Sequence[str]) -> list[Row]:
+    """One row for each sampler with its settings, one column for each algorithm."""
+    kinds = sorted({label.under("") for label in cells})
+    return [Row(kind.row_name, tuple(cells.get(kind.under(name)) for name in algorithms), label=kind) for kind in kinds]
+
+
+def _column(rows: Sequence[Row], column: int) -> Places:
+    return [(i, column) for i in range(len(rows))]
+
+
+def _marks_note(rows: Iterable[Row], unit: str) -> list[str]:
+    """Explain the marks of incomplete entries, if there are any."""
+    marks = {entry.mark for row in rows for entry in row.entries if isinstance(entry, Cell)} - {""}
+    notes = []
+    if any(mark[-1:] == ")" and mark[-2].isdigit() for mark in marks):
+        notes.append(f"(n/N): over n of N {unit}, the others failed or are missing; never best")
+    if any(mark.endswith("tasks)") for mark in marks):
+        notes.append("(n/N tasks): over n of N tasks, so not to be compared; never best")
+    if any(mark.endswith("runs)") for mark in marks):
+        notes.append("(n/N runs): n of N runs to choose from finished")
+    return notes
+
+
+def _significant_decimals(rows: Iterable[Row], column: int, *, least: int = 3, most: int = 8) -> int:
+    """Decimals with which the smallest number of a column has two significant digits."""
+    means = [abs(mean) for row in rows if (mean := entry_mean(row.entries[column]))]
+    return min(most, max(least, 1 - math.floor(math.log10(min(means))))) if means else least

@@ -1,0 +1,1 @@
+"""All that exists because of the paper: its theorems, figures, numbers and presets, data sets and rivals."""

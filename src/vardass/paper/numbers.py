@@ -1,0 +1,303 @@
+"""The paper's numbers, and our tables beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from vardass.lab.averages import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
+from vardass.lab.render import Entry, PValue, Row, Table, entry_mean
+from vardass.paper.datasets.office_home import DOMAINS
+
+__all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
+
+PAPER_TASKS = {"camelyon17": 1, "humpbacks": 4, "spawrious": 6, "office-home": 12}
+_REPEATS = 5
+_FEWEST_TASKS = 4  # fewer gains have no rank correlation to speak of
+_UNIFORM = SAMPLERS["uniform"]
+_BY_DATA = ("accuracy", "refresh", "splits", "discrepancy")  # one table for each data set
+_PRINTED = {"seconds": 0, "discrepancy": 3}  # decimals, else one
+_ADAPTING = ("coral", "mmd")
+_OFFICE_HOME = {"".join(filter(str.isalpha, name)).lower(): letter.lower() for letter, name in DOMAINS.items()}
+
+
+@cache
+def _loaded() -> str:
+    return resources.files("vardass.paper").joinpath("numbers.json").read_text(encoding="utf-8")
+
+
+def paper_numbers() -> dict[str, Any]:
+    """All of the paper's tables.
+
+    Returns
+    -------
+    dict
+        ``"accuracy"`` (Table 1), ``"refresh"`` (4), ``"splits"`` and ``"discrepancy"`` (appendix) by data set, and
+        ``"methods"`` (2) and ``"seconds"`` (3). Each table has ``"columns"``, ``"rows"`` (lists of mean and
+        standard error or None, by name) and ``"bold"`` (pairs of row and column), all as printed.
+    """
+    numbers: dict[str, Any] = json.loads(_loaded())
+    return numbers
+
+
+def paper_name(data: DataResults) -> str | None:
+    """The paper's data set that these data are, by the name in tables or by the loader's; None if it has none."""
+    names = [name.lower().replace("_", "-") for name in (data.name, data.dataset)]
+    return next((name for name in names if name in PAPER_TASKS), None)
+
+
+def paper_entry(kind: str, data: str, row: str, column: str, numbers: Mapping[str, Any] | None = None) -> Entry:
+    """One number of the paper, None if it has none.
+
+    Parameters
+    ----------
+    kind : str
+        As ``Table.kind``.
+    data : str
+        A key of ``PAPER_TASKS``.
+    row, column : str
+        Names as in our tables; for tables that have data sets as columns, ``column`` is ignored.
+    numbers : dict, optional
+        What `paper_numbers` gave.
+    """
+    numbers = paper_numbers() if numbers is None else numbers
+    if kind == "ratio":
+        one, uniform = (entry_mean(paper_entry("seconds", data, name, column, numbers)) for name in (row, _UNIFORM))
+        return None if one is None or not uniform else one / uniform
+    if kind not in numbers:
+        return None
+    table = numbers[kind].get(data) if kind in _BY_DATA else numbers[kind]
+    if table is None:
+        return None
+    if kind not in _BY_DATA:
+        column = data
+    elif kind == "refresh":
+        row, column = row.removesuffix(" + VaRDASS") if row.endswith(" + VaRDASS") else "", column.removeprefix("T=")
+    names = {_column_key(name, data): place for place, name in enumerate(table["columns"])}
+    place = names.get(_column_key(column, data))
+    if place is None or row not in table["rows"]:
+        return None
+    mean, stderr = table["rows"][row][place]
+    return float(mean) if stderr is None else Cell(mean, stderr, _REPEATS, _REPEATS)
+
+
+def _column_key(name: str, data: str) -> str:
+    lowered = name.lower()
+    if data == "office-home":  # embeddings have tasks such as Art->Real_World
+        letters = [_OFFICE_HOME.get("".join(filter(str.isalpha, domain))) for domain in lowered.split("->")]
+        return "-".join(filter(None, letters)) if len(letters) == 2 and all(letters) else lowered
+    return lowered.removeprefix("domain ") if data == "humpbacks" else lowered
+
+
+def paper_gain(algorithm: str, row: str) -> tuple[float, int, int] | None:
+    """Average gain in accuracy (points) of a sampler over uniform batches in Table 1.
+
+    Returns
+    -------
+    gain, positive, cases : float, int, int
+        Mean over data sets, in how many it is positive, how many there are. None for a sampler that is not there.
+    """
+    gains = []
+    for table in paper_numbers()["accuracy"].values():
+        if algorithm in table["columns"] and row in table["rows"]:
+            place = table["columns"].index(algorithm)
+            gains.append(table["rows"][row][place][0] - table["rows"][_UNIFORM][place][0])
+    return (sum(gains) / len(gains), sum(gain > 0 for gain in gains), len(gains)) if gains else None
+
+
+def against_paper(tables: list[Table], results: Mapping[str, DataResults]) -> list[Table]:
+    """Our tables with the paper's numbers beside ours, and what to say of data that the paper does not have.
+
+    Tables of these data, and those that the paper has no like of, stay as they are. Other data are compared by the
+    sign of the gain over uniform batches, in a table that follows those of accuracy. Gains by task are compared by
+    rank, in a table that follows those by task.
+    """
+    known = {name: paper_name(data) for name, data in results.items()}
+    shown = [_beside(table, known, results) for table in tables]
+    if any(table.kind == "splits" for table in tables):
+        shown += [table for name, theirs in known.items() if theirs for table in _task_gains(results[name], theirs)]
+    others = [data for name, data in results.items() if known[name] is None]
+    if not any(table.kind in ("accuracy", "methods") for table in tables):
+        return shown
+    return [*shown, *_gain_tables(others)]
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    decimals: int
+    ours: int | None  # its place in our table
+    entries: tuple[Entry, ...]
+
+
+def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str, DataResults]) -> Table:
+    numbers = paper_numbers()
+    columns: list[_Column] = []
+    compared: dict[str, None] = {}
+    for j, name in enumerate(table.columns):
+        columns.append(_Column(name, table.decimals[j], j, tuple(row.entries[j] for row in table.rows)))
+        ours = name if table.data is None else table.data
+        data = known.get(ours)
+        if data is None:
+            continue
+        rows = _papers_rows(table, j)
+        entries = tuple(paper_entry(table.kind, data, row, name, numbers) for row in rows)
+        if any(entry is not None for entry in entries):
+            decimals = min(table.decimals[j], _PRINTED.get(table.kind, 1))
+            columns.append(_Column(f"{name} (paper)", decimals, None, entries))
+            compared[ours] = None
+    notes = [*table.notes]
+    for ours in compared:
+        theirs = PAPER_TASKS[known[ours] or ""]
+        if len(results[ours].tasks) != theirs:
+            notes.append(f"{ours}: ours has {len(results[ours].tasks)} tasks, the paper's {theirs}")
+        notes += _frozen_note(results[ours])
+    absent = [name for name in ([table.data] if table.data else table.columns) if name in known and not known[name]]
+    if absent and table.rows and (table.kind in numbers or table.kind == "ratio"):
+        notes.append(f"not in the paper: {', '.join(absent)}")
+    places = {column.ours: place for place, column in enumerate(columns) if column.ours is not None}
+    return replace(
+        table,
+        columns=tuple(column.name for column in columns),
+        decimals=tuple(column.decimals for column in columns),
+        rows=tuple(
+            replace(row, entries=tuple(column.entries[i] for column in columns)) for i, row in enumerate(table.rows)
+        ),
+        best=frozenset((i, places[j]) for i, j in table.best),
+        notes=tuple(notes),
+    )
+
+
+def _frozen_note(data: DataResults) -> list[str]:
+    if data.dataset != "embeddings":
+        return []
+    return [
+        f"{data.name}: ours are frozen features, which is not the fine-tuning of the paper; compare gains, not levels"
+    ]
+
+
+def _task_gains(data: DataResults, theirs: str) -> list[Table]:
+    """Gains by task, of samplers over uniform batches and of uniform batches over ERM, ours and the paper's."""
+    numbers = paper_numbers()
+
+    def printed(label: Label, task: str) -> float:
+        uniform = replace(label, sampler="uniform") if label.sampler in UNIFORM else label
+        found = entry_mean(paper_entry("splits", theirs, uniform.method_name, task, numbers))
+        return float("nan") if found is None else found
+
+    rows: list[Row] = []
+    for label in data.labels:
+        uniform = label.sampler in UNIFORM
+        reference = data.reference(label.under("erm") if uniform else label, "uniform")
+        if label.algorithm not in _ADAPTING or reference is None:
+            continue
+        ours = 100.0 * (data.values(label) - data.values(reference))
+        mine = [float(column[np.isfinite(column)].mean()) if np.isfinite(column).any() else None for column in ours.T]
+        gains = [printed(label, task) - printed(reference, task) for task in data.tasks]
+        both = [(a, b) for a, b in zip(mine, gains) if a is not None and math.isfinite(b)]
+        if len(both) < _FEWEST_TASKS:
+            continue
+        name = f"{label.method_name} − {reference.method_name}"
+        rows.append(Row(name, (*mine, *_rank_correlation(both)), block=len(rows)))
+        of_paper = tuple(gain if math.isfinite(gain) else None for gain in gains)
+        rows.append(Row("paper", (*of_paper, None, None), f"{name} (paper)", block=len(rows) - 1))
+    if not rows:
+        return []
+    columns = (*data.tasks, "Spearman", "p")
+    note = "Spearman: rank correlation of our gains with the paper's over tasks; p of its t test, for each row alone"
+    return [
+        Table(
+            "task-gains",
+            f"Gain in target accuracy (points) by task, ours and the paper's, {data.name}",
+            "Method",
+            columns,
+            tuple(rows),
+            (*(1,) * len(data.tasks), 2, 3),
+            notes=(note, *_frozen_note(data)),
+            data=data.name,
+        )
+    ]
+
+
+def _rank_correlation(pairs: list[tuple[float, float]]) -> tuple[Entry, Entry]:
+    """Spearman's ρ and its p-value; nothing where one side is constant and so has no ranks."""
+    if any(len(set(side)) == 1 for side in zip(*pairs)):
+        return None, None
+    found = stats.spearmanr(*zip(*pairs))
+    return float(found.statistic), PValue(float(found.pvalue))
+
+
+def _papers_rows(table: Table, column: int) -> list[str]:
+    """What the paper calls the rows of a table.
+
+    Its uniform batches are DomainBed's, which draws with replacement; the number stands beside ours without
+    replacement only where there are none with.
+    """
+    run = {row.label for row in table.rows if row.entries[column] is not None}
+    names = []
+    for row in table.rows:
+        label = row.label
+        if label is None:
+            names.append(row.own_name)
+            continue
+        if label.sampler == "uniform-replacement":
+            label = replace(label, sampler="uniform")
+        elif replace(label, sampler="uniform-replacement") in run and label.sampler == "uniform":
+            names.append("")
+            continue
+        names.append(label.method_name if label.algorithm else label.row_name)
+    return names
+
+
+def _gain_tables(others: list[DataResults]) -> list[Table]:
+    """Data that the paper does not have: whether samplers gain over uniform batches where they do in the paper."""
+    gains: dict[Label, dict[tuple[str, str], Cell]] = defaultdict(dict)
+    for data in others:
+        for label in data.labels:
+            reference = data.reference(label, "uniform")
+            if label.algorithm not in _ADAPTING or reference is None or label.sampler in UNIFORM:
+                continue
+            gains[label.under("")][label.algorithm, data.name] = data.gain(label, reference).cell
+    if not gains:
+        return []
+    seen = {case for found in gains.values() for case in found}
+    cases = {
+        name: [data.name for data in others if (name, data.name) in seen]
+        for name in _ADAPTING
+        if any(algorithm == name for algorithm, _ in seen)
+    }
+    rows = []
+    for kind in sorted(gains):
+        entries: list[Entry] = []
+        same: list[bool] = []
+        for algorithm, names in cases.items():
+            paper = paper_gain(ALGORITHMS[algorithm], kind.row_name)
+            entries.append(None if paper is None else f"{paper[0]:+.1f} ({paper[1]} of {paper[2]} positive)")
+            for name in names:
+                ours = gains[kind].get((algorithm, name))
+                entries.append(None if ours is None or ours.mean is None else f"{ours.mean:+.1f} {ours.mark}".rstrip())
+                if paper is not None and ours is not None and ours.mean is not None and ours.whole:
+                    same.append(ours.mean * paper[0] > 0)
+        entries.append(f"{sum(same)} of {len(same)}" if same else None)
+        rows.append(Row(kind.row_name, tuple(entries)))
+    columns = [f"{ALGORITHMS[name]}, {each}" for name, names in cases.items() for each in ("paper", *names)]
+    return [
+        Table(
+            "gains",
+            "Gain in target accuracy (points) over uniform batches, ours and the paper's average over its data sets",
+            "Sampler",
+            (*columns, "same sign"),
+            tuple(rows),
+            (1,) * (len(columns) + 1),
+            notes=(f"not in the paper, so only signs can be compared: {', '.join(data.name for data in others)}",),
+        )
+    ]
