@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from table_records import best_names, entries, random_records, run
-from vardass.paper import numbers as paper
 from vardass.lab.averages import Cell, collect
 from vardass.lab.record import Record
 from vardass.lab.render import FORMATS, render
 from vardass.lab.spec import load_sweep
 from vardass.lab.tables import make_tables
+from vardass.paper import numbers as paper
 from vardass.paper.theory import spearman
 
 NUMBERS_OF_PAPER = paper.paper_numbers()
