@@ -1,13 +1,24 @@
 """Checks of user input that no other file tests: names, and objects found by their names."""
 
+import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from vardass.errors import InputError
-from vardass.validate import choose, import_by_name, shorten
+from vardass.validate import (
+    as_features,
+    as_weights,
+    check_count,
+    check_number,
+    check_seed,
+    choose,
+    import_by_name,
+    shorten,
+)
 
 
 @pytest.fixture
@@ -84,3 +95,21 @@ def test_long_lists_of_names_are_cut() -> None:
     assert shorten([]) == "none"
     assert shorten(["a", "b"]) == "'a', 'b'"
     assert shorten([str(i) for i in range(9)]) == "'0', '1', '2', '3', '4', '5', ... (9 in all)"
+
+
+@pytest.mark.parametrize(
+    ("refused", "field"),
+    [
+        (lambda: check_count(0, "steps"), "steps"),
+        (lambda: check_number(2.0, "share", low=0.0, high=1.0), "share"),
+        (lambda: choose("sgdd", "optimiser", ("adam", "sgd")), "optimiser"),
+        (lambda: as_weights([0.5], 2, torch.zeros(2), "weights_x"), "weights_x"),
+        (lambda: as_features(torch.zeros(2, 2, 2)), "features"),
+        (lambda: check_seed("now"), "seed"),
+    ],
+)
+def test_an_error_carries_the_name_of_what_is_wrong(refused: Callable[[], object], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        refused()
+    assert caught.value.field == field
+    assert pickle.loads(pickle.dumps(caught.value)).field == field  # errors come back from worker processes

@@ -24,15 +24,24 @@ class VardassError(Exception):
 class InputError(VardassError, ValueError):
     """An argument or a file is not usable; the message names both values and a remedy.
 
+    Attributes
+    ----------
+    field : str or None
+        Name of the argument or setting that cannot be used, where it is one: a command can say which option that is.
+
     Examples
     --------
     >>> import torch, vardass
     >>> try:
-    ...     vardass.stratify(torch.zeros(5, 2), 9)
+    ...     vardass.stratify(torch.zeros(5, 2), 2, solver="min-sums")
     ... except InputError as error:
-    ...     print(isinstance(error, ValueError))
-    True
+    ...     print(isinstance(error, ValueError), error.field)
+    True solver
     """
+
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class MissingExtraError(VardassError, ImportError):

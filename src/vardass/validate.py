@@ -52,6 +52,10 @@ Progress: TypeAlias = Callable[[float, str], object]
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def _unusable(name: str, why: str) -> InputError:
+    return InputError(f"{name} {why}", field=name)
+
+
 def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     """Return a tensor, an array or a list of numbers as a dense tensor without gradient, of its own dtype and device.
 
@@ -67,22 +71,23 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     if isinstance(values, Tensor):
         require_dense(values, name)
         if values.is_quantized:
-            raise InputError(f"{name} must be {what}, got dtype {values.dtype}; convert it with .dequantize()")
+            raise _unusable(name, f"must be {what}, got dtype {values.dtype}; convert it with .dequantize()")
         if values.is_meta:
-            raise InputError(f"{name} must be {what}, got a tensor on the device meta, which holds none")
+            raise _unusable(name, f"must be {what}, got a tensor on the device meta, which holds none")
         return values.detach()
     if masked := int(np.sum(values.mask)) if isinstance(values, np.ma.MaskedArray) else 0:
-        raise InputError(f"{name} have {masked} masked values; use .filled(...), or drop these rows")
+        raise _unusable(name, f"have {masked} masked values; use .filled(...), or drop these rows")
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # rows of unequal length, tensors on another device
-        raise InputError(
-            f"{name} must be {what} in rows of one length, got a {type(values).__name__} that numpy cannot read; "
-            "pad or cut the rows, and move tensors to the CPU"
+        raise _unusable(
+            name,
+            f"must be {what} in rows of one length, got a {type(values).__name__} that numpy cannot read; "
+            "pad or cut the rows, and move tensors to the CPU",
         ) from None
     if array.dtype.kind not in "biufc":
         got = type(values).__name__ if array.ndim == 0 else f"dtype {array.dtype}"
-        raise InputError(f"{name} must be {what}, got {got}; pass a tensor or an array of them")
+        raise _unusable(name, f"must be {what}, got {got}; pass a tensor or an array of them")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         beyond = array.size > 0 and int(array.max()) >= 2**63
         array = array.astype(np.float64 if beyond else np.int64)
@@ -98,7 +103,7 @@ def require_dense(x: Tensor, name: str) -> None:
     """Refuse sparse and nested tensors."""
     if x.is_nested or x.layout != torch.strided:
         kind = "nested" if x.is_nested else str(x.layout)
-        raise InputError(f"{name} must be a dense tensor, got a {kind} one; convert it with .to_dense()")
+        raise _unusable(name, f"must be a dense tensor, got a {kind} one; convert it with .to_dense()")
 
 
 def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = True) -> Tensor:
@@ -114,13 +119,13 @@ def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = Tr
     """
     x = as_tensor(x, name)
     if x.is_complex() or x.dtype == torch.bool:
-        raise InputError(f"{name} must be real numbers, got dtype {x.dtype}; convert it with x.float()")
+        raise _unusable(name, f"must be real numbers, got dtype {x.dtype}; convert it with x.float()")
     if x.ndim == 1:
         x = x[:, None]
     if x.ndim != 2:
-        raise InputError(f"{name} must have shape (n, d), got {tuple(x.shape)}; flatten each sample with x.flatten(1)")
+        raise _unusable(name, f"must have shape (n, d), got {tuple(x.shape)}; flatten each sample with x.flatten(1)")
     if x.shape[0] == 0 or x.shape[1] == 0:
-        raise InputError(f"{name} must have at least one row and one column, got shape {tuple(x.shape)}")
+        raise _unusable(name, f"must have at least one row and one column, got shape {tuple(x.shape)}")
     if not x.is_floating_point() or x.dtype in _HALF:
         x = x.float()
     if check_finite:
@@ -135,8 +140,8 @@ def _require_finite(x: Tensor, name: str, remedy: str = "drop these rows or fix 
     bad = (~torch.isfinite(x)).any(1).nonzero().flatten()
     if len(bad):
         shown = ", ".join(str(int(i)) for i in bad[:5]) + (", ..." if len(bad) > 5 else "")
-        raise InputError(
-            f"{name} have NaN or infinite values in {len(bad)} of {x.shape[0]} rows (rows {shown}); {remedy}"
+        raise _unusable(
+            name, f"have NaN or infinite values in {len(bad)} of {x.shape[0]} rows (rows {shown}); {remedy}"
         )
 
 
@@ -155,19 +160,19 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
         return None
     w = as_tensor(weights, name)
     if w.is_complex() or w.dtype == torch.bool:
-        raise InputError(f"{name} must be real numbers, got dtype {w.dtype}; use stratum size / n")
+        raise _unusable(name, f"must be real numbers, got dtype {w.dtype}; use stratum size / n")
     if w.ndim != 1 or len(w) != n:
-        raise InputError(
-            f"{name} must have shape ({n},), one for each row, got {tuple(w.shape)}; pass the weights of this batch"
+        raise _unusable(
+            name, f"must have shape ({n},), one for each row, got {tuple(w.shape)}; pass the weights of this batch"
         )
     if w.device.type == "cpu":
         total = float(w.sum(dtype=torch.float64))
         if not math.isfinite(total) or (n > 0 and float(w.min()) < 0):
-            raise InputError(f"{name} must be finite and not negative; use stratum size / n")
+            raise _unusable(name, "must be finite and not negative; use stratum size / n")
         # each weight is off by half a unit of its own rounding: in bfloat16 the sum by up to 0.004
         rounding = torch.finfo(w.dtype).eps if w.is_floating_point() else 0.0
         if abs(total - 1.0) > max(1e-3, rounding):
-            raise InputError(f"{name} must sum to 1, got {total:.6g}; divide them by their sum" + _part_of_batch(total))
+            raise _unusable(name, f"must sum to 1, got {total:.6g}; divide them by their sum" + _part_of_batch(total))
     return w.to(device=like.device, dtype=like.dtype)
 
 
@@ -185,11 +190,11 @@ def as_labels(labels: ArrayLike, n: int, name: str = "labels") -> Tensor:
     """Return ``labels``, any whole numbers, as an int64 tensor of shape (n,) on its own device."""
     labels = as_tensor(labels, name, "whole numbers")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"{name} must be whole numbers, got dtype {labels.dtype}; number the groups 0..k-1")
+        raise _unusable(name, f"must be whole numbers, got dtype {labels.dtype}; number the groups 0..k-1")
     if labels.shape != (n,):
-        raise InputError(
-            f"{name} must have shape ({n},), one for each row, got {tuple(labels.shape)}; "
-            f"pass the {name} of these samples"
+        raise _unusable(
+            name,
+            f"must have shape ({n},), one for each row, got {tuple(labels.shape)}; pass the {name} of these samples",
         )
     return labels.long()
 
@@ -198,12 +203,13 @@ def as_numbers(values: ArrayLike, n: int, name: str = "labels") -> Tensor:
     """Return ``values`` (n,) or (n, m), finite real numbers, as a float64 tensor (n, m) on its own device."""
     values = as_tensor(values, name)
     if values.is_complex() or values.dtype == torch.bool:
-        raise InputError(f"{name} must be real numbers, got dtype {values.dtype}; convert them to floats")
+        raise _unusable(name, f"must be real numbers, got dtype {values.dtype}; convert them to floats")
     found = values[:, None] if values.ndim == 1 else values
     if found.ndim != 2 or len(found) != n or not found.shape[1]:
-        raise InputError(
-            f"{name} must have shape ({n},) or ({n}, m), a number or m of them for each row, got "
-            f"{tuple(values.shape)}; pass those of these samples"
+        raise _unusable(
+            name,
+            f"must have shape ({n},) or ({n}, m), a number or m of them for each row, got "
+            f"{tuple(values.shape)}; pass those of these samples",
         )
     found = found.double()
     _require_finite(found, name, "drop these rows or fill them in")
@@ -213,11 +219,11 @@ def as_numbers(values: ArrayLike, n: int, name: str = "labels") -> Tensor:
 def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None, remedy: str = "") -> int:
     """Return ``value`` as an int within ``[low, high]`` or raise an InputError that names both."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InputError(f"{name} must be a whole number, got {value!r}")
+        raise _unusable(name, f"must be a whole number, got {value!r}")
     number = int(value)
     if number < low or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InputError(f"{name} must be {bounds}, got {number}" + (f"; {remedy}" if remedy else ""))
+        raise _unusable(name, f"must be {bounds}, got {number}" + (f"; {remedy}" if remedy else ""))
     return number
 
 
@@ -228,14 +234,14 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < below or float(value) > high:
         bounds = f"a number of at least {low:g}" + ("" if below == math.inf else f" and below {below:g}")
         bounds += "" if high == math.inf else f" and at most {high:g}"
-        raise InputError(f"{name} must be {bounds}, got {value!r}" + (f"; {remedy}" if remedy else ""))
+        raise _unusable(name, f"must be {bounds}, got {value!r}" + (f"; {remedy}" if remedy else ""))
     return float(value)
 
 
 def check_flag(value: Any, name: str) -> bool:
     """Return ``value`` if it is True or False; texts such as "no" would count as true."""
     if not isinstance(value, bool):
-        raise InputError(f"{name} must be true or false, got {value!r}")
+        raise _unusable(name, f"must be true or false, got {value!r}")
     return value
 
 
@@ -253,9 +259,9 @@ def check_seed(seed: Any) -> int:
     if seed is None:
         return 0
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InputError(f"seed must be a whole number or a torch.Generator, got {seed!r}; use seed=0")
+        raise _unusable("seed", f"must be a whole number or a torch.Generator, got {seed!r}; use seed=0")
     if not -(2**63) <= seed < 2**64:
-        raise InputError(f"seed must be between -2**63 and 2**64 - 1, got {seed}; use a smaller one")
+        raise _unusable("seed", f"must be between -2**63 and 2**64 - 1, got {seed}; use a smaller one")
     return int(seed)
 
 
@@ -284,7 +290,8 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     by_lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(str(given).lower(), by_lower, n=1, cutoff=0.5)
     hint = f"did you mean {by_lower[near[0]]!r}? known: " if near else "choose one of "
-    return InputError(f"unknown {kind} {given!r}; {hint}{', '.join(names) or 'none'}")
+    message = f"unknown {kind} {given!r}; {hint}{', '.join(names) or 'none'}"
+    return InputError(message, field=kind if kind.isidentifier() else None)
 
 
 def choose(value: Value, kind: str, choices: Iterable[str], *, any_case: bool = False) -> Value:
