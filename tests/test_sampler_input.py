@@ -174,7 +174,7 @@ SET_BY_SAMPLER = {
     PairedBatchSampler: ("other_batch_size",),  # must be batch_size
 }
 OF_GREEDY = {"trials", "parallel", "patience", "max_iter"}
-SAMPLERS = {kind for kind, _ in registry._NAMED.values()}
+SAMPLERS = set(registry._KINDS.values())
 EACH_OPTION = sorted(
     (
         (kind, option)
