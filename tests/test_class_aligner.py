@@ -11,15 +11,14 @@ import torch
 from sweep_yaml import changed, load
 from test_trainer import Stop, assert_same_run
 from vardass.adapt.algorithms.erm import ERM
-from vardass.adapt.class_aligner import explained_by_shares
 from vardass.adapt.config import RunConfig
-from vardass.adapt.evaluation import ALIGNMENT_KERNEL
 from vardass.adapt.trainer import Trainer
 from vardass.cli.run_options import settings_of
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, split_task
 from vardass.errors import InputError
 from vardass.kernels import fitted_kernel
 from vardass.samplers import UniformBatchSampler
+from vardass.samplers.class_alignment import ALIGNMENT_KERNEL, explained_by_shares
 
 CLASSES = 3
 

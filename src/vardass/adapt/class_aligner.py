@@ -11,20 +11,18 @@ from torch import Tensor
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.algorithms.registry import algorithm_uses_target
 from vardass.adapt.batches import Stream
-from vardass.adapt.evaluation import ALIGNMENT_KERNEL, outputs, some_rows
+from vardass.adapt.evaluation import outputs
 from vardass.errors import InputError
-from vardass.kernels import fitted_kernel
-from vardass.samplers.class_alignment import ClassAlignment, align_classes
+from vardass.samplers.class_alignment import EXPLAINED, ClassAlignment, align_classes, explained_by_shares
 from vardass.samplers.registry import check_takes_shares
 from vardass.validate import check_count, check_number, unknown
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
-__all__ = ["ClassAligner", "explained_by_shares"]
+__all__ = ["ClassAligner"]
 
 _START = 300  # steps before the first pseudo-labels: a network that is not adapted yet gives many wrong ones
-_EXPLAINED = 0.35  # spoken digits, of equal shares, have at most 0.17; sketches of PACS, whose shares differ, 0.38
 
 
 class ClassAligner:
@@ -62,7 +60,7 @@ class ClassAligner:
         self.options = dict(config.class_options)
         self.start = self.options.pop("start", _START)
         self.early = self.options.pop("early", self.start)
-        self.explained = self.options.pop("explained", _EXPLAINED)
+        self.explained = self.options.pop("explained", EXPLAINED)
         self.log: dict[str, float] = {}
         for name, stream in streams.items():
             if getattr(stream.sampler, "strata_count", None) is None:
@@ -139,54 +137,6 @@ class ClassAligner:
         distance = _distance(source.labels.cpu(), logits.argmax(1).cpu(), logits.shape[1])
         self.log = {**_numbers(found), "classes/distance": distance}
         return found.by_domain
-
-
-def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicted: Tensor) -> float:
-    """How much of MMD² between two domains vanishes if the source's classes get the shares of the target's predictions.
-
-    With G the mean kernel values between the source's classes, h those between classes and the target, the source with
-    class shares q has MMD²(q) = qᵀ G q - 2 qᵀ h + const, all means over pairs of different samples. Near 1 only shares
-    differ; near 0, or below, the classes themselves look different.
-
-    Parameters
-    ----------
-    source, target : Tensor of shape (n_s, d), (n_t, d)
-        Features; of more than 1,000 rows some are looked at.
-    labels, predicted : Tensor of shape (n_s,), (n_t,)
-        Classes of the source, and those that the network gives the target.
-
-    Examples
-    --------
-    >>> classes = torch.tensor([0, 1]).repeat_interleave(torch.tensor([30, 10]))
-    >>> z = 5.0 * classes[:, None] + torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    >>> flipped = (1 - classes).sort().values
-    >>> other = 5.0 * flipped[:, None] + torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-    >>> explained_by_shares(z, classes, other, flipped) > 0.9
-    True
-    >>> explained_by_shares(z, classes, z + 9.0, classes)
-    0.0
-    """
-    x, y = some_rows(source), some_rows(target)
-    if min(len(x), len(y)) < 2:
-        return 0.0  # no pairs
-    labels = some_rows(labels).long().to(x.device)
-    known = torch.unique(labels)  # a class without samples has no mean embedding
-    member = (labels[:, None] == known).double().to(x.device)
-    kernel = fitted_kernel(ALIGNMENT_KERNEL, torch.cat([x, y]))
-    own, across, rest = (kernel.matrix(a, b) for a, b in ((x, x), (x, y), (y, y)))
-    counts = member.sum(0)
-    pairs = counts[:, None] * counts - counts.diag()
-    between = (member.T @ own.fill_diagonal_(0.0) @ member) / pairs.clamp_min(1.0)
-    to_target = (member.T @ across).mean(1) / counts
-    constant = rest.fill_diagonal_(0.0).sum() / (len(y) * (len(y) - 1))
-    given = (predicted.to(x.device)[:, None] == known).double().mean(0)
-
-    def distance(shares: Tensor) -> float:
-        q = shares / shares.sum().clamp_min(torch.finfo(shares.dtype).tiny)
-        return float(q @ between @ q - 2.0 * q @ to_target + constant)
-
-    before = distance(counts)
-    return 0.0 if before <= 0.0 else 1.0 - distance(given) / before
 
 
 def _need_target(shares: str, algorithm: str, *, uses_target: bool) -> None:

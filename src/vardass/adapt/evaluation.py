@@ -18,8 +18,8 @@ from vardass.adapt.regression import regression_scores
 from vardass.data.domains import Domain, LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
-from vardass.kernels import RBFMixture
 from vardass.losses import mmd2
+from vardass.samplers.class_alignment import ALIGNMENT_KERNEL, some_rows
 from vardass.validate import as_labels, choose, row_blocks
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ __all__ = [
 
 _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
 _BLOCK_NUMBERS = 2**22  # similarities held at a time
-_ALIGNMENT_ROWS = 1000  # of each domain; the discrepancy looks at all pairs
-ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
-"""By which networks are compared: bandwidths follow the median distance, so that shrinking features gains nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,12 +225,6 @@ def _entropy(p: Tensor) -> Tensor:
     """Entropy of each row, in nats: (n,)."""
     entropy: Tensor = torch.special.entr(p).sum(1)
     return entropy
-
-
-def some_rows(features: Tensor) -> Tensor:
-    """At most 1,000 rows of features (n, ...), evenly spaced, in double precision."""
-    step = -(-len(features) // _ALIGNMENT_ROWS)
-    return features.detach()[::step].double()
 
 
 def _check_logits(logits: Tensor) -> None:
