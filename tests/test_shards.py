@@ -16,9 +16,8 @@ from vardass.errors import InputError
 from vardass.kernels import RBFMixture, fitted_kernel
 from vardass.samplers import StratifiedBatchSampler
 from vardass.shards import ShardDataset, ShardStrata, stratify_shards
-from vardass.shards.rule import Rule, Totals, fit_rule
-from vardass.shards.stratification import draw_rows
 from vardass.solvers.problem import LowRankProblem
+from vardass.solvers.rule import Rule, Totals, draw_rows, fit_rule
 from vardass.variance import stratified_variance
 
 pa = pytest.importorskip("pyarrow")
@@ -121,7 +120,8 @@ def test_scores_are_what_a_row_adds_to_a_stratum():
 def test_prices_keep_the_shares_of_the_sample_among_new_rows():
     sample, new = torch.randn(22_500, 32, generator=torch.Generator().manual_seed(0)).split((2500, 20_000))
     kernel = KERNEL.fit(sample)  # most of its variance is out of reach, so sizes matter most
-    rule, labels = fit_rule(sample, 32, kernel, rank=None, seed=0)
+    sampled = fit_rule(sample, np.arange(len(sample)), 32, kernel, rank=None, seed=0)
+    rule, labels = sampled.rule, sampled.labels
     problem = rule.embed(new)
 
     def judge(rule):

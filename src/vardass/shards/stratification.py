@@ -37,17 +37,24 @@ from vardass.lowrank import FeatureMap
 from vardass.samplers.base import kernel_name
 from vardass.shards.engines import each
 from vardass.shards.files import Part, Shard, cut, expand, open_shards, read_part, sample_rows
-from vardass.shards.rule import Embedding, Rule, Totals, fit_rule
-from vardass.solvers.evaluate import mean_missed
+from vardass.solvers.rule import (
+    JUDGED_ROWS,
+    Embedding,
+    Rule,
+    SampledRule,
+    Totals,
+    default_sample,
+    draw_rows,
+    fit_rule,
+)
 from vardass.strata import Strata, StrataSummary
 from vardass.validate import Progress, check_count, check_seed
 
-__all__ = ["ShardStrata", "default_sample", "stratify_shards"]
+__all__ = ["ShardStrata", "stratify_shards"]
 
 _RULE = Path("work", "rule.npz")
 _FORMAT = "vardass-shards"
 _VERSION = 1
-_JUDGED_ROWS = 2**14  # rows on which it is measured what low-rank features miss of distances
 _READ, _SOLVED = 0.1, 0.2  # of the progress: the sample is read; the rule is found
 
 
@@ -147,11 +154,6 @@ class ShardStrata(StrataSummary):
             sizes=torch.tensor(found.pop("sizes")),
             **found,
         )
-
-
-def default_sample(k: int) -> int:
-    """Rows that strata are found on: 131,072, or 512 for each stratum if that is more."""
-    return max(2**17, 512 * k)
 
 
 def stratify_shards(
@@ -303,20 +305,16 @@ def _labels_files(folder: Path, files: Sequence[Path]) -> list[Path]:
 class _Job(NamedTuple):
     """What each worker has to know."""
 
-    rule: Rule
+    sampled: SampledRule
     columns: Columns | None
     width: int
     work: Path
-    rows: NDArray[np.int64]  # of the sample, rising
-    labels: Tensor  # theirs
 
 
 class _Plan(NamedTuple):
     """What the sample led to."""
 
-    rule: Rule
-    rows: NDArray[np.int64]
-    labels: Tensor
+    sampled: SampledRule
     judged_rows: NDArray[np.int64]
     judged: Tensor  # their features (m, d)
 
@@ -346,13 +344,14 @@ class _Run:
         planned = time.perf_counter()
         self._label(plan)
         passed = time.perf_counter()
-        totals = self._totals(plan.rule)
-        judged = self._judge(plan, totals)
+        rule = plan.sampled.rule
+        totals = self._totals(rule)
+        judged = plan.sampled.judge(totals, plan.judged, plan.judged_rows, self.settings["seed"])
         for shard, target in zip(self.shards, _labels_files(self.folder, [s.path for s in self.shards])):
             self._write_labels(shard, target)
         info = {
-            "sample": len(plan.rows),
-            "rank": plan.rule.sums.shape[1],
+            "sample": len(plan.sampled.rows),
+            "rank": rule.sums.shape[1],
             "captured": 1.0 - float(totals.residual.sum() / totals.spread.sum().clamp_min(1e-300)),
             "parts": len(self.parts),
             "seconds_sample": planned - clock,
@@ -364,9 +363,9 @@ class _Run:
             "rows": [shard.rows for shard in self.shards],
             "d": plan.judged.shape[1],
             "sizes": totals.sizes.long().tolist(),
-            **judged,
+            **asdict(judged),
             "solver": "min-sum",
-            "kernel": repr(plan.rule.embedding.feature_map.kernel),
+            "kernel": repr(rule.embedding.feature_map.kernel),
             "info": info,
         }
         write_text(self.folder / "strata.json", _json(result))
@@ -378,17 +377,17 @@ class _Run:
         target = self.folder / _RULE
         if not target.exists():
             rows = draw_rows(self.n, self.settings["sample"], self.settings["seed"], 0)
-            judged_rows = draw_rows(self.n, _JUDGED_ROWS, self.settings["seed"], 1)
+            judged_rows = draw_rows(self.n, JUDGED_ROWS, self.settings["seed"], 1)
             wanted = np.union1d(rows, judged_rows)
             features = self._read_rows(wanted)
             x = features[np.searchsorted(wanted, rows)]
             kernel = fitted_kernel(self.kernel, x)
             self.progress(_READ, f"strata of {len(rows):,} rows")
-            rule, labels = fit_rule(
-                x, self.settings["k"], kernel, rank=self.settings["rank"], seed=self.settings["seed"]
+            sampled = fit_rule(
+                x, rows, self.settings["k"], kernel, rank=self.settings["rank"], seed=self.settings["seed"]
             )
             judged = features[np.searchsorted(wanted, judged_rows)]
-            _save_plan(target, _Plan(rule, rows, labels, judged_rows, judged))
+            _save_plan(target, _Plan(sampled, judged_rows, judged))
         return _load_plan(target, self.kernel)
 
     def _read_rows(self, rows: NDArray[np.int64]) -> Tensor:
@@ -419,7 +418,7 @@ class _Run:
 
     def _label(self, plan: _Plan) -> None:
         todo = [(i, part) for i, part in enumerate(self.parts) if not self._part_file(i).exists()]
-        job = _Job(plan.rule, self.columns, plan.judged.shape[1], self.folder / "work", plan.rows, plan.labels)
+        job = _Job(plan.sampled, self.columns, plan.judged.shape[1], self.folder / "work")
         left = sum(part.rows for _, part in todo)
         report = _with_time_left(self.progress, self.n, self.n - left)
         for i, _ in each(_label_task, job, todo, engine=self.engine, workers=self.workers):
@@ -434,32 +433,6 @@ class _Run:
                 totals.add_totals(Totals(*(torch.from_numpy(found[name]) for name in vars(totals))))
         return totals
 
-    def _judge(self, plan: _Plan, totals: Totals) -> dict[str, float]:
-        """Variances: low-rank distances between all rows, and what they miss on random pairs of a sample."""
-        x = plan.rule.embedding.shifted(plan.judged)
-        problem = plan.rule.embed(plan.judged)
-        labels = plan.rule.assign(problem)
-        place = np.searchsorted(plan.rows, plan.judged_rows).clip(max=len(plan.rows) - 1)
-        kept = torch.from_numpy(plan.rows[place] == plan.judged_rows)
-        labels = torch.where(kept, plan.labels[torch.from_numpy(place)], labels)
-        generator = torch.Generator().manual_seed(self.settings["seed"])
-        kernel = plan.rule.embedding.feature_map.kernel
-
-        def judge(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
-            pairs = float((sums.sizes * (sums.sizes - 1)).sum()) / 2
-            missed, error = mean_missed(problem, groups, len(sums.sizes), x, kernel, generator)
-            scale = draws * float(self.n) ** 2
-            return max(0.0, sums.objective() + pairs * missed) / scale, pairs * error / scale
-
-        variance, stderr = judge(totals, labels, 1)
-        uniform, uniform_stderr = judge(totals.together(), torch.zeros_like(labels), plan.rule.k)
-        return {
-            "variance": variance,
-            "variance_stderr": stderr,
-            "uniform_variance": uniform,
-            "uniform_stderr": uniform_stderr,
-        }
-
     def _write_labels(self, shard: Shard, target: Path) -> None:
         if target.exists():
             return
@@ -470,14 +443,6 @@ class _Run:
     def _part_labels(self, i: int) -> NDArray[np.int32]:
         with np.load(self._part_file(i), allow_pickle=False) as found:
             return np.asarray(found["labels"])
-
-
-def draw_rows(n: int, count: int, seed: int, stream: int) -> NDArray[np.int64]:
-    """``count`` distinct rows of n, each with the same probability, rising; other streams are independent."""
-    if count >= n:
-        return np.arange(n)
-    numbers = np.random.default_rng([seed % 2**64, stream])
-    return np.sort(numbers.choice(n, count, replace=False, shuffle=False))
 
 
 def _with_time_left(progress: Progress, n: int, done: int) -> Callable[[int], None]:
@@ -502,14 +467,13 @@ def _read_task(columns: Columns | None, task: tuple[Part, NDArray[np.int64]]) ->
 def _label_task(job: _Job, task: tuple[int, Part]) -> None:
     """Label the rows of a part, and write the labels with what the variance needs to know of them."""
     i, part = task
-    totals = Totals.zero(*job.rule.sums.shape)
+    rule = job.sampled.rule
+    totals = Totals.zero(*rule.sums.shape)
     found, start = [], part.start
     for x in read_part(part, job.columns, job.width):
-        job.rule.embedding.feature_map.kernel.check_range(x)
-        problem = job.rule.embed(x)
-        labels = job.rule.assign(problem)
-        first, last = np.searchsorted(job.rows, (start, start + len(x)))
-        labels[job.rows[first:last] - start] = job.labels[first:last]
+        rule.embedding.feature_map.kernel.check_range(x)
+        problem = rule.embed(x)
+        labels = job.sampled.assign(problem, np.arange(start, start + len(x)))
         totals.add(problem, labels)
         found.append(labels.int())
         start += len(x)
@@ -527,7 +491,8 @@ _KERNEL_STATE = "kernel_"
 
 
 def _save_plan(path: Path, plan: _Plan) -> None:
-    rule, embedding = plan.rule, plan.rule.embedding
+    rule = plan.sampled.rule
+    embedding = rule.embedding
     state = embedding.feature_map.kernel.state()
     tensors = {
         "landmarks": embedding.feature_map.landmarks,
@@ -537,13 +502,13 @@ def _save_plan(path: Path, plan: _Plan) -> None:
         "shares": rule.shares,
         "sums": rule.sums,
         "prices": rule.prices,
-        "labels": plan.labels,
+        "labels": plan.sampled.labels,
         "judged": plan.judged,
     }
     arrays = {name: value.numpy() for name, value in tensors.items() if value is not None}
     arrays |= {_KERNEL_STATE + name: np.asarray(value) for name, value in state.items()}
     with atomic_write(path) as file:
-        np.savez(file, rows=plan.rows, judged_rows=plan.judged_rows, **arrays)  # type: ignore[arg-type]
+        np.savez(file, rows=plan.sampled.rows, judged_rows=plan.judged_rows, **arrays)  # type: ignore[arg-type]
 
 
 def _load_plan(path: Path, kernel: Kernel) -> _Plan:
@@ -558,7 +523,8 @@ def _load_plan(path: Path, kernel: Kernel) -> _Plan:
     feature_map = FeatureMap(kernel.with_state(state), tensors.get("landmarks"), tensors["transform"])
     embedding = Embedding(feature_map, tensors.get("shift"), tensors["mean"])
     rule = Rule(embedding, tensors["shares"], tensors["sums"], tensors["prices"])
-    return _Plan(rule, arrays["rows"], tensors["labels"], arrays["judged_rows"], tensors["judged"])
+    sampled = SampledRule(rule, arrays["rows"], tensors["labels"])
+    return _Plan(sampled, arrays["judged_rows"], tensors["judged"])
 
 
 def _write_labels(target: Path, rows: int, parts: Iterator[NDArray[np.int32]]) -> None:

@@ -12,17 +12,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.kernels import Kernel, LinearKernel
 from vardass.lowrank import FeatureMap, LowRankFeatures, fit_feature_map
-from vardass.solvers import stratify
+from vardass.solvers.evaluate import Evaluation, mean_missed
 from vardass.solvers.problem import LowRankProblem
-from vardass.solvers.stratification import default_rank
+from vardass.solvers.stratification import default_rank, stratify
 from vardass.validate import row_blocks
 
-__all__ = ["Embedding", "Rule", "Totals", "fit_rule"]
+__all__ = ["JUDGED_ROWS", "Embedding", "Rule", "SampledRule", "Totals", "default_sample", "draw_rows", "fit_rule"]
+
+JUDGED_ROWS = 2**14
+"""Rows on which it is measured what low-rank features miss of distances."""
 
 _BLOCK_ROWS = 4096  # rows whose scores are computed together: they stay in cache
 _PRICED_ROWS = 2**16  # rows of the sample that prices are found on
@@ -147,8 +152,73 @@ class Rule:
         return LowRankProblem(found.features, found.residual)
 
 
-def fit_rule(x: Tensor, k: int, kernel: Kernel, *, rank: int | None, seed: int) -> tuple[Rule, Tensor]:
-    """Stratify a sample ``x`` (m, d) under a fitted ``kernel``; the rule and the labels (m,) of the sample."""
+@dataclass(frozen=True)
+class SampledRule:
+    """A rule and the sample that it was found on, whose rows keep the strata that the solver gave them.
+
+    Attributes
+    ----------
+    rule : Rule
+        For all other rows.
+    rows : array of shape (m,)
+        Numbers of the sample's rows among all, rising.
+    labels : Tensor of shape (m,)
+        Their strata.
+    """
+
+    rule: Rule
+    rows: NDArray[np.int64]
+    labels: Tensor
+
+    def assign(self, problem: LowRankProblem, numbers: NDArray[np.int64]) -> Tensor:
+        """Strata (b,) of embedded rows with the given numbers (b,)."""
+        place = torch.from_numpy(np.searchsorted(self.rows, numbers).clip(max=len(self.rows) - 1))
+        kept = torch.from_numpy(self.rows)[place] == torch.from_numpy(numbers)
+        return torch.where(kept, self.labels[place], self.rule.assign(problem))
+
+    def judge(self, totals: Totals, x: Tensor, numbers: NDArray[np.int64], seed: int) -> Evaluation:
+        """Variances: low-rank distances between all rows, and what they miss on random pairs of some rows ``x``.
+
+        Parameters
+        ----------
+        totals : Totals
+            Of all rows.
+        x : Tensor of shape (b, d)
+            A sample of the rows that is independent of the rule's.
+        numbers : array of shape (b,)
+            Theirs.
+        seed : int
+            For the pairs.
+        """
+        rule, n = self.rule, float(totals.sizes.sum())
+        problem = rule.embed(x)
+        labels = self.assign(problem, numbers)
+        generator = torch.Generator().manual_seed(seed)
+        seen, kernel = rule.embedding.shifted(x), rule.embedding.feature_map.kernel
+
+        def judged(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
+            pairs = float((sums.sizes * (sums.sizes - 1)).sum()) / 2
+            missed, error = mean_missed(problem, groups, len(sums.sizes), seen, kernel, generator)
+            return max(0.0, sums.objective() + pairs * missed) / (draws * n**2), pairs * error / (draws * n**2)
+
+        return Evaluation(*judged(totals, labels, 1), *judged(totals.together(), torch.zeros_like(labels), rule.k))
+
+
+def default_sample(k: int) -> int:
+    """Rows that strata are found on: 131,072, or 512 for each stratum if that is more."""
+    return max(2**17, 512 * k)
+
+
+def draw_rows(n: int, count: int, seed: int, stream: int) -> NDArray[np.int64]:
+    """``count`` distinct rows of n, each with the same probability, rising; other streams are independent."""
+    if count >= n:
+        return np.arange(n)
+    numbers = np.random.default_rng([seed % 2**64, stream])
+    return np.sort(numbers.choice(n, count, replace=False, shuffle=False))
+
+
+def fit_rule(x: Tensor, rows: NDArray[np.int64], k: int, kernel: Kernel, *, rank: int | None, seed: int) -> SampledRule:
+    """Stratify a sample ``x`` (m, d), the given ``rows`` (m,) of all, under a fitted ``kernel``."""
     generator = torch.Generator().manual_seed(seed)
     shift = x.mean(0) if isinstance(kernel, LinearKernel) else None
     seen = x if shift is None else x - shift
@@ -162,7 +232,8 @@ def fit_rule(x: Tensor, k: int, kernel: Kernel, *, rank: int | None, seed: int) 
     totals.add(problem, labels)
     shares, sums, start = ((value / len(x)).float() for value in (totals.sizes, totals.sums, totals.spread))
     unpriced = Rule(Embedding(feature_map, shift, mean), shares, sums, start)
-    return Rule(unpriced.embedding, shares, sums, _prices(unpriced, problem, generator)), labels
+    rule = Rule(unpriced.embedding, shares, sums, _prices(unpriced, problem, generator))
+    return SampledRule(rule, rows, labels)
 
 
 def _prices(rule: Rule, problem: LowRankProblem, generator: torch.Generator) -> Tensor:
