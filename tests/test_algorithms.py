@@ -28,6 +28,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("mmd", {"estimator": "reference"}),
     ("mmd", {"ema": 0.8, "ema_frequencies": 16}),
     ("mmd", {"limit": 1.0}),
+    ("mmd", {"confusion": 0.3}),
     ("mmd+sdat", {"joint_forward": True}),
     ("coral", {}),
     ("coral", {"preset": "paper"}),
@@ -195,6 +196,21 @@ def test_ramp_by_hand() -> None:
         parts = algorithm.losses(*batches(), step)
         gained = (parts["total"] - parts["task"]).item()
         assert gained == pytest.approx(2.0 * share * parts["coral"].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
+def test_confusion_is_that_of_mcc_and_rises_with_the_penalty(penalty: float) -> None:
+    source, target = batches(weighted=True)
+    rule = build("mmd", {"penalty": penalty, "confusion": 0.5, "delay": 1, "ramp": 2})
+    alone = class_confusion(rule.network.head(rule.features(target.x)), target.weights)
+    for step, risen in enumerate([0.0, 0.0, 0.5, 1.0]):
+        found = rule.losses(source, target, step)
+        torch.testing.assert_close(found["confusion"], alone)
+        expected = found["task"] + risen * (penalty * found["mmd"] + 0.5 * alone)
+        torch.testing.assert_close(found["total"], expected)
+    assert rule.full_strength == 3
+    with pytest.raises(InputError, match=r"confusion=0.5 needs classes"):
+        build("mmd", {"confusion": 0.5, "regression": True})
 
 
 @pytest.mark.parametrize("d", [2, 64])

@@ -125,6 +125,21 @@ def test_values_that_json_lacks_become_null(tmp_path, monkeypatch):
     assert read_records(tmp_path.parent / tmp_path.name / "record.json") == [record]
 
 
+def test_relative_coral_does_not_change_with_the_scale_of_features(monkeypatch):
+    (spec,) = make_runs(1, 2)
+    x, y = (torch.randn(50, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    splits = type("Splits", (), {"source_val": [0], "target_test": [1]})
+    found = []
+    for scale in (1.0, 0.01):
+        monkeypatch.setattr(execute_module, "_features", lambda _, domain, scale=scale: scale * (x, y)[domain[0]])
+        found.append(execute_module._discrepancies(None, splits))
+    cov = [torch.cov(z.T, correction=0) for z in (x, y)]
+    by_hand = (cov[0] - cov[1]).square().sum() / (cov[0].square().sum() + cov[1].square().sum()) * 2.0
+    assert found[0]["coral_relative"] == pytest.approx(float(by_hand), rel=1e-5)
+    assert found[1]["coral_relative"] == pytest.approx(found[0]["coral_relative"], rel=1e-5)
+    assert found[1]["coral"] < 1e-6 * found[0]["coral"]
+
+
 def test_two_workers_never_share_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "_LOCK_SECONDS", 0.1)
     (spec,) = make_runs(1, 2)

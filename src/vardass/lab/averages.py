@@ -70,7 +70,7 @@ SAMPLERS = {
 UNIFORM = ("uniform-replacement", "uniform")  # DomainBed and the paper draw with replacement
 OURS = ("vardass", "stratified", "ordered", "balanced")  # the samplers that Table 2 sets against other methods
 
-_METRICS = ("target_accuracy", "source_accuracy", "score", "mmd2", "coral")  # of ``Record.result``
+_METRICS = ("target_accuracy", "source_accuracy", "score", "mmd2", "coral", "coral_relative")  # of ``Record.result``
 _TIE = 1e-9
 _PLACE = ["label", "task", "repeat"]  # has one chosen run
 

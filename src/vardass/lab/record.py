@@ -176,7 +176,7 @@ class Record:
     result : dict
         ``"target_accuracy"``, ``"source_accuracy"`` in [0, 1], ``"target_samples"``, ``"selected_step"``,
         ``"score"`` by which runs of a search are compared, ``"mmd2"`` and ``"coral"`` between held-out source and
-        target features of the chosen model.
+        target features of the chosen model; ``"coral_relative"`` is over the mean of |R_s|² and |R_t|².
     curve : list of dict
         One entry for each evaluation, as in ``metrics.jsonl``, with the accuracy on the target's test part, which the
         run itself did not see.

@@ -181,12 +181,18 @@ def _trainer(config: RunConfig, splits: TaskSplits, folder: Path) -> Trainer:
 
 
 def _discrepancies(result: RunResult, splits: TaskSplits) -> dict[str, float | None]:
-    """MMD² with the paper's kernel (equation 2) and CORAL (section 2.3) of the chosen model's held-out features."""
+    """MMD² with the paper's kernel (equation 2) and CORAL (section 2.3) of the chosen model's held-out features.
+
+    ``coral_relative`` is CORAL over the mean of |R_s|² and |R_t|². It does not change with the scale of the features,
+    which noisy batches shrink: what the plain value loses by that is no alignment.
+    """
     if not len(splits.source_val) or not len(splits.target_test):
-        return {"mmd2": None, "coral": None}
+        return dict.fromkeys(("mmd2", "coral", "coral_relative"))
     x, y = (_features(result, domain) for domain in (splits.source_val, splits.target_test))
     with torch.no_grad():
-        return {"mmd2": float(mmd2(x, y)), "coral": float(coral(x, y))}
+        gap = float(coral(x, y))
+        size = sum(float(torch.cov(z.double().T, correction=0).square().sum()) for z in (x, y)) / 2.0
+        return {"mmd2": float(mmd2(x, y)), "coral": gap, "coral_relative": gap / size if size else None}
 
 
 def _features(result: RunResult, domain: Domain) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses, weighted_mean
+from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.adapt.algorithms.moving_average import MovingAverage, fourier_features, fourier_frequencies
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
@@ -25,6 +26,7 @@ class DiscrepancyOptions(CommonOptions, total=False):
     penalty: float
     delay: int
     ramp: int
+    confusion: float
     limit: float | None
     ema: float
     estimator: str
@@ -42,6 +44,10 @@ class Discrepancy(Algorithm):
         Steps without the discrepancy, of the task alone, so that features mean something before they are aligned.
     ramp : int
         Steps over which λ then rises from 0 in a straight line.
+    confusion : float
+        Weight of the class confusion of the target's predictions (``class_confusion``, the loss of MCC), which rises
+        as λ does. A batch with fewer samples than classes says little of how the classes of both domains correspond;
+        the network's own predictions do. Not for regressions.
     limit : float, optional
         Most that λ times the discrepancy may pull at the source features, in parts of the task's pull: at each step λ
         is lowered until |λ ∂D/∂z_s| ≤ limit · min(1, b/32) · |∂task/∂z_s|, for b source samples in a batch, because the
@@ -71,6 +77,7 @@ class Discrepancy(Algorithm):
         penalty: float = 1.0,
         delay: int = 0,
         ramp: int = 0,
+        confusion: float = 0.0,
         limit: float | None = None,
         ema: float = 0.0,
         estimator: str = "v",
@@ -81,7 +88,10 @@ class Discrepancy(Algorithm):
         self.penalty = check_number(penalty, "penalty", low=0.0)
         self.delay = check_count(delay, "delay", low=0)
         self.ramp = check_count(ramp, "ramp", low=0)
-        self.full_strength = self.delay + self.ramp if self.penalty > 0.0 else 0
+        self.confusion = check_number(confusion, "confusion", low=0.0)
+        if self.confusion and self.units is not None:
+            raise InputError(f"confusion={confusion} needs classes, but this is a regression; use confusion=0")
+        self.full_strength = self.delay + self.ramp if self.penalty + self.confusion > 0.0 else 0
         self.limit = None if limit is None else check_number(limit, "limit", low=0.0)
         self.ema = check_number(ema, "ema", low=0.0, below=1.0)
         self.estimator, self.contraction = Estimator.of(estimator, contraction)
@@ -94,10 +104,10 @@ class Discrepancy(Algorithm):
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, the discrepancy under the algorithm's name, and their sum with the penalty of this step.
 
-        With a ``limit`` that penalty is among them, too. With penalty 0 the target is not looked at, so that all,
-        BatchNorm too, is as in ERM.
+        With a ``limit`` that penalty is among them, too. With penalty and confusion 0 the target is not looked
+        at, so that all, BatchNorm too, is as in ERM.
         """
-        if self.penalty == 0.0:
+        if self.penalty == self.confusion == 0.0:
             task = self.task_loss(self.source_features(source), source)
             return {"total": task, "task": task}
         target = self.need_target(target)
@@ -105,10 +115,16 @@ class Discrepancy(Algorithm):
         task = self.task_loss(z_s, source)
         gap = self.discrepancy(z_s, z_t, source.weights, target.weights, **self._draws(source, target))
         risen = min(1.0, max(0.0, step - self.delay) / self.ramp) if self.ramp else float(step >= self.delay)
-        if self.limit is None or not z_s.requires_grad:
-            return {"total": task + risen * self.penalty * gap, "task": task, self.name: gap}
-        limited, gap = self._limited(task, gap, z_s, z_t)
-        return {"total": task + risen * limited * gap, "task": task, self.name: gap, "penalty": risen * limited}
+        found: Losses = {"task": task, self.name: gap}
+        penalty: Tensor | float = self.penalty
+        if self.limit is not None and z_s.requires_grad:
+            penalty, gap = self._limited(task, gap, z_s, z_t)
+            found |= {self.name: gap, "penalty": risen * penalty}
+        total = task + risen * penalty * gap
+        if self.confusion:
+            found["confusion"] = class_confusion(self.network.head(z_t), target.weights)
+            total = total + risen * self.confusion * found["confusion"]
+        return {"total": total, **found}
 
     def _limited(self, task: Tensor, gap: Tensor, z_s: Tensor, z_t: Tensor) -> tuple[Tensor, Tensor]:
         """The penalty within ``limit``, and the discrepancy as a form whose gradient need not be computed again."""
