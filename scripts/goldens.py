@@ -23,7 +23,7 @@ from vardass.adapt import RunConfig, Trainer
 from vardass.adapt.algorithms import ALGORITHM_NAMES
 from vardass.data import load_task, split_task
 from vardass.lab.spec import load_sweep
-from vardass.samplers.registry import SAMPLER_NAMES, make_sampler, plans_both_domains
+from vardass.samplers.registry import SAMPLER_NAMES, find_sampler, make_sampler
 
 TASK = "left-A->right-B"
 RESULTS = Path(__file__).parent.parent / "results"
@@ -83,7 +83,7 @@ def run_ids(preset: str) -> str:
 def collect() -> dict[str, str]:
     found = {}
     for name in SAMPLER_NAMES:
-        if not plans_both_domains(name):
+        if not find_sampler(name).kind.plans_both_domains:
             for kernel in ("mmd", "coral"):
                 found[f"batches {name} {kernel}"] = batches(name, kernel)
         found[f"run {name}"] = run(sampler=name, refresh_every=20)

@@ -11,6 +11,7 @@ from sampler_cases import MAKERS, K, N, cloud, made, taken
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
 from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
+from vardass.registry import declared_options
 from vardass.samplers import (
     BalancedBatchSampler,
     OrderedBatchSampler,
@@ -18,9 +19,8 @@ from vardass.samplers import (
     StratifiedBatchSampler,
     UniformBatchSampler,
     ordered,
-    registry,
 )
-from vardass.samplers.base import declared_options
+from vardass.samplers.registry import SAMPLER_NAMES, find_sampler
 from vardass.solvers import stratify
 from vardass.strata import Strata
 
@@ -167,6 +167,7 @@ OTHER: dict[str, Any] = {
     "trials": 3,
 }
 RESTORED = ("groups", "shares")  # by the state
+SET_BY_CALLER = ("seed", "endless", "num_replicas", "rank", "warm_start", "progress")
 REPORTED = ("bound", "certify")  # of strata: they change nothing
 SET_BY_SAMPLER = {
     StratifiedBatchSampler: ("kernel_features",),
@@ -174,13 +175,13 @@ SET_BY_SAMPLER = {
     PairedBatchSampler: ("other_batch_size",),  # must be batch_size
 }
 OF_GREEDY = {"trials", "parallel", "patience", "max_iter"}
-SAMPLERS = set(registry._KINDS.values())
+SAMPLERS = {find_sampler(name).kind for name in SAMPLER_NAMES}
 EACH_OPTION = sorted(
     (
         (kind, option)
         for kind in SAMPLERS
-        for option in [*registry._options(kind), "batches"]
-        if option not in (*RESTORED, *REPORTED, *SET_BY_SAMPLER.get(kind, ()))
+        for option in {*declared_options(kind), *getattr(kind, "passed_on", ())}
+        if option not in (*RESTORED, *REPORTED, *SET_BY_CALLER, *SET_BY_SAMPLER.get(kind, ()))
     ),
     key=str,
 )

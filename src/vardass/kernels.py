@@ -22,7 +22,8 @@ from torch import Tensor
 
 from vardass.backend import hot_loops
 from vardass.errors import InputError
-from vardass.validate import choose, import_by_name, row_blocks
+from vardass.registry import Registry
+from vardass.validate import row_blocks
 
 __all__ = [
     "PAPER_GAMMAS",
@@ -552,17 +553,22 @@ class FunctionKernel(Kernel):
         """Nothing is known of the function; whoever needs finite values looks at those that are used."""
 
 
-_NAMED: dict[str, Callable[[], Kernel]] = {
-    "mmd": RBFMixture,
-    "rbf-mixture": RBFMixture,
-    "rbf": lambda: RBFMixture(gammas=(1.0,)),
-    "coral": CoralKernel,
-    "linear": LinearKernel,
-    "polynomial": PolynomialKernel,
-    "laplacian": LaplacianKernel,
-}
+_KERNELS: Registry[Callable[[], Kernel]] = Registry(
+    "kernel",
+    {
+        "mmd": RBFMixture,
+        "rbf-mixture": RBFMixture,
+        "rbf": lambda: RBFMixture(gammas=(1.0,)),
+        "coral": CoralKernel,
+        "linear": LinearKernel,
+        "polynomial": PolynomialKernel,
+        "laplacian": LaplacianKernel,
+    },
+    base=Kernel,
+    own=("class", "object", "function"),
+)
 
-KERNEL_NAMES = tuple(_NAMED)
+KERNEL_NAMES = tuple(_KERNELS)
 
 KernelLike: TypeAlias = Kernel | str | Callable[[Tensor, Tensor], Tensor]
 """What `as_kernel` takes."""
@@ -582,16 +588,8 @@ def as_kernel(kernel: Any) -> Kernel:
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, str):
-        if ":" in kernel:
-            own = import_by_name(kernel, "kernel")
-            if isinstance(own, type):
-                if not issubclass(own, Kernel):
-                    raise InputError(
-                        f"kernel {kernel!r} is {own!r}, not a subclass of vardass.kernels.Kernel; derive it"
-                    )
-                own = own()
-            return as_kernel(own)
-        return _NAMED[choose(kernel, "kernel", _NAMED)]()
+        found = _KERNELS.find(kernel)
+        return found() if kernel in _KERNELS or isinstance(found, type) else as_kernel(found)
     if isinstance(kernel, type):
         raise InputError(f"kernel must be an object, got the class {kernel.__name__}; write {kernel.__name__}()")
     if callable(kernel):

@@ -1,47 +1,170 @@
-"""Things by name."""
+"""Things by name, and the options that they declare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from importlib import import_module
-from typing import Generic, TypeVar, cast
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, cast
 
-__all__ = ["Registry"]
+from vardass.errors import InputError
+from vardass.validate import choose, import_by_name, unknown
+
+__all__ = ["Registry", "check_options", "declared_options"]
 
 T = TypeVar("T")
+
+_WAYS = {"class": "a subclass of", "object": "a", "function": "a function"}
 
 
 class Registry(Mapping[str, T], Generic[T]):
     """A mapping of names to things, some of which are imported when they are first asked for.
 
     An entry that is a text, ``"package.module:Name"``, is the home of the thing. So a room may name what a room above
-    it holds without importing it: the library knows the names of the paper's data sets and rivals.
+    it holds without importing it: the library knows the names of the paper's data sets and rivals. `find` is for names
+    that a user gives; ``registry[name]`` for names that are known. What a thing takes is in its signature, see
+    `declared_options` and `check_options`: a registry keeps no list of options.
 
     Parameters
     ----------
+    kind : str
+        What the things are, such as ``"sampler"``; for messages.
     entries : mapping
         Things, or their homes, by name.
+    base : type, optional
+        Class of the user's own things, which `find` takes as ``"package.module:Name"``; None if there are none.
+    own : collection of {"class", "object", "function"}
+        What such a name may be of: a subclass of ``base``, an object of it, a function. It is checked after the import
+        and before anything is called. Whoever reads names from a file calls ``refuse_code`` first: see SECURITY.md.
 
     Examples
     --------
-    >>> roots = Registry({"two": abs, "four": "math:sqrt"})
+    >>> roots = Registry("root", {"two": abs, "four": "math:sqrt"})
     >>> list(roots), roots["four"](16.0)
     (['two', 'four'], 4.0)
+    >>> roots.find("for")
+    Traceback (most recent call last):
+    vardass.errors.InputError: unknown root 'for'; did you mean 'four'? known: two, four
     """
 
-    def __init__(self, entries: Mapping[str, T | str]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        entries: Mapping[str, T | str],
+        *,
+        base: type | None = None,
+        own: Collection[str] = ("class",),
+    ) -> None:
+        self.kind = kind
+        self.base = base
+        self._own = own
         self._entries: dict[str, T | str] = dict(entries)
 
     def __getitem__(self, name: str) -> T:
         entry = self._entries[name]
         if isinstance(entry, str):
-            module, _, attribute = entry.partition(":")
-            entry = cast(T, getattr(import_module(module), attribute))
+            entry = cast(T, import_by_name(entry, self.kind))
             self._entries[name] = entry
         return entry
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def find(self, name: str, *, any_case: bool = False) -> T:
+        """The thing of a name, or the user's own of ``"package.module:Name"``.
+
+        Raises
+        ------
+        InputError
+            If the name is unknown, with the nearest one; if there is nothing to import, or it is of another kind.
+        """
+        if self.base is None or not isinstance(name, str) or ":" not in name:
+            return self[choose(name, self.kind, self, any_case=any_case)]
+        return self.check_own(import_by_name(name, self.kind), name)
+
+    def check_own(self, thing: Any, name: str) -> T:
+        """Return the user's own ``thing``, refused unless it is of a kind that is taken."""
+        assert self.base is not None
+        is_class = isinstance(thing, type)
+        found = {
+            "class": is_class and issubclass(thing, self.base),
+            "object": isinstance(thing, self.base),
+            "function": callable(thing) and not is_class,
+        }
+        if not any(found[way] for way in self._own):
+            base = f"{self.base.__module__}.{self.base.__qualname__}"
+            wanted = " or ".join(_WAYS[way] + (f" {base}" if way != "function" else "") for way in self._own)
+            raise InputError(f"{self.kind} {name!r} is {thing!r}, not {wanted}; name one that is")
+        return cast(T, thing)
+
+
+@cache
+def declared_options(thing: Any) -> Mapping[str, Any]:
+    """Options of a function or class and their defaults, its own first.
+
+    They are the arguments that are keyword-only or have a default; of the constructors that a class inherits only the
+    keyword-only ones. An option without a default has ``inspect.Parameter.empty``.
+
+    Examples
+    --------
+    >>> class Base:
+    ...     def __init__(self, n, *, seed=0): ...
+    >>> class Sampler(Base):
+    ...     def __init__(self, n, *, rank=None, **options): ...
+    >>> dict(declared_options(Sampler))
+    {'rank': None, 'seed': 0}
+    """
+    owners = [thing]
+    if isinstance(thing, type):
+        owners = [parent for parent in thing.__mro__ if parent is not object and "__init__" in vars(parent)]
+    found: dict[str, Any] = {}
+    for owner in owners:
+        for each in _parameters(owner):
+            is_given_by_place = each.kind is each.POSITIONAL_OR_KEYWORD and each.default is not each.empty
+            if each.kind is each.KEYWORD_ONLY or (is_given_by_place and owner is owners[0]):
+                found.setdefault(each.name, each.default)
+    return MappingProxyType(found)
+
+
+def check_options(
+    what: str, given: Iterable[str], thing: Any, *, besides: Iterable[str] = (), without: Collection[str] = ()
+) -> None:
+    """Refuse an option that ``thing`` does not declare, naming the nearest that it does.
+
+    Parameters
+    ----------
+    what : str
+        The thing in words, such as ``"sampler 'ordered'"``; for the message.
+    given : iterable of str
+        Names of options.
+    thing : function or class
+        A function with ``**`` takes any; a class hands them on to its parents, which declare theirs.
+    besides : iterable of str
+        Further names, such as those of a function that ``thing`` hands options on to.
+    without : collection of str
+        Declared options that are not the user's to set.
+
+    Examples
+    --------
+    >>> check_options("function 'sorted_by'", ["revers"], lambda rows, *, reverse=False: rows)
+    Traceback (most recent call last):
+    vardass.errors.InputError: unknown option of function 'sorted_by': 'revers'; did you mean 'reverse'? known: reverse
+    """
+    if not isinstance(thing, type) and any(each.kind is each.VAR_KEYWORD for each in _parameters(thing)):
+        return
+    known = [name for name in dict.fromkeys([*declared_options(thing), *besides]) if name not in without]
+    for name in given:
+        if name not in known:
+            raise unknown(f"option of {what}:", name, known)
+
+
+@cache
+def _parameters(thing: Any) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(thing).parameters.values())

@@ -27,7 +27,7 @@ from vardass.samplers import (
     MinibatchSampler,
     RefreshableSampler,
 )
-from vardass.samplers.registry import make_sampler, plans_both_domains
+from vardass.samplers.registry import find_sampler, make_sampler
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -413,9 +413,10 @@ def training_streams(
             options = {"kernel": algorithm.kernel, **config.sampler_options}
             if config.groups == "classes" and labels is not None:
                 options["groups"] = labels
-            if sources is not None and name == "source" and config.sampler == "uniform-replacement":
+            entry = find_sampler(config.sampler)
+            if sources is not None and name == "source" and entry.preset.get("replacement"):
                 options["from_each"] = sources
-            together = plans_both_domains(config.sampler)  # two that do have one seed
+            together = entry.kind.plans_both_domains  # two that do have one seed
             if together:
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
             seed = derived_seed("sampler", "pair" if together else name, config.seed)

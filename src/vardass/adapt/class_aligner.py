@@ -14,7 +14,7 @@ from vardass.adapt.batches import Stream
 from vardass.adapt.evaluation import outputs
 from vardass.errors import InputError
 from vardass.samplers.class_alignment import EXPLAINED, ClassAlignment, align_classes, explained_by_shares
-from vardass.samplers.registry import check_takes_shares
+from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.validate import check_count, check_number, unknown
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ClassAligner:
         check_takes_shares(config.sampler, what)
         if config.groups is not None:
             raise InputError(f"{what} makes strata within classes itself, got groups={config.groups!r}; leave it out")
-        if config.refresh_every == 0 or config.sampler == "kmeans-inputs":
+        if config.refresh_every == 0 or find_sampler(config.sampler).of_inputs:
             raise InputError(
                 f"{what} takes predictions at each refresh, got refresh_every={config.refresh_every} and sampler "
                 f"{config.sampler!r}, which are never refreshed; use refresh_every=100 and another sampler"

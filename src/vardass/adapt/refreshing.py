@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +17,18 @@ from vardass.data.splits import derived_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
 from vardass.refresh import (
-    DriftRefresh,
     FeatureBank,
-    GrowingRefresh,
     NeverRefresh,
     Refresher,
-    RefreshEvery,
     RefreshPolicy,
     TimeAccount,
-    VarianceRefresh,
 )
 from vardass.refresh.feature_extraction import evaluation_mode
-from vardass.samplers.registry import plans_both_domains
+from vardass.refresh.policies import POLICIES
+from vardass.registry import check_options, declared_options
+from vardass.samplers.registry import find_sampler
 from vardass.strata import Strata
-from vardass.validate import as_generator, choose, unknown
+from vardass.validate import as_generator
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -43,14 +40,7 @@ __all__ = [
 ]
 
 
-_KINDS: dict[str, Callable[..., RefreshPolicy]] = {
-    "every": RefreshEvery,
-    "growing": GrowingRefresh,
-    "drift": DriftRefresh,
-    "variance": VarianceRefresh,
-}
-
-POLICY_NAMES = tuple(_KINDS)
+POLICY_NAMES = tuple(POLICIES)
 
 _STILL = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
 
@@ -64,18 +54,14 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
         If an option is unknown, or a policy that observes batches has no bank to compare them with.
     """
     name = config.refresh_policy
-    kind = _KINDS[choose(name, "refresh_policy", POLICY_NAMES)]
+    kind = POLICIES.find(name)
     options = dict(config.refresh_options)
-    known = [option for option in inspect.signature(kind).parameters if option != "period"]
-    for option in options:
-        if option == "period":
-            raise InputError("the period is set with refresh_every; leave it out of refresh_options")
-        if option not in known:
-            raise unknown(f"option of refresh_policy {name!r}:", option, known)
-    if name == "every":
-        made: RefreshPolicy = RefreshEvery(max(1, config.refresh_every), **options)
-    else:
-        made = kind(**options)
+    if "period" in options:
+        raise InputError("the period is set with refresh_every; leave it out of refresh_options")
+    check_options(f"refresh_policy {name!r}", options, kind, without=("period",))
+    if "period" in declared_options(kind):
+        options["period"] = max(1, config.refresh_every)
+    made = kind(**options)
     if made.observes == "drift" and config.feature_source != "bank":
         raise InputError(
             f"refresh_policy {name!r} compares batches with a bank, got feature_source={config.feature_source!r}; use "
@@ -86,7 +72,7 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
             f"refresh_policy {name!r} measures strata right after a refresh, but background={config.background} brings "
             "them later; use background=False, or refresh_policy 'every' or 'growing'"
         )
-    return made if config.refresh_every > 0 and config.sampler != "kmeans-inputs" else NeverRefresh()
+    return made if config.refresh_every > 0 and not find_sampler(config.sampler).of_inputs else NeverRefresh()
 
 
 class StrataUpdater:
@@ -146,7 +132,7 @@ class StrataUpdater:
                 name: self.banks[name] if from_bank and name in self.banks else partial(self._renewed, name)
                 for name in streams
             },
-            groups=self._other_domain if plans_both_domains(config.sampler) else self.classes,
+            groups=self._other_domain if find_sampler(config.sampler).kind.plans_both_domains else self.classes,
             account=account,
             share=False,  # `_send_strata` does it, with the rest of what the leading process decides
             still=_STILL,
@@ -158,11 +144,10 @@ class StrataUpdater:
             with self.account("features"):
                 for name, bank in self.banks.items():
                     bank.update(torch.arange(bank.n), self.all_features(name), step=0)
-        if self.processes.leads and self.config.sampler == "kmeans-inputs":
-            for stream in self.streams.values():
+        if find_sampler(self.config.sampler).of_inputs:
+            for stream in self.streams.values() if self.processes.leads else ():
                 with self.account("solver"):
                     stream.sampler.refresh(stream.inputs.flat(workers=self.config.workers))
-        if self.config.sampler == "kmeans-inputs":
             self._send_strata()
 
     def _other_domain(self, step: int) -> dict[str, dict[str, Any]]:

@@ -113,7 +113,7 @@ _OF_THE_PAPER = {
     "spawrious": "vardass.paper.datasets:SPAWRIOUS",
     "office-home": "vardass.paper.datasets:OFFICE_HOME",
 }
-DATASETS: Registry[DatasetInfo] = Registry({**{entry.name: entry for entry in _ENTRIES}, **_OF_THE_PAPER})
+DATASETS: Registry[DatasetInfo] = Registry("data set", {**{entry.name: entry for entry in _ENTRIES}, **_OF_THE_PAPER})
 
 
 def find_dataset(name: str) -> DatasetInfo:

@@ -35,7 +35,7 @@ from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.lab.record import RunSpec
 from vardass.processes import count_cpus
-from vardass.samplers.registry import make_sampler
+from vardass.samplers.registry import find_sampler, make_sampler
 from vardass.solvers.stratification import BASELINE_EXACT_LIMIT
 
 __all__ = ["Estimate", "estimate"]
@@ -169,8 +169,8 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
     found = {"training": training, "evaluation": held_out * (one_pass + again)}
     refreshes = 0
     if measured.sampler(config, sizes[0], batches[0], width)[2]:
-        refreshes = 1 if config.sampler == "kmeans-inputs" else _refreshes(config)
-    passes = 0 if config.feature_source == "bank" or config.sampler == "kmeans-inputs" else refreshes
+        refreshes = 1 if find_sampler(config.sampler).of_inputs else _refreshes(config)
+    passes = 0 if config.feature_source == "bank" or find_sampler(config.sampler).of_inputs else refreshes
     found["features"] = passes * sum(sizes) * (one_pass + again)
     if config.class_aligned != "none":  # predictions for the target
         found["features"] += refreshes * sizes[-1] * (one_pass + again)

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
+from vardass.registry import Registry
 from vardass.validate import check_count, check_state
 
 __all__ = [
+    "POLICIES",
     "DriftRefresh",
     "EpochRefresh",
     "GrowingRefresh",
@@ -470,3 +472,10 @@ class VarianceRefresh(_ObservingPolicy):
         super()._load_state(state)
         self._patience, self._waited = state["patience"], state["waited"]
         self._reference, self._latest = state["reference"], state["latest"]
+
+
+POLICIES: Registry[type[RefreshPolicy]] = Registry(
+    "refresh_policy",
+    {"every": RefreshEvery, "growing": GrowingRefresh, "drift": DriftRefresh, "variance": VarianceRefresh},
+)
+"""Policies by the names that settings of a run have."""

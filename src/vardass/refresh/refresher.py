@@ -120,7 +120,7 @@ class Refresher:
     def _warn_of_equal_seeds(self) -> None:
         seen: dict[Any, str] = {}
         for name, sampler in self.samplers.items():
-            if hasattr(sampler, "seed") and hasattr(sampler, "n") and not getattr(sampler, "is_paired", False):
+            if hasattr(sampler, "seed") and hasattr(sampler, "n") and not getattr(sampler, "plans_both_domains", False):
                 other = seen.setdefault((type(sampler), sampler.n, sampler.seed), name)
                 if other != name:
                     warnings.warn(

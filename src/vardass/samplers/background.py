@@ -97,7 +97,7 @@ class BackgroundSampler(WatchedSampler):
         self.n, self.batch_size, self.seed = sampler.n, sampler.batch_size, sampler.seed
         self.needs_features = sampler.needs_features
         self.kernel = getattr(sampler, "kernel", None)
-        self.is_paired = getattr(sampler, "is_paired", False)
+        self.plans_both_domains = sampler.plans_both_domains
         # of samplers with groups
         self.strata_count, self.min_size = (getattr(sampler, name, None) for name in ("strata_count", "min_size"))
         self.shares = getattr(sampler, "shares", None)  # of the last refresh that was asked for

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch import Tensor
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel
 from vardass.processes import process_group
+from vardass.registry import declared_options
 from vardass.samplers.loaders_and_processes import (
     WatchedSampler,
     called_by_torchdata,
@@ -163,6 +162,7 @@ class MinibatchSampler(WatchedSampler, ABC):
     """
 
     needs_features: ClassVar[bool] = True
+    plans_both_domains: ClassVar[bool] = False  # one of two with the same seed, which draw in step on purpose
 
     def __init__(
         self,
@@ -522,14 +522,6 @@ def features_of_all(features: ArrayLike, n: int) -> Tensor:
             "pass the features of the whole data set, in its order"
         )
     return x
-
-
-@cache
-def declared_options(kind: type[MinibatchSampler]) -> tuple[str, ...]:
-    """Keyword-only arguments of a sampler's constructors, its own first."""
-    owners = [parent for parent in kind.__mro__ if "__init__" in vars(parent)]
-    found = [each for owner in owners for each in inspect.signature(owner).parameters.values()]
-    return tuple(dict.fromkeys(each.name for each in found if each.kind is each.KEYWORD_ONLY))
 
 
 def plain(value: Any) -> Any:

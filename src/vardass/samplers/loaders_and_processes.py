@@ -94,7 +94,7 @@ _RUNNING: weakref.WeakKeyDictionary[WatchedSampler, Any] = weakref.WeakKeyDictio
 
 def _draws(sampler: Any) -> tuple[type, int, int] | None:
     """What the first draws depend on; None for samplers that do not say, or are in step on purpose."""
-    is_known = hasattr(sampler, "n") and hasattr(sampler, "seed") and not getattr(sampler, "is_paired", False)
+    is_known = hasattr(sampler, "n") and hasattr(sampler, "seed") and not getattr(sampler, "plans_both_domains", False)
     return (type(sampler), sampler.n, sampler.seed) if is_known else None
 
 

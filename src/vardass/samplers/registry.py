@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.registry import Registry
+from vardass.registry import Registry, check_options, declared_options
 from vardass.samplers.balanced import BalancedBatchSampler
-from vardass.samplers.base import MinibatchSampler, declared_options
+from vardass.samplers.base import MinibatchSampler
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.swap_ordered import SwapOrderedBatchSampler
-from vardass.samplers.two_domains import TwoDomainSampler
 from vardass.samplers.uniform import UniformBatchSampler
-from vardass.solvers import stratify
-from vardass.validate import choose, import_by_name, unknown
 
-__all__ = ["SAMPLER_NAMES", "check_takes_shares", "make_sampler", "plans_both_domains"]
+__all__ = ["SAMPLER_NAMES", "SamplerEntry", "check_takes_shares", "find_sampler", "make_sampler"]
 
 _KINDS: Registry[type[MinibatchSampler]] = Registry(
+    "sampler",
     {
         "uniform": UniformBatchSampler,
         "uniform-replacement": UniformBatchSampler,
@@ -36,7 +35,8 @@ _KINDS: Registry[type[MinibatchSampler]] = Registry(
         "dpp": "vardass.paper.diverse_samplers:DPPBatchSampler",
         "kmeans-inputs": StratifiedBatchSampler,
         "kmeans-features": StratifiedBatchSampler,
-    }
+    },
+    base=MinibatchSampler,
 )
 _PRESETS: dict[str, dict[str, Any]] = {
     "uniform-replacement": {"replacement": True},
@@ -46,9 +46,42 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "kmeans-features": {"solver": "kmeans"},
 }
 _SET_BY_CALLER = ("seed", "endless", "batches", "num_replicas", "rank", "warm_start", "progress")
-_SOLVER_OPTIONS = ("trials", "parallel", "patience", "max_iter", "max_passes", "tol")  # each solver checks its own
 
 SAMPLER_NAMES = tuple(_KINDS)
+
+
+@dataclass(frozen=True)
+class SamplerEntry:
+    """What a name stands for.
+
+    Attributes
+    ----------
+    name : str
+        One of ``SAMPLER_NAMES``, or ``"package.module:Name"``.
+    preset : mapping
+        Options that the name sets.
+    of_inputs : bool
+        Whether its features are the inputs, so that it is refreshed once, before training.
+
+    Examples
+    --------
+    >>> find_sampler("kmeans-inputs").of_inputs, find_sampler("paired").kind.plans_both_domains
+    (True, True)
+    """
+
+    name: str
+    preset: Mapping[str, Any]
+    of_inputs: bool
+
+    @property
+    def kind(self) -> type[MinibatchSampler]:
+        """The class, imported if it is the user's own."""
+        return _KINDS.find(self.name)
+
+
+def find_sampler(name: str) -> SamplerEntry:
+    """What a name stands for; nothing of the user's own is imported yet."""
+    return SamplerEntry(name, _PRESETS.get(name, {}), of_inputs=name == "kmeans-inputs")
 
 
 def make_sampler(
@@ -84,13 +117,11 @@ def make_sampler(
     >>> make_sampler("vardass", 100, 8, kernel="coral").solver
     'dynamic-kmeans'
     """
-    kind, preset = _kind(name)
-    known = _options(kind)
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of sampler {name!r}:", option, known)
+    kind, preset = _KINDS.find(name), find_sampler(name).preset
+    passed_on = getattr(kind, "passed_on", ())
+    check_options(f"sampler {name!r}", options, kind, besides=passed_on, without=_SET_BY_CALLER)
     given: dict[str, Any] = {**preset, **options}
-    if "kernel" in known:
+    if "kernel" in declared_options(kind):
         given.setdefault("kernel", kernel)
     sampler = kind(n, batch_size, seed=seed, endless=True, **given)
     sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
@@ -99,29 +130,6 @@ def make_sampler(
 
 def check_takes_shares(name: str, purpose: str) -> None:
     """Refuse a sampler that has no groups with shares, naming the ``purpose`` that they are wanted for."""
-    if not issubclass(_kind(name)[0], GroupedSampler):
+    if not issubclass(_KINDS.find(name), GroupedSampler):
         able = [known for known, kind in _KINDS.items() if issubclass(kind, GroupedSampler)]
         raise InputError(f"{purpose} needs groups with shares, which sampler {name!r} has not; use {', '.join(able)}")
-
-
-def plans_both_domains(name: str) -> bool:
-    """Whether the sampler is one of two that have the same seed, know their ``role`` and plan both domains together."""
-    return issubclass(_kind(name)[0], TwoDomainSampler)
-
-
-def _kind(name: str) -> tuple[type[MinibatchSampler], dict[str, Any]]:
-    if not isinstance(name, str) or ":" not in name:
-        return _KINDS[choose(name, "sampler", SAMPLER_NAMES)], _PRESETS.get(name, {})
-    own = import_by_name(name, "sampler")
-    if not isinstance(own, type) or not issubclass(own, MinibatchSampler):
-        raise InputError(f"sampler {name!r} is {own!r}, not a subclass of vardass.samplers.MinibatchSampler")
-    return own, {}
-
-
-def _options(kind: type[MinibatchSampler]) -> list[str]:
-    found = list(declared_options(kind))
-    if issubclass(kind, StratifiedBatchSampler):
-        parameters = inspect.signature(stratify).parameters.values()
-        found += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-        found += _SOLVER_OPTIONS
-    return [name for name in dict.fromkeys(found) if name not in _SET_BY_CALLER]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from vardass.samplers.base import Chunk, derive_seed, plain
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify, stratify_groups
-from vardass.solvers.stratification import option_names
+from vardass.solvers.stratification import ALL_OPTIONS, option_names
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, check_count, unknown
 
@@ -76,6 +76,8 @@ class StratifiedBatchSampler(GroupedSampler):
     >>> len(batch), round(sum(batch.weights), 6)
     (8, 1.0)
     """
+
+    passed_on: ClassVar[tuple[str, ...]] = ALL_OPTIONS  # options of `stratify`, of which each solver checks its own
 
     def __init__(
         self,

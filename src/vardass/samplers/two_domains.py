@@ -24,7 +24,7 @@ class TwoDomainSampler(MinibatchSampler, ABC):
     ``_fit_together`` and ``_make_chunk``, which must draw the same from its generator in either role.
     """
 
-    is_paired = True  # draws in step with another sampler of the same seed, on purpose
+    plans_both_domains = True
 
     def __init__(
         self,

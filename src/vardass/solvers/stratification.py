@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK, LowRankFeatures, low_rank_features
-from vardass.registry import Registry
+from vardass.registry import Registry, check_options, declared_options
 from vardass.solvers.dynamic_kmeans import dynamic_kmeans
 from vardass.solvers.evaluate import evaluate
 from vardass.solvers.kernel_kmeans import kernel_kmeans
@@ -27,7 +26,7 @@ from vardass.solvers.starts import INITS, given_labels, random_balanced_labels, 
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, choose
 
-__all__ = ["BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
+__all__ = ["ALL_OPTIONS", "BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
 
 EXACT_LIMIT = 2048
 """Up to this many samples ``min-sum`` uses the full kernel matrix unless ``rank`` is given."""
@@ -36,21 +35,16 @@ BASELINE_EXACT_LIMIT = 32_768
 """The same for the other solvers, which are defined on the full matrix (4 GiB in float32); beyond it they warn."""
 
 _SOLVERS: Registry[Callable[..., Solution]] = Registry(
+    "solver",
     {
         "min-sum": min_sum,
         "dynamic-kmeans": dynamic_kmeans,
         "kernel-kmeans": kernel_kmeans,
         "kmeans": kernel_kmeans,
         "interior-point": "vardass.paper.interior_point:interior_point",
-    }
+    },
 )
-_OPTIONS = {
-    "min-sum": frozenset({"max_passes", "tol"}),
-    "dynamic-kmeans": frozenset({"trials", "parallel", "max_iter", "patience"}),
-    "kernel-kmeans": frozenset({"max_iter", "tol"}),
-    "kmeans": frozenset({"max_iter", "tol"}),
-    "interior-point": frozenset({"max_iter"}),
-}
+_SET_HERE = ("limits", "labels", "generator", "progress")  # arguments of a solver that are no options of its own
 
 SOLVERS = tuple(name for name in _SOLVERS if name != "interior-point")
 """What to choose from; the interior point is there for the paper's Figure 3."""
@@ -344,9 +338,15 @@ def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
 
 def option_names(solver: str) -> list[str]:
     """Names of the options that `stratify` takes with the given solver."""
-    of_solver = _OPTIONS[choose(solver, "solver", _SOLVERS)]
-    parameters = inspect.signature(stratify).parameters.values()
-    return [*(one.name for one in parameters if one.kind is one.KEYWORD_ONLY), *sorted(of_solver)]
+    return [*declared_options(stratify), *_solver_options(_SOLVERS.find(solver))]
+
+
+def _solver_options(function: Callable[..., Solution]) -> list[str]:
+    return sorted(name for name in declared_options(function) if name not in _SET_HERE)
+
+
+ALL_OPTIONS = tuple(dict.fromkeys(name for solver in SOLVERS for name in option_names(solver)))
+"""Options of `stratify` with any solver."""
 
 
 def solve(
@@ -366,9 +366,8 @@ def solve(
     ``"auto"`` is bisection for min-sum, with k-means++ tried too where few points make up most of the spread, and
     k-means++ for the other solvers.
     """
-    function, known = _SOLVERS[solver], _OPTIONS[solver]
-    if extra := sorted(set(options) - known):
-        raise InputError(f"solver {solver!r} takes no option {extra[0]!r}; it takes {', '.join(sorted(known))}")
+    function = _SOLVERS[solver]
+    check_options(f"solver {solver!r}", options, function, without=_SET_HERE)
     inits = [init]
     if init == "auto":
         inits = ["bisection"] if solver == "min-sum" else ["kmeans++"]

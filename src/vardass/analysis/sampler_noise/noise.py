@@ -127,7 +127,7 @@ def check_samplers(samplers: Any) -> Mapping[str, Any]:
 def draw(name: str, entry: Any, domains: list[Tensor], count: int, *, refresh: bool, seed: int) -> Drawn:
     """Make the samplers of ``entry``, refresh them on ``domains``, each (n, d), and draw ``count`` batches of each."""
     samplers = _samplers(name, entry, domains)
-    paired = len(domains) == 2 and all(getattr(sampler, "is_paired", False) for sampler in samplers)
+    paired = len(domains) == 2 and all(getattr(sampler, "plans_both_domains", False) for sampler in samplers)
     in_step = paired and samplers[0].seed == samplers[1].seed
     started = time.perf_counter()
     if refresh:
