@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -75,6 +76,12 @@ def synthetic(n: int, d: int, seed: int = 0) -> Tensor:
     spread = torch.arange(1, d + 1).float().rsqrt()
     centres = torch.randn(10, d, generator=generator) * spread * 1.5
     return torch.randn(n, d, generator=generator) * spread + centres[torch.randint(10, (n,), generator=generator)]
+
+
+def peak_gigabytes() -> float:
+    """Peak resident memory of this process; getrusage would also count what was inherited at the fork."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) / 2**20 if found else float("nan")
 
 
 def write_results(name: str, title: str, tables: list[str], data: Any) -> None:

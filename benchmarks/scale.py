@@ -1,88 +1,27 @@
-"""min-sum on many points: against scikit-learn's KMeans, growth with n, peak memory; and the losses' cost.
+"""min-sum on many points, its growth with n and peak memory; the cost of losses, of drawing and of plans.
 
-python benchmarks/scale.py [--largest 1000000] [--repeats 3] [--kmeans]
+python benchmarks/scale.py [--largest 1000000] [--repeats 3]
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import subprocess
 import sys
 import time
 from itertools import islice
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from common import interleaved, markdown, synthetic, write_results
+from common import interleaved, markdown, peak_gigabytes, synthetic, write_results
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler
 
 from vardass import Strata, coral, mmd2, stratify
-from vardass.refresh.strata_spread import strata_spread
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler, StratifiedBatchSampler
 
 K = 128
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0)
-
-
-def against_kmeans(repeats: int) -> tuple[list[str], dict[str, list[dict[str, float]]]]:
-    """`stratify`, variance included, and scikit-learn on the same features, by n and k: on one core and on all."""
-    from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits
-
-    tables, data = [], {}
-    cores = os.cpu_count() or 1
-    for threads in sorted({1, cores}):
-        torch.set_num_threads(threads)
-        cells = []
-        for n in (1_000, 4_000, 14_000, 100_000):
-            x = synthetic(n, 64)
-            array = x.numpy()
-            for k in (8, 32, 128, 256):
-                stratify(x[:2_500], k)  # compiles
-                runs = {
-                    "stratify": lambda x=x, k=k: stratify(x, k),
-                    "KMeans": lambda array=array, k=k: KMeans(k, n_init=1, random_state=0).fit(array),
-                }
-                with threadpool_limits(threads):
-                    seconds, found = interleaved(runs, repeats * max(1, 14_000 // n))
-                strata, means = found["stratify"], found["KMeans"]
-                theirs = strata_spread(x, torch.from_numpy(means.labels_).long(), kernel="mmd").variance
-                cell = {
-                    "n": n,
-                    "k": k,
-                    **seconds,
-                    "speed": seconds["KMeans"] / seconds["stratify"],
-                    "relative": strata.variance / strata.uniform_variance,
-                    "stderr": strata.variance_stderr / strata.uniform_variance,
-                    "theirs": theirs / strata.uniform_variance,
-                }
-                cells.append(cell)
-                print(threads, n, k, f"{cell['speed']:.2f}", flush=True)
-        name = "one thread" if threads == 1 else f"{threads} threads"
-        data[name] = cells
-        tables += [f"## On {name}", _beside_kmeans(cells)]
-    torch.set_num_threads(cores)
-    return tables, data
-
-
-def _beside_kmeans(cells: list[dict[str, float]]) -> str:
-    header = ["n", "k", "`stratify` ms", "`KMeans` ms", "times faster", "variance / uniform", "of `KMeans`"]
-    rows = []
-    for cell in cells:
-        times = [f"{1e3 * cell[name]:.1f}" for name in ("stratify", "KMeans")]
-        quality = [f"{cell['relative']:.4f} ± {cell['stderr']:.4f}", f"{cell['theirs']:.3f}"]
-        rows.append([f"{cell['n']:,}", str(cell["k"]), *times, f"{cell['speed']:.2f}", *quality])
-    ratios = sorted(cell["speed"] for cell in cells)
-    return (
-        f"Features of 64 columns, MMD kernel, scikit-learn's `KMeans(n_init=1)` on the same features: median "
-        f"{median(ratios):.2f} times faster, least {ratios[0]:.2f}, most {ratios[-1]:.2f}; at least as fast in "
-        f"{sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} cells.\n\n{markdown(header, rows)}"
-    )
 
 
 def one_size(n: int) -> None:
@@ -93,12 +32,6 @@ def one_size(n: int) -> None:
     strata = stratify(x, K, rank=128)
     seconds = time.perf_counter() - start
     print(seconds, before, peak_gigabytes(), strata.info["n_iter"], strata.variance / strata.uniform_variance)
-
-
-def peak_gigabytes() -> float:
-    """Peak resident memory of this process; getrusage would also count what was inherited at the fork."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 2**20 if found else float("nan")
 
 
 def growth(largest: int, repeats: int) -> tuple[str, list[list[float]]]:
@@ -213,14 +146,9 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--one-size", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--kmeans", action="store_true", help="only the comparison with k-means, into kmeans.md")
     arguments = parser.parse_args()
     if arguments.one_size:
         one_size(arguments.one_size)
-        return
-    beside, cells = against_kmeans(arguments.repeats)
-    write_results("kmeans", "stratify against k-means", beside, cells)
-    if arguments.kmeans:
         return
     data: dict[str, Any] = {}
     tables: list[str] = []

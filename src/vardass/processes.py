@@ -15,9 +15,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassError
 
-__all__ = ["begin_worker", "count_cpus", "from_first_process", "one_thread_each", "process_group", "ray_session"]
+__all__ = ["Peers", "begin_worker", "count_cpus", "one_thread_each", "process_group", "ray_session"]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -30,15 +30,82 @@ def process_group() -> tuple[int, int] | None:
     return None if count == 1 else (count, torch.distributed.get_rank())
 
 
-def from_first_process(value: Any) -> Any:
-    """What the first process calls this with, on all of them; every process of the group has to call it.
+class Peers:
+    """The processes of a ``torch.distributed`` group that do a thing together; what fails on one fails on all.
 
-    Tensors in dictionaries, lists and tuples come to the device of each process that is of the same type.
+    Every process has to call the same methods in the same order. Tensors in dictionaries, lists and tuples come to the
+    device of each process that is of the same type.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        By default all processes.
     """
-    first = torch.distributed.get_rank() == 0
-    box = [_walk(value, Tensor, lambda tensor: _Sent(tensor.device.type, tensor.detach().cpu())) if first else None]
-    torch.distributed.broadcast_object_list(box, src=0)
-    return _walk(box[0], _Sent, lambda sent: sent.tensor.to(sent.device_type))
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group
+        self.rank, self.count = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        self._first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first."""
+        return self.rank == 0
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns on the first process, on all; it is called on that one only."""
+        box = [_attempt(make) if self.leads else None]
+        self._talk(lambda: torch.distributed.broadcast_object_list(box, src=self._first, group=self.group))
+        return self._opened(box, sender=0)
+
+    def to_first(self, value: Any) -> list[Any] | None:
+        """What each process calls this with, on the first; None on the others."""
+        boxes: list[Any] | None = [None] * self.count if self.leads else None
+        sent = _packed(value)
+        self._talk(lambda: torch.distributed.gather_object(sent, boxes, dst=self._first, group=self.group))
+        return None if boxes is None else [_unpacked(box) for box in boxes]
+
+    def to_all(self, make: Callable[[], Any]) -> list[Any]:
+        """What ``make`` returns on each process, on all."""
+        boxes: list[Any] = [None] * self.count
+        sent = _attempt(make)
+        self._talk(lambda: torch.distributed.all_gather_object(boxes, sent, group=self.group))
+        for sender, box in enumerate(boxes):
+            if isinstance(box, Exception):
+                self._opened([box], sender)
+        return [_unpacked(box) for box in boxes]
+
+    def _opened(self, box: list[Any], sender: int) -> Any:
+        if not isinstance(box[0], Exception):
+            return _unpacked(box[0])
+        if isinstance(box[0], InputError) and sender != self.rank:
+            raise InputError(f"process {sender} of {self.count}: {box[0]}") from None
+        raise box[0]
+
+    def _talk(self, exchange: Callable[[], None]) -> None:
+        try:
+            exchange()
+        except RuntimeError as error:  # of torch.distributed: a connection was closed, or the timeout is over
+            reason = str(error).strip().splitlines()[-1]
+            raise VardassError(
+                f"process {self.rank} of {self.count} waits for another one that has ended or is stuck ({reason}); "
+                "look at the message of the one that ended first, then start all of them again"
+            ) from None
+
+
+def _attempt(make: Callable[[], Any]) -> Any:
+    try:
+        return _packed(make())
+    except Exception as error:  # the others wait for an answer
+        return error
+
+
+def _packed(value: Any) -> Any:
+    return _walk(value, Tensor, lambda tensor: _Sent(tensor.device.type, tensor.detach().cpu()))
+
+
+def _unpacked(value: Any) -> Any:
+    return _walk(value, _Sent, lambda sent: sent.tensor.to(sent.device_type))
 
 
 class _Sent(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import Kernel, as_kernel, fitted_kernel
-from vardass.processes import from_first_process, process_group
+from vardass.processes import Peers, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
 from vardass.refresh.strata_spread import strata_spread
@@ -46,6 +46,11 @@ class Refresher:
         Under a process group of ``torch.distributed`` the first process decides, makes the strata and sends them to
         the others: their own might differ, by batch norm or by rounding, and then no batch would fit together.
         Every process has to call `step`. False leaves each process to itself.
+    group : ProcessGroup, optional
+        Of ``torch.distributed``: each source then gives the features of this process's own rows, which stay where they
+        are, and the strata are those of the rows of all processes, in the order of their ranks. Only for
+        `StratifiedBatchSampler`, whose n is that of all processes, and for policies that go by time; not with
+        ``groups`` or ``still``.
     still : float
         Leave a sampler alone whose features have moved by less than this share of their spread since it was last
         refreshed, Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples; 0 leaves none alone. Only under policies that go
@@ -75,6 +80,7 @@ class Refresher:
         groups: Callable[[int], Mapping[str, Mapping[str, ArrayLike]]] | None = None,
         account: TimeAccount | None = None,
         share: bool = True,
+        group: Any = None,
         still: float = 0.0,
     ) -> None:
         if not isinstance(policy, RefreshPolicy):
@@ -92,9 +98,12 @@ class Refresher:
             )
         self.groups = groups
         self.share = bool(share)
+        self.group = group
         if isinstance(still, bool) or not isinstance(still, int | float) or not 0.0 <= still < math.inf:
             raise InputError(f"still must be a share of the spread of features, 0 or more, got {still!r}; try 0.001")
         self.still = float(still)
+        if group is not None:
+            self._check_own_rows()
         for name, sampler in self.samplers.items():
             if getattr(sampler, "needs_features", True) and not callable(getattr(sampler, "refresh", None)):
                 raise InputError(
@@ -108,7 +117,7 @@ class Refresher:
                     "such as lambda: extract_features(model, data)"
                 )
             n = getattr(self.samplers[name], "n", None)
-            if isinstance(source, FeatureBank) and n is not None and n != source.n:
+            if isinstance(source, FeatureBank) and n is not None and n != source.n and group is None:
                 raise InputError(f"sampler {name!r} has n={n}, its bank n={source.n}; use the same data set")
         self._warn_of_equal_seeds()
         self._kernels: dict[str, Kernel | None] = {}
@@ -116,6 +125,25 @@ class Refresher:
         self._aged: list[tuple[float, float]] = []  # variances before and after, of a refresh under way
         self._seen: dict[str, Tensor] = {}  # some rows of the features that samplers were refreshed from
         self._awaited: set[str] = set()  # samplers whose strata are being made in the background
+
+    def _check_own_rows(self) -> None:
+        """Refuse what needs the features of all samples on one process."""
+        needs = {
+            "groups": self.groups is not None,
+            f"still={self.still}": self.still > 0.0,
+            type(self.policy).__name__: self.policy.observes is not None,
+        }
+        if what := [name for name, is_set in needs.items() if is_set]:
+            raise InputError(
+                f"group= leaves the features on their processes, but {what[0]} needs all of them on one; use a policy "
+                "that goes by time, such as RefreshEvery(100), without groups and still, or gather the features"
+            )
+        for name, sampler in self.samplers.items():
+            if getattr(sampler, "needs_features", True) and not hasattr(sampler, "refresh_over_processes"):
+                raise InputError(
+                    f"group= needs samplers that make strata over processes, but {name!r} is a "
+                    f"{type(sampler).__name__}; use StratifiedBatchSampler"
+                )
 
     def _warn_of_equal_seeds(self) -> None:
         seen: dict[Any, str] = {}
@@ -170,7 +198,7 @@ class Refresher:
         due = self.policy.due(step)
         if self._group is None or self.policy.observes is None:  # by time: all processes have the same answer
             return due
-        return bool(from_first_process(due))
+        return bool(Peers().from_first(lambda: due))
 
     def _arrived(self) -> list[str]:
         """Names of samplers whose strata, made in the background, are in use since the last step."""
@@ -201,7 +229,7 @@ class Refresher:
             features = source.features() if isinstance(source, FeatureBank) else source()
             skipped = self._stands_still(name, features) and not groups
             if self._group is not None and self.still:
-                skipped = bool(from_first_process(skipped))
+                skipped = bool(Peers().from_first(lambda: skipped))
         if skipped:
             self.account.add("skipped", 0.0)
             spent = self.account.seconds["features"] - before.get("features", 0.0)
@@ -209,7 +237,9 @@ class Refresher:
         with self.account("solver"):
             measured = self.policy.observes == "variance" and self._leads
             old = self._variance(name, features) if measured else 0.0
-            if self._group is None:
+            if self.group is not None:
+                sampler.refresh_over_processes(features, self.group)
+            elif self._group is None:
                 sampler.refresh(features, **groups)
             else:
                 self._refresh_all_processes(sampler, features, groups)
@@ -243,17 +273,13 @@ class Refresher:
     def _refresh_all_processes(self, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:
         """Refresh ``sampler`` from the features of the first process, and let the others have what it found."""
         sends_strata = hasattr(sampler, "fitted_state")
-        message: Any = None
-        if self._leads:
-            try:
-                if sends_strata:
-                    sampler.refresh(features, **groups)
-                message = sampler.fitted_state() if sends_strata else (as_features(features), dict(groups))
-            except Exception as error:  # the others wait for an answer
-                message = error
-        message = from_first_process(message)
-        if isinstance(message, Exception):
-            raise message
+
+        def made() -> Any:
+            if sends_strata:
+                sampler.refresh(features, **groups)
+            return sampler.fitted_state() if sends_strata else (as_features(features), dict(groups))
+
+        message = Peers().from_first(made)
         if not sends_strata:  # the same features give the same strata
             sampler.refresh(message[0], **message[1])
         elif not self._leads:

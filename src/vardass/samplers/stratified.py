@@ -20,7 +20,14 @@ from vardass.validate import ArrayLike, check_count, unknown
 
 __all__ = ["StratifiedBatchSampler"]
 
-_OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features")  # of `stratify`, which a sampler sets itself
+_OWN_OPTIONS = (
+    "kernel",
+    "solver",
+    "seed",
+    "rank",
+    "kernel_features",
+    "group",
+)  # of `stratify`, which a sampler sets itself
 _ONLY_REPORTED = ("bound", "certify", "progress")  # options of `stratify` that leave the strata as they are
 _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
@@ -158,6 +165,21 @@ class StratifiedBatchSampler(GroupedSampler):
         self._use(strata)
         self._refreshes += 1
         self._drop_chunk()
+
+    def refresh_over_processes(self, features: ArrayLike, group: Any) -> None:
+        """As `refresh`, from the features of this process's own rows; every process of ``group`` has to call it.
+
+        The strata are those of ``stratify(..., group=group)``: samples are numbered through all processes.
+        """
+        if type(self)._fit is not StratifiedBatchSampler._fit or self.groups is not None or self.strata_options:
+            raise InputError(
+                f"this {type(self).__name__} needs the features of all samples on one process, for plans, groups and "
+                "options of strata; use a StratifiedBatchSampler without them, or gather the features"
+            )
+        seed = derive_seed(self.seed, self._refreshes + 1)
+        self.use(
+            stratify(features, self.strata_count, kernel=self.kernel, rank=self.kernel_rank, seed=seed, group=group)
+        )
 
     @property
     def _smallest_size(self) -> int:

@@ -33,13 +33,11 @@ from vardass.data.embedding_files import Columns
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path, atomic_write, write_text
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
-from vardass.lowrank import FeatureMap
 from vardass.samplers.base import kernel_name
 from vardass.shards.engines import each
 from vardass.shards.files import Part, Shard, cut, expand, open_shards, read_part, sample_rows
 from vardass.solvers.rule import (
     JUDGED_ROWS,
-    Embedding,
     Rule,
     SampledRule,
     Totals,
@@ -491,40 +489,24 @@ _KERNEL_STATE = "kernel_"
 
 
 def _save_plan(path: Path, plan: _Plan) -> None:
-    rule = plan.sampled.rule
-    embedding = rule.embedding
-    state = embedding.feature_map.kernel.state()
-    tensors = {
-        "landmarks": embedding.feature_map.landmarks,
-        "transform": embedding.feature_map.transform,
-        "shift": embedding.shift,
-        "mean": embedding.mean,
-        "shares": rule.shares,
-        "sums": rule.sums,
-        "prices": rule.prices,
-        "labels": plan.sampled.labels,
-        "judged": plan.judged,
-    }
-    arrays = {name: value.numpy() for name, value in tensors.items() if value is not None}
-    arrays |= {_KERNEL_STATE + name: np.asarray(value) for name, value in state.items()}
+    state = {"judged": plan.judged, "judged_rows": plan.judged_rows, **plan.sampled.state()}
+    state |= {_KERNEL_STATE + name: value for name, value in state.pop("kernel").items()}
     with atomic_write(path) as file:
-        np.savez(file, rows=plan.sampled.rows, judged_rows=plan.judged_rows, **arrays)  # type: ignore[arg-type]
+        arrays: dict[str, Any] = {name: np.asarray(value) for name, value in state.items() if value is not None}
+        np.savez(file, **arrays)
 
 
 def _load_plan(path: Path, kernel: Kernel) -> _Plan:
     with np.load(path, allow_pickle=False) as found:
         arrays = {name: found[name] for name in found.files}
-    state = {
-        name.removeprefix(_KERNEL_STATE): float(value) if value.ndim == 0 else torch.from_numpy(value)
-        for name, value in arrays.items()
-        if name.startswith(_KERNEL_STATE)
+    rows, judged_rows = arrays.pop("rows"), arrays.pop("judged_rows")
+    state: dict[str, Any] = {
+        name: float(value) if value.ndim == 0 else torch.from_numpy(value) for name, value in arrays.items()
     }
-    tensors = {name: torch.from_numpy(value) for name, value in arrays.items() if not name.startswith(_KERNEL_STATE)}
-    feature_map = FeatureMap(kernel.with_state(state), tensors.get("landmarks"), tensors["transform"])
-    embedding = Embedding(feature_map, tensors.get("shift"), tensors["mean"])
-    rule = Rule(embedding, tensors["shares"], tensors["sums"], tensors["prices"])
-    sampled = SampledRule(rule, arrays["rows"], tensors["labels"])
-    return _Plan(sampled, arrays["judged_rows"], tensors["judged"])
+    names = [name for name in state if name.startswith(_KERNEL_STATE)]
+    fitted = {name.removeprefix(_KERNEL_STATE): state.pop(name) for name in names}
+    sampled = SampledRule.from_state({**state, "kernel": fitted, "rows": rows}, kernel)
+    return _Plan(sampled, judged_rows, state["judged"])
 
 
 def _write_labels(target: Path, rows: int, parts: Iterator[NDArray[np.int32]]) -> None:

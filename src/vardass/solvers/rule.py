@@ -10,7 +10,9 @@ of the transport of rows to strata of given sizes, found by Sinkhorn's iteration
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from vardass.lowrank import FeatureMap, LowRankFeatures, fit_feature_map
 from vardass.solvers.evaluate import Evaluation, mean_missed
 from vardass.solvers.problem import LowRankProblem
 from vardass.solvers.stratification import default_rank, stratify
-from vardass.validate import row_blocks
+from vardass.validate import as_generator, row_blocks
 
 __all__ = ["JUDGED_ROWS", "Embedding", "Rule", "SampledRule", "Totals", "default_sample", "draw_rows", "fit_rule"]
 
@@ -86,16 +88,17 @@ class Totals:
 
     @classmethod
     def zero(cls, k: int, rank: int) -> Totals:
-        """Those of no rows, in double precision."""
+        """Those of no rows, in double precision, on the CPU."""
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in ((k,), (k, rank), (k,), (k,))))
 
     def add(self, problem: LowRankProblem, labels: Tensor) -> None:
         """Count further rows."""
         k, rank = self.sums.shape
-        self.sizes.add_(torch.bincount(labels, minlength=k))
-        self.sums.add_(problem.features.new_zeros(k, rank).index_add_(0, labels, problem.features))
-        self.spread.index_add_(0, labels, problem.diag.double())
-        self.residual.index_add_(0, labels, problem.residual.double())
+        self.sizes.add_(torch.bincount(labels, minlength=k).cpu())
+        self.sums.add_(problem.features.new_zeros(k, rank).index_add_(0, labels, problem.features).cpu())
+        for total, values in ((self.spread, problem.diag), (self.residual, problem.residual)):
+            own = torch.zeros(k, dtype=torch.float64, device=labels.device).index_add_(0, labels, values.double())
+            total.add_(own.cpu())
 
     def add_totals(self, other: Totals) -> None:
         """Count the rows of ``other`` too."""
@@ -136,10 +139,11 @@ class Rule:
 
     def assign(self, problem: LowRankProblem) -> Tensor:
         """Strata (n,) of embedded rows."""
-        labels = torch.empty(problem.n, dtype=torch.int64)
+        labels = torch.empty(problem.n, dtype=torch.int64, device=problem.features.device)
         for rows in row_blocks(problem.n, _BLOCK_ROWS):
-            # numpy's argmin is several times faster than torch's here
-            labels[rows] = torch.from_numpy(self.scores(problem, rows).add_(self.prices).numpy().argmin(1))
+            scores = self.scores(problem, rows).add_(self.prices)
+            # on a CPU numpy's argmin is several times faster than torch's here
+            labels[rows] = scores.argmin(1) if scores.is_cuda else torch.from_numpy(scores.numpy().argmin(1))
         return labels
 
     def scores(self, problem: LowRankProblem, rows: slice) -> Tensor:
@@ -170,11 +174,36 @@ class SampledRule:
     rows: NDArray[np.int64]
     labels: Tensor
 
+    def state(self) -> dict[str, Any]:
+        """Arrays, tensors and numbers that `from_state` makes the same of, for files and messages."""
+        rule, embedding = self.rule, self.rule.embedding
+        return {
+            "kernel": embedding.feature_map.kernel.state(),
+            "landmarks": embedding.feature_map.landmarks,
+            "transform": embedding.feature_map.transform,
+            "shift": embedding.shift,
+            "mean": embedding.mean,
+            "shares": rule.shares,
+            "sums": rule.sums,
+            "prices": rule.prices,
+            "rows": self.rows,
+            "labels": self.labels,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], kernel: Kernel) -> SampledRule:
+        """What `state` was taken of; ``kernel`` need not be fitted. Missing tensors are None."""
+        feature_map = FeatureMap(kernel.with_state(state["kernel"]), state.get("landmarks"), state["transform"])
+        embedding = Embedding(feature_map, state.get("shift"), state["mean"])
+        rule = Rule(embedding, state["shares"], state["sums"], state["prices"])
+        return cls(rule, state["rows"], state["labels"])
+
     def assign(self, problem: LowRankProblem, numbers: NDArray[np.int64]) -> Tensor:
         """Strata (b,) of embedded rows with the given numbers (b,)."""
-        place = torch.from_numpy(np.searchsorted(self.rows, numbers).clip(max=len(self.rows) - 1))
-        kept = torch.from_numpy(self.rows)[place] == torch.from_numpy(numbers)
-        return torch.where(kept, self.labels[place], self.rule.assign(problem))
+        found = self.rule.assign(problem)
+        place = np.searchsorted(self.rows, numbers).clip(max=len(self.rows) - 1)
+        kept = torch.from_numpy(self.rows[place] == numbers).to(found.device)
+        return torch.where(kept, self.labels[torch.from_numpy(place).to(self.labels.device)], found)
 
     def judge(self, totals: Totals, x: Tensor, numbers: NDArray[np.int64], seed: int) -> Evaluation:
         """Variances: low-rank distances between all rows, and what they miss on random pairs of some rows ``x``.
@@ -193,7 +222,7 @@ class SampledRule:
         rule, n = self.rule, float(totals.sizes.sum())
         problem = rule.embed(x)
         labels = self.assign(problem, numbers)
-        generator = torch.Generator().manual_seed(seed)
+        generator = as_generator(seed, x.device)
         seen, kernel = rule.embedding.shifted(x), rule.embedding.feature_map.kernel
 
         def judged(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
@@ -219,7 +248,7 @@ def draw_rows(n: int, count: int, seed: int, stream: int) -> NDArray[np.int64]:
 
 def fit_rule(x: Tensor, rows: NDArray[np.int64], k: int, kernel: Kernel, *, rank: int | None, seed: int) -> SampledRule:
     """Stratify a sample ``x`` (m, d), the given ``rows`` (m,) of all, under a fitted ``kernel``."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = as_generator(seed, x.device)
     shift = x.mean(0) if isinstance(kernel, LinearKernel) else None
     seen = x if shift is None else x - shift
     feature_map = fit_feature_map(seen, kernel, rank or default_rank(k), generator=generator)
@@ -230,7 +259,7 @@ def fit_rule(x: Tensor, rows: NDArray[np.int64], k: int, kernel: Kernel, *, rank
     problem = LowRankProblem(low_rank.features, low_rank.residual)
     totals = Totals.zero(k, features.shape[1])
     totals.add(problem, labels)
-    shares, sums, start = ((value / len(x)).float() for value in (totals.sizes, totals.sums, totals.spread))
+    shares, sums, start = ((value / len(x)).to(features) for value in (totals.sizes, totals.sums, totals.spread))
     unpriced = Rule(Embedding(feature_map, shift, mean), shares, sums, start)
     rule = Rule(unpriced.embedding, shares, sums, _prices(unpriced, problem, generator))
     return SampledRule(rule, rows, labels)
@@ -239,7 +268,7 @@ def fit_rule(x: Tensor, rows: NDArray[np.int64], k: int, kernel: Kernel, *, rank
 def _prices(rule: Rule, problem: LowRankProblem, generator: torch.Generator) -> Tensor:
     """Prices with which strata have the shares of the rule, on rows of the sample."""
     if problem.n > _PRICED_ROWS:
-        rows = torch.randperm(problem.n, generator=generator)[:_PRICED_ROWS]
+        rows = torch.randperm(problem.n, generator=generator, device=generator.device)[:_PRICED_ROWS]
         problem = LowRankProblem(problem.features[rows], problem.residual[rows])
     scores = [rule.scores(problem, rows) for rows in row_blocks(problem.n, _BLOCK_ROWS)]
     prices = rule.prices

@@ -24,7 +24,7 @@ from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solut
 from vardass.solvers.sizes import SizeLimits
 from vardass.solvers.starts import INITS, given_labels, random_balanced_labels, start_labels, within_limits
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, choose
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_seed, choose
 
 __all__ = ["ALL_OPTIONS", "BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
 
@@ -69,6 +69,7 @@ def stratify(
     bound: bool = False,
     certify: bool = False,
     progress: Progress | None = None,
+    group: Any = None,
     **options: Any,
 ) -> Strata:
     """Partition samples into k strata so that one draw from each estimates the mean embedding best.
@@ -116,6 +117,10 @@ def stratify(
         Also try the semidefinite bound, mostly tighter, and keep the higher one; n up to 200.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
+    group : ProcessGroup, optional
+        Of ``torch.distributed``: ``features`` are then those of this process alone, of which each may have any number,
+        and the strata those of the rows of all processes, in the order of their ranks. Every process has to call
+        this, with ``kernel``, ``rank`` and ``seed`` only. See `vardass.solvers.over_processes` for what is sent.
     **options
         For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
         kernel-kmeans, interior-point), ``max_passes``, ``tol`` (min-sum).
@@ -132,6 +137,13 @@ def stratify(
     >>> strata.n, strata.k, int(strata.sizes.sum()), strata.reduction > 1.0
     (500, 20, 500, True)
     """
+    if group is not None:
+        from vardass.solvers.over_processes import stratify_over_processes  # which calls this function
+
+        _refuse_with_group(solver=solver, init=init, warm_start=warm_start, min_size=min_size, max_size=max_size)
+        _refuse_with_group(equal=equal, kernel_features=kernel_features, restarts=restarts, bound=bound)
+        _refuse_with_group(certify=certify, progress=progress, **options)
+        return stratify_over_processes(features, k, group, kernel=kernel, rank=rank, seed=check_seed(seed))
     started = time.perf_counter()
     x = as_features(features)
     n = len(x)
@@ -233,6 +245,17 @@ def stratify(
             "seconds_bound": time.perf_counter() - evaluated,
         },
     )
+
+
+def _refuse_with_group(**given: Any) -> None:
+    declared = declared_options(stratify)
+    for name, value in given.items():
+        default = declared.get(name)
+        if type(value) is not type(default) or value != default:
+            raise InputError(
+                f"over a process group stratify takes kernel, rank and seed, got {name}={value!r}; leave it out, or "
+                "gather the features and call stratify on one process"
+            )
 
 
 def default_rank(k: int) -> int:
