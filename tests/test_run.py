@@ -126,7 +126,6 @@ def test_values_that_json_lacks_become_null(tmp_path, monkeypatch):
 
 
 def test_relative_coral_does_not_change_with_the_scale_of_features(monkeypatch):
-    (spec,) = make_runs(1, 2)
     x, y = (torch.randn(50, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
     splits = type("Splits", (), {"source_val": [0], "target_test": [1]})
     found = []
