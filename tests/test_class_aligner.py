@@ -157,7 +157,10 @@ def test_recommended_settings_align_where_the_sampler_can() -> None:
     found = RunConfig.recommended(sampler_options={"min_size": 2})
     assert (found.sampler, found.sampler_options) == ("stratified", {"equal": True, "min_size": 2})
     assert RunConfig.recommended(steps=800).class_options == {"early": 100, "start": 300}
-    assert RunConfig.recommended(steps=80).algorithm_options == {"penalty": 3.0, "delay": 10, "ramp": 10}
+    assert RunConfig.recommended(steps=80).algorithm_options == {
+        **{"penalty": 3.0, "delay": 10, "ramp": 10},
+        "confusion": 0.3,
+    }
     assert RunConfig.recommended(batch_size=8).algorithm_options["penalty"] == 0.75
     for changes in ({"sampler": "uniform"}, {"refresh_every": 0}, {"groups": "classes"}, {"algorithm": "dann"}):
         assert RunConfig.recommended(**changes).class_aligned == "none"

@@ -63,7 +63,7 @@ def test_the_run_that_ships_is_a_row_of_the_benchmark() -> None:
     """benchmarks/adaptation.yaml with penalty 3; its tables call that row `vardass adapt`."""
     content = yaml.safe_load(BENCHMARK.read_text())
     rows = {row["label"]: row for row in content["samplers"] if isinstance(row, dict)}
-    row, wanted = rows["equal, schedule, classes"], RunConfig.recommended(**content["settings"])
+    row, wanted = rows["equal, schedule, classes, confusion"], RunConfig.recommended(**content["settings"])
     assert (row["name"], row["options"]) == (wanted.sampler, wanted.sampler_options)
     options = row["settings"]["algorithm_options"]
     assert {"penalty": 3.0, **options} == wanted.algorithm_options

@@ -465,7 +465,8 @@ class RunConfig(BaseModel):
         """Settings of ``vardass adapt``, unless given: chosen on some data sets and measured on others.
 
         For MMD and CORAL: one sample from each of ``batch_size`` strata of equal size; 100 steps of the task alone, 100
-        in which the penalty rises to 3, and from step 300 on the same classes on both sides of a batch, where the
+        in which the penalty rises to 3 and the class confusion of the target's predictions to 0.3 (not in a
+        regression), and from step 300 on the same classes on both sides of a batch, where the
         sampler can; from step 100 on where class shares explain the discrepancy. Short runs have an eighth of their
         steps in place of 100. Batches of b < 32 have a penalty of 3 b / 32, because finite-batch bias in the loss
         grows as 1 / b. All else is as in ``RunConfig()``, which has
@@ -474,7 +475,7 @@ class RunConfig(BaseModel):
         Examples
         --------
         >>> RunConfig.recommended(steps=1000).algorithm_options
-        {'penalty': 3.0, 'delay': 100, 'ramp': 100}
+        {'penalty': 3.0, 'delay': 100, 'ramp': 100, 'confusion': 0.3}
         >>> RunConfig.recommended().sampler, RunConfig.recommended().sampler_options
         ('stratified', {'equal': True})
         >>> RunConfig.recommended().class_options, RunConfig.recommended(sampler="uniform").class_aligned
@@ -487,7 +488,10 @@ class RunConfig(BaseModel):
             plain = plain.changed(sampler="stratified", sampler_options={"equal": True, **plain.sampler_options})
         early = min(100, plain.steps // 8)
         penalty = 3.0 * min(1.0, plain.batch_size / 32)
-        options = {"penalty": penalty, "delay": early, "ramp": early, **plain.algorithm_options}
+        options: dict[str, Any] = {"penalty": penalty, "delay": early, "ramp": early}
+        if not plain.regression:
+            options["confusion"] = 0.3
+        options |= plain.algorithm_options
         usual: dict[str, Any] = {"algorithm_options": options}
         if "class_aligned" not in plain.model_fields_set and ClassAligner.can_align(plain):
             usual |= {
