@@ -51,13 +51,20 @@ def tllib_coral(x: Tensor, y: Tensor) -> Tensor:
 
 
 # --8<-- [start:tllib-joint]
-def tllib_joint_mmd(xs: list[Tensor], ys: list[Tensor], alphas: list[tuple[float, ...]]) -> Tensor:
-    """JointMultipleKernelMaximumMeanDiscrepancy(linear=False) of JAN: the product of the layers' kernels."""
-    widths = [x.shape[1] for x in xs]
-    kernels = [tllib_kernel(torch.cat([x, y]), some) for x, y, some in zip(xs, ys, alphas)]
+def tllib_joint_mmd(xs: list[Tensor], ys: list[Tensor], widths: list[tuple[float, ...] | float]) -> Tensor:
+    """JointMultipleKernelMaximumMeanDiscrepancy(linear=False) of JAN: the product of the layers' kernels.
+
+    Each layer has its α as a tuple, or a number for GaussianKernel(sigma=..., track_running_stats=False): TLlib's
+    example has (1/8, ..., 2) for the features and 0.92 for the class probabilities.
+    """
+    columns = [x.shape[1] for x in xs]
+    kernels = [
+        RBFMixture((0.5 / width**2,)) if isinstance(width, float) else tllib_kernel(torch.cat([x, y]), width)
+        for x, y, width in zip(xs, ys, widths)
+    ]
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        parts = zip(kernels, a.split(widths, 1), b.split(widths, 1))
+        parts = zip(kernels, a.split(columns, 1), b.split(columns, 1))
         return torch.stack([kernel.matrix(p, q) for kernel, p, q in parts]).prod(0)
 
     joint = mmd2(torch.cat(xs, 1), torch.cat(ys, 1), kernel=product, estimator="unbiased")

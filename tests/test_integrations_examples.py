@@ -11,6 +11,7 @@ import pytest
 RECIPES = Path(__file__).parent.parent / "examples" / "integrations"
 NEEDS = {
     "accelerate_loop": "accelerate",
+    "domainbed_loop": "torch",  # a loop of its shape
     "lightning_callback": "lightning",
     "metric_learning": "pytorch_metric_learning",
     "skada_pipeline": "skada",

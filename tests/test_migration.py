@@ -126,17 +126,23 @@ def test_the_constant_of_tllib_is_right_for_one_kernel_only() -> None:
     assert float(ours.tllib_mk_mmd(x, x)) < 0
 
 
-def test_tllib_joint_mmd() -> None:
+@pytest.mark.parametrize("width", [(1.68,), 0.92])
+def test_tllib_joint_mmd(width: tuple[float, ...] | float) -> None:
     (x1, y1), (x2, y2) = batches(5, 5, 3), batches(5, 5, 2)
-    alphas: list[tuple[float, ...]] = [(0.5, 1.0), (1.68,)]
-    first = tllib_kernel(torch.cat([x1, y1]), alphas[0])
-    second = tllib_kernel(torch.cat([x2, y2]), alphas[1])
+    widths: list[tuple[float, ...] | float] = [(0.5, 1.0), width]
+    first = tllib_kernel(torch.cat([x1, y1]), (0.5, 1.0))
+    if isinstance(width, float):  # as in TLlib's own example: a fixed σ for the class probabilities
+
+        def second(p: Tensor, q: Tensor) -> Tensor:
+            return torch.exp(-squared(p, q) / (2 * width**2))
+    else:
+        second = tllib_kernel(torch.cat([x2, y2]), width)
 
     def kernel(p: Tensor, q: Tensor) -> Tensor:
         return first(p[:3], q[:3]) * second(p[3:], q[3:])
 
     theirs = u_statistic(torch.cat([x1, x2], 1), torch.cat([y1, y2], 1), kernel) + 2 / 4
-    agree(ours.tllib_joint_mmd([x1, x2], [y1, y2], alphas), theirs, x1, y1, x2, y2)
+    agree(ours.tllib_joint_mmd([x1, x2], [y1, y2], widths), theirs, x1, y1, x2, y2)
 
 
 def test_tllib_coral_has_the_mean_term_and_no_quarter() -> None:
