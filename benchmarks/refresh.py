@@ -204,7 +204,7 @@ def quality(domains: dict[str, Any], stage: str, found: dict[str, list[Any]]) ->
     import torch
 
     from vardass import mmd2
-    from vardass.analysis.sampler_noise.noise import Batches, embedding_errors
+    from vardass.analysis.batch_noise import Batches, embedding_errors
     from vardass.kernels import as_kernel
 
     def batches(of: list[Any], domain: str) -> Batches:

@@ -19,9 +19,9 @@ from common import interleaved, markdown, real_features, synthetic, write_result
 from torch import Tensor
 
 from vardass import CoralKernel, Kernel, RBFMixture, stratify
-from vardass.solvers.problem import ExactProblem
-from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.labels import SizeLimits
 from vardass.solvers.stratification import solve
+from vardass.view import ExactView
 
 KERNELS: dict[str, Kernel] = {
     "mixture": RBFMixture(),
@@ -31,14 +31,14 @@ KERNELS: dict[str, Kernel] = {
 SIZES = (8, 32, 128, 256)
 
 
-def exact_problem(x: Tensor, kernel: Kernel) -> ExactProblem:
+def exact_problem(x: Tensor, kernel: Kernel) -> ExactView:
     matrix = torch.empty(len(x), len(x))
     for rows, block in kernel.blocks(x):
         matrix[rows] = block
-    return ExactProblem(matrix)
+    return ExactView(matrix)
 
 
-def exact_cell(problem: ExactProblem, k: int, repeats: int) -> dict[str, Any]:
+def exact_cell(problem: ExactView, k: int, repeats: int) -> dict[str, Any]:
     limits = SizeLimits.of(problem.n, k)
 
     def run(solver: str) -> Any:
@@ -51,7 +51,7 @@ def exact_cell(problem: ExactProblem, k: int, repeats: int) -> dict[str, Any]:
     return cell(k, one, found["dynamic-kmeans"].objective, found["min-sum"].objective, seconds)
 
 
-def low_rank_cell(x: Tensor, kernel: Kernel, truth: ExactProblem, k: int, repeats: int) -> dict[str, Any]:
+def low_rank_cell(x: Tensor, kernel: Kernel, truth: ExactView, k: int, repeats: int) -> dict[str, Any]:
     limits = SizeLimits.of(len(x), k)
 
     def paper() -> Tensor:

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from vardass.kernels import RBFMixture
 from vardass.paper.interior_point import interior_point
-from vardass.solvers.dynamic_kmeans import dynamic_kmeans
-from vardass.solvers.kernel_kmeans import kernel_kmeans
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
-from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import start_labels, within_limits
+from vardass.solvers.kmeans import dynamic_kmeans, kernel_kmeans
+from vardass.solvers.labels import SizeLimits, Solution, start_labels, within_limits
+from vardass.view import ExactView, LowRankView, View
 
 SOLVERS = {"dynamic-kmeans": dynamic_kmeans, "kernel-kmeans": kernel_kmeans, "interior-point": interior_point}
 
@@ -25,17 +23,17 @@ def points(n: int, d: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
     return torch.randn(n, d, generator=gen(seed), dtype=dtype).exp()
 
 
-def exact(x: Tensor) -> ExactProblem:
-    return ExactProblem(RBFMixture(gammas=(0.1, 1.0)).matrix(x))
+def exact(x: Tensor) -> ExactView:
+    return ExactView(RBFMixture(gammas=(0.1, 1.0)).matrix(x))
 
 
-def linear(x: Tensor) -> LowRankProblem:
-    return LowRankProblem(x - x.mean(0), x.new_zeros(len(x)))
+def linear(x: Tensor) -> LowRankView:
+    return LowRankView(x - x.mean(0), x.new_zeros(len(x)))
 
 
-def low_rank_with_residual(n: int = 20, seed: int = 3) -> LowRankProblem:
+def low_rank_with_residual(n: int = 20, seed: int = 3) -> LowRankView:
     x = points(n, 4, seed)
-    return LowRankProblem(x, torch.rand(n, generator=gen(seed + 1), dtype=x.dtype))
+    return LowRankView(x, torch.rand(n, generator=gen(seed + 1), dtype=x.dtype))
 
 
 def sizes_of(labels: Tensor, k: int) -> Tensor:
@@ -46,7 +44,7 @@ def sizes_of(labels: Tensor, k: int) -> Tensor:
 
 def run(
     name: str,
-    problem: Problem,
+    problem: View,
     k: int,
     *,
     limits: SizeLimits,

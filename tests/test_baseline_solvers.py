@@ -15,12 +15,10 @@ from torch import Tensor
 
 from solver_problems import SOLVERS, exact, gen, greedy_cost, linear, points, run, sizes_of
 from vardass.errors import InputError
-from vardass.solvers import dynamic_kmeans as dynamic_module
-from vardass.solvers.dynamic_kmeans import _greedy_in_order, greedy_assignment
-from vardass.solvers.kernel_kmeans import inertia, kernel_kmeans
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
-from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import random_balanced_labels, start_labels
+from vardass.solvers import kmeans as kmeans_module
+from vardass.solvers.kmeans import _greedy_in_order, greedy_assignment, inertia, kernel_kmeans
+from vardass.solvers.labels import SizeLimits, random_balanced_labels, start_labels
+from vardass.view import ExactView, LowRankView, View
 
 each_solver = pytest.mark.parametrize("solver", SOLVERS)
 descending = pytest.mark.parametrize("solver", ["dynamic-kmeans", "interior-point"])
@@ -60,7 +58,7 @@ def test_greedy_equals_the_literal_algorithm(n: int, k: int, parallel: int, zero
 
 @pytest.mark.parametrize("step_numbers", [1, 60, 2**18])
 def test_greedy_keeps_the_cheapest_trial(monkeypatch: pytest.MonkeyPatch, step_numbers: int) -> None:
-    monkeypatch.setattr(dynamic_module, "_STEP_NUMBERS", step_numbers)  # trials in one or in many batches
+    monkeypatch.setattr(kmeans_module, "_STEP_NUMBERS", step_numbers)  # trials in one or in many batches
     distances = torch.rand(40, 5, generator=gen(0), dtype=torch.float64)
     generator = gen(3)
     costs = [
@@ -147,7 +145,7 @@ def blobs(n: int, k: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("problem", [linear(points(150)), exact(points(150))], ids=["features", "kernel"])
-def test_lloyd_is_monotone_in_inertia(problem: Problem) -> None:
+def test_lloyd_is_monotone_in_inertia(problem: View) -> None:
     limits = SizeLimits(1, 150)
     labels = random_balanced_labels(150, 9, 4)
     values = []
@@ -260,8 +258,8 @@ def test_exact_and_full_rank_problems_give_the_same_strata(solver: str) -> None:
     x = points(40)
     x = x - x.mean(0)
     limits = SizeLimits(1, 40)
-    low_rank = run(solver, LowRankProblem(x, x.new_zeros(40)), 5, limits=limits, seed=2)
-    full = run(solver, ExactProblem(x @ x.T), 5, limits=limits, seed=2)
+    low_rank = run(solver, LowRankView(x, x.new_zeros(40)), 5, limits=limits, seed=2)
+    full = run(solver, ExactView(x @ x.T), 5, limits=limits, seed=2)
     assert torch.equal(low_rank.labels, full.labels)
     assert low_rank.objective == pytest.approx(full.objective)
     assert low_rank.n_iter == full.n_iter

@@ -108,7 +108,7 @@ def test_random_partitions_of_sixty_points(kernel: str) -> None:
 @given(seed=st.integers(0, 10**6), theta=st.floats(0, 100), k=st.integers(1, 6), kernel=st.sampled_from(KERNELS))
 def test_every_multiplier_gives_a_valid_bound(seed: int, theta: float, k: int, kernel: str) -> None:
     x = points(6, 2, seed)
-    neighbours = bounds._Neighbours.of(x, kernel, 5)
+    neighbours = bounds._Neighbours(bounds._view(x, kernel), 5)
     minima = bounds._row_minima(neighbours, torch.arange(6), theta, 1, 6)
     assert float(minima.sum()) - theta * k <= optimum(distances(x, kernel), k) * SLACK + 1e-12
 
@@ -217,7 +217,7 @@ def naive_minimum(row: Tensor, own: int, theta: float, low: int, high: int) -> f
 def test_row_minima_match_a_naive_loop(kernel: str) -> None:
     x = points(25, 3, 11)
     d = distances(x, kernel)
-    neighbours = bounds._Neighbours.of(x, kernel, 24)
+    neighbours = bounds._Neighbours(bounds._view(x, kernel), 24)
     rows = torch.tensor([3, 24, 0, 11])
     for theta, low, high in [(0.0, 1, 25), (0.7, 1, 25), (30.0, 2, 9), (1e4, 3, 25)]:
         expected = [naive_minimum(d[i], i, theta, low, high) for i in rows.tolist()]
@@ -229,7 +229,7 @@ def test_row_minima_match_a_naive_loop(kernel: str) -> None:
 def test_the_multiplier_is_the_best(kernel: str) -> None:
     x, n = points(150, 4, 12), 150
     for k in (3, 12, 60):
-        neighbours = bounds._Neighbours.of(x, kernel, n - k)
+        neighbours = bounds._Neighbours(bounds._view(x, kernel), n - k)
         rows, high = torch.arange(n), n - k + 1
         best = bounds._best_theta(neighbours, rows, k, 1, high)
 
@@ -247,12 +247,12 @@ def test_cutting_off_distances_never_raises_a_minimum(kernel: str) -> None:
     x = points(120, 2, 13)
     x[:60] *= 0.01  # a dense half, where large strata are cheap and the cut is felt
     rows = torch.arange(120)
-    whole = bounds._Neighbours.of(x, kernel, 119)
+    whole = bounds._Neighbours(bounds._view(x, kernel), 119)
     felt = 0
     for theta in (0.0, 0.1, 3.0, 100.0, 1e5):
         exact = bounds._row_minima(whole, rows, theta, 1, 120)
         for kept in (1, 5, 30, 80):
-            cut = bounds._row_minima(bounds._Neighbours.of(x, kernel, kept), rows, theta, 1, 120)
+            cut = bounds._row_minima(bounds._Neighbours(bounds._view(x, kernel), kept), rows, theta, 1, 120)
             assert bool((cut <= exact * SLACK).all())
             # where the best size is among those kept nothing is lost
             sums = bounds._sums(next(whole.blocks(rows))) / 2 + theta / torch.arange(1, 121)
@@ -263,7 +263,7 @@ def test_cutting_off_distances_never_raises_a_minimum(kernel: str) -> None:
 
 
 def test_cut_off_distances_with_duplicates_are_finite() -> None:
-    neighbours = bounds._Neighbours.of(torch.zeros(50, 2), "rbf", 4)
+    neighbours = bounds._Neighbours(bounds._view(torch.zeros(50, 2), "rbf"), 4)
     for theta in (0.0, 1.0):
         found = bounds._row_minima(neighbours, torch.arange(50), theta, 1, 50)
         assert found.tolist() == pytest.approx([theta / 50] * 50)
@@ -277,7 +277,7 @@ def cloud() -> Tensor:
 
 def test_sampled_rows_estimate_the_bound_without_bias(cloud: Tensor) -> None:
     kernel, n, k = RBFMixture(scale=10.0), 1500, 30
-    neighbours = bounds._Neighbours.of(cloud, kernel, n - k)
+    neighbours = bounds._Neighbours(bounds._view(cloud, kernel), n - k)
     theta = bounds._best_theta(neighbours, torch.arange(n), k, 1, n - k + 1)
     minima = bounds._row_minima(neighbours, torch.arange(n), theta, 1, n - k + 1)
     exact = nearest_neighbour_bound(cloud, k, kernel=kernel)
@@ -298,7 +298,7 @@ def test_standard_error_matches_the_spread_at_a_fixed_multiplier(
     cloud: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, n, k = RBFMixture(scale=10.0), 1500, 30
-    neighbours = bounds._Neighbours.of(cloud, kernel, n - k)
+    neighbours = bounds._Neighbours(bounds._view(cloud, kernel), n - k)
     theta = bounds._best_theta(neighbours, torch.arange(n), k, 1, n - k + 1)
     minima = bounds._row_minima(neighbours, torch.arange(n), theta, 1, n - k + 1)
     exact = (float(minima.sum()) - theta * k) / n**2
@@ -319,7 +319,7 @@ def test_sampling_follows_the_seed(cloud: Tensor) -> None:
 
 
 def test_large_inputs_are_sampled_and_small_ones_are_not() -> None:
-    x = points(2040, 2, 16).float()
+    x = points(2060, 2, 16).float()
     sampled = nearest_neighbour_bound(x, 50, kernel="rbf")
     whole = nearest_neighbour_bound(x, 50, kernel="rbf", rows=5000)
     assert sampled.stderr > 0
@@ -358,7 +358,7 @@ def test_distances_are_never_negative() -> None:
     x = 1e5 + 1e-7 * points(50, 5, 24)  # differences below the rounding of the kernel
     plain = LinearKernel().matrix(x)
     assert float((plain.diagonal()[:, None] + plain.diagonal() - 2 * plain).min()) < 0
-    nearest = next(bounds._Neighbours.of(x, "linear", 49).blocks(torch.arange(50)))
+    nearest = next(bounds._Neighbours(bounds._view(x, "linear"), 49).blocks(torch.arange(50)))
     assert float(nearest.min()) >= 0
     assert semidefinite_bound(x, 3, kernel="linear").variance >= 0
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from sampler_cases import cloud, gen, taken
+from vardass import view
 from vardass.errors import InputError
 from vardass.kernels import as_kernel
-from vardass.refresh import Refresher, RefreshEvery, strata_spread
+from vardass.refresh import Refresher, RefreshEvery
 from vardass.samplers import (
     BackgroundSampler,
     BalancedBatchSampler,
@@ -22,9 +23,10 @@ from vardass.samplers import (
     StratifiedBatchSampler,
     align_classes,
 )
-from vardass.solvers import evaluate, stratify_groups
+from vardass.solvers import stratify_groups
 from vardass.solvers.grouped import share_out
 from vardass.strata import Strata
+from vardass.variance import measure_strata
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "stratified": StratifiedBatchSampler,
@@ -73,7 +75,7 @@ def test_a_sampled_variance_of_the_mixture_is_near_the_exact_one(monkeypatch: py
     groups = torch.arange(200) % 3 - 1
     options: dict[str, Any] = {"shares": [0.9, 0.1], "kernel": "rbf"}
     exact = stratify_groups(cloud(200), 6, groups, **options)
-    monkeypatch.setattr(evaluate, "_EXACT_WORK", 0.0)
+    monkeypatch.setattr(view, "EXACT_LIMIT", 0)
     sampled = stratify_groups(cloud(200), 6, groups, **options)
     stderr = sampled.info["uniform_stderr"]
     assert 0 < stderr < 0.02 * exact.uniform_variance
@@ -101,10 +103,10 @@ def test_strata_with_shares_are_saved_and_read(tmp_path: Any) -> None:
 def test_the_spread_of_strata_with_shares_is_their_variance() -> None:
     x = cloud(24).double()
     strata = stratify_groups(x, 6, GROUPS, shares=SHARES, kernel="linear")
-    spread = strata_spread(x, strata.labels, weights=strata.exact_weights)
+    spread = measure_strata(x, strata.labels, weights=strata.exact_weights)
     assert spread.variance == pytest.approx(strata.variance, rel=1e-6)
     with pytest.raises(InputError, match="one for each stratum, got 2 for 6"):
-        strata_spread(x, strata.labels, weights=[0.5, 0.5])
+        measure_strata(x, strata.labels, weights=[0.5, 0.5])
 
 
 # --- samplers --------------------------------------------------------------------------------------------

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from vardass import RBFMixture, backend, kernels
 from vardass.kernels import as_kernel
-from vardass.lowrank import low_rank_features
 from vardass.samplers import plan
-from vardass.solvers import starts, stratify
-from vardass.solvers.problem import ExactProblem, LowRankProblem
-from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import random_balanced_labels
+from vardass.solvers import labels, stratify
+from vardass.solvers.labels import SizeLimits, random_balanced_labels
+from vardass.view import ExactView, LowRankView
 
 pytest.importorskip("numba")
 min_sum = importlib.import_module("vardass.solvers.min_sum")
-dynamic_kmeans = importlib.import_module("vardass.solvers.dynamic_kmeans")
+dynamic_kmeans = importlib.import_module("vardass.solvers.kmeans")
 
 
 def gen(seed: int = 0) -> torch.Generator:
@@ -57,7 +55,7 @@ def test_coupled_plans_are_as_good(n: int, k: int, rows: int, kernel: str, monke
         return float(np.mean(found))
 
     compiled = residual()
-    monkeypatch.setattr(plan, "hot_loops", lambda tensor: None)
+    monkeypatch.setattr(plan, "compiled_loops", lambda tensor: None)
     assert compiled < 1.05 * residual()
 
 
@@ -68,7 +66,7 @@ def test_coupling_returns_the_total_of_its_table(rows: int, k: int, size: int) -
     weights = torch.full((k,), 1.0 / k, dtype=torch.float64)
     orders = torch.stack([torch.randperm(rows, generator=gen(seed)) for seed in range(3)])
     arrays = (table.clone(), phi, weights, orders)
-    total = backend.hot_loops(phi).couple_rows(*(array.numpy() for array in arrays), size, 0.0, 0.0)
+    total = backend.compiled_loops(phi).couple_rows(*(array.numpy() for array in arrays), size, 0.0, 0.0)
     assert total == pytest.approx(float(plan.row_errors(arrays[0], phi, weights).square().sum()))
     assert total <= float(plan.row_errors(table, phi, weights).square().sum()) * (1 + 1e-12)
 
@@ -91,7 +89,7 @@ def test_strata_are_the_same(
     features = clouds(n).to(dtype)
     compiled = stratify(features, k, **options)
     for module in (min_sum, dynamic_kmeans):
-        monkeypatch.setattr(module, "hot_loops", lambda tensor: None)
+        monkeypatch.setattr(module, "compiled_loops", lambda tensor: None)
     plain = stratify(features, k, **options)
     # sums of floats are taken in the same order, but not rounded at the same places
     assert compiled.variance == pytest.approx(plain.variance, rel=1e-9 if dtype == torch.float64 else 2e-2)
@@ -100,10 +98,10 @@ def test_strata_are_the_same(
 
 
 def test_only_plain_floats_on_a_cpu_are_compiled() -> None:
-    assert backend.hot_loops(torch.zeros(1)) is not None
-    assert backend.hot_loops(torch.zeros(1, dtype=torch.float64)) is not None
-    assert backend.hot_loops(torch.zeros(1, dtype=torch.bfloat16)) is None
-    assert backend.hot_loops(torch.zeros(1, device="meta")) is None
+    assert backend.compiled_loops(torch.zeros(1)) is not None
+    assert backend.compiled_loops(torch.zeros(1, dtype=torch.float64)) is not None
+    assert backend.compiled_loops(torch.zeros(1, dtype=torch.bfloat16)) is None
+    assert backend.compiled_loops(torch.zeros(1, device="meta")) is None
 
 
 def test_importing_the_package_does_not_import_numba() -> None:
@@ -116,14 +114,13 @@ def test_sequential_moves_are_as_good_as_those_of_blocks(
     n: int, k: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = clouds(n)
-    problem = low_rank_features(features, RBFMixture(), 32, generator=gen())
-    problem = LowRankProblem(problem.features, problem.residual)
+    problem = LowRankView.of(features, RBFMixture(), 32, generator=gen())
     limits = SizeLimits.of(n, k, **options)
     start = random_balanced_labels(n, k, 0)
     compiled = min_sum.min_sum(problem, k, limits=limits, labels=start)
     assert limits.hold(torch.bincount(compiled.labels, minlength=k))
     assert compiled.objective == pytest.approx(problem.objective(compiled.labels, k), rel=1e-4)
-    monkeypatch.setattr(min_sum, "hot_loops", lambda tensor: None)
+    monkeypatch.setattr(min_sum, "compiled_loops", lambda tensor: None)
     plain = min_sum.min_sum(problem, k, limits=limits, labels=start)
     assert compiled.objective <= 1.005 * plain.objective < problem.objective(start, k)
 
@@ -132,14 +129,14 @@ def test_sequential_moves_are_as_good_as_those_of_blocks(
 @pytest.mark.parametrize("copies", [1, 40])
 def test_seeds_are_those_of_torch(exact: bool, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
     features = clouds(10 if copies > 1 else 400).double().repeat(copies, 1)  # with copies every distance gets 0
-    problem = ExactProblem(features @ features.T) if exact else LowRankProblem(features, torch.rand(400).double())
-    compiled = [starts.kernel_kmeanspp(problem, 30, gen(seed)) for seed in range(5)]
-    monkeypatch.setattr(starts, "hot_loops", lambda tensor: None)
+    problem = ExactView(features @ features.T) if exact else LowRankView(features, torch.rand(400).double())
+    compiled = [labels.kernel_kmeanspp(problem, 30, gen(seed)) for seed in range(5)]
+    monkeypatch.setattr(labels, "compiled_loops", lambda tensor: None)
     for seed, found in enumerate(compiled):
         assert len(set(found.tolist())) == 30
         if exact and copies > 1:
             continue  # distances of copies are rounding, which differs
-        assert torch.equal(found, starts.kernel_kmeanspp(problem, 30, gen(seed)))
+        assert torch.equal(found, labels.kernel_kmeanspp(problem, 30, gen(seed)))
 
 
 @pytest.mark.parametrize("importance", [False, True])
@@ -148,12 +145,12 @@ def test_cuts_are_those_of_torch(importance: bool, monkeypatch: pytest.MonkeyPat
     features = clouds(600).double()
     features = (features - features.mean(0)) * torch.logspace(0, -1, features.shape[1])  # axes that can be told apart
     amounts = features.norm(dim=1) if importance else None
-    compiled = starts.bisection_labels(features, 4, importance=amounts)
-    monkeypatch.setattr(starts, "hot_loops", lambda tensor: None)
-    plain = starts.bisection_labels(features, 4, importance=amounts)
+    compiled = labels.bisection_labels(features, 4, importance=amounts)
+    monkeypatch.setattr(labels, "compiled_loops", lambda tensor: None)
+    plain = labels.bisection_labels(features, 4, importance=amounts)
     table = torch.zeros(4, 4).index_put_((compiled, plain), torch.ones(600), accumulate=True)
     assert float(table.amax(1).sum()) >= 0.97 * 600
-    cost = [LowRankProblem(features, features.new_zeros(600)).objective(labels, 4) for labels in (compiled, plain)]
+    cost = [LowRankView(features, features.new_zeros(600)).objective(found, 4) for found in (compiled, plain)]
     assert cost[0] == pytest.approx(cost[1], rel=0.02)
 
 
@@ -174,7 +171,7 @@ def test_compiled_mixture_is_the_sum_of_gaussians(scale: float) -> None:
 def test_centred_matrix_has_the_same_distances(dtype: torch.dtype) -> None:
     matrix = RBFMixture().matrix(clouds(150).to(dtype))
     centred = matrix.clone()
-    backend.hot_loops(matrix).centre(centred.numpy())
+    backend.compiled_loops(matrix).centre(centred.numpy())
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(centred.mean(0), torch.zeros(150, dtype=dtype), atol=tolerance, rtol=0)
     apart = [m.diagonal()[:, None] + m.diagonal() - 2 * m for m in (matrix, centred)]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from test_cli import refused, run
-from vardass.analysis.coresets import EXACT_ROWS, LARGEST, _Search, coreset, simplex_minimum
+from vardass.analysis.coresets import LARGEST, _Search, coreset, simplex_minimum
 from vardass.errors import InputError
 from vardass.kernels import LinearKernel, RBFMixture, fitted_kernel
-from vardass.solvers.problem import ExactProblem, LowRankProblem
 from vardass.variance import uniform_variance
+from vardass.view import EXACT_LIMIT, ExactView, LowRankView
 
 KERNEL = RBFMixture(scale="median")
 
@@ -152,7 +152,7 @@ def test_nothing_else_is_better(size, rank):
 
 
 def test_many_rows():
-    x = clusters(EXACT_ROWS + 1000, dtype=torch.float32)
+    x = clusters(EXACT_LIMIT + 1000, dtype=torch.float32)
     found = coreset(x, 40)
     assert found.error < 0.5 * found.uniform_error
     assert found.worth > 80
@@ -181,7 +181,7 @@ def test_no_exchange_raises_the_error_and_each_knows_it(low_rank, free):
     matrix = centred_matrix(clusters(60))
     residual = 0.1 * torch.rand(60, generator=generator, dtype=torch.float64)
     features = torch.randn(60, 5, generator=generator, dtype=torch.float64)
-    problem = LowRankProblem(features - features.mean(0), residual) if low_rank else ExactProblem(matrix)
+    problem = LowRankView(features - features.mean(0), residual) if low_rank else ExactView(matrix)
     truth = problem.features @ problem.features.T + residual.diag() if low_rank else matrix
     search = _Search(problem, torch.arange(6), torch.full((6,), 1 / 6, dtype=torch.float64))
     started = search.error

@@ -20,7 +20,7 @@ from vardass.paper.figures.figure3 import (
     solver_rows,
     trials_of_budget,
 )
-from vardass.solvers.dynamic_kmeans import greedy_assignment
+from vardass.solvers.kmeans import greedy_assignment
 from vardass.variance import uniform_variance
 
 DOUBLE = torch.float64

@@ -25,11 +25,11 @@ from vardass.paper.figures.figure5 import (
     solver_noise,
     summarise,
 )
-from vardass.paper.figures.network_features import Gram
 from vardass.refresh import DriftRefresh, NeverRefresh, RefreshEvery, VarianceRefresh
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify
 from vardass.variance import stratified_variance, uniform_variance
+from vardass.view import ExactView
 
 RBF = RBFMixture(gammas=(0.5,), scale=1.0)
 
@@ -44,6 +44,10 @@ def _one_thread():
 
 def points(n=6, d=3, seed=0):
     return torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def gram(z):
+    return ExactView(RBF.matrix(z))
 
 
 def squared_error(kernel, rows, weights):
@@ -62,7 +66,7 @@ def test_stratified_variance_is_the_mean_over_all_batches():
     kernel = RBF.matrix(z)
     batches = list(itertools.product([0, 1, 2], [3, 4], [5]))
     expected = sum(squared_error(kernel, batch, [3 / 6, 2 / 6, 1 / 6]) for batch in batches) / len(batches)
-    shown = Gram(z, RBF).stratified(labels)
+    shown = gram(z).stratified_variance(labels)
     assert shown == pytest.approx(expected, rel=1e-12)
     assert shown == pytest.approx(stratified_variance(z, labels, kernel=RBF), rel=1e-12)
 
@@ -71,19 +75,19 @@ def test_uniform_variance_is_the_mean_over_all_batches_and_the_closed_form():
     z = points(n=4)
     kernel = RBF.matrix(z)
     expected = sum(squared_error(kernel, batch, [1 / 3] * 3) for batch in itertools.product(range(4), repeat=3)) / 4**3
-    assert Gram(z, RBF).uniform(3) == pytest.approx(expected, rel=1e-12)
-    assert Gram(z, RBF).uniform(3) == pytest.approx(uniform_variance(z, 3, kernel=RBF), rel=1e-12)
+    assert gram(z).uniform_variance(3) == pytest.approx(expected, rel=1e-12)
+    assert gram(z).uniform_variance(3) == pytest.approx(uniform_variance(z, 3, kernel=RBF), rel=1e-12)
 
 
 def test_drawn_batches_are_measured_by_the_definition():
     z = points()
     rows, weights = torch.tensor([[0, 3, 5], [2, 2, 4]]), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     expected = [squared_error(RBF.matrix(z), batch, weights) for batch in rows]
-    assert Gram(z, RBF).drawn(rows, weights).tolist() == pytest.approx(expected, rel=1e-12)
+    assert gram(z).batch_errors(rows, weights).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_strata_of_one_sample_each_have_no_variance():
-    assert Gram(points(), RBF).stratified(torch.arange(6)) == pytest.approx(0, abs=1e-15)
+    assert gram(points()).stratified_variance(torch.arange(6)) == pytest.approx(0, abs=1e-15)
 
 
 # --- strata that age ----------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vardass import view
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, RBFMixture, as_kernel
-from vardass.solvers import evaluate, grouped, stratify
+from vardass.solvers import grouped, stratify
 from vardass.solvers.grouped import share_out, stratify_groups
 from vardass.strata import Strata
 from vardass.variance import stratified_variance, uniform_variance
@@ -192,7 +193,7 @@ def test_a_warm_start_that_crosses_groups_is_left_out() -> None:
 def test_the_uniform_variance_of_many_samples_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     x, groups = grouped_cloud([400, 300])
     exact = uniform_variance(x, 10, kernel="rbf")
-    monkeypatch.setattr(evaluate, "_EXACT_WORK", 0.0)
+    monkeypatch.setattr(view, "EXACT_LIMIT", 0)
     strata = stratify_groups(x, 10, groups, kernel="rbf")
     error = strata.info["uniform_stderr"]
     assert 0.0 < error < 0.02 * exact

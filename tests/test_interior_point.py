@@ -19,7 +19,7 @@ from vardass.paper.interior_point import (
     interior_point_assignment,
     relaxed_solution,
 )
-from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.labels import SizeLimits
 
 
 def relaxed_cost(distances: Tensor, u: Tensor) -> float:

@@ -19,9 +19,9 @@ from vardass.kernels import (
     RBFMixture,
     fitted_kernel,
 )
-from vardass.lowrank import LowRankFeatures, fit_feature_map, low_rank_features
-from vardass.solvers.problem import ExactProblem, LowRankProblem
-from vardass.solvers.starts import random_balanced_labels
+from vardass.lowrank import fit_feature_map
+from vardass.solvers.labels import random_balanced_labels
+from vardass.view import ExactView, LowRankView
 
 module = importlib.import_module("vardass.lowrank")
 
@@ -69,7 +69,7 @@ def test_explicit_features_are_exact_and_have_no_residual(kernel: Kernel, column
     assert features.shape == (50, columns)
     assert not residual.any()
     torch.testing.assert_close(features @ features.T, kernel.matrix(x))
-    low_rank = low_rank_features(x, kernel, generator=gen())
+    low_rank = LowRankView.of(x, kernel, generator=gen())
     torch.testing.assert_close(low_rank.features.mean(0), torch.zeros(columns, dtype=x.dtype))
     spread = low_rank.features.var(0)
     assert bool((spread[1:] <= spread[:-1] * (1 + 1e-9)).all())  # columns by falling variance
@@ -105,25 +105,23 @@ def test_the_diagonal_is_exact_at_any_rank(kernel: Kernel, x: Tensor, pivoting: 
 @each_nystrom
 def test_full_rank_objective_equals_the_exact_one(kernel: Kernel, x: Tensor) -> None:
     kernel = kernel.fit(x)
-    low_rank = low_rank_features(x, kernel, rank=40, generator=gen())
-    full = ExactProblem(kernel.matrix(x))
-    problem = LowRankProblem(low_rank.features, low_rank.residual)
+    low_rank = LowRankView.of(x, kernel, rank=40, generator=gen())
+    full = ExactView(kernel.matrix(x))
     for k in (1, 3, 10, 40):
         labels = random_balanced_labels(40, k, k)
         scale = full.objective(torch.zeros_like(labels), 1)
-        assert problem.objective(labels, k) == pytest.approx(full.objective(labels, k), abs=1e-9 * scale)
+        assert low_rank.objective(labels, k) == pytest.approx(full.objective(labels, k), abs=1e-9 * scale)
 
 
 def test_the_residual_keeps_the_size_penalty_that_few_features_miss() -> None:
     x = cloud(200, 10)
     kernel = RBFMixture()
-    full = ExactProblem(kernel.matrix(x))
-    low_rank = low_rank_features(x, kernel, rank=20, generator=gen())
-    with_residual = LowRankProblem(low_rank.features, low_rank.residual)
-    without = LowRankProblem(low_rank.features, torch.zeros_like(low_rank.residual))
+    full = ExactView(kernel.matrix(x))
+    low_rank = LowRankView.of(x, kernel, rank=20, generator=gen())
+    without = LowRankView(low_rank.features, torch.zeros_like(low_rank.residual))
     labels = random_balanced_labels(200, 5, 0)
     true = full.objective(labels, 5)
-    assert with_residual.objective(labels, 5) == pytest.approx(true, rel=0.03)
+    assert low_rank.objective(labels, 5) == pytest.approx(true, rel=0.03)
     assert without.objective(labels, 5) < 0.7 * true
 
 
@@ -136,7 +134,7 @@ def test_captured_and_irreducible_share_the_variance_and_rank_helps(kernel: Kern
     kernel = kernel.fit(x)
     found = []
     for rank in (1, 4, 16, 64, 256):
-        low_rank = low_rank_features(x, kernel, rank, landmarks=300, generator=gen())
+        low_rank = LowRankView.of(x, kernel, rank, landmarks=300, generator=gen())
         assert low_rank.captured + low_rank.irreducible == 1.0
         inside = float(low_rank.features.square().sum())
         whole = inside + float(low_rank.residual.sum())
@@ -149,7 +147,7 @@ def test_captured_and_irreducible_share_the_variance_and_rank_helps(kernel: Kern
 
 def test_captured_at_full_rank_is_all_of_the_uniform_variance() -> None:
     x = cloud(60)
-    low_rank = low_rank_features(x, RBFMixture(), 60, generator=gen())
+    low_rank = LowRankView.of(x, RBFMixture(), 60, generator=gen())
     assert low_rank.captured == pytest.approx(1.0, abs=1e-9)
     matrix = RBFMixture().matrix(x)
     scatter = float(matrix.diagonal().sum() - matrix.mean() * 60)
@@ -157,7 +155,7 @@ def test_captured_at_full_rank_is_all_of_the_uniform_variance() -> None:
 
 
 def test_nothing_to_capture_counts_as_all() -> None:
-    assert LowRankFeatures(torch.zeros(3, 2), torch.zeros(3)).captured == 1.0
+    assert LowRankView(torch.zeros(3, 2), torch.zeros(3)).captured == 1.0
 
 
 def test_random_pivots_beat_uniform_landmarks_on_a_skewed_kernel() -> None:
@@ -227,7 +225,7 @@ def test_landmarks_come_from_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPat
     assert bool((feature_map.landmarks[:, None] == x).all(2).any(1).all())
     features, residual = feature_map(x)
     torch.testing.assert_close(features.square().sum(1) + residual, x.new_full((200,), 5.0))
-    explicit = low_rank_features(x, LinearKernel(), generator=gen())
+    explicit = LowRankView.of(x, LinearKernel(), generator=gen())
     torch.testing.assert_close(explicit.features.square().sum(), (x - x.mean(0)).square().sum())
 
 
@@ -239,7 +237,7 @@ def test_wide_coral_takes_memory_for_landmarks_not_for_d_squared() -> None:
     assert feature_map.landmarks is not None
     assert feature_map.landmarks.shape == (64, 512)
     assert feature_map.transform.shape == (64, 32)
-    low_rank = low_rank_features(x, kernel, 32, generator=gen())
+    low_rank = LowRankView.of(x, kernel, 32, generator=gen())
     assert low_rank.features.shape == (300, 32)
     assert low_rank.residual.shape == (300,)
 
@@ -257,10 +255,10 @@ def test_the_default_is_twice_as_many_landmarks_as_columns() -> None:
 
 @each_pivoting
 def test_rank_above_n(pivoting: str) -> None:
-    low_rank = low_rank_features(cloud(9), RBFMixture(), 128, pivoting=pivoting, generator=gen())
+    low_rank = LowRankView.of(cloud(9), RBFMixture(), 128, pivoting=pivoting, generator=gen())
     assert low_rank.features.shape == (9, 9)
     assert low_rank.captured == pytest.approx(1.0)
-    single = low_rank_features(cloud(1), RBFMixture(), 128, pivoting=pivoting, generator=gen())
+    single = LowRankView.of(cloud(1), RBFMixture(), 128, pivoting=pivoting, generator=gen())
     assert single.features.shape == (1, 1)
     assert not single.features.any()
 
@@ -268,7 +266,7 @@ def test_rank_above_n(pivoting: str) -> None:
 @each_pivoting
 def test_a_zero_kernel(pivoting: str) -> None:
     x = cloud(20, dtype=torch.float32)
-    low_rank = low_rank_features(x, FunctionKernel(zero), 8, pivoting=pivoting, generator=gen())
+    low_rank = LowRankView.of(x, FunctionKernel(zero), 8, pivoting=pivoting, generator=gen())
     assert low_rank.features.shape == (20, 1)
     assert not low_rank.features.any()
     assert not low_rank.residual.any()
@@ -282,7 +280,7 @@ def test_a_zero_kernel(pivoting: str) -> None:
 )
 def test_constant_features(kernel: Kernel, dtype: torch.dtype, pivoting: str) -> None:
     x = torch.full((20, 3), 0.7, dtype=dtype)
-    low_rank = low_rank_features(x, kernel.fit(x), 8, pivoting=pivoting, generator=gen())
+    low_rank = LowRankView.of(x, kernel.fit(x), 8, pivoting=pivoting, generator=gen())
     small = 1e-5 if dtype == torch.float32 else 1e-12
     assert float(low_rank.features.abs().max()) < small
     assert float(low_rank.residual.max()) < small
@@ -302,8 +300,8 @@ def test_float32_is_stable_far_from_the_origin(kernel: Kernel, offset: float) ->
     scale = float(double.diag(x).max())
     diag = features.double().square().sum(1) + residual
     assert float((diag - double.diag(x)).abs().max()) < 1e-4 * scale
-    far = low_rank_features(shifted, single, 24, generator=gen())
-    near = low_rank_features(x, double, 24, generator=gen())
+    far = LowRankView.of(shifted, single, 24, generator=gen())
+    near = LowRankView.of(x, double, 24, generator=gen())
     assert far.captured == pytest.approx(near.captured, rel=0.1)
 
 
@@ -311,7 +309,7 @@ def test_float32_is_stable_far_from_the_origin(kernel: Kernel, offset: float) ->
 def test_same_generator_same_features(pivoting: str) -> None:
     x = cloud(100, 5)
     state = torch.random.get_rng_state()
-    runs = [low_rank_features(x, RBFMixture(), 8, pivoting=pivoting, generator=gen(s)) for s in (3, 3, 4)]
+    runs = [LowRankView.of(x, RBFMixture(), 8, pivoting=pivoting, generator=gen(s)) for s in (3, 3, 4)]
     assert torch.equal(runs[0].features, runs[1].features)
     assert torch.equal(runs[0].residual, runs[1].residual)
     assert not torch.equal(runs[0].residual, runs[2].residual)
@@ -320,7 +318,7 @@ def test_same_generator_same_features(pivoting: str) -> None:
 
 def test_unknown_pivoting_is_named() -> None:
     with pytest.raises(InputError, match="greedy"):
-        low_rank_features(cloud(9), RBFMixture(), 4, pivoting="greedy", generator=gen())
+        LowRankView.of(cloud(9), RBFMixture(), 4, pivoting="greedy", generator=gen())
 
 
 @pytest.mark.parametrize("kernel", ["mmd", "rbf", "laplacian", "polynomial", "coral", "linear"])
@@ -328,7 +326,7 @@ def test_columns_come_by_falling_variance(kernel: str) -> None:
     """Bisection looks at the first columns. The largest second moment is mostly that of the mean, which goes."""
     x = 0.3 * torch.randn(500, 30, generator=gen(1), dtype=torch.float64) + 0.2
     fitted = fitted_kernel(kernel, x)
-    low_rank = low_rank_features(x, fitted, 24, generator=gen())
+    low_rank = LowRankView.of(x, fitted, 24, generator=gen())
     variances = low_rank.features.var(0)
     assert bool((variances[1:] <= variances[:-1] * (1 + 1e-9)).all())
 
@@ -355,7 +353,7 @@ def test_a_landmark_is_seen_through_the_other_landmarks(kernel: str, d: int, n: 
     """Against features on the span of the others, for each landmark anew."""
     x = cloud(n, d)
     fitted = fitted_kernel(kernel, x)
-    found = low_rank_features(x, fitted, 12, landmarks=12, generator=gen())
+    found = LowRankView.of(x, fitted, 12, landmarks=12, generator=gen())
     points = fit_feature_map(
         x, fitted, 12, landmarks=12, generator=gen()
     ).landmarks  # the same generator, the same ones
@@ -383,7 +381,7 @@ def test_landmarks_that_occur_twice_hold_each_other() -> None:
     """Then the matrix of the landmarks is singular, and nothing of a landmark is its own."""
     x = cloud(40, 4).repeat(4, 1)
     kernel = RBFMixture()
-    found = low_rank_features(x, kernel, 16, landmarks=64, generator=gen())
+    found = LowRankView.of(x, kernel, 16, landmarks=64, generator=gen())
     copies = found.features.view(4, 40, 16)
     points = fit_feature_map(x, kernel, 16, landmarks=64, generator=gen()).landmarks
     assert points is not None
@@ -397,7 +395,7 @@ def test_no_landmark_is_left_out_where_most_rows_are_landmarks() -> None:
     kernel = RBFMixture()
     for landmarks, same in ((21, True), (20, False)):
         raw, residual = fit_feature_map(x, kernel, landmarks, landmarks=landmarks, generator=gen())(x)
-        found = low_rank_features(x, kernel, landmarks, landmarks=landmarks, generator=gen())
+        found = LowRankView.of(x, kernel, landmarks, landmarks=landmarks, generator=gen())
         assert torch.allclose(found.residual, residual) == same
         raw = raw - raw.mean(0)
         assert torch.allclose(found.features @ found.features.T, raw @ raw.T) == same
@@ -406,7 +404,7 @@ def test_no_landmark_is_left_out_where_most_rows_are_landmarks() -> None:
 @pytest.mark.parametrize("negligible", [0.0, 0.05, 0.5])
 @pytest.mark.parametrize("rank", [None, 1, 8, 30])
 def test_leading_columns_keep_the_diagonal(rank: int | None, negligible: float) -> None:
-    whole = low_rank_features(cloud(200, 6), RBFMixture(), 48, generator=gen())
+    whole = LowRankView.of(cloud(200, 6), RBFMixture(), 48, generator=gen())
     less = whole.leading(rank, negligible=negligible)
     kept = less.features.shape[1]
     assert torch.equal(less.features, whole.features[:, :kept])

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vardass.kernels import RBFMixture
+from vardass.solvers.labels import SizeLimits, random_balanced_labels, within_limits
 from vardass.solvers.min_sum import _move_many, _Part, _start, min_sum
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
-from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import random_balanced_labels, within_limits
 from vardass.solvers.stratification import solve
+from vardass.view import ExactView, LowRankView, View
 
 module = importlib.import_module("vardass.solvers.min_sum")
 
@@ -32,35 +31,35 @@ def cloud(n: int, d: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64)
     return torch.randn(n, d, generator=gen(seed), dtype=dtype).exp()
 
 
-def exact(x: Tensor) -> ExactProblem:
-    return ExactProblem(RBFMixture(gammas=(0.1, 1.0)).matrix(x))
+def exact(x: Tensor) -> ExactView:
+    return ExactView(RBFMixture(gammas=(0.1, 1.0)).matrix(x))
 
 
-def linear(x: Tensor) -> LowRankProblem:
-    return LowRankProblem(x - x.mean(0), x.new_zeros(len(x)))
+def linear(x: Tensor) -> LowRankView:
+    return LowRankView(x - x.mean(0), x.new_zeros(len(x)))
 
 
-def with_residual(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> LowRankProblem:
+def with_residual(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> LowRankView:
     residual = torch.rand(n, generator=gen(seed + 1), dtype=dtype)
-    return LowRankProblem(cloud(n, 4, seed, dtype), residual)
+    return LowRankView(cloud(n, 4, seed, dtype), residual)
 
 
 PROBLEMS = {"exact": lambda n, seed: exact(cloud(n, 3, seed)), "low-rank": with_residual}
 each_problem = pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS.keys())
 
 
-def distances(problem: Problem) -> Tensor:
+def distances(problem: View) -> Tensor:
     """d_ij for all pairs, with 0 for a point and itself."""
-    if isinstance(problem, LowRankProblem):
+    if isinstance(problem, LowRankView):
         squared = torch.cdist(problem.features, problem.features).square()
         pairs = squared + problem.residual[:, None] + problem.residual
     else:
-        assert isinstance(problem, ExactProblem)
+        assert isinstance(problem, ExactView)
         pairs = problem.diag[:, None] + problem.diag - 2.0 * problem.matrix
     return pairs.fill_diagonal_(0.0)
 
 
-def pair_sum(problem: Problem, labels: Tensor) -> float:
+def pair_sum(problem: View, labels: Tensor) -> float:
     """½ Σ d_ij over pairs within strata, one pair at a time."""
     d = distances(problem)
     return sum(float(d[i, j]) for i, j in itertools.combinations(range(len(d)), 2) if labels[i] == labels[j])
@@ -98,7 +97,7 @@ def partitions(n: int, k: int) -> Tensor:
     return torch.tensor(found)
 
 
-def optimum(problem: Problem, k: int, limits: SizeLimits) -> float:
+def optimum(problem: View, k: int, limits: SizeLimits) -> float:
     one_hot = torch.nn.functional.one_hot(partitions(problem.n, k), k).double()
     allowed = ((one_hot.sum(1) >= limits.low) & (one_hot.sum(1) <= limits.high)).all(1)
     one_hot = one_hot[allowed]
@@ -229,7 +228,7 @@ def test_the_state_knows_j(make) -> None:
     assert state.objective() == pytest.approx(pair_sum(problem, state.labels))
 
 
-def part_of(problem: Problem, labels: Tensor, k: int, rows: slice) -> _Part:
+def part_of(problem: View, labels: Tensor, k: int, rows: slice) -> _Part:
     state = _start(problem, labels, k)
     scores, own = state.scores(rows)
     scores = scores.scatter(0, labels[None, rows], own[None])
@@ -306,7 +305,7 @@ def test_objective_is_the_sum_over_pairs(make, k: int) -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Problem, int, SizeLimits]:
+def cases(draw: st.DrawFn) -> tuple[View, int, SizeLimits]:
     n = draw(st.integers(1, 30))
     k = draw(st.integers(1, n))
     seed = draw(st.integers(0, 10_000))
@@ -322,13 +321,13 @@ def cases(draw: st.DrawFn) -> tuple[Problem, int, SizeLimits]:
         high = draw(st.integers(max(low, -(-n // k)), n + 2))
         limits = SizeLimits.of(n, k, min_size=low, max_size=high)
     residual = torch.rand(n, generator=gen(seed), dtype=dtype)
-    problem = draw(st.sampled_from([exact(x), linear(x), LowRankProblem(x, residual)]))
+    problem = draw(st.sampled_from([exact(x), linear(x), LowRankView(x, residual)]))
     return problem, k, limits
 
 
 @settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(0, 100))
-def test_never_worse_never_empty_and_within_limits(case: tuple[Problem, int, SizeLimits], seed: int) -> None:
+def test_never_worse_never_empty_and_within_limits(case: tuple[View, int, SizeLimits], seed: int) -> None:
     problem, k, limits = case
     start = random_balanced_labels(problem.n, k, seed)
     before = start.clone()
@@ -363,8 +362,8 @@ def test_exact_and_full_rank_paths_are_the_same_descent(equal: bool) -> None:
         x = x - x.mean(0)
         limits = SizeLimits.of(50, 6, equal=equal)
         start = random_balanced_labels(50, 6, seed)
-        full = min_sum(ExactProblem(x @ x.T), 6, limits=limits, labels=start)
-        low_rank = min_sum(LowRankProblem(x, x.new_zeros(50)), 6, limits=limits, labels=start)
+        full = min_sum(ExactView(x @ x.T), 6, limits=limits, labels=start)
+        low_rank = min_sum(LowRankView(x, x.new_zeros(50)), 6, limits=limits, labels=start)
         assert torch.equal(full.labels, low_rank.labels)
         assert full.n_iter == low_rank.n_iter
         assert full.objective == pytest.approx(low_rank.objective, rel=1e-12)
@@ -391,9 +390,9 @@ def test_warm_start_after_drift_is_never_worse_and_soon_done() -> None:
 # --- blocks of a large problem ----------------------------------------------------------------------------
 
 
-def large(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> LowRankProblem:
+def large(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> LowRankView:
     x = cloud(n, 6, seed, dtype)
-    return LowRankProblem(x - x.mean(0), 0.2 * torch.rand(n, generator=gen(seed), dtype=dtype))
+    return LowRankView(x - x.mean(0), 0.2 * torch.rand(n, generator=gen(seed), dtype=dtype))
 
 
 @pytest.mark.parametrize("k", [3, 40, 100])
@@ -418,7 +417,7 @@ def test_many_moves_at_once_do_not_empty_a_stratum_that_all_want_to_leave() -> N
     groups = [(0.0, 0, 900), (1.0, 1, 900), (0.0, 3, 350), (1.0, 3, 350), (0.0, 2, 1), (1.0, 2, 1)]
     x = torch.cat([torch.full((count, 1), place, dtype=torch.float64) for place, _, count in groups])
     labels = torch.cat([torch.full((count,), label) for _, label, count in groups])
-    problem = LowRankProblem(x, x.new_zeros(len(x)))
+    problem = LowRankView(x, x.new_zeros(len(x)))
     state = _start(problem, labels, 4)
     scores, own = state.scores(slice(0, len(x)))
     gain = own - scores.amin(0)
@@ -446,7 +445,7 @@ def test_large_blocks_are_monotone_and_as_good_as_small_ones(n: int, k: int, mon
     start = random_balanced_labels(n, k, 0)
     others = [start, *(random_balanced_labels(n, k, seed) for seed in range(1, 5))]
     compiled = [min_sum(problem, k, limits=SizeLimits(1, n), labels=other).objective for other in others]
-    monkeypatch.setattr(module, "hot_loops", lambda tensor: None)  # which has no blocks
+    monkeypatch.setattr(module, "compiled_loops", lambda tensor: None)  # which has no blocks
     calls = []
 
     def counted(*args: object) -> float:

@@ -30,7 +30,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.importorskip("numba")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr(plan, "hot_loops", lambda tensor: None)
+            patch.setattr(plan, "compiled_loops", lambda tensor: None)
         yield request.param
 
 

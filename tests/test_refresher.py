@@ -28,7 +28,6 @@ from vardass.refresh import (
     RefreshPolicy,
     TimeAccount,
     VarianceRefresh,
-    strata_spread,
 )
 from vardass.samplers import (
     BackgroundSampler,
@@ -39,7 +38,7 @@ from vardass.samplers import (
 )
 from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.variance import stratified_variance, uniform_variance
+from vardass.variance import measure_strata, stratified_variance, uniform_variance
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -52,11 +51,11 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 def test_spread_of_raw_features_is_exact() -> None:
     x = normal(40, 3, dtype=torch.float64) + 50.0
     labels = torch.arange(40) % 7 * 10  # any numbers
-    spread = strata_spread(x, labels)
+    spread = measure_strata(x, labels)
     within = sum(float((x[labels == h] - x[labels == h].mean(0)).square().sum()) for h in labels.unique()) / 40
     assert spread.within == pytest.approx(within, rel=1e-10)
     assert spread.variance == pytest.approx(stratified_variance(x, labels, kernel="linear"), rel=1e-10)
-    one = strata_spread(x, torch.zeros(40, dtype=torch.long))
+    one = measure_strata(x, torch.zeros(40, dtype=torch.long))
     assert one.variance == pytest.approx(uniform_variance(x, 1, kernel="linear"), rel=1e-10)
 
 
@@ -65,18 +64,18 @@ def test_spread_in_a_kernel_is_unbiased(kernel: Any) -> None:
     x = normal(30, 2, dtype=torch.float64)
     labels = torch.tensor([0] * 1 + [1] * 2 + [2] * 9 + [3] * 18)[torch.randperm(30, generator=torch.Generator())]
     exact = stratified_variance(x, labels, kernel=kernel)
-    draws = np.array([strata_spread(x, labels, kernel=kernel, seed=seed).variance for seed in range(400)])
+    draws = np.array([measure_strata(x, labels, kernel=kernel, seed=seed).variance for seed in range(400)])
     stderr = draws.std() / 20
     assert abs(draws.mean() - exact) < 4 * stderr
     assert stderr < 0.05 * exact  # or the bound above would say nothing
-    assert strata_spread(x, labels, kernel=kernel, seed=3) == strata_spread(x, labels, kernel=kernel, seed=3)
+    assert measure_strata(x, labels, kernel=kernel, seed=3) == measure_strata(x, labels, kernel=kernel, seed=3)
 
 
 def test_spread_of_pairs_and_singletons_has_no_noise() -> None:
     x = normal(6, 2, dtype=torch.float64)
     labels = torch.tensor([0, 1, 1, 2, 3, 3])
     for seed in range(3):
-        spread = strata_spread(x, labels, kernel="mmd", seed=seed)
+        spread = measure_strata(x, labels, kernel="mmd", seed=seed)
         assert spread.variance == pytest.approx(stratified_variance(x, labels, kernel="mmd"), rel=1e-6)
 
 

@@ -16,9 +16,9 @@ from vardass.errors import InputError
 from vardass.kernels import RBFMixture, fitted_kernel
 from vardass.samplers import StratifiedBatchSampler
 from vardass.shards import ShardDataset, ShardStrata, stratify_shards
-from vardass.solvers.problem import LowRankProblem
 from vardass.solvers.rule import Rule, Totals, draw_rows, fit_rule
 from vardass.variance import stratified_variance
+from vardass.view import LowRankView
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -81,7 +81,7 @@ def refused(folder, out, **options):
 def low_rank(n, r=4):
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(n, r, generator=generator, dtype=torch.float64)
-    return LowRankProblem(features, torch.rand(n, generator=generator, dtype=torch.float64))
+    return LowRankView(features, torch.rand(n, generator=generator, dtype=torch.float64))
 
 
 def test_totals_give_the_objective_of_all_pairs():
@@ -89,7 +89,7 @@ def test_totals_give_the_objective_of_all_pairs():
     totals = Totals.zero(3, 4)
     for rows in (slice(0, 15), slice(15, 40)):
         part = Totals.zero(3, 4)
-        part.add(LowRankProblem(problem.features[rows], problem.residual[rows]), labels[rows])
+        part.add(LowRankView(problem.features[rows], problem.residual[rows]), labels[rows])
         totals.add_totals(part)
     expected = whole = 0.0
     for i in range(40):

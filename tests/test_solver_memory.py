@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from solver_problems import points
+from vardass import view as view_module
 from vardass.samplers import BalancedBatchSampler
-from vardass.solvers import evaluate as evaluate_module
+from vardass.solvers import labels as labels_module
 from vardass.solvers import min_sum as min_sum_module
-from vardass.solvers import problem as problem_module
-from vardass.solvers import starts as starts_module
 from vardass.solvers import stratification, stratify
 
 N, K = 900, 300
@@ -46,10 +45,10 @@ def largest(run: Callable[[], object]) -> int:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that stand to this problem as the true ones do to a million samples."""
-    monkeypatch.setattr(problem_module, "_TABLE_NUMBERS", 10_000)
-    monkeypatch.setattr(starts_module, "_BLOCK_NUMBERS", 10_000)
+    monkeypatch.setattr(labels_module, "_TABLE_NUMBERS", 10_000)
     monkeypatch.setattr(min_sum_module, "_CANDIDATES", 32)
-    monkeypatch.setattr(evaluate_module, "_EXACT_WORK", 0.0)  # kernel values of the evaluation: 64 MB at most
+    monkeypatch.setattr(min_sum_module, "_BLOCK_NUMBERS", 10_000)
+    monkeypatch.setattr(view_module, "EXACT_LIMIT", 0)  # so that not all pairs are looked at
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -72,8 +71,7 @@ def test_no_table_of_points_by_strata(options: dict[str, Any], small_blocks: Non
 def test_blocks_change_no_strata(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x = points(N, 4)
     whole = stratify(x, K, kernel="linear", rank=4, **options)
-    monkeypatch.setattr(problem_module, "_TABLE_NUMBERS", 10_000)
-    monkeypatch.setattr(starts_module, "_BLOCK_NUMBERS", 10_000)
+    monkeypatch.setattr(labels_module, "_TABLE_NUMBERS", 10_000)
     assert torch.equal(stratify(x, K, kernel="linear", rank=4, **options).labels, whole.labels)
 
 
@@ -89,6 +87,6 @@ def test_kmeans_builds_no_kernel_matrix(monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*_: object) -> None:
         raise AssertionError("k-means asked for a problem of the kernel")
 
-    monkeypatch.setattr(stratification, "_problem", refuse)
+    monkeypatch.setattr(stratification, "_view", refuse)
     strata = stratify(points(400, 4), 20, kernel="mmd", solver="kmeans")
     assert (strata.variance_stderr, strata.info["uniform_stderr"], strata.info["path"]) == (0.0, 0.0, "features")

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import Kernel, LinearKernel, RBFMixture, as_kernel
-from vardass.lowrank import LowRankFeatures, low_rank_features
 from vardass.solvers import SOLVERS, stratify
-from vardass.solvers.starts import bisection_labels
+from vardass.solvers.labels import bisection_labels
 from vardass.strata import Strata
 from vardass.variance import stratified_variance, uniform_variance
+from vardass.view import LowRankView
 
 front = importlib.import_module("vardass.solvers.stratification")
-evaluation = importlib.import_module("vardass.solvers.evaluate")
+view = importlib.import_module("vardass.view")
 
 QUICK: dict[str, dict[str, Any]] = {solver: {} for solver in SOLVERS}
 QUICK["dynamic-kmeans"] = {"trials": 5, "max_iter": 5}
@@ -387,8 +387,8 @@ def test_progress_is_called() -> None:
 
 @pytest.mark.parametrize("kernel", ["mmd", "coral"])
 def test_sampled_variance_is_within_four_standard_errors(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_EXACT_WORK", 0.0)
-    monkeypatch.setattr(evaluation, "_PAIRS", 2000)
+    monkeypatch.setattr(view, "EXACT_LIMIT", 0)
+    monkeypatch.setattr(view, "_PAIRS", 2000)
     x = blobs(400, 30, 0).double()
     true_uniform = uniform_variance(x, 12, kernel=kernel)
     for seed in range(6):
@@ -402,8 +402,8 @@ def test_sampled_variance_is_within_four_standard_errors(kernel: str, monkeypatc
 
 
 def test_sampled_variance_has_an_honest_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_EXACT_WORK", 0.0)
-    monkeypatch.setattr(evaluation, "_PAIRS", 500)
+    monkeypatch.setattr(view, "EXACT_LIMIT", 0)
+    monkeypatch.setattr(view, "_PAIRS", 500)
     x = blobs(200, 30, 0).double()
     labels = stratify(x, 8).labels
     true = stratified_variance(x, labels, kernel="mmd")
@@ -487,7 +487,7 @@ def test_starts_differ_and_labels_are_a_start() -> None:
 
 def test_equal_strata_start_from_an_even_bisection() -> None:
     x = cloud(70, 5)
-    phi = low_rank_features(x, LinearKernel(), generator=gen()).features
+    phi = LowRankView.of(x, LinearKernel(), generator=gen()).features
     start = stratify(x, 9, kernel="linear", rank=5, equal=True, max_passes=0)
     assert torch.equal(start.labels, bisection_labels(phi, 9))
 
@@ -612,16 +612,16 @@ def test_certify_keeps_the_higher_bound() -> None:
 def test_given_kernel_features_take_the_place_of_computed_ones() -> None:
     x = cloud(2500, 6, dtype=torch.float32)
     kernel = RBFMixture()
-    found = low_rank_features(x, kernel, 20, generator=gen(5))
+    found = LowRankView.of(x, kernel, 20, generator=gen(5))
     strata = stratify(x, 16, kernel=kernel, kernel_features=found)
     assert strata.info["rank"] <= 20
     labels = stratify(x, 16, kernel=kernel).labels
     assert strata.variance == pytest.approx(stratified_variance(x, strata.labels, kernel=kernel), rel=0.01)
     assert strata.variance < 1.02 * stratified_variance(x, labels, kernel=kernel)
     # the full matrix and an own rank need none
-    assert stratify(x[:100], 4, kernel_features=LowRankFeatures(x[:100], x[:100, 0])).info["path"] == "exact"
+    assert stratify(x[:100], 4, kernel_features=LowRankView(x[:100], x[:100, 0])).info["path"] == "exact"
     assert stratify(x, 4, rank=30, kernel_features=found).info["rank"] == 30
-    with pytest.raises(InputError, match="must be LowRankFeatures, got Tensor"):
+    with pytest.raises(InputError, match="must be LowRankView, got Tensor"):
         stratify(x, 4, kernel_features=x)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="2500 rows, the features 100"):
         stratify(x[:100], 4, kernel_features=found)

@@ -14,10 +14,9 @@ from torch import Tensor
 from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LaplacianKernel, LinearKernel, RBFMixture
-from vardass.refresh.strata_spread import strata_spread
 from vardass.samplers import BalancedBatchSampler, StratifiedBatchSampler
 from vardass.solvers import stratify, stratify_groups
-from vardass.variance import stratified_variance, uniform_variance
+from vardass.variance import measure_strata, stratified_variance, uniform_variance
 
 
 def cloud(n: int, d: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -168,7 +167,7 @@ def test_a_fitted_kernel_is_one_kernel_everywhere(kernel: Kernel) -> None:
     for value in (
         pairs.variance,
         stratified_variance(x, pairs.labels, kernel=fitted),
-        strata_spread(x, pairs.labels, kernel=fitted).variance,  # exact for pairs
+        measure_strata(x, pairs.labels, kernel=fitted).variance,  # exact for pairs
         drawn.strata.variance,
     ):
         assert value == pytest.approx(expected, rel=1e-9)

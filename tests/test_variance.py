@@ -16,15 +16,9 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LinearKernel, RBFMixture
 from vardass.variance import (
-    MonteCarlo,
-    debias,
-    effective_sample_size,
     mean_embedding_covariance,
-    monte_carlo_variance,
     stratified_variance,
     uniform_variance,
-    v_statistic_bias,
-    weighted_variance,
 )
 
 KERNELS: dict[str, Kernel] = {
@@ -71,12 +65,6 @@ def stratified_draws(labels: list[int], q: int, replacement: bool) -> Draws:
         yield probability, coefficients(n, tuple(itertools.chain(*parts)), weights)
 
 
-def weighted_draws(p: list[float], k: int) -> Draws:
-    n = len(p)
-    for batch in itertools.product(range(n), repeat=k):
-        yield math.prod(p[i] for i in batch), coefficients(n, batch, [1 / (n * k * p[i]) for i in batch])
-
-
 def enumerate_variance(x: Tensor, kernel: Kernel, draws: Draws) -> float:
     """E|μ̂ - μ|² by the kernel trick, having checked that μ̂ is unbiased whatever the kernel."""
     probability, c = zip(*draws)
@@ -116,28 +104,6 @@ def test_stratified_equals_enumeration(kernel: Kernel, labels: list[int], q: int
     assert abs(got - expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_weighted_equals_enumeration(kernel: Kernel, k: int) -> None:
-    x = points(5)
-    p = [0.1, 0.3, 0.15, 0.25, 0.2]
-    expected = enumerate_variance(x, kernel, weighted_draws(p, k))
-    got = weighted_variance(x, torch.tensor(p, dtype=torch.float64), kernel=kernel, k=k)
-    assert abs(got - expected) < TOLERANCE
-
-
-def test_weighted_with_equal_weights_is_uniform(kernel: Kernel) -> None:
-    x = points(7)
-    weights = np.full(7, 1 / 7)
-    got = weighted_variance(x, weights, kernel=kernel, k=3)
-    assert got == pytest.approx(uniform_variance(x, 3, kernel=kernel), abs=1e-14)
-
-
-def test_rounding_in_the_sum_of_the_weights_is_divided_out() -> None:
-    x, p = points(3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    expected = weighted_variance(x, p, kernel="linear", k=1)
-    assert weighted_variance(x, 1.0005 * p, kernel="linear", k=1) == pytest.approx(expected, rel=1e-12)
-
-
 def test_a_full_draw_without_replacement_has_no_variance(kernel: Kernel) -> None:
     x = points()
     assert uniform_variance(x, 6, kernel=kernel, replacement=False) == 0.0
@@ -166,7 +132,6 @@ def test_constant_features_have_no_variance(kernel: Kernel) -> None:
     labels = torch.arange(400) % 3
     assert uniform_variance(x, 1, kernel=fitted) <= 1e-14 * size
     assert stratified_variance(x, labels, kernel=fitted) <= 1e-14 * size
-    assert weighted_variance(x, torch.full((400,), 1 / 400), kernel=fitted, k=1) <= 1e-9 * size
 
 
 @settings(max_examples=25, deadline=None)
@@ -279,12 +244,6 @@ def test_numpy_and_integer_labels_of_any_width() -> None:
     assert stratified_variance(x, torch.tensor(labels, dtype=torch.int16), kernel="mmd") == expected
 
 
-def test_effective_sample_size() -> None:
-    assert effective_sample_size(torch.full((8,), 0.125)) == 8.0
-    assert effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
-    assert effective_sample_size(torch.tensor([0.0, 1e-30, 0.0])) == 1.0
-
-
 @pytest.mark.parametrize("replacement", [True, False])
 def test_covariance_equals_enumeration(replacement: bool) -> None:
     labels = [0, 0, 1, 1, 1, 0]
@@ -306,96 +265,6 @@ def test_covariance_equals_enumeration(replacement: bool) -> None:
     trace = stratified_variance(phi, labels, kernel="linear", draws_per_stratum=2, replacement=replacement)
     assert float(got.trace()) == pytest.approx(trace, rel=1e-12)
     assert mean_embedding_covariance(phi.float(), k=2).dtype == torch.float32
-
-
-def test_v_statistic_bias_by_enumeration() -> None:
-    x, y = points(5, seed=1), points(4, seed=2) + 0.5
-    kernel, labels = RBFMixture(), [0, 0, 1, 1, 1]
-    gram = kernel.matrix(torch.cat([x, y]))
-
-    def squared(c: Tensor) -> float:
-        return float(c @ gram @ c)
-
-    expectation = 0.0
-    pairs = itertools.product(stratified_draws(labels, 1, True), list(uniform_draws(4, 2, False)))
-    for (p, a), (q, b) in pairs:
-        expectation += p * q * squared(torch.cat([a, -b]))
-    n = torch.tensor([1 / 5] * 5 + [-1 / 4] * 4, dtype=torch.float64)
-    variance_x = stratified_variance(x, labels, kernel=kernel)
-    variance_y = uniform_variance(y, 2, kernel=kernel, replacement=False)
-    assert v_statistic_bias(variance_x, variance_y) == pytest.approx(expectation - squared(n), abs=TOLERANCE)
-    assert debias(expectation, variance_x, variance_y) == pytest.approx(squared(n), abs=TOLERANCE)
-
-
-def test_debias_keeps_the_gradient() -> None:
-    z = torch.tensor([2.0], requires_grad=True)
-    value = debias(z.square().sum(), 1.0, 0.5)
-    value.backward()
-    assert float(value.detach()) == 2.5
-    assert float(z.grad) == 4.0
-
-
-def simulate(x: Tensor, k: int, repeats: int, seed: int = 0) -> MonteCarlo:
-    def draw(generator: torch.Generator) -> tuple[Tensor, None]:
-        return torch.randint(len(x), (k,), generator=generator), None
-
-    return monte_carlo_variance(draw, lambda i, w: x[i].mean(0), repeats=repeats, seed=seed)
-
-
-def test_monte_carlo_agrees_with_the_exact_variance() -> None:
-    x = points(20, 3)
-    result = simulate(x, 4, 4000)
-    exact = uniform_variance(x, 4, kernel="linear")
-    assert abs(result.variance - exact) < 5 * result.stderr_of_variance
-    assert result.stderr_of_variance < 0.05 * exact
-    assert result.mean.shape == (3,)
-    assert result.bias(x.mean(0)) < 5 * result.stderr_of_mean
-    assert result.bias(x.mean(0) + 1.0) > 20 * result.stderr_of_mean
-    assert result.stderr_of_mean == pytest.approx(math.sqrt(exact / 4000), rel=0.05)
-
-
-def test_monte_carlo_of_known_values() -> None:
-    values = iter([[1.0, 0.0], [3.0, 0.0], [2.0, 3.0]])
-    result = monte_carlo_variance(index_zero, lambda i, w: torch.tensor(next(values)), repeats=3)
-    assert result.mean.tolist() == [2.0, 1.0]
-    assert result.variance == pytest.approx((2 + 2 + 4) / 2)
-    assert result.repeats == 3
-
-
-def test_the_standard_errors_are_honest() -> None:
-    """Over independent simulations the error of each variance is as spread as it says."""
-    x = points(20, 3)
-    exact = uniform_variance(x, 4, kernel="linear")
-    scores = []
-    for seed in range(100):
-        result = simulate(x, 4, 200, seed)
-        scores.append((result.variance - exact) / result.stderr_of_variance)
-    spread = math.sqrt(sum(s * s for s in scores) / len(scores))
-    assert 0.75 < spread < 1.35  # 1 ± 0.07 for normal scores
-
-
-def test_monte_carlo_passes_weights_and_repeats_itself() -> None:
-    x, p = points(6), torch.tensor([0.1, 0.1, 0.2, 0.2, 0.2, 0.2], dtype=torch.float64)
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        i = torch.multinomial(p, 3, replacement=True, generator=generator)
-        return i, 1 / (6 * 3 * p[i])
-
-    def statistic(i: Tensor, w: Tensor | None) -> Tensor:
-        assert w is not None
-        return w @ x[i]
-
-    first = monte_carlo_variance(draw, statistic, repeats=2000, seed=3)
-    assert abs(first.variance - weighted_variance(x, p, kernel="linear", k=3)) < 5 * first.stderr_of_variance
-    again = monte_carlo_variance(draw, statistic, repeats=2000, seed=torch.Generator().manual_seed(3))
-    other = monte_carlo_variance(draw, statistic, repeats=2000, seed=4)
-    assert first.variance == again.variance != other.variance
-    scalar = monte_carlo_variance(draw, lambda i, w: x[i].sum(), repeats=5)
-    assert scalar.mean.shape == ()
-
-
-def index_zero(generator: torch.Generator) -> tuple[Tensor, None]:
-    return torch.tensor([0]), None
 
 
 @pytest.mark.parametrize(
@@ -422,25 +291,6 @@ def index_zero(generator: torch.Generator) -> tuple[Tensor, None]:
             ),
             "draws_per_stratum must be between 1 and 1, got 2; there are 1 rows in the smallest stratum",
         ),
-        (
-            lambda: weighted_variance(points(2), torch.tensor([1.0, 0.0]), kernel="mmd", k=1),
-            "1 of 2 that are not",
-        ),
-        (lambda: weighted_variance(points(2), torch.tensor([1.5, -0.5]), kernel="mmd", k=1), "not negative"),
-        (
-            lambda: weighted_variance(points(2), torch.tensor([0.5, 0.6]), kernel="mmd", k=1),
-            "sum to 1, got 1.1",
-        ),
-        (lambda: weighted_variance(points(2), torch.ones(3) / 3, kernel="mmd", k=1), r"shape \(2,\)"),
-        (lambda: weighted_variance(points(2), None, kernel="mmd", k=1), "positive probabilities, got None"),
-        (lambda: weighted_variance(points(2), torch.ones(2) / 2, kernel="mmd", k=0), "k must be at least 1"),
-        (lambda: effective_sample_size(torch.zeros(3)), "not all 0, got values between 0 and 0"),
-        (lambda: effective_sample_size(torch.tensor([1.0, -1.0])), "between -1 and 1"),
-        (lambda: effective_sample_size(torch.ones(2, 2)), r"shape \(k,\), got \(2, 2\)"),
-        (lambda: effective_sample_size(torch.tensor([torch.inf])), "NaN or infinite"),
-        (lambda: v_statistic_bias(-1.0, 0.0), "variance_x must be finite and not negative, got -1.0"),
-        (lambda: v_statistic_bias(1.0, math.nan), "variance_y must be finite and not negative, got nan"),
-        (lambda: debias(1.0, math.inf, 0.0), "variance_x must be finite"),
         (lambda: mean_embedding_covariance(points()), "either k or labels, got k=None and labels unset"),
         (lambda: mean_embedding_covariance(points(), k=2, labels=[0] * 6), "got k=2 and labels set"),
         (lambda: mean_embedding_covariance(points(), k=7, replacement=False), "between 1 and 6, got 7"),
@@ -448,24 +298,8 @@ def index_zero(generator: torch.Generator) -> tuple[Tensor, None]:
             lambda: mean_embedding_covariance(points(), labels=[0] + [1] * 5, draws_per_stratum=2, replacement=False),
             "between 1 and 1, got 2",
         ),
-        (lambda: simulate(points(), 2, 1), "repeats must be at least 2, got 1"),
-        (
-            lambda: monte_carlo_variance(lambda g: [0], lambda i, w: i, repeats=2),
-            r"draw must return \(indices, weights or None\), got list",
-        ),
-        (lambda: monte_carlo_variance(index_zero, lambda i, w: 1.0, repeats=2), "return a tensor, got float"),
-        (
-            lambda: monte_carlo_variance(index_zero, lambda i, w: torch.tensor(torch.nan), repeats=2),
-            "NaN or infinite for 2 of 2",
-        ),
     ],
 )
 def test_bad_input_is_refused(call: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()  # type: ignore[operator]
-
-
-def test_a_statistic_that_changes_shape_is_refused() -> None:
-    lengths = itertools.count(1)
-    with pytest.raises(InputError, match=r"of shape \(1,\), as at first, got \(2,\)"):
-        monte_carlo_variance(index_zero, lambda i, w: torch.ones(next(lengths)), repeats=2)

@@ -13,10 +13,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["hot_loops", "one_thread", "were_compiled"]
+__all__ = ["compiled_loops", "one_thread", "were_compiled"]
 
 
-def hot_loops(tensor: Tensor) -> ModuleType | None:
+def compiled_loops(tensor: Tensor) -> ModuleType | None:
     """The module ``vardass.compiled``, if it can work on data like ``tensor``; otherwise None.
 
     It can on a CPU, in single or double precision, with numba (``pip install 'vardass[fast]'``). Both backends run

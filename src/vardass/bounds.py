@@ -11,20 +11,19 @@ takes a few hundred points.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import FunctionKernel, Kernel, KernelLike, fitted_kernel
+from vardass.kernels import FunctionKernel, KernelLike, fitted_kernel
 from vardass.strata import LowerBound
 from vardass.validate import ArrayLike, as_features, as_generator, check_count, row_blocks
+from vardass.view import EXACT_LIMIT, KernelView
 
 __all__ = ["nearest_neighbour_bound", "semidefinite_bound"]
 
-_EXACT_N = 2000  # up to here all rows are summed unless fewer are asked for
 _SAMPLED_ROWS = 300
 _BLOCK_BYTES = 2**28  # for the distances of a block of rows
 _TILE_BYTES = 2**24  # for the kernel of these rows and some columns: small, as it is passed over many times
@@ -61,7 +60,7 @@ def nearest_neighbour_bound(
     kernel : Kernel, name or callable
         Used as it is if it is fitted, else fitted to ``features``.
     rows : int, optional
-        Rows i to sum over. By default all for n <= 2000, which gives a rigorous bound, else 300 drawn at
+        Rows i to sum over. By default all for n <= 2048, which gives a rigorous bound, else 300 drawn at
         random to choose θ and 300 drawn afresh to evaluate the sum. Whatever θ is, the second sum is an
         unbiased estimate of a valid bound. ``rows >= n`` means all.
     seed : int or Generator
@@ -81,7 +80,7 @@ def nearest_neighbour_bound(
     Σ_i 1/m_i, which is thus the number of strata, at most k. Hence for θ >= 0
     J >= Σ_i N_i(m_i)/2 + θ (Σ_i 1/m_i - k), and each term is at least its minimum over m.
 
-    For n > 2000 only the M ≈ 8 n/k smallest distances of a row are kept. Further ones are no smaller than
+    For n > 2048 only the M ≈ 8 n/k smallest distances of a row are kept. Further ones are no smaller than
     the last one kept, so N_i(m) >= N_i(M + 1) + (m - M - 1) d_i(M) bounds the sizes beyond and the result
     stays valid. As N_i is convex in m, nothing is lost where the best m is at most M.
 
@@ -100,17 +99,17 @@ def nearest_neighbour_bound(
     k = check_count(k, "k", high=n, remedy=f"n={n} samples make at most {n} strata, lower k")
     smallest, largest = _size_range(n, k, min_size, max_size)
     if rows is None:
-        rows = n if n <= _EXACT_N else _SAMPLED_ROWS
+        rows = n if n <= EXACT_LIMIT else _SAMPLED_ROWS
     else:
         rows = min(n, check_count(rows, "rows", low=2, remedy="a standard error needs two rows"))
     if k == n:
         return LowerBound(0.0, 0.0, "nearest-neighbour")
-    kept = largest - 1 if n <= _EXACT_N else min(largest - 1, max(8 * -(-n // k), 64, smallest))
-    neighbours = _Neighbours.of(x, kernel, kept)
+    kept = largest - 1 if n <= EXACT_LIMIT else min(largest - 1, max(8 * -(-n // k), 64, smallest))
+    neighbours = _Neighbours(_view(x, kernel), kept)
     if rows == n:
         first = second = torch.arange(n, device=x.device)
-        if n <= _EXACT_N:
-            neighbours = replace(neighbours, found=list(neighbours.blocks(first)))
+        if n <= EXACT_LIMIT:
+            neighbours.found = list(neighbours.blocks(first))
     else:
         # drawn apart from each other: rows left over by the first sample would not be a sample of all rows
         generator = as_generator(seed)
@@ -133,49 +132,38 @@ def _size_range(n: int, k: int, min_size: int, max_size: int | None) -> tuple[in
     return max(low, n - (k - 1) * high), min(high, n - (k - 1) * low)
 
 
-@dataclass(frozen=True)
 class _Neighbours:
-    """Sorted distances from a row to its nearest others, computed when asked for."""
+    """Sorted distances from a row to its ``kept`` nearest others, computed when asked for."""
 
-    x: Tensor
-    kernel: Kernel
-    diag: Tensor
-    dtype: torch.dtype
-    kept: int
-    found: list[Tensor] | None = None  # those of all rows, where they are few enough to be kept
-
-    @classmethod
-    def of(cls, x: Tensor, kernel: KernelLike, kept: int) -> _Neighbours:
-        fitted = fitted_kernel(kernel, x)
-        dtype = _kernel_dtype(fitted, x)
-        blocks = row_blocks(len(x), _BLOCK_BYTES // (32 * x.shape[1]))
-        diag = torch.cat([fitted.diag(x[b].to(dtype)).double() for b in blocks])
-        return cls(x, fitted, diag, dtype, kept)
+    def __init__(self, view: KernelView, kept: int) -> None:
+        self.view, self.kept, self.diag = view, kept, view.diag.double()
+        self.found: list[Tensor] | None = None  # those of all rows, where they are few enough to be kept
 
     def blocks(self, rows: Tensor) -> Iterator[Tensor]:
         """Yield the ``kept`` smallest d_ij, j ≠ i, in ascending order for i in ``rows``: (block, kept)."""
         if self.found is not None:
             yield from self.found
             return
-        n, d = self.x.shape
+        n, d = self.view.x.shape
         # a row takes its features, n distances, then its smallest with their indices and sums
         for block in row_blocks(len(rows), _BLOCK_BYTES // (8 * (n + d) + 32 * self.kept)):
             picked = rows[block]
-            points = self.x[picked].to(self.dtype)
+            points = self.view.rows(picked)
             distances = self.diag.new_empty(len(picked), n)
             # the kernel passes over all picked rows for each tile, however narrow it is
             for columns in row_blocks(n, max(_LEAST_COLUMNS, _TILE_BYTES // (32 * (len(picked) + d)))):
-                cross = self.kernel.matrix(points, self.x[columns].to(self.dtype)).double()
+                cross = self.view.kernel.matrix(points, self.view.rows(columns)).double()
                 distances[:, columns] = self.diag[picked, None] + self.diag[columns] - 2.0 * cross
             distances.clamp_min_(0.0)
             distances.scatter_(1, picked[:, None], torch.inf)
             yield distances.topk(self.kept, largest=False, sorted=True).values
 
 
-def _kernel_dtype(kernel: Kernel, x: Tensor) -> torch.dtype:
+def _view(x: Tensor, kernel: KernelLike) -> KernelView:
     # d_ij is a difference of kernel values, so they are evaluated in double precision; a user's function
     # may hold tensors of its own and gets the features in the type they came in
-    return x.dtype if isinstance(kernel, FunctionKernel) else torch.float64
+    fitted = fitted_kernel(kernel, x)
+    return KernelView(x, fitted, x.dtype if isinstance(fitted, FunctionKernel) else torch.float64)
 
 
 def _sums(nearest: Tensor) -> Tensor:
@@ -197,7 +185,7 @@ def _best_theta(neighbours: _Neighbours, rows: Tensor, k: int, smallest: int, la
     high = ((half[:, -1] - half[:, -2]) / (inverse[-2] - inverse[-1])).amax()
     for _ in range(64):
         theta = (low + high) / 2.0
-        strata = len(neighbours.x) * inverse[(half + theta * inverse).argmin(1)].mean()
+        strata = neighbours.view.n * inverse[(half + theta * inverse).argmin(1)].mean()
         low, high = torch.where(strata > k, theta, low), torch.where(strata > k, high, theta)
     return float((low + high) / 2.0)
 
@@ -284,8 +272,7 @@ def semidefinite_bound(
         )
     if not tol > 0:
         raise InputError(f"tol must be positive, got {tol}; the default is 1e-4")
-    fitted = fitted_kernel(kernel, x)
-    matrix = fitted.matrix(x.to(_kernel_dtype(fitted, x))).double()
+    matrix = _view(x, kernel).block(slice(None)).double()
     diag = matrix.diagonal()
     cost = ((diag[:, None] + diag - matrix - matrix.T).clamp_min(0.0) / 2.0).fill_diagonal_(0.0)
     total = float(cost.sum())

@@ -1,7 +1,8 @@
 """Hot loops compiled with numba: kernel values, bisection, moves and exchanges of points, greedy assignment, plans.
 
 Each has a twin in torch or numpy, which runs on a GPU and where numba is not installed. Import this module only
-through `hot_loops`, which says whether it can be used: importing numba takes longer than most of the loops.
+through `backend.compiled_loops`, which says whether it can be used: importing
+numba takes longer than most of the loops.
 
 The loops release the GIL. They are compiled at the first call for each precision, up to two seconds each, and
 then kept on disk: beside this file, in the user's cache folder where that cannot be written to, or where
@@ -459,7 +460,7 @@ def _inner_products(vectors: Floats, i: int, out: Floats) -> None:
 
 @njit(nogil=True, cache=True)
 def kmeanspp(values: Floats, residual: Floats, diag: Floats, levels: NDArray[np.float64]) -> Ints:
-    """Seeds of k-means++ for uniform ``levels`` (k,); see ``vardass.solvers.starts.kernel_kmeanspp``.
+    """Seeds of k-means++ for uniform ``levels`` (k,); see ``vardass.solvers.labels.kernel_kmeanspp``.
 
     ``values`` are low-rank features (n, r) with their ``residual`` (n,), or the full matrix (n, n) with an empty one.
     """
@@ -552,7 +553,7 @@ def _cut(members: Ints, along: Floats, importance: Floats, left: int, strata: in
 
 @njit(nogil=True, cache=True, fastmath=True)
 def bisect(z: Floats, k: int, importance: Floats) -> Ints:
-    """Cut n points (n, m) into k strata; see ``vardass.solvers.starts.bisection_labels``.
+    """Cut n points (n, m) into k strata; see ``vardass.solvers.labels.bisection_labels``.
 
     An empty ``importance`` asks for equal sizes.
     """

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vardass.backend import hot_loops
+from vardass.backend import compiled_loops
 from vardass.errors import InputError
 from vardass.registry import Registry
 from vardass.validate import row_blocks
@@ -136,6 +136,10 @@ class Kernel(ABC):
         """Evaluate κ(x_i, y_i) for each pair of rows of ``x`` and ``y``, both (n, d): (n,)."""
         blocks = row_blocks(len(x), 32)
         return torch.cat([self.matrix(x[b], y[b]).diagonal() for b in blocks])
+
+    def paired_distances(self, x: Tensor, y: Tensor) -> Tensor:
+        """|φ(x_i) - φ(y_i)|² for each pair of rows of ``x`` and ``y``, both (n, d): (n,)."""
+        return (self.diag(x) + self.diag(y) - 2.0 * self.paired(x, y)).clamp_min(0.0)
 
     def explicit_features(self, x: Tensor) -> Tensor | None:
         """Return φ(x) of shape (n, D) where φ is finite and no wider than a few columns, else None."""
@@ -322,7 +326,7 @@ class RBFMixture(Kernel):
         other = x if y is None else y
         tracked = torch.is_grad_enabled() and (x.requires_grad or other.requires_grad)
         many = len(x) * len(other) >= _COMPILED_PAIRS and x.dtype == torch.float32
-        if many and not tracked and (loops := hot_loops(x)) is not None:
+        if many and not tracked and (loops := compiled_loops(x)) is not None:
             values = _compiled_mixture(loops, x, y, rates)
             return values.fill_diagonal_(float(len(rates))) if y is None else values
         d2 = squared_distances(x, y, reach=mixture_reach(rates))
@@ -451,6 +455,10 @@ class LinearKernel(Kernel):
 
     def _diag(self, x: Tensor) -> Tensor:
         return x.square().sum(1)
+
+    def paired_distances(self, x: Tensor, y: Tensor) -> Tensor:
+        """From differences: accurate far from the origin."""
+        return (x - y).square().sum(1)
 
     def explicit_features(self, x: Tensor) -> Tensor | None:
         """The rows themselves."""

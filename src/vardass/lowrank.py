@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from vardass.kernels import Kernel
 from vardass.validate import choose, row_blocks
 
-__all__ = ["FeatureMap", "LowRankFeatures", "fit_feature_map", "low_rank_features", "random_row_blocks"]
+__all__ = ["DEFAULT_RANK", "FeatureMap", "fit_feature_map", "low_rank_features", "random_row_blocks"]
 
 DEFAULT_RANK = 128
 
@@ -25,68 +24,6 @@ _SAMPLE = 1024  # rows that landmarks and directions are chosen from, or _PER_LA
 _PER_LANDMARK = 3
 _BLOCK_BYTES = 16 * 2**20  # a block of kernel rows should stay in cache
 _ROUNDS = {"rpcholesky": 2, "diagonal": 1}  # of landmarks drawn together; more than two find no better ones
-
-
-@dataclass(frozen=True)
-class LowRankFeatures:
-    """Centred features φ (n, r), columns by falling variance, and the residual diagonal (n,).
-
-    The order of the columns is that of a sample of the rows, where there are more than 1,024.
-
-    Attributes
-    ----------
-    captured : float
-        Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the r features.
-    irreducible : float
-        The rest, which no sampler that works on these features can reduce. For an RBF mixture most of it
-        is the near-identity part of the large bandwidths, out of reach at any rank.
-
-    Examples
-    --------
-    >>> from vardass.kernels import RBFMixture
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(300, 2, generator=generator)
-    >>> found = low_rank_features(x, RBFMixture((0.1,)), rank=32, generator=generator)
-    >>> found.features.shape[1] <= 32, found.captured > 0.99
-    (True, True)
-    """
-
-    features: Tensor
-    residual: Tensor
-
-    @cached_property
-    def captured(self) -> float:
-        """Share of the variance in the features."""
-        inside = float(self.features.square().sum(dtype=torch.float64))
-        total = inside + float(self.residual.sum(dtype=torch.float64))
-        return inside / total if total > 0 else 1.0
-
-    @property
-    def irreducible(self) -> float:
-        """Share of the variance in the residual diagonal."""
-        return 1.0 - self.captured
-
-    def leading(self, rank: int | None = None, *, negligible: float = 0.0) -> LowRankFeatures:
-        """The first ``rank`` columns at most, without the last that together hold only the share ``negligible``.
-
-        What these hold goes to the residual diagonal; the number that is kept is a multiple of eight.
-
-        Examples
-        --------
-        >>> whole = LowRankFeatures(torch.tensor([[3.0, 1.0], [-3.0, -1.0]]), torch.zeros(2))
-        >>> less = whole.leading(1)
-        >>> less.features.tolist(), less.residual.tolist()
-        ([[3.0], [-3.0]], [1.0, 1.0])
-        """
-        rank = self.features.shape[1] if rank is None else rank
-        if negligible > 0.0:
-            held = self.features.square().sum(0, dtype=torch.float64)
-            after = held.flip(0).cumsum(0).flip(0)  # by a column and those that follow
-            rank = min(rank, max(1, -(-int((after > negligible * after[0]).sum()) // 8) * 8))
-        if rank >= self.features.shape[1]:
-            return self
-        kept, dropped = self.features[:, :rank].contiguous(), self.features[:, rank:]
-        return LowRankFeatures(kept, self.residual + dropped.square().sum(1))
 
 
 @dataclass(frozen=True)
@@ -148,22 +85,14 @@ def low_rank_features(
     landmarks: int | None = None,
     pivoting: str = "rpcholesky",
     generator: torch.Generator,
-) -> LowRankFeatures:
-    """Features of the rows of ``x`` (n, d) under a fitted ``kernel``: at most ``rank`` columns.
+) -> tuple[Tensor, Tensor]:
+    """Features φ (n, at most ``rank``), centred, and residual diagonal (n,) of the rows of ``x`` (n, d).
 
     A row that is a landmark is seen through the other landmarks, as all other rows are, unless these are fewer. A
     landmark that is its own would have in its features what those of its neighbours miss, and strata and plans would
     spend themselves on telling landmarks from other rows.
 
     See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
-
-    Examples
-    --------
-    >>> from vardass.kernels import LinearKernel
-    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [4.0, 1.0]])
-    >>> found = low_rank_features(x, LinearKernel(), rank=2, generator=torch.Generator().manual_seed(0))
-    >>> torch.allclose(found.features.mean(0), torch.zeros(2).to(found.features), atol=1e-5)
-    True
     """
     fit = _fit(x, kernel, rank, landmarks, pivoting, generator, alike=True)
     features = fit.basis @ fit.feature_map.transform if len(fit.basis) == len(x) else fit.feature_map.features(x)
@@ -172,7 +101,7 @@ def low_rank_features(
     residual = fit.feature_map.missed(x, features)
     # a common shift changes no distance and makes later sums exact
     features -= features.mean(0)
-    return LowRankFeatures(features, residual)
+    return features, residual
 
 
 def fit_feature_map(

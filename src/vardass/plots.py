@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.analysis.doctor import Diagnosis
-from vardass.analysis.sampler_noise.report import MEASURES, Estimate, VarianceReport
+from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport
 from vardass.errors import InputError
 from vardass.files import atomic_write
 

@@ -3,7 +3,7 @@
 Three questions, three answers that are computed apart.
 
 How large?
-    The unbiased estimate U of MMD² = |μ_x - μ_y|², a mean over pairs of distinct rows. Up to 4,096 rows in all, every
+    The unbiased estimate U of MMD² = |μ_x - μ_y|², a mean over pairs of distinct rows. Up to 2,048 rows in all, every
     pair is summed. Beyond, low-rank features give all pairs but for what they miss, and the mean of that over random
     blocks of rows is added: U stays unbiased, and the standard error of this mean is reported and is part of the
     interval. CORAL = |C_x - C_y|² needs only moments and is exact at any size.
@@ -46,14 +46,13 @@ from vardass.validate import (
     choose,
     row_blocks,
 )
+from vardass.view import EXACT_LIMIT, ExactView
 
-__all__ = ["EXACT_ROWS", "LOSSES", "Comparison", "Discrepancy", "compare"]
-
-EXACT_ROWS = 4096
-"""Up to so many rows in both sets together all pairs are summed, unless ``rank`` is given."""
+__all__ = ["LOSSES", "Comparison", "SetDistance", "compare"]
 
 LOSSES = ("mmd", "coral")
 
+_FITTED_ROWS = 4096  # random ones, that kernels and landmarks are fitted to
 _LEAST_ROWS = 4  # of each set: unbiased squares of covariances take four rows
 _WIDEST = 8192  # columns for which CORAL's covariances fit in memory
 _PERMUTED_BLOCKS = 4096
@@ -68,7 +67,7 @@ _Statistic: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Discrepancy:
+class SetDistance:
     """One distance of two data sets.
 
     Attributes
@@ -130,7 +129,7 @@ class Comparison:
         Of the tests; the least p-value is 1 / (1 + permutations).
     kernel : str
         That of MMD², as fitted.
-    results : tuple of Discrepancy
+    results : tuple of SetDistance
         One for each loss.
     notes : tuple of str
         What to keep in mind when reading them.
@@ -149,10 +148,10 @@ class Comparison:
     confidence: float
     permutations: int
     kernel: str
-    results: tuple[Discrepancy, ...]
+    results: tuple[SetDistance, ...]
     notes: tuple[str, ...] = ()
 
-    def __getitem__(self, loss: str) -> Discrepancy:
+    def __getitem__(self, loss: str) -> SetDistance:
         """The result for ``"mmd"`` or ``"coral"``."""
         found = {result.loss: result for result in self.results}
         return found[choose(loss, "loss", found)]
@@ -206,7 +205,7 @@ def compare(
         Of the intervals. They are for the kernel as it was fitted, and for many rows: that of CORAL, whose squares of
         squares have heavy tails, is too narrow below a few hundred.
     rank : int, optional
-        Columns of the low-rank features. By default all pairs are summed up to 4,096 rows in all, and beyond there are
+        Columns of the low-rank features. By default all pairs are summed up to 2,048 rows in all, and beyond there are
         128 columns.
     seed : int or torch.Generator
         The same seed gives the same result.
@@ -239,8 +238,8 @@ def compare(
     if check_number(confidence, "confidence", low=0.0, below=1.0) == 0.0:
         raise InputError(f"confidence must be above 0 and below 1, got {confidence}; use 0.95")
     if rank is not None:
-        check_count(rank, "rank", high=EXACT_ROWS // 2)
-    elif len(first) + len(second) > EXACT_ROWS:
+        check_count(rank, "rank", high=_FITTED_ROWS // 2)
+    elif len(first) + len(second) > EXACT_LIMIT:
         rank = DEFAULT_RANK
     dtype = torch.promote_types(first.dtype, second.dtype)
     first = first.to(dtype)
@@ -258,7 +257,7 @@ def compare(
                 f"{name} overflows {dtype} on features of up to {max(float(z.abs().max()) for z in sets.xy):.3g}; "
                 "scale them down or pass float64"
             )
-        found.append(_discrepancy(name, measured, sets, confidence, permutations, tell))
+        found.append(_set_distance(name, measured, sets, confidence, permutations, tell))
         notes += _notes(name, measured.sums, sets)
     return Comparison(
         n=len(first),
@@ -294,7 +293,7 @@ def _random_rows(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
 
     Their choice knows nothing of which set a row is of: what is fitted to them does not harm the permutation test.
     """
-    order = torch.randperm(len(x) + len(y), generator=generator, device=x.device)[:EXACT_ROWS]
+    order = torch.randperm(len(x) + len(y), generator=generator, device=x.device)[:_FITTED_ROWS]
     of_x = order < len(x)
     rows = x.new_empty(len(order), x.shape[1])
     rows[of_x], rows[~of_x] = x[order[of_x]], y[order[~of_x] - len(x)]
@@ -374,14 +373,14 @@ class _Measured:
     rounding: float
 
 
-def _discrepancy(
+def _set_distance(
     name: str, found: _Measured, sets: _Sets, confidence: float, permutations: int, tell: Progress
-) -> Discrepancy:
+) -> SetDistance:
     sums = found.sums
     stderr = math.sqrt(sums.variance())
     reach = stderr * float(torch.special.ndtri(torch.tensor(0.5 + confidence / 2.0, dtype=torch.float64)))
     spread = sum(sums.spread) / 2.0
-    return Discrepancy(
+    return SetDistance(
         loss=name,
         value=sums.value,
         low=max(0.0, sums.value - reach),
@@ -480,11 +479,15 @@ def _named(feature_map: FeatureMap) -> tuple[str, str]:
 
 def _means_of_matrix(matrix: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
     """From all kernel values, of x before y, in double precision."""
-    found = []
-    for block, across in ((matrix[:n, :n], matrix[:n, n:]), (matrix[n:, n:], matrix[n:, :n])):
-        own = (block.sum(1) - block.diagonal()) / (len(block) - 1)
-        found.append(_RowMeans(own, across.mean(1), block.diagonal()))
-    return found[0], found[1]
+    of_y = (torch.arange(len(matrix), device=matrix.device) >= n).long()
+    return _row_means(ExactView(matrix).stratum_sums(of_y, 2), matrix.diagonal(), n)
+
+
+def _row_means(sums: Tensor, diagonal: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
+    """From Σ κ of each row with x and with y (n + m, 2), and with itself (n + m,), x before y."""
+    m = len(sums) - n
+    of_x = _RowMeans((sums[:n, 0] - diagonal[:n]) / (n - 1), sums[:n, 1] / m, diagonal[:n])
+    return of_x, _RowMeans((sums[n:, 1] - diagonal[n:]) / (m - 1), sums[n:, 0] / n, diagonal[n:])
 
 
 def _square_means(matrix: Tensor, n: int) -> _Three:
@@ -497,12 +500,12 @@ def _square_means(matrix: Tensor, n: int) -> _Three:
 
 
 def _stream(sets: _Sets) -> Iterator[tuple[int, slice, Tensor, float]]:
-    """Blocks of rows: the set (0 or 1), where they are in it, the rows, and the share of all rows that is done."""
-    total, done = len(sets.x) + len(sets.y), 0
+    """Blocks of rows: the set (0 or 1), where they are, x before y, the rows, and the share of all that is done."""
+    total, start = len(sets.x) + len(sets.y), 0
     for which, z in enumerate(sets.xy):
         for rows in row_blocks(len(z), _STREAM_ROWS):
-            done += rows.stop - rows.start
-            yield which, rows, z[rows], done / total
+            yield which, slice(start + rows.start, start + rows.stop), z[rows], (start + rows.stop) / total
+        start += len(z)
 
 
 def _feature_sums(sets: _Sets, feature_map: FeatureMap, blocks: _Blocks, tell: Progress) -> tuple[Tensor, Tensor]:
@@ -513,7 +516,7 @@ def _feature_sums(sets: _Sets, feature_map: FeatureMap, blocks: _Blocks, tell: P
     for which, rows, z, done in _stream(sets):
         features = feature_map(z)[0].double()
         totals[which] += features.sum(0)
-        by_block.index_add_(0, blocks.labels[which][rows], features)
+        by_block.index_add_(0, blocks.labels[rows], features)
         tell(0.3 * done, "features")
     return totals, by_block
 
@@ -521,16 +524,12 @@ def _feature_sums(sets: _Sets, feature_map: FeatureMap, blocks: _Blocks, tell: P
 def _means_of_features(
     sets: _Sets, feature_map: FeatureMap, totals: Tensor, tell: Progress
 ) -> tuple[_RowMeans, _RowMeans]:
-    counts = [len(z) for z in sets.xy]
-    means = [_RowMeans(*totals.new_empty(3, n)) for n in counts]
-    for which, rows, z, done in _stream(sets):
+    sums, diagonal = totals.new_empty(len(sets.x) + len(sets.y), 2), totals.new_empty(len(sets.x) + len(sets.y))
+    for _, rows, z, done in _stream(sets):
         features = feature_map(z)[0].double()
-        inner = features @ totals.T
-        means[which].diagonal[rows] = diagonal = features.square().sum(1)
-        means[which].own[rows] = (inner[:, which] - diagonal) / (counts[which] - 1)
-        means[which].other[rows] = inner[:, 1 - which] / counts[1 - which]
+        sums[rows], diagonal[rows] = features @ totals.T, features.square().sum(1)
         tell(0.3 + 0.3 * done, "rows")
-    return means[0], means[1]
+    return _row_means(sums, diagonal, len(sets.x))
 
 
 def _missed(
@@ -576,7 +575,8 @@ def _coral(sets: _Sets, tell: Progress) -> _Measured:
         centred = z - means[which].to(z)
         scatter[which] += (centred.T @ centred).double()  # a block's product in the precision of the data
         tell(0.2 * done, "covariances")
-    rows, powers = _means_of_products(sets, means, scatter, tell)
+    rows = _means_of_products(sets, means, scatter, tell)
+    powers = [float(each.diagonal.sum()) for each in rows]  # Σ |z|⁴
     # |C|² over quadruples of distinct rows: the unbiased HSIC of Song et al. (2012, equation 5), whose sums over a Gram
     # matrix are moments here
     squared = []
@@ -608,21 +608,16 @@ def _coral(sets: _Sets, tell: Progress) -> _Measured:
 
 def _means_of_products(
     sets: _Sets, means: list[Tensor], scatter: Tensor, tell: Progress
-) -> tuple[tuple[_RowMeans, _RowMeans], list[float]]:
-    """Means of (zᵀz')² for each row, and Σ |z|⁴ of either set."""
-    counts = [len(z) for z in sets.xy]
-    found = [_RowMeans(*scatter.new_empty(3, n)) for n in counts]
-    powers = [0.0, 0.0]
+) -> tuple[_RowMeans, _RowMeans]:
+    """Means of (zᵀz')² for each row."""
+    sums, diagonal = scatter.new_empty(len(sets.x) + len(sets.y), 2), scatter.new_empty(len(sets.x) + len(sets.y))
     own_precision = scatter.to(sets.x)
     for which, rows, z, done in _stream(sets):
         centred = z - means[which].to(z)
-        found[which].diagonal[rows] = power = centred.square().sum(1).double().square()
-        powers[which] += float(power.sum())
-        inner = [((centred @ each) * centred).sum(1).double() for each in own_precision]
-        found[which].own[rows] = (inner[which] - power) / (counts[which] - 1)
-        found[which].other[rows] = inner[1 - which] / (counts[1 - which])
+        diagonal[rows] = centred.square().sum(1).double().square()
+        sums[rows] = torch.stack([((centred @ each) * centred).sum(1).double() for each in own_precision], 1)
         tell(0.2 + 0.4 * done, "rows")
-    return (found[0], found[1]), powers
+    return _row_means(sums, diagonal, len(sets.x))
 
 
 def _coral_of_rows(z: Tensor, n: int, m: int) -> _Statistic:
@@ -649,10 +644,9 @@ def _coral_of_features(
     n, m = len(sets.x), len(sets.y)
     features = centre.new_zeros(blocks.count, feature_map.transform.shape[1])
     sums = centre.new_zeros(blocks.count, len(centre))
-    for which, rows, z, done in _stream(sets):
-        labels = blocks.labels[which][rows]
-        features.index_add_(0, labels, feature_map(z)[0].double())
-        sums.index_add_(0, labels, z.double() - centre)
+    for _, rows, z, done in _stream(sets):
+        features.index_add_(0, blocks.labels[rows], feature_map(z)[0].double())
+        sums.index_add_(0, blocks.labels[rows], z.double() - centre)
         tell(0.8 + 0.1 * done, "features")
 
     def statistic(members: Tensor) -> Tensor:
@@ -675,7 +669,7 @@ class _Blocks:
     Blocks of x come first, then those of y, then the two rests, one of x and one of y.
     """
 
-    labels: tuple[Tensor, Tensor]  # block of each row of x and of y
+    labels: Tensor  # block of each row, x before y
     of_x: int
     of_y: int
     size: int
@@ -693,7 +687,7 @@ class _Blocks:
                 continue
             block = torch.randperm(count, generator=generator, device=generator.device) // size
             labels.append(torch.where(block < whole, block + start, of_x + of_y + rest))
-        return cls((labels[0], labels[1]), of_x, of_y, size)
+        return cls(torch.cat(labels), of_x, of_y, size)
 
     @property
     def count(self) -> int:
@@ -703,7 +697,7 @@ class _Blocks:
     @property
     def is_plain(self) -> bool:
         """Whether all rows are permuted, each for itself."""
-        return self.size == 1 and self.of_x + self.of_y == len(self.labels[0]) + len(self.labels[1])
+        return self.size == 1 and self.of_x + self.of_y == len(self.labels)
 
     @property
     def name(self) -> str:
@@ -713,7 +707,7 @@ class _Blocks:
 
     def identity(self) -> Tensor:
         """Membership as it is: (1, blocks)."""
-        members = torch.zeros(1, self.count, dtype=torch.float64, device=self.labels[0].device)
+        members = torch.zeros(1, self.count, dtype=torch.float64, device=self.labels.device)
         members[:, : self.of_x] = 1.0
         if not self.is_plain:
             members[:, -2] = 1.0

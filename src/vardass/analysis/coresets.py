@@ -21,28 +21,25 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import Kernel, KernelLike, RBFMixture, fitted_kernel
-from vardass.lowrank import DEFAULT_RANK, LowRankFeatures, fit_feature_map, random_row_blocks
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem
-from vardass.solvers.sizes import SizeLimits
+from vardass.kernels import KernelLike, RBFMixture, fitted_kernel
+from vardass.lowrank import DEFAULT_RANK, fit_feature_map
+from vardass.solvers.labels import SizeLimits
 from vardass.solvers.stratification import default_rank, solve
-from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_flag, row_blocks
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_flag
+from vardass.view import ExactView, KernelView, LowRankView, View
 
-__all__ = ["EXACT_ROWS", "LARGEST", "Coreset", "coreset", "simplex_minimum"]
+__all__ = ["LARGEST", "Coreset", "coreset", "simplex_minimum"]
 
 LARGEST = 4096
 """Most representatives: their weights come from a matrix of so many rows and columns."""
-
-EXACT_ROWS = 4096
-"""Up to so many rows the kernel matrix is used, unless ``rank`` is given."""
 
 _SWEEPS = 8  # over the representatives, at most
 _ENOUGH = 5e-3  # relative gain of a sweep below which the search ends
 _ALL_ROWS = 4e9  # products of a sweep that looks at all rows for each representative; beyond, at those of its stratum
 _MOST_COLUMNS = 512
+_MOST_RANK = 2048  # of those that are asked for
 _COLUMNS_EACH = 4  # columns for each representative, with which the features show enough to choose from all rows
 _WEIGHT_WORK = 2e11  # of factorisations: for a thousand representatives the search for weights may end early
-_STREAM_ROWS = 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +140,7 @@ def coreset(
     weights : bool
         Optimise the weights; without it all are 1 / m, for losses and labels that know none.
     rank : int, optional
-        Columns of the low-rank features in which rows are looked for. By default the kernel matrix is used up to 4,096
+        Columns of the low-rank features in which rows are looked for. By default the kernel matrix is used up to 2,048
         rows, and beyond 4 m columns, at least 128 and at most 512. Weights and error are of the true kernel either way.
     seed : int or torch.Generator
         The same seed gives the same representatives.
@@ -171,18 +168,19 @@ def coreset(
     fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, x)
     tell = progress if progress is not None else _silent
     tell(0.0, "kernel")
-    problem, kernel_mean = _problem(x, size, fitted, rank, generator)
-    if not bool(torch.isfinite(problem.diag.double().sum())):
+    truth = KernelView(x, fitted)
+    view, kernel_mean = _view(truth, size, rank, generator)
+    if not bool(torch.isfinite(view.diag.double().sum())):
         raise InputError(
             f"{fitted!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down"
         )
     tell(0.2, "strata")
-    labels = _strata(problem, size, equal=not weights, generator=generator)
-    chosen, shares = _representatives(problem, labels, size, weighted=weights, tell=tell)
+    labels = _strata(view, size, equal=not weights, generator=generator)
+    chosen, shares = _representatives(view, labels, size, weighted=weights, tell=tell)
     order = chosen.argsort()
     indices, shares = chosen[order], shares[order]
     tell(0.9, "weights")
-    matrix, means = fitted.square_matrix(x[indices]).double(), _means_to_all(fitted, x[indices], x)
+    matrix, means = fitted.square_matrix(x[indices]).double(), truth.mean_to_all(x[indices])
     if weights:
         shares = simplex_minimum(matrix, means, shares)
     mean, error = kernel_mean
@@ -193,7 +191,7 @@ def coreset(
         n=n,
         error=max(0.0, value),
         error_stderr=error,
-        spread=max(0.0, float(fitted.diag(x).mean(dtype=torch.float64)) - mean),
+        spread=max(0.0, float(truth.diag.mean(dtype=torch.float64)) - mean),
         kernel=repr(fitted),
     )
 
@@ -202,60 +200,42 @@ def _silent(fraction: float, message: str) -> None:
     """No progress to show."""
 
 
-def _problem(
-    x: Tensor, size: int, kernel: Kernel, rank: int | None, generator: torch.Generator
-) -> tuple[Problem, tuple[float, float]]:
+def _view(
+    truth: KernelView, size: int, rank: int | None, generator: torch.Generator
+) -> tuple[View, tuple[float, float]]:
     """The rows through their kernel, centred at their mean; the mean of κ over all pairs, and its standard error."""
-    n = len(x)
-    if rank is None and n <= EXACT_ROWS:
-        matrix = kernel.square_matrix(x)
+    if rank is None and truth.is_small:
+        matrix = truth.kernel.square_matrix(truth.x)
         all_pairs = float(matrix.mean(0, dtype=torch.float64).mean())
-        return ExactProblem.centred(matrix), (all_pairs, 0.0)
+        return ExactView.centred(matrix), (all_pairs, 0.0)
     if rank is None:
         rank = min(_MOST_COLUMNS, max(DEFAULT_RANK, _COLUMNS_EACH * size))
-    rank = check_count(rank, "rank", high=EXACT_ROWS // 2)
-    feature_map = fit_feature_map(x, kernel, rank, landmarks=rank, generator=generator)
-    features, residual = feature_map(x)
-    mean = features.mean(0, dtype=torch.float64)
-    # κ is <φ, φ'> and what it misses: all of it on the diagonal, its mean over random blocks of rows elsewhere
-    own = float(residual.sum(dtype=torch.float64)) / n**2
-    missed, error = 0.0, 0.0
-    if feature_map.landmarks is not None and n > 1:
-        values = []
-        for (rows,) in random_row_blocks([n], generator):
-            rest = (kernel.matrix(x[rows]) - features[rows] @ features[rows].T).double().fill_diagonal_(0.0)
-            values.append(float(rest.sum()) / (len(rows) * (len(rows) - 1)))
-        found = torch.tensor(values, dtype=torch.float64)
-        missed = float(found.mean()) * (n - 1) / n
-        error = float(found.std()) / len(found) ** 0.5 if len(found) > 1 else 0.0
-    features -= mean.to(features)
-    return LowRankProblem(features, residual), (float(mean.square().sum()) + own + missed, error)
+    rank = check_count(rank, "rank", high=_MOST_RANK)
+    features, residual = fit_feature_map(truth.x, truth.kernel, rank, landmarks=rank, generator=generator)(truth.x)
+    kernel_mean = truth.pair_mean(features, residual, generator)
+    features -= features.mean(0, dtype=torch.float64).to(features)
+    return LowRankView(features, residual), kernel_mean
 
 
-def _strata(problem: Problem, size: int, *, equal: bool, generator: torch.Generator) -> Tensor:
-    limits = SizeLimits.of(problem.n, size, equal=equal)
-    if size == 1 or size == problem.n:
-        return torch.arange(problem.n, device=problem.diag.device) % size
-    if isinstance(problem, LowRankProblem):  # strata need fewer columns than the choice within them
-        leading = LowRankFeatures(problem.features, problem.residual).leading(default_rank(size))
-        problem = LowRankProblem(leading.features, leading.residual)
-    return solve(problem, size, limits=limits, generator=generator).labels
+def _strata(view: View, size: int, *, equal: bool, generator: torch.Generator) -> Tensor:
+    limits = SizeLimits.of(view.n, size, equal=equal)
+    if size == 1 or size == view.n:
+        return torch.arange(view.n, device=view.diag.device) % size
+    leading = view.leading(default_rank(size))  # strata need fewer columns than the choice within them
+    return solve(leading, size, limits=limits, generator=generator).labels
 
 
-def _representatives(
-    problem: Problem, labels: Tensor, size: int, *, weighted: bool, tell: Progress
-) -> tuple[Tensor, Tensor]:
+def _representatives(view: View, labels: Tensor, size: int, *, weighted: bool, tell: Progress) -> tuple[Tensor, Tensor]:
     """Rows (m,) and weights (m,): the best of each stratum together, then of all rows if that is cheap."""
     counts = torch.bincount(labels, minlength=size).double()
-    weights = counts / problem.n if weighted else torch.full_like(counts, 1.0 / size)
+    weights = counts / view.n if weighted else torch.full_like(counts, 1.0 / size)
     order = labels.argsort(stable=True)
     members = list(order.split(counts.long().tolist()))  # type: ignore[no-untyped-call]
-    search = _Search(problem, torch.stack([_middle(problem, rows) for rows in members]), weights)
+    search = _Search(view, torch.stack([_middle(view, rows) for rows in members]), weights)
     _sweep(search, members, free=False, tell=lambda fraction: tell(0.4 + 0.2 * fraction, "representatives"))
-    columns = problem.features.shape[1] if isinstance(problem, LowRankProblem) else problem.n
-    if columns < _COLUMNS_EACH * size:  # freer choices would make the most of what the features do not show
+    if view.width < _COLUMNS_EACH * size:  # freer choices would make the most of what the features do not show
         return search.chosen, search.weights
-    cheap = float(size) * problem.n * min(columns, size) <= _ALL_ROWS
+    cheap = float(size) * view.n * min(view.width, size) <= _ALL_ROWS
     if weighted:
         search.optimise_weights()
     if weighted or cheap:
@@ -264,14 +244,9 @@ def _representatives(
     return search.chosen, search.weights
 
 
-def _middle(problem: Problem, rows: Tensor) -> Tensor:
+def _middle(view: View, rows: Tensor) -> Tensor:
     """The one of ``rows`` (q,) that is nearest to their mean."""
-    if isinstance(problem, LowRankProblem):
-        features = problem.features[rows]
-        inner = features @ features.mean(0) + problem.residual[rows] / len(rows)
-    else:
-        inner = problem.block(rows).mean(0)
-    return rows[(problem.diag[rows] - 2.0 * inner).argmin()]
+    return rows[(view.diag[rows] - 2.0 * view.mean_products(rows)).argmin()]
 
 
 def _sweep(search: _Search, candidates: list[Tensor], *, free: bool, tell: Callable[[float], object]) -> None:
@@ -289,11 +264,11 @@ def _sweep(search: _Search, candidates: list[Tensor], *, free: bool, tell: Calla
 
 
 class _Search:
-    """Representatives of a centred problem, with their kernel matrix K; the error is wᵀKw."""
+    """Representatives of a centred view, with their kernel matrix K; the error is wᵀKw."""
 
-    def __init__(self, problem: Problem, chosen: Tensor, weights: Tensor) -> None:
-        self.problem, self.chosen = problem, chosen
-        self.matrix = problem.block(chosen).double()
+    def __init__(self, view: View, chosen: Tensor, weights: Tensor) -> None:
+        self.view, self.chosen = view, chosen
+        self.matrix = view.block(chosen).double()
         self.set_weights(weights)
 
     def set_weights(self, weights: Tensor) -> None:
@@ -301,10 +276,7 @@ class _Search:
         self.weights = weights
         self.product = self.matrix @ weights
         self.error = float(weights @ self.product)
-        if isinstance(self.problem, LowRankProblem):
-            self.total = weights.to(self.problem.features) @ self.problem.features[self.chosen]  # of their features
-        else:
-            self.total = self.problem.columns(self.chosen).double() @ weights  # of their kernel values with each row
+        self.total = self.view.combine(self.chosen, weights)
 
     def optimise_weights(self) -> None:
         self.set_weights(simplex_minimum(self.matrix, torch.zeros_like(self.weights), self.weights))
@@ -314,7 +286,7 @@ class _Search:
 
         With e the mean embedding of the others, the error is |(1 - a) e + a φ_i|², a parabola in the weight a.
         """
-        own, diagonal = float(self.weights[place]), self.problem.diag[rows].double()
+        own, diagonal = float(self.weights[place]), self.view.diag[rows].double()
         if own >= 1.0 and len(self.weights) > 1:
             return  # the others have no weight
         others, inner = 0.0, torch.zeros_like(diagonal)
@@ -332,36 +304,22 @@ class _Search:
             return
         self.chosen = self.chosen.clone()
         self.chosen[place] = rows[best]
-        self.matrix[place] = self.matrix[:, place] = self._values(rows[best])
+        values = self.view.products(self._alone(rows[best])[None], self.chosen)[:, 0].double()
+        values[place] = self.view.diag[rows[best]]
+        self.matrix[place] = self.matrix[:, place] = values
         weights = self.weights * (1.0 - share[best]) / (1.0 - own) if own < 1.0 else self.weights.clone()
         weights[place] = share[best]
         self.set_weights(weights)
 
-    def _values(self, row: Tensor) -> Tensor:
-        """K of one of the chosen with all of them: (m,)."""
-        if not isinstance(self.problem, LowRankProblem):
-            return self.problem.columns(row[None])[self.chosen, 0].double()
-        features = self.problem.features
-        return torch.where(self.chosen == row, self.problem.diag[row], features[self.chosen] @ features[row]).double()
-
     def _inner_others(self, place: int, rows: Tensor, own: float) -> Tensor:
         """Σ w_h K_ih over all chosen but the one at ``place``, for each row i that is not chosen: (q,)."""
-        out = self.chosen[place]
-        if not isinstance(self.problem, LowRankProblem):
-            return (self.total - own * self.problem.columns(out[None])[:, 0].double())[rows]
-        features = self.problem.features
-        total = self.total - own * features[out]
-        if len(rows) == self.problem.n:  # all of them: no copy
-            return (features @ total)[rows].double()
-        return (features[rows] @ total).double()
+        others = (self.total - own * self._alone(self.chosen[place]))[None]
+        whole = len(rows) == self.view.n  # no copy of all rows
+        found = self.view.products(others)[rows] if whole else self.view.products(others, rows)
+        return found[:, 0].double()
 
-
-def _means_to_all(kernel: Kernel, points: Tensor, x: Tensor) -> Tensor:
-    """Mean κ of each of ``points`` (m, d) to all rows of ``x``, in double precision: (m,)."""
-    sums = torch.zeros(len(points), dtype=torch.float64, device=x.device)
-    for rows in row_blocks(len(x), _STREAM_ROWS):
-        sums += kernel.matrix(x[rows], points).sum(0, dtype=torch.float64)
-    return sums / len(x)
+    def _alone(self, row: Tensor) -> Tensor:
+        return self.view.combine(row[None], self.weights.new_ones(1))
 
 
 def simplex_minimum(matrix: Tensor, linear: Tensor, start: Tensor) -> Tensor:

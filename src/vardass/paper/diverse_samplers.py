@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, as_kernel, fitted_kernel
-from vardass.lowrank import DEFAULT_RANK, fit_feature_map, low_rank_features
+from vardass.lowrank import DEFAULT_RANK, fit_feature_map
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
-from vardass.solvers import EXACT_LIMIT
-from vardass.solvers.starts import draw_by_mass
+from vardass.solvers.labels import draw_by_mass
 from vardass.validate import as_generator, check_count, row_blocks
+from vardass.view import EXACT_LIMIT, LowRankView
 
 __all__ = ["DPPBatchSampler", "KMeansPlusPlusBatchSampler"]
 
@@ -232,8 +232,8 @@ class KMeansPlusPlusBatchSampler(DiverseBatchSampler):
         else:
             generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
             _check_values(kernel.diag(features), kernel, features)
-            low_rank = low_rank_features(features, kernel, columns, generator=generator)
-            diag = low_rank.features.square().sum(1) + low_rank.residual
+            low_rank = LowRankView.of(features, kernel, columns, generator=generator)
+            diag = low_rank.diag
             table = torch.cat([low_rank.features, diag[:, None], torch.ones_like(diag)[:, None]], dim=1)
         self._table, self._is_exact = _check_values(table, kernel, features), columns == 0
 

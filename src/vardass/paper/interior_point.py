@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.solvers.problem import DistanceTable, Problem, Solution
-from vardass.solvers.sizes import SizeLimits, repair_sizes
+from vardass.solvers.labels import Distances, SizeLimits, Solution, repair_sizes
 from vardass.validate import Progress, check_count
+from vardass.view import View
 
 __all__ = ["MAX_STRATA", "MAX_VARIABLES", "interior_point", "interior_point_assignment", "relaxed_solution"]
 
@@ -52,7 +52,7 @@ def interior_point_assignment(distances: Tensor, *, max_iter: int = 300) -> Tens
 
 
 def interior_point(
-    problem: Problem,
+    view: View,
     k: int,
     *,
     limits: SizeLimits,
@@ -68,7 +68,7 @@ def interior_point(
 
     Parameters
     ----------
-    problem : Problem
+    view : View
         The n points; at most ``MAX_VARIABLES`` / k of them.
     k : int
         Number of strata, at most ``MAX_STRATA``.
@@ -89,17 +89,18 @@ def interior_point(
         Never worse than the start.
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
-    _check_size(problem.n, k)
+    _check_size(view.n, k)
     best = labels
-    distances = problem.centroid_distances(best, k)
-    objective = problem.objective(best, k)
+    distances = view.centroid_distances(best, k)
+    objective = view.objective(best, k)
     n_iter = 0
     converged = objective == 0.0
     while n_iter < max_iter and not converged:
-        current = repair_sizes(interior_point_assignment(distances), DistanceTable(distances), limits)
-        distances = problem.centroid_distances(current, k)
+        assigned = interior_point_assignment(distances)
+        current = repair_sizes(assigned, Distances(view, assigned, k, distances), limits)
+        distances = view.centroid_distances(current, k)
         n_iter += 1
-        found = problem.objective(current, k)
+        found = view.objective(current, k)
         converged = found >= objective
         if not converged:
             best, objective = current, found

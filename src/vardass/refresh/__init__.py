@@ -24,7 +24,6 @@ from vardass.refresh.policies import (
     VarianceRefresh,
 )
 from vardass.refresh.refresher import Refresher
-from vardass.refresh.strata_spread import StrataSpread, strata_spread
 from vardass.refresh.time_account import TimeAccount
 
 __all__ = [
@@ -36,9 +35,7 @@ __all__ = [
     "RefreshEvery",
     "RefreshPolicy",
     "Refresher",
-    "StrataSpread",
     "TimeAccount",
     "VarianceRefresh",
     "extract_features",
-    "strata_spread",
 ]

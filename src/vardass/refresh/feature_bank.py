@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
+from vardass.kernels import as_kernel
 from vardass.refresh.feature_extraction import PassOptions, as_device, evaluation_mode, feature_batches
-from vardass.refresh.strata_spread import feature_distances, known_kernel
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, as_weights, check_count, check_state
 
 __all__ = ["FeatureBank"]
@@ -315,7 +315,7 @@ class FeatureBank:
         """
         z = as_features(features, check_finite=False)
         rows = _as_rows(indices, len(z), self.n)
-        fitted = known_kernel(kernel)
+        fitted = as_kernel("linear" if kernel is None else kernel)
         self._write_kept()
         precision = torch.promote_types(self.dtype, torch.float32)
         if self._rows is None:
@@ -323,7 +323,7 @@ class FeatureBank:
         if z.shape[1] != self.d:
             raise InputError(f"features have {z.shape[1]} columns, the bank holds d={self.d}")
         rows, z = self._here(rows), self._here(z).to(precision)
-        squared = feature_distances(z, self._rows.index_select(0, rows).to(precision), fitted)
+        squared = fitted.paired_distances(z, self._rows.index_select(0, rows).to(precision))
         w = as_weights(weights, len(z), squared)
         turns = self._turns[rows]
         counts = turns != _NEVER if self._marked is None else (turns != _NEVER) & (turns < self._marked)

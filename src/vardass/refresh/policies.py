@@ -74,7 +74,7 @@ class RefreshPolicy(ABC):
         drift : scalar tensor or float, optional
             Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`. NaN says nothing.
         scale : float
-            Divides ``drift``: the mean variance within strata, from `strata_spread`.
+            Divides ``drift``: the mean variance within strata, from `measure_strata`.
         variance : float, optional
             Variance of the current strata on current features.
         rise : float, optional
@@ -352,7 +352,7 @@ class DriftRefresh(_ObservingPolicy):
     ) -> None:
         """Add the drift of one batch, divided by ``scale``, to the running mean."""
         if not scale >= 0:
-            raise InputError(f"scale must not be negative, got {scale}; use strata_spread(...).within")
+            raise InputError(f"scale must not be negative, got {scale}; use measure_strata(...).within")
         if drift is None:
             return
         value = torch.as_tensor(drift).detach()

@@ -15,9 +15,9 @@ from vardass.kernels import Kernel, as_kernel, fitted_kernel
 from vardass.processes import Peers, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
-from vardass.refresh.strata_spread import strata_spread
 from vardass.refresh.time_account import TimeAccount
 from vardass.validate import ArrayLike, as_features, check_state
+from vardass.variance import measure_strata
 
 __all__ = ["FeatureSource", "Refresher"]
 
@@ -293,7 +293,7 @@ class Refresher:
     def _take_scale(self, name: str, features: Tensor) -> None:
         strata = getattr(self.samplers[name], "strata", None)
         weights = None if strata is None else strata.exact_weights
-        spread = strata_spread(features, self._labels(name, features), kernel=self._kernels[name], weights=weights)
+        spread = measure_strata(features, self._labels(name, features), kernel=self._kernels[name], weights=weights)
         self._scales[name] = spread.within
 
     def _take_kernel(self, name: str, features: Tensor) -> None:
@@ -313,7 +313,7 @@ class Refresher:
         x, sampler = as_features(features), self.samplers[name]
         strata, labels = getattr(sampler, "strata", None), self._labels(name, x)
         weights = None if strata is None else strata.exact_weights
-        spread = strata_spread(x, labels, kernel=getattr(sampler, "kernel", None), weights=weights)
+        spread = measure_strata(x, labels, kernel=getattr(sampler, "kernel", None), weights=weights)
         has_strata = strata is not None or getattr(sampler, "plan_labels", None) is not None
         return spread.variance if has_strata else spread.within / getattr(sampler, "batch_size", 1)
 

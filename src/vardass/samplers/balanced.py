@@ -15,12 +15,11 @@ from vardass.samplers.ordered import centred_on, coupled_rows
 from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
+from vardass.solvers.labels import SizeLimits, bisection_labels
 from vardass.solvers.min_sum import min_sum
-from vardass.solvers.problem import LowRankProblem
-from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import bisection_labels
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_generator, check_count
+from vardass.view import LowRankView
 
 __all__ = ["BalancedBatchSampler"]
 
@@ -187,5 +186,5 @@ def _equal_strata(features: Tensor, residual: Tensor, k: int) -> Tensor:
     labels = bisection_labels(features, k)
     if len(features) <= _REFINED:  # of more, swaps inside strata make up for it at less cost
         limits = SizeLimits.of(len(features), k, equal=True)
-        labels = min_sum(LowRankProblem(features, residual), k, limits=limits, labels=labels, max_passes=2).labels
+        labels = min_sum(LowRankView(features, residual), k, limits=limits, labels=labels, max_passes=2).labels
     return labels

@@ -13,12 +13,12 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from vardass.backend import hot_loops
+from vardass.backend import compiled_loops
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.lowrank import LowRankFeatures, low_rank_features
 from vardass.strata import Strata
 from vardass.validate import row_blocks
+from vardass.view import LowRankView
 
 __all__ = [
     "NEGLIGIBLE",
@@ -41,7 +41,7 @@ NEGLIGIBLE = 0.01
 """Share of what the features miss of a row that its error on them may have: a further sweep would gain little."""
 
 
-def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: torch.Generator) -> LowRankFeatures:
+def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: torch.Generator) -> LowRankView:
     """Kernel features that a plan looks at: (n, at most ``rank``) columns by falling variance.
 
     There are as many landmarks as columns if these are more than `PLAN_LANDMARKS`, but never more than half of the
@@ -49,9 +49,9 @@ def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: tor
     columns.
     """
     landmarks = max(1, min(max(rank, PLAN_LANDMARKS), len(features) // 2))
-    found: LowRankFeatures | None = None
+    found: LowRankView | None = None
     with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # the matrix is not finite
-        found = low_rank_features(features, kernel, rank, landmarks=landmarks, pivoting="diagonal", generator=generator)
+        found = LowRankView.of(features, kernel, rank, landmarks=landmarks, pivoting="diagonal", generator=generator)
     # swaps look at squares
     if found is None or not bool(torch.isfinite(found.features.square().sum() + found.residual.sum())):
         raise InputError(
@@ -145,7 +145,7 @@ def couple_rows(
     orders = torch.stack([torch.randperm(count, generator=generator) for _ in range(rounds)])
     size = count // -(-count // _GROUP)
     enough = count * missed * float(weights.square().sum())
-    if (compiled := hot_loops(features)) is not None:
+    if (compiled := compiled_loops(features)) is not None:
         arrays = (table.clone(), features.contiguous(), weights.contiguous(), orders)
         compiled.couple_rows(*(array.numpy() for array in arrays), size, tol, enough)
         return arrays[0]

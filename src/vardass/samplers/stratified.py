@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
-from vardass.lowrank import LowRankFeatures
 from vardass.samplers.base import Chunk, derive_seed, plain
 from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.plan import cycle_table
@@ -17,6 +16,7 @@ from vardass.solvers import stratify, stratify_groups
 from vardass.solvers.stratification import ALL_OPTIONS, option_names
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, check_count, unknown
+from vardass.view import LowRankView
 
 __all__ = ["StratifiedBatchSampler"]
 
@@ -140,7 +140,7 @@ class StratifiedBatchSampler(GroupedSampler):
     def _fit(self, features: Tensor) -> None:
         self._stratify(features)
 
-    def _stratify(self, features: Tensor, kernel_features: LowRankFeatures | None = None) -> None:
+    def _stratify(self, features: Tensor, kernel_features: LowRankView | None = None) -> None:
         options: dict[str, Any] = {
             "kernel": self.kernel,
             "solver": self.solver,

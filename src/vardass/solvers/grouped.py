@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import fitted_kernel
-from vardass.solvers.evaluate import uniform_evaluation
-from vardass.solvers.starts import given_labels
+from vardass.solvers.labels import given_labels
 from vardass.solvers.stratification import stratify
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_features, as_generator, as_labels, as_tensor, check_count
+from vardass.variance import uniform_evaluation
 
 __all__ = ["Groups", "fits", "share_out", "stratify_groups"]
 

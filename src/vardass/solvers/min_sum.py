@@ -20,14 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vardass.backend import hot_loops
+from vardass.backend import compiled_loops
 from vardass.errors import InputError
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
-from vardass.solvers.sizes import SizeLimits
+from vardass.solvers.labels import SizeLimits, Solution
 from vardass.validate import Progress, check_count, row_blocks
+from vardass.view import ExactView, LowRankView, View
 
 __all__ = ["min_sum"]
 
+_BLOCK_NUMBERS = 2**22  # products of points with strata that are held together
 _CANDIDATES = 512  # points of a block that are moved one after the other
 # Samples up to which points of full strata are exchanged: beyond, a pass of exchanges takes longer than all the rest,
 # and strata of equal size are within 2 % of the variance without it (n = 80,000, k = 8 to 128)
@@ -40,8 +41,8 @@ _FAR = 1.0  # typical changes of a score beyond which a point need not be looked
 class _State(ABC):
     """Labels with the statistics that give W for any rows, updated in place by `move`."""
 
-    def __init__(self, problem: Problem, labels: Tensor, k: int) -> None:
-        self.diag = problem.diag
+    def __init__(self, view: View, labels: Tensor, k: int) -> None:
+        self.diag = view.diag
         self.labels = labels.clone()
         self.k = k
         self.sizes = torch.bincount(labels, minlength=k).to(self.diag)
@@ -83,10 +84,10 @@ class _State(ABC):
 class _ExactState(_State):
     """Keeps Σ_{j in S_h} K_ij for all i, as (k, n) so that a move adds one contiguous row."""
 
-    def __init__(self, problem: ExactProblem, labels: Tensor, k: int) -> None:
-        super().__init__(problem, labels, k)
-        self.matrix = problem.matrix.contiguous()
-        self.cross = problem.stratum_sums(labels, k).T.contiguous()
+    def __init__(self, view: ExactView, labels: Tensor, k: int) -> None:
+        super().__init__(view, labels, k)
+        self.matrix = view.matrix.contiguous()
+        self.cross = view.totals(labels, k)
 
     def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> tuple[float, int]:
         arrays = (self.matrix, self.diag, self.labels, self.cross, self.sizes, self.diag_sums)
@@ -110,13 +111,12 @@ class _ExactState(_State):
 class _LowRankState(_State):
     """Keeps Σ_{j in S_h} φ_j (k, r): W is one product of features with stratum statistics."""
 
-    def __init__(self, problem: LowRankProblem, labels: Tensor, k: int) -> None:
-        super().__init__(problem, labels, k)
-        self.problem = problem
-        self.features = problem.features.contiguous()
-        self.residual = problem.residual
-        self.sums = problem.feature_sums(labels, k)
-        self.spread = 2.0 * float(problem.spread.mean())
+    def __init__(self, view: LowRankView, labels: Tensor, k: int) -> None:
+        super().__init__(view, labels, k)
+        self.features = view.features.contiguous()
+        self.residual = view.residual
+        self.sums = view.totals(labels, k)
+        self.spread = 2.0 * float(view.spread.mean())
 
     def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> tuple[float, int]:
         if self.k <= 2 * _NEAREST:
@@ -124,7 +124,7 @@ class _LowRankState(_State):
             nearest = others + (others >= self.labels[:, None]).int()
         else:  # one product finds the strata that each point is near to; moves between these need no other ones
             nearest = torch.empty(len(self.diag), _NEAREST, dtype=torch.int32)
-            for rows in self.problem.blocks(self.k):
+            for rows in row_blocks(len(self.diag), _BLOCK_NUMBERS // self.k):
                 cross = self.features[rows] @ self.sums.T
                 given = (cross, self.diag[rows], self.labels[rows], self.sizes, self.diag_sums)
                 loops.nearest_strata(*(a.numpy() for a in given), limits.high, nearest[rows].numpy())
@@ -174,15 +174,15 @@ def _change(parts: Tensor, source: Tensor, target: Tensor, k: int) -> Tensor:
     return change.index_add_(0, target, parts).index_add_(0, source, parts, alpha=-1)
 
 
-def _start(problem: Problem, labels: Tensor, k: int) -> _State:
-    if isinstance(problem, ExactProblem):
-        return _ExactState(problem, labels, k)
-    assert isinstance(problem, LowRankProblem)
-    return _LowRankState(problem, labels, k)
+_STATES: dict[type[View], type[_State]] = {ExactView: _ExactState, LowRankView: _LowRankState}
+
+
+def _start(view: View, labels: Tensor, k: int) -> _State:
+    return _STATES[type(view)](view, labels, k)
 
 
 def min_sum(
-    problem: Problem,
+    view: View,
     k: int,
     *,
     limits: SizeLimits,
@@ -196,7 +196,7 @@ def min_sum(
 
     Parameters
     ----------
-    problem : Problem
+    view : View
         Exact or low rank.
     k : int
         Number of strata.
@@ -216,10 +216,10 @@ def min_sum(
     max_passes = check_count(max_passes, "max_passes", low=0)
     if not tol >= 0.0:
         raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no move gains")
-    loops = hot_loops(problem.diag)
-    if loops is not None and isinstance(problem, LowRankProblem) and problem.n <= 2 * _CANDIDATES:
-        problem = ExactProblem(problem.block(slice(None)))  # few points: the best-first moves of the full matrix
-    state = _start(problem, labels, k)
+    loops = compiled_loops(view.diag)
+    if loops is not None and view.n <= 2 * _CANDIDATES:
+        view = view.in_full()  # few points: the best-first moves of the full matrix
+    state = _start(view, labels, k)
     noise = 4.0 * torch.finfo(state.diag.dtype).eps
     objective = state.objective()
     passes, converged = 0, False
@@ -228,16 +228,16 @@ def min_sum(
         if loops is not None:
             gained, rounds = state.sweep(loops, limits, noise, 0.1 * tol * objective)
         else:
-            blocks = row_blocks(problem.n, state.block_rows())
-            gained = sum(_move_some(problem, state, block, limits, noise, 0.1 * tol * objective) for block in blocks)
-        if problem.n <= _EXCHANGED:
-            gained += _exchange(problem, state, limits, noise, passes)
+            blocks = row_blocks(view.n, state.block_rows())
+            gained = sum(_move_some(view, state, block, limits, noise, 0.1 * tol * objective) for block in blocks)
+        if view.n <= _EXCHANGED:
+            gained += _exchange(view, state, limits, noise, passes)
         passes += rounds
         converged = gained <= tol * rounds * objective
         objective -= gained
         if progress is not None:
             progress(passes / max_passes, f"pass {passes}, objective {objective:.6g}")
-    return Solution(state.labels, passes, problem.objective(state.labels, k), converged)
+    return Solution(state.labels, passes, view.objective(state.labels, k), converged)
 
 
 def _at_limit(sizes: Any, limits: SizeLimits, n: int) -> Any:
@@ -249,9 +249,7 @@ def _at_limit(sizes: Any, limits: SizeLimits, n: int) -> Any:
     return ((sizes <= limits.low) & (limits.low > 1)) | ((sizes >= limits.high) & (limits.high < n))
 
 
-def _move_some(
-    problem: Problem, state: _State, block: slice, limits: SizeLimits, noise: float, worthwhile: float
-) -> float:
+def _move_some(view: View, state: _State, block: slice, limits: SizeLimits, noise: float, worthwhile: float) -> float:
     """Move some rows of ``block`` to better strata; return how much J fell."""
     scores, own = state.scores(block)
     gain = own - scores.amin(0)
@@ -265,19 +263,19 @@ def _move_some(
             return decrease
         local = gain.topk(_CANDIDATES).indices
         rows, own, scores = rows[local], own[local], scores[:, local]
-    part = _Part.of(problem, state, rows, scores, own, rows)
+    part = _Part.of(view, state, rows, scores, own, rows)
     decrease = part.move_points(limits, noise, worthwhile)
     part.hand_back(state, rows)
     return decrease
 
 
-def _exchange(problem: Problem, state: _State, limits: SizeLimits, noise: float, turn: int) -> float:
+def _exchange(view: View, state: _State, limits: SizeLimits, noise: float, turn: int) -> float:
     """Exchange points of strata that are at a limit with others; return how much J fell.
 
     Where these points are many each looks for a partner in its own block of rows, else among rows from everywhere,
     other ones in each ``turn``.
     """
-    n = problem.n
+    n = view.n
     at_limit = _at_limit(state.sizes, limits, n)
     if not bool(at_limit.any()):
         return 0.0
@@ -293,7 +291,7 @@ def _exchange(problem: Problem, state: _State, limits: SizeLimits, noise: float,
         rows = torch.arange(block.start, block.stop, device=found.device) if isinstance(block, slice) else block
         if bool(points[rows].any()):
             scores, own = state.scores(block)
-            part = _Part.of(problem, state, rows, scores, own, block)
+            part = _Part.of(view, state, rows, scores, own, block)
             decrease += part.swap_points(_at_limit(part.sizes, limits, n), noise * float(own.abs().amax()))
             part.hand_back(state, rows)
     return decrease
@@ -359,9 +357,7 @@ class _Part:
         self._buffer = np.empty_like(diag)
 
     @classmethod
-    def of(
-        cls, problem: Problem, state: _State, rows: Tensor, scores: Tensor, own: Tensor, block: slice | Tensor
-    ) -> _Part:
+    def of(cls, view: View, state: _State, rows: Tensor, scores: Tensor, own: Tensor, block: slice | Tensor) -> _Part:
         """The points ``rows`` (q,) with their W (k, q), and that of their own strata (q,), on the host.
 
         ``block`` are the same rows, as a slice where they are one, which copies less. Each step depends on the one
@@ -370,9 +366,9 @@ class _Part:
         source = state.labels[rows]
         on_host = scores.scatter_(0, source[None], own[None]).cpu()
         kernel, diag, labels, sizes = (
-            a.cpu().numpy() for a in (problem.block(block), state.diag[rows], source, state.sizes)
+            a.cpu().numpy() for a in (view.block(block), state.diag[rows], source, state.sizes)
         )
-        return cls(on_host.numpy(), kernel, diag, labels, sizes, hot_loops(on_host))
+        return cls(on_host.numpy(), kernel, diag, labels, sizes, compiled_loops(on_host))
 
     def hand_back(self, state: _State, rows: Tensor) -> None:
         """Make the moves and exchanges of ``rows`` in ``state`` too."""

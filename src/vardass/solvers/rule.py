@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.kernels import Kernel, LinearKernel
-from vardass.lowrank import FeatureMap, LowRankFeatures, fit_feature_map
-from vardass.solvers.evaluate import Evaluation, mean_missed
-from vardass.solvers.problem import LowRankProblem
+from vardass.lowrank import FeatureMap, fit_feature_map
 from vardass.solvers.stratification import default_rank, stratify
 from vardass.validate import as_generator, row_blocks
+from vardass.variance import BatchVariances
+from vardass.view import KernelView, LowRankView
 
 __all__ = ["JUDGED_ROWS", "Embedding", "Rule", "SampledRule", "Totals", "default_sample", "draw_rows", "fit_rule"]
 
@@ -55,10 +55,10 @@ class Embedding:
     shift: Tensor | None
     mean: Tensor
 
-    def __call__(self, x: Tensor) -> LowRankFeatures:
+    def __call__(self, x: Tensor) -> LowRankView:
         """Features of rows ``x`` (n, d), and what they miss of κ(z, z)."""
         features, residual = self.feature_map(self.shifted(x))
-        return LowRankFeatures(features.sub_(self.mean), residual)
+        return LowRankView(features.sub_(self.mean), residual)
 
     def shifted(self, x: Tensor) -> Tensor:
         """Rows as the kernel is to see them."""
@@ -91,7 +91,7 @@ class Totals:
         """Those of no rows, in double precision, on the CPU."""
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in ((k,), (k, rank), (k,), (k,))))
 
-    def add(self, problem: LowRankProblem, labels: Tensor) -> None:
+    def add(self, problem: LowRankView, labels: Tensor) -> None:
         """Count further rows."""
         k, rank = self.sums.shape
         self.sizes.add_(torch.bincount(labels, minlength=k).cpu())
@@ -137,7 +137,7 @@ class Rule:
         """Number of strata."""
         return len(self.prices)
 
-    def assign(self, problem: LowRankProblem) -> Tensor:
+    def assign(self, problem: LowRankView) -> Tensor:
         """Strata (n,) of embedded rows."""
         labels = torch.empty(problem.n, dtype=torch.int64, device=problem.features.device)
         for rows in row_blocks(problem.n, _BLOCK_ROWS):
@@ -146,14 +146,13 @@ class Rule:
             labels[rows] = scores.argmin(1) if scores.is_cuda else torch.from_numpy(scores.numpy().argmin(1))
         return labels
 
-    def scores(self, problem: LowRankProblem, rows: slice) -> Tensor:
+    def scores(self, problem: LowRankView, rows: slice) -> Tensor:
         """What some rows would add to each stratum, without its price: (b, k)."""
         return (problem.features[rows] @ (-2.0 * self.sums).T).addr_(problem.diag[rows], self.shares)
 
-    def embed(self, x: Tensor) -> LowRankProblem:
+    def embed(self, x: Tensor) -> LowRankView:
         """Rows ``x`` (n, d) as a problem, a block at a time."""
-        found = self.embedding(x)
-        return LowRankProblem(found.features, found.residual)
+        return self.embedding(x)
 
 
 @dataclass(frozen=True)
@@ -198,14 +197,14 @@ class SampledRule:
         rule = Rule(embedding, state["shares"], state["sums"], state["prices"])
         return cls(rule, state["rows"], state["labels"])
 
-    def assign(self, problem: LowRankProblem, numbers: NDArray[np.int64]) -> Tensor:
+    def assign(self, problem: LowRankView, numbers: NDArray[np.int64]) -> Tensor:
         """Strata (b,) of embedded rows with the given numbers (b,)."""
         found = self.rule.assign(problem)
         place = np.searchsorted(self.rows, numbers).clip(max=len(self.rows) - 1)
         kept = torch.from_numpy(self.rows[place] == numbers).to(found.device)
         return torch.where(kept, self.labels[torch.from_numpy(place).to(self.labels.device)], found)
 
-    def judge(self, totals: Totals, x: Tensor, numbers: NDArray[np.int64], seed: int) -> Evaluation:
+    def judge(self, totals: Totals, x: Tensor, numbers: NDArray[np.int64], seed: int) -> BatchVariances:
         """Variances: low-rank distances between all rows, and what they miss on random pairs of some rows ``x``.
 
         Parameters
@@ -223,14 +222,14 @@ class SampledRule:
         problem = rule.embed(x)
         labels = self.assign(problem, numbers)
         generator = as_generator(seed, x.device)
-        seen, kernel = rule.embedding.shifted(x), rule.embedding.feature_map.kernel
+        truth = KernelView(rule.embedding.shifted(x), rule.embedding.feature_map.kernel)
 
         def judged(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
             pairs = float((sums.sizes * (sums.sizes - 1)).sum()) / 2
-            missed, error = mean_missed(problem, groups, len(sums.sizes), seen, kernel, generator)
+            missed, error = truth.mean_missed(problem, groups, len(sums.sizes), generator)
             return max(0.0, sums.objective() + pairs * missed) / (draws * n**2), pairs * error / (draws * n**2)
 
-        return Evaluation(*judged(totals, labels, 1), *judged(totals.together(), torch.zeros_like(labels), rule.k))
+        return BatchVariances(*judged(totals, labels, 1), *judged(totals.together(), torch.zeros_like(labels), rule.k))
 
 
 def default_sample(k: int) -> int:
@@ -254,9 +253,8 @@ def fit_rule(x: Tensor, rows: NDArray[np.int64], k: int, kernel: Kernel, *, rank
     feature_map = fit_feature_map(seen, kernel, rank or default_rank(k), generator=generator)
     features, residual = feature_map(seen)
     mean = features.mean(0)
-    low_rank = LowRankFeatures(features.sub_(mean), residual)
-    labels = stratify(seen, k, kernel=kernel, kernel_features=low_rank, seed=seed).labels
-    problem = LowRankProblem(low_rank.features, low_rank.residual)
+    problem = LowRankView(features.sub_(mean), residual)
+    labels = stratify(seen, k, kernel=kernel, kernel_features=problem, seed=seed).labels
     totals = Totals.zero(k, features.shape[1])
     totals.add(problem, labels)
     shares, sums, start = ((value / len(x)).to(features) for value in (totals.sizes, totals.sums, totals.spread))
@@ -265,11 +263,11 @@ def fit_rule(x: Tensor, rows: NDArray[np.int64], k: int, kernel: Kernel, *, rank
     return SampledRule(rule, rows, labels)
 
 
-def _prices(rule: Rule, problem: LowRankProblem, generator: torch.Generator) -> Tensor:
+def _prices(rule: Rule, problem: LowRankView, generator: torch.Generator) -> Tensor:
     """Prices with which strata have the shares of the rule, on rows of the sample."""
     if problem.n > _PRICED_ROWS:
         rows = torch.randperm(problem.n, generator=generator, device=generator.device)[:_PRICED_ROWS]
-        problem = LowRankProblem(problem.features[rows], problem.residual[rows])
+        problem = LowRankView(problem.features[rows], problem.residual[rows])
     scores = [rule.scores(problem, rows) for rows in row_blocks(problem.n, _BLOCK_ROWS)]
     prices = rule.prices
     tiny = torch.finfo(prices.dtype).tiny

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,25 +13,28 @@ from torch import Tensor
 from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
-from vardass.lowrank import DEFAULT_RANK, LowRankFeatures, low_rank_features
+from vardass.lowrank import DEFAULT_RANK
 from vardass.registry import Registry, check_options, declared_options
-from vardass.solvers.dynamic_kmeans import dynamic_kmeans
-from vardass.solvers.evaluate import evaluate
-from vardass.solvers.kernel_kmeans import kernel_kmeans
+from vardass.solvers.kmeans import dynamic_kmeans, kernel_kmeans
+from vardass.solvers.labels import (
+    INITS,
+    SizeLimits,
+    Solution,
+    given_labels,
+    random_balanced_labels,
+    start_labels,
+    within_limits,
+)
 from vardass.solvers.min_sum import min_sum
-from vardass.solvers.problem import ExactProblem, LowRankProblem, Problem, Solution
-from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import INITS, given_labels, random_balanced_labels, start_labels, within_limits
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_seed, choose
+from vardass.variance import judge_strata
+from vardass.view import EXACT_LIMIT, ExactView, KernelView, LowRankView, View
 
-__all__ = ["ALL_OPTIONS", "BASELINE_EXACT_LIMIT", "EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
-
-EXACT_LIMIT = 2048
-"""Up to this many samples ``min-sum`` uses the full kernel matrix unless ``rank`` is given."""
+__all__ = ["ALL_OPTIONS", "BASELINE_EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
 
 BASELINE_EXACT_LIMIT = 32_768
-"""The same for the other solvers, which are defined on the full matrix (4 GiB in float32); beyond it they warn."""
+"""`EXACT_LIMIT` of solvers other than min-sum: they are defined on the full matrix, so memory is the limit (4 GiB)."""
 
 _SOLVERS: Registry[Callable[..., Solution]] = Registry(
     "solver",
@@ -63,7 +65,7 @@ def stratify(
     max_size: int | None = None,
     equal: bool = False,
     rank: int | None = None,
-    kernel_features: LowRankFeatures | None = None,
+    kernel_features: LowRankView | None = None,
     seed: int | torch.Generator = 0,
     restarts: int = 1,
     bound: bool = False,
@@ -104,7 +106,7 @@ def stratify(
         samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 24 columns for up to 8 strata,
         64 for up to 32 and 128 for more, without those that hold next to nothing. 0 forces the full matrix.
         ``kmeans`` needs neither.
-    kernel_features : LowRankFeatures, optional
+    kernel_features : LowRankView, optional
         Low-rank kernel features of these samples that are there already. They take the place of those that would be
         computed for the default ``rank``.
     seed : int or torch.Generator
@@ -167,14 +169,15 @@ def stratify(
     if isinstance(fitted, LinearKernel):  # distances stay, and far from the origin their rounding errors go
         x = x - x.mean(0)
 
-    searched: Problem
-    problem: Problem | None = None
+    truth = KernelView(x, fitted)
+    searched: View
+    seen: View = truth
     info: dict[str, Any] = {"path": "features"}
     if solver == "kmeans":  # looks for strata in the features themselves, so nothing else is needed to find them
-        searched = LowRankProblem(x - x.mean(0), x.new_zeros(n))
+        searched = LowRankView(x - x.mean(0), x.new_zeros(n))
     else:
-        searched, info = _problem(x, k, fitted, solver, rank, kernel_features, generator)
-        problem = searched
+        searched, info = _view(x, k, fitted, solver, rank, kernel_features, generator)
+        seen = searched
     if not bool(torch.isfinite(searched.diag.double().sum())):  # k-means squares features, whatever the kernel does
         raise InputError(
             f"solver {solver!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down"
@@ -182,7 +185,7 @@ def stratify(
     prepared = time.perf_counter()
     solution = None
     restarts = check_count(restarts, "restarts")
-    if 1 < k < n and _is_collapsed(searched, searched.diag if problem is None else fitted.diag(x)):
+    if 1 < k < n and _is_collapsed(searched, searched.diag if solver == "kmeans" else truth.diag):
         _warn_of_collapse(fitted, x)
         labels = random_balanced_labels(n, k, generator, x.device)
         if start is not None and limits.hold(torch.bincount(start, minlength=k)):
@@ -206,17 +209,16 @@ def stratify(
     assert solution is not None
     labels = solution.labels
     solved = time.perf_counter()
-    judge = partial(evaluate, problem, k=k, x=x, kernel=fitted, generator=generator)
-    value = judge(labels, objective=solution.objective)
+    value = judge_strata(seen, truth, labels, k, generator, solution.objective if seen is searched else None)
     # min-sum on the full matrix descends on the very variance that is judged: it cannot be worse
-    descended = solver == "min-sum" and isinstance(problem, ExactProblem)
+    descended = solver == "min-sum" and info["path"] == "exact"
     if (
         warm_start is not None
         and start is not None
         and not descended
         and limits.hold(torch.bincount(start, minlength=k))
     ):
-        before = judge(start)
+        before = judge_strata(seen, truth, start, k, generator)
         if before.variance < value.variance:
             labels, value = start, before
     evaluated = time.perf_counter()
@@ -266,15 +268,15 @@ def default_rank(k: int) -> int:
 _NEGLIGIBLE = 0.01  # share of the variance that columns must hold to be kept: a fifth of it can be lost
 
 
-def _problem(
+def _view(
     x: Tensor,
     k: int,
     kernel: Kernel,
     solver: str,
     rank: int | None,
-    known: LowRankFeatures | None,
+    known: LowRankView | None,
     generator: torch.Generator,
-) -> tuple[Problem, dict[str, Any]]:
+) -> tuple[View, dict[str, Any]]:
     limit = EXACT_LIMIT if solver == "min-sum" else BASELINE_EXACT_LIMIT
     negligible = 0.0
     if rank is not None:
@@ -291,31 +293,23 @@ def _problem(
                 stacklevel=4,  # past no_grad, which wraps stratify
             )
     if check_count(rank, "rank", low=0) == 0:
-        return ExactProblem.centred(kernel.square_matrix(x)), {"path": "exact"}
+        return ExactView.of(x, kernel), {"path": "exact"}
     if known is None:
-        low_rank = low_rank_features(x, kernel, rank, generator=generator)
+        low_rank = LowRankView.of(x, kernel, rank, generator=generator)
     else:  # an explicit map misses nothing, and keeps all its columns
         low_rank = known.leading(rank) if bool(known.residual.any()) else known
     low_rank = low_rank.leading(negligible=negligible)
-    problem = LowRankProblem(low_rank.features, low_rank.residual)
-    total = float(problem.diag.sum(dtype=torch.float64))
-    irreducible = float(low_rank.residual.sum(dtype=torch.float64)) / total if total > 0.0 else 0.0
-    info = {
-        "path": "low-rank",
-        "rank": low_rank.features.shape[1],
-        "captured": 1.0 - irreducible,
-        "irreducible": irreducible,
-    }
-    return problem, info
+    shares = {"captured": low_rank.captured, "irreducible": low_rank.irreducible}
+    return low_rank, {"path": "low-rank", "rank": low_rank.width, **shares}
 
 
 _COLLAPSED = 32.0  # units of rounding
 
 
-def _is_collapsed(problem: Problem, diag: Tensor) -> bool:
+def _is_collapsed(view: View, diag: Tensor) -> bool:
     """Whether no point is farther from the mean than the rounding of kernel values κ(z, z) = ``diag`` (n,)."""
     rounding = torch.finfo(diag.dtype).eps * float(diag.double().mean())
-    return float(problem.spread.max()) <= _COLLAPSED * rounding
+    return float(view.spread.max()) <= _COLLAPSED * rounding
 
 
 def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
@@ -329,10 +323,10 @@ def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
     )
 
 
-def _check_kernel_features(given: LowRankFeatures, n: int) -> None:
-    if not isinstance(given, LowRankFeatures):
+def _check_kernel_features(given: LowRankView, n: int) -> None:
+    if not isinstance(given, LowRankView):
         raise InputError(
-            f"kernel_features must be LowRankFeatures, got {type(given).__name__}; make them with low_rank_features"
+            f"kernel_features must be LowRankView, got {type(given).__name__}; make them with low_rank_features"
         )
     if len(given.features) != n:
         raise InputError(
@@ -373,7 +367,7 @@ ALL_OPTIONS = tuple(dict.fromkeys(name for solver in SOLVERS for name in option_
 
 
 def solve(
-    problem: Problem,
+    view: View,
     k: int,
     *,
     solver: str = "min-sum",
@@ -384,7 +378,7 @@ def solve(
     progress: Progress | None = None,
     **options: Any,
 ) -> Solution:
-    """Run one solver on ``problem`` from ``start`` labels, or from the start named by ``init``.
+    """Run one solver on ``view`` from ``start`` labels, or from the start named by ``init``.
 
     ``"auto"`` is bisection for min-sum, with k-means++ tried too where few points make up most of the spread, and
     k-means++ for the other solvers.
@@ -394,22 +388,22 @@ def solve(
     inits = [init]
     if init == "auto":
         inits = ["bisection"] if solver == "min-sum" else ["kmeans++"]
-        if solver == "min-sum" and start is None and _has_heavy_tails(problem):
+        if solver == "min-sum" and start is None and _has_heavy_tails(view):
             inits.append("kmeans++")  # a few far points decide: cuts may miss them, distances do not
     best: Solution | None = None
     for name in inits:
         if start is None:
-            labels = start_labels(problem, k, name, limits=limits, generator=generator)
+            labels = start_labels(view, k, name, limits=limits, generator=generator)
         else:
-            labels = within_limits(problem, start, k, limits)
-        found = function(problem, k, limits=limits, labels=labels, generator=generator, progress=progress, **options)
+            labels = within_limits(view, start, k, limits)
+        found = function(view, k, limits=limits, labels=labels, generator=generator, progress=progress, **options)
         if best is None or found.objective < best.objective:
             best = found
     assert best is not None
     return best
 
 
-def _has_heavy_tails(problem: Problem) -> bool:
+def _has_heavy_tails(view: View) -> bool:
     """Whether fewer than a tenth of the points, in effect, make up the total spread."""
-    spread = problem.spread.double()
-    return float(spread.sum()) ** 2 < 0.1 * problem.n * float(spread.square().sum())
+    spread = view.spread.double()
+    return float(spread.sum()) ** 2 < 0.1 * view.n * float(spread.square().sum())

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from vardass.analysis.batch_noise import Estimate
 from vardass.analysis.doctor.advice import Advice
-from vardass.analysis.sampler_noise.noise import Estimate
 from vardass.scaling import CLIP
 
 __all__ = ["ClassShares", "Diagnosis", "KernelPart", "SamplerEffect"]

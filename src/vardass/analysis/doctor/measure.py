@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vardass.analysis.doctor.advice import Limits, advise
-from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, SamplerEffect
-from vardass.analysis.sampler_noise.noise import (
+from vardass.analysis.batch_noise import (
     Batches,
     Drawn,
-    Embedding,
+    EmbeddingErrors,
     Estimate,
     Loss,
     Producer,
@@ -30,6 +28,8 @@ from vardass.analysis.sampler_noise.noise import (
     sample_rows,
     whole_domains,
 )
+from vardass.analysis.doctor.advice import Limits, advise
+from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, SamplerEffect
 from vardass.bounds import nearest_neighbour_bound
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, RBFMixture, fitted_kernel, mixture_reach, squared_distances
@@ -216,7 +216,7 @@ def _effects(
     return tuple(effects)
 
 
-def _variance(sampler: Any, z: Tensor, embedding: Embedding, place: int) -> Estimate:
+def _variance(sampler: Any, z: Tensor, embedding: EmbeddingErrors, place: int) -> Estimate:
     """E|μ̂ - μ|² of a sampler's batches, by a formula or from those that were drawn."""
     exact = exact_variance(sampler, z, embedding)
     if exact is not None:

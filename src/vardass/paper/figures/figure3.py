@@ -24,7 +24,7 @@ from vardass.paper.interior_point import relaxed_solution
 from vardass.paper.theory import spearman
 from vardass.plots import BLACK, BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, dress
 from vardass.solvers import stratify
-from vardass.solvers.dynamic_kmeans import centroid_objective, greedy_assignment
+from vardass.solvers.kmeans import centroid_objective, greedy_assignment
 from vardass.validate import Progress
 
 if TYPE_CHECKING:

@@ -20,12 +20,13 @@ from torch import Tensor
 from vardass.bounds import nearest_neighbour_bound
 from vardass.kernels import RBFMixture
 from vardass.paper.figures.base import Cell, Claim, FigureResult
-from vardass.paper.figures.network_features import Gram, small_trainer, source_features
+from vardass.paper.figures.network_features import small_trainer, source_features
 from vardass.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, dress
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.samplers.base import MinibatchSampler, derive_seed
 from vardass.solvers import stratify
 from vardass.validate import Progress, as_generator
+from vardass.view import ExactView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,11 +198,11 @@ def measure(
         Of distances, in which the bandwidth is 1.
     """
     kernel = {"median": KERNEL, "raw": RAW}[unit].fit(features)
-    gram, n = Gram(features, kernel), len(features)
+    view, n = ExactView(kernel.matrix(features).double()), len(features)
     points: list[Point] = []
     for place, k in enumerate(ks):
         progress(place / len(ks), f"k = {k}")
-        uniform = gram.uniform(k)
+        uniform = view.uniform_variance(k)
 
         def add(method: str, variances: Sequence[float], k: int = k, uniform: float = uniform) -> None:
             points.append(Point(k, method, tuple(variances), uniform, unit))
@@ -212,7 +213,7 @@ def measure(
             add(name, [stratify(features, k, kernel=kernel, solver=solver, seed=seed).variance for seed in seeds])
         for name, kind in PLANNED.items():
             plans = [_plan(kind(n, k, kernel=kernel, seed=seed), features, batches) for seed in seeds]
-            add(name, [float(gram.drawn(*plan).mean()) for plan in plans])
+            add(name, [float(view.batch_errors(*plan).mean()) for plan in plans])
         add(_BOUND, [nearest_neighbour_bound(features, k, kernel=kernel, rows=n).variance])
     return points
 

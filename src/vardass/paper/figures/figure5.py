@@ -25,7 +25,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import Kernel, as_kernel
 from vardass.paper.figures.base import Cell, Claim, FigureResult
-from vardass.paper.figures.network_features import Gram, small_trainer, source_features
+from vardass.paper.figures.network_features import small_trainer, source_features
 from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, dress
 from vardass.refresh import (
     DriftRefresh,
@@ -33,13 +33,13 @@ from vardass.refresh import (
     RefreshEvery,
     RefreshPolicy,
     VarianceRefresh,
-    strata_spread,
 )
-from vardass.refresh.strata_spread import feature_distances
 from vardass.samplers import OrderedBatchSampler
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify
 from vardass.validate import Progress
+from vardass.variance import measure_strata
+from vardass.view import ExactView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -293,10 +293,10 @@ def follow(ways: Sequence[Way], record: Record, *, progress: Progress | None = N
         if progress is not None:
             progress(0.5 + 0.5 * place / len(record.steps), f"strata at step {step}")
         kernel = record.kernel.fit(z)
-        gram = Gram(z, kernel)
-        uniform.append(gram.uniform(record.k))
+        view = ExactView(kernel.matrix(z).double())
+        uniform.append(view.uniform_variance(record.k))
         for follower in followers:
-            follower.at(place, gram, kernel, uniform[-1])
+            follower.at(place, view, kernel, uniform[-1])
     return Aging(record.steps, uniform, {follower.way.name: follower.trace for follower in followers})
 
 
@@ -311,31 +311,33 @@ class _Follower:
         self.refreshed = -1  # place of the last refresh
         self.scale = 1.0
 
-    def at(self, place: int, gram: Gram, kernel: Kernel, uniform: float) -> None:
+    def at(self, place: int, view: ExactView, kernel: Kernel, uniform: float) -> None:
         """Refresh if it is due, and measure."""
         step, policy = self.record.steps[place], self.policy
         if policy.observes is not None and self.made is not None:
             z, old = self.record.features[place], self.record.features[self.refreshed]
             # the mean over all samples is what the drift of a weighted batch estimates
-            drift = float(feature_distances(z, old, kernel).mean())
-            policy.observe(drift=drift, scale=self.scale, variance=self._variance(gram) / uniform)
+            drift = float(kernel.paired_distances(z, old).mean())
+            policy.observe(drift=drift, scale=self.scale, variance=self._variance(view) / uniform)
         before = self.record.steps[place - 1] if place > 0 and policy.observes is None else step - 1
         if any(policy.due(due) for due in range(before + 1, step + 1)):
             self._refresh(place, kernel)
             if policy.observes is not None:  # what later variances are compared with
-                policy.observe(variance=self._variance(gram) / uniform)
-        self.trace.variances.append(self._variance(gram))
+                policy.observe(variance=self._variance(view) / uniform)
+        self.trace.variances.append(self._variance(view))
 
     def _refresh(self, place: int, kernel: Kernel) -> None:
         self.made, self.refreshed = self.record.make(self.way.maker, place), place
         self.trace.refreshes.append(self.record.steps[place])
         if self.policy.observes is not None:
-            self.scale = strata_spread(self.record.features[place], self.made[0], kernel=kernel).within
+            self.scale = measure_strata(self.record.features[place], self.made[0], kernel=kernel).within
 
-    def _variance(self, gram: Gram) -> float:
+    def _variance(self, view: ExactView) -> float:
         if self.made is None:
             raise InputError(f"the policy of {self.way.name!r} has made no strata yet; let it start at step 0")
-        return gram.stratified(*self.made) if len(self.made) == 1 else float(gram.drawn(*self.made).mean())
+        return (
+            view.stratified_variance(*self.made) if len(self.made) == 1 else float(view.batch_errors(*self.made).mean())
+        )
 
 
 def _rows(aging: Aging, freshest: str) -> list[tuple[Cell, ...]]:

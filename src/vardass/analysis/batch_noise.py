@@ -30,11 +30,12 @@ from vardass.samplers import (
 )
 from vardass.validate import ArrayLike, as_generator, row_blocks
 from vardass.variance import stratified_variance
+from vardass.view import KernelView
 
 __all__ = [
     "Batches",
     "Drawn",
-    "Embedding",
+    "EmbeddingErrors",
     "Estimate",
     "Loss",
     "Producer",
@@ -234,7 +235,7 @@ def _on(batches: Batches, device: torch.device) -> Batches:
 
 
 @dataclass(frozen=True)
-class Embedding:
+class EmbeddingErrors:
     """One domain under a kernel.
 
     Attributes
@@ -263,31 +264,32 @@ def sample_rows(n: int, limit: int, seed: int, device: torch.device) -> Tensor |
 
 
 @torch.no_grad()
-def embedding_errors(x: Tensor, kernel: Kernel, draws: list[Batches], *, max_columns: int, seed: int) -> Embedding:
+def embedding_errors(
+    x: Tensor, kernel: Kernel, draws: list[Batches], *, max_columns: int, seed: int
+) -> EmbeddingErrors:
     """Errors of each sampler's batches in the domain ``x`` (n, d) under a fitted ``kernel``."""
-    n = len(x)
+    n, view = len(x), KernelView(x, kernel)
     columns = sample_rows(n, max_columns, seed, x.device)
     if columns is None:
         # one pass over the kernel matrix gives <φ_i, μ> and, for each sampler, <φ_i, mean of μ̂ - μ>
         offsets = torch.stack([_mean_weights(batches, n) - 1.0 / n for batches in draws], dim=1)
-        products = _multiply(x, x, kernel, torch.cat([offsets.new_full((n, 1), 1.0 / n), offsets], dim=1))
+        products = view.multiply(torch.cat([offsets.new_full((n, 1), 1.0 / n), offsets], dim=1))
         inner = products[:, 0]
         squared_norm = inner.mean()
         squared_bias = (offsets * products[:, 1:]).sum(0).clamp_min(0.0).tolist()
-        spread = max(0.0, float(kernel.diag(x).double().mean() - squared_norm))
-        errors = [_errors(x, kernel, batches, inner, squared_norm) for batches in draws]
-        return Embedding(kernel, errors, squared_bias, spread)
+        spread = max(0.0, float(view.diag.double().mean() - squared_norm))
+        errors = [view.batch_errors(*batches[:2], inner, squared_norm) for batches in draws]
+        return EmbeddingErrors(kernel, errors, squared_bias, spread)
     # a sample of m stands in for all n: E|μ̂ - μ_m|² is too large by |μ_m - μ|², (n - m)/(n - 1) spread / m on average
-    m = len(columns)
+    m, some = len(columns), KernelView(x[columns], kernel)
     used = torch.unique(torch.cat([columns, *(batches.rows.flatten() for batches in draws)]))
     inner = torch.zeros(n, dtype=torch.float64, device=x.device)
-    inner[used] = _multiply(x[used], x[columns], kernel, inner.new_full((m, 1), 1.0 / m))[:, 0]
+    inner[used] = some.mean_to_all(x[used])
     squared_norm = inner[columns].mean()
-    variance_of_sample = (kernel.diag(x[columns]).double().mean() - squared_norm) * m / (m - 1) * (n - 1) / n
+    variance_of_sample = (some.diag.double().mean() - squared_norm) * m / (m - 1) * (n - 1) / n
     excess = variance_of_sample / m * (n - m) / (n - 1)
-    return Embedding(
-        kernel, [_errors(x, kernel, batches, inner, squared_norm) - excess for batches in draws], None, None
-    )
+    errors = [view.batch_errors(*batches[:2], inner, squared_norm) - excess for batches in draws]
+    return EmbeddingErrors(kernel, errors, None, None)
 
 
 def _mean_weights(batches: Batches, n: int) -> Tensor:
@@ -295,21 +297,7 @@ def _mean_weights(batches: Batches, n: int) -> Tensor:
     return total.index_add_(0, batches.rows.flatten(), batches.weights.flatten()) / len(batches.rows)
 
 
-def _multiply(x: Tensor, y: Tensor, kernel: Kernel, right: Tensor) -> Tensor:
-    """κ(x, y) times ``right`` (m, c), block by block: (n, c)."""
-    result = right.new_empty(len(x), right.shape[1])
-    for rows, block in kernel.blocks(x, y):
-        result[rows] = block.to(right.dtype) @ right
-    return result
-
-
-def _errors(x: Tensor, kernel: Kernel, batches: Batches, inner: Tensor, squared_norm: Tensor) -> Tensor:
-    cross = (batches.weights * inner[batches.rows]).sum(1)
-    squares = [w @ (kernel.matrix(x[rows]).to(w.dtype) @ w) for rows, w in zip(batches.rows, batches.weights)]
-    return torch.stack(squares) - 2.0 * cross + squared_norm
-
-
-def exact_variance(sampler: Any, x: Tensor, domain: Embedding) -> float | None:
+def exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | None:
     """E|μ̂ - μ|² of a sampler's batches where a closed form is known, else None."""
     n = len(x)
     # subclasses couple their draws, so only these very classes have a closed form

@@ -1,17 +1,17 @@
-"""The paper's solver: dynamically weighted kernel k-means (Algorithms 1 and 2, section 2.4)."""
+"""K-means solvers: the paper's dynamically weighted one (Algorithms 1 and 2), and the ordinary one as a baseline."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vardass.backend import hot_loops
+from vardass.backend import compiled_loops
 from vardass.errors import InputError
-from vardass.solvers.problem import DistanceTable, Problem, Solution
-from vardass.solvers.sizes import SizeLimits, repair_sizes
+from vardass.solvers.labels import Distances, SizeLimits, Solution, repair_sizes
 from vardass.validate import Progress, as_generator, check_count, row_blocks
+from vardass.view import View
 
-__all__ = ["centroid_objective", "dynamic_kmeans", "greedy_assignment"]
+__all__ = ["centroid_objective", "dynamic_kmeans", "greedy_assignment", "inertia", "kernel_kmeans"]
 
 # Scores of one step, and visits of all steps, that one batch of trials may hold: about 1 MB and 150 MB.
 _STEP_NUMBERS = 2**18
@@ -19,7 +19,7 @@ _VISITS = 2**22
 
 
 def dynamic_kmeans(
-    problem: Problem,
+    view: View,
     k: int,
     *,
     limits: SizeLimits,
@@ -42,7 +42,7 @@ def dynamic_kmeans(
 
     Parameters
     ----------
-    problem : Problem
+    view : View
         The n points.
     k : int
         Number of strata.
@@ -69,15 +69,15 @@ def dynamic_kmeans(
     patience = check_count(patience, "patience")
     trials = check_count(trials, "trials")
     parallel = check_count(parallel, "parallel")
-    generator = as_generator(generator, problem.diag.device)
-    distances = problem.centroid_distances(labels, k)
+    generator = as_generator(generator, view.diag.device)
+    distances = view.centroid_distances(labels, k)
     best, best_cost = labels, centroid_objective(distances, labels)
     stale = n_iter = 0
     converged = best_cost == 0.0
     while n_iter < max_iter and not converged:
         assigned = _best_of_trials(distances, trials, parallel, generator)
-        current = repair_sizes(assigned, DistanceTable(distances), limits)
-        distances = problem.centroid_distances(current, k)
+        current = repair_sizes(assigned, Distances(view, assigned, k, distances), limits)
+        distances = view.centroid_distances(current, k)
         cost = centroid_objective(distances, current)
         n_iter += 1
         stale += 1
@@ -86,10 +86,10 @@ def dynamic_kmeans(
         converged = stale >= patience or best_cost == 0.0
         if progress is not None:
             progress(n_iter / max_iter, f"iteration {n_iter}, objective {best_cost:.6g}")
-    objective = problem.objective(best, k)
+    objective = view.objective(best, k)
     if best is not labels:
         # the loop compares in the problem's precision; the promise is kept in double
-        objective_at_start = problem.objective(labels, k)
+        objective_at_start = view.objective(labels, k)
         if objective_at_start < objective:
             best, objective = labels, objective_at_start
     return Solution(best, n_iter, objective, converged)
@@ -183,7 +183,7 @@ def _greedy_in_order(distances: Tensor, orders: Tensor, parallel: int) -> tuple[
     n, k = distances.shape
     # the floor lets the size decide between strata at distance 0
     table = distances.clamp_min(torch.finfo(distances.dtype).tiny)
-    if (compiled := hot_loops(table)) is not None:
+    if (compiled := compiled_loops(table)) is not None:
         found = compiled.greedy_in_order(table.contiguous().numpy(), orders.numpy(), parallel)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     weights = table.new_ones(len(orders), k)  # n_j + 1 of each trial
@@ -202,3 +202,82 @@ def _argmin(scores: Tensor) -> Tensor:
     if scores.device.type == "cpu":  # where numpy's is some ten times faster
         return torch.from_numpy(scores.numpy().argmin(-1))
     return scores.argmin(-1)
+
+
+# --- ordinary k-means, which ignores stratum sizes
+
+
+def inertia(view: View, labels: Tensor, k: int) -> float:
+    """The k-means cost Σ_i |φ_i - μ_{a_i}|²."""
+    return float(Distances(view, labels, k).nearest(labels)[1].sum(dtype=torch.float64))
+
+
+def kernel_kmeans(
+    view: View,
+    k: int,
+    *,
+    limits: SizeLimits,
+    labels: Tensor,
+    generator: int | torch.Generator | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    progress: Progress | None = None,
+) -> Solution:
+    """Lloyd's algorithm in the kernel's feature space, without the size weights of equation 8.
+
+    Each iteration moves every point to the nearest stratum mean; strata left empty take the points farthest
+    from their own mean. The inertia Σ_h Σ_{i in S_h} |φ_i - μ_h|² never rises. The loop ends when no label
+    changes, when the inertia falls by no more than ``tol`` times itself (tight size limits can make it rise:
+    that iteration is then dropped), or after ``max_iter`` iterations.
+
+    Called with a ``LowRankView`` of raw features and zero residual this is ordinary k-means.
+
+    Parameters
+    ----------
+    view : View
+        The n points.
+    k : int
+        Number of strata.
+    limits : SizeLimits
+        Sizes that strata may have.
+    labels : Tensor of shape (n,)
+        Strata to start from, within ``limits``.
+    generator : int or torch.Generator, optional
+        Not used: all solvers are called alike.
+    max_iter : int
+        Iteration limit.
+    tol : float
+        Relative fall of the inertia that counts as none; 0 goes on until no label changes.
+    progress : callable, optional
+        Called after each iteration with the fraction of ``max_iter`` done and a message.
+
+    Returns
+    -------
+    Solution
+        Its inertia is never above that of the start. Its ``objective`` is J as for every solver and may be:
+        k-means does not minimise it.
+    """
+    max_iter = check_count(max_iter, "max_iter", low=0)
+    if not tol >= 0.0:
+        raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no label changes")
+    best = labels
+    distances = Distances(view, best, k)
+    nearest, own = distances.nearest(best)
+    cost = float(own.sum(dtype=torch.float64))
+    n_iter = 0
+    converged = False
+    while n_iter < max_iter and not converged:
+        moved = repair_sizes(nearest, distances, limits)
+        n_iter += 1
+        if torch.equal(moved, best):
+            converged = True
+            break
+        distances = Distances(view, moved, k)
+        nearest, own = distances.nearest(moved)
+        previous, cost = cost, float(own.sum(dtype=torch.float64))
+        converged = cost >= previous * (1.0 - tol)
+        if cost < previous:
+            best = moved
+        if progress is not None:
+            progress(n_iter / max_iter, f"iteration {n_iter}, inertia {min(cost, previous):.6g}")
+    return Solution(best, n_iter, view.objective(best, k), converged)

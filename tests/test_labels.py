@@ -1,4 +1,4 @@
-"""Where solvers start: recursive bisection, kernel k-means++, random equal strata, given labels."""
+"""Labels that solvers start from: bisection, kernel k-means++, random equal strata, given ones; and limits on sizes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solver_problems import exact, gen, linear, points, sizes_of
-from vardass.solvers.problem import LowRankProblem
-from vardass.solvers.sizes import SizeLimits
-from vardass.solvers.starts import (
+from vardass.errors import InputError
+from vardass.solvers.labels import (
+    Distances,
+    SizeLimits,
     _leading_axis,
     bisection_labels,
     kernel_kmeanspp,
     nearest_seed_labels,
     random_balanced_labels,
+    repair_sizes,
     start_labels,
     within_limits,
 )
+from vardass.view import LowRankView
 
-module = importlib.import_module("vardass.solvers.starts")
+module = importlib.import_module("vardass.solvers.labels")
 
 # --- bisection --------------------------------------------------------------------------------------------
 
@@ -98,7 +101,7 @@ def test_separate_groups_of_equal_size_are_found() -> None:
 
 def test_start_is_far_better_than_random_strata() -> None:
     x = cloud(500, 8)
-    problem = LowRankProblem(x - x.mean(0), x.new_zeros(500))
+    problem = LowRankView(x - x.mean(0), x.new_zeros(500))
     start = problem.objective(bisection_labels(x, 20), 20)
     assert start < 0.5 * problem.objective(random_balanced_labels(500, 20, 0), 20)
 
@@ -187,7 +190,7 @@ def test_seeds_are_distinct_and_own_their_strata_even_among_duplicates(n: int, d
     k = data.draw(st.integers(1, n))
     values = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     x = torch.tensor(values, dtype=torch.float32)[:, None] * 0.1 + 0.7
-    problem = exact(x) if data.draw(st.booleans()) else LowRankProblem(x, torch.zeros(n))
+    problem = exact(x) if data.draw(st.booleans()) else LowRankView(x, torch.zeros(n))
     seeds = kernel_kmeanspp(problem, k, 7)
     assert len(set(seeds.tolist())) == k
     labels = nearest_seed_labels(problem, seeds)
@@ -222,3 +225,61 @@ def test_given_labels_are_repaired_only_where_they_must_be() -> None:
     repaired = within_limits(problem, torch.zeros(30, dtype=torch.int64), 4, SizeLimits(2, 30))
     assert int(sizes_of(repaired, 4).min()) == 2
     assert problem.objective(repaired, 4) < problem.objective(torch.zeros(30, dtype=torch.int64), 4)
+
+
+# --- size limits ------------------------------------------------------------------------------------------
+
+
+@st.composite
+def labellings(draw: st.DrawFn) -> tuple[Tensor, Distances, SizeLimits]:
+    k = draw(st.integers(1, 6))
+    n = draw(st.integers(k, 24))
+    seed = draw(st.integers(0, 10_000))
+    if draw(st.booleans()):
+        limits = SizeLimits.of(n, k, equal=True)
+    else:
+        low = draw(st.integers(1, n // k))
+        limits = SizeLimits.of(n, k, min_size=low, max_size=draw(st.integers(max(low, -(-n // k)), n)))
+    used = draw(st.integers(1, k))  # strata from ``used`` on are empty
+    labels = torch.randint(used, (n,), generator=gen(seed))
+    return labels, Distances(linear(points(n, 2, seed)), labels, k), limits
+
+
+@settings(max_examples=150, deadline=None)
+@given(labellings())
+def test_repair_honours_limits_and_leaves_good_labels_alone(case: tuple[Tensor, Distances, SizeLimits]) -> None:
+    labels, distances, limits = case
+    k = distances.k
+    before = labels.clone()
+    repaired = repair_sizes(labels, distances, limits)
+    sizes = sizes_of(repaired, k)
+    assert limits.hold(sizes)
+    assert torch.equal(labels, before)
+    old = sizes_of(labels, k)
+    if limits.hold(old):
+        assert torch.equal(repaired, labels)
+    needed = (limits.low - old).clamp_min(0).sum() + (old - limits.high).clamp_min(0).sum()
+    assert int((repaired != labels).sum()) <= int(needed)
+
+
+def test_repair_fills_an_empty_stratum_with_the_farthest_point() -> None:
+    x = torch.tensor([[0.0], [1.0], [2.0], [50.0], [100.0], [101.0]])
+    labels = torch.tensor([0, 0, 0, 0, 1, 1])
+    distances = Distances(linear(x), labels, 3)
+    assert repair_sizes(labels, distances, SizeLimits(1, 6)).tolist() == [0, 0, 0, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 11}, "k=11 strata need at least 11 samples, got n=10"),
+        ({"k": 3, "min_size": 4}, "lower min_size to 3"),
+        ({"k": 3, "max_size": 3}, "raise max_size to 4"),
+        ({"k": 3, "min_size": 3, "max_size": 2}, "below min_size"),
+        ({"k": 3, "min_size": 0}, "at least 1"),
+        ({"k": 3, "equal": True, "max_size": 3}, "leave both out"),
+    ],
+)
+def test_impossible_limits_are_named(options: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SizeLimits.of(10, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""One report for any samplers on given features: what is measured, held and shown."""
+"""What batch samplers do to the noise of training: one report for any of them on given features."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardass.analysis.sampler_noise.noise import (
+from vardass.analysis.batch_noise import (
     Drawn,
-    Embedding,
+    EmbeddingErrors,
     Estimate,
     Producer,
     as_loss,
@@ -416,7 +416,7 @@ def _row(
     draws: Drawn,
     place: int,
     domains: list[Tensor],
-    embeddings: list[Embedding],
+    embeddings: list[EmbeddingErrors],
     measured: dict[str, Any],
 ) -> SamplerRow:
     """Put together what was measured of one sampler, the ``place``-th."""

@@ -1,0 +1,461 @@
+"""Labels of strata: limits on sizes and their repair, where solvers start, and what they hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vardass.backend import compiled_loops
+from vardass.errors import InputError
+from vardass.strata import Strata
+from vardass.validate import ArrayLike, as_generator, as_tensor, check_count, row_blocks
+from vardass.view import View
+
+__all__ = [
+    "INITS",
+    "Distances",
+    "SizeLimits",
+    "Solution",
+    "bisection_labels",
+    "draw_by_mass",
+    "given_labels",
+    "kernel_kmeanspp",
+    "nearest_seed_labels",
+    "random_balanced_labels",
+    "repair_sizes",
+    "start_labels",
+    "within_limits",
+]
+
+INITS = ("auto", "bisection", "kmeans++", "random")
+
+_TABLE_NUMBERS = 2**22  # distances that are held at a time, 16 MB
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Strata found by a solver: ``labels`` (n,), all within the size limits, after ``n_iter`` iterations.
+
+    ``objective`` is J(S) (equation 8), n² times the variance, whatever the solver minimised; ``converged`` says
+    whether its own stopping rule ended it, rather than the iteration limit.
+    """
+
+    labels: Tensor
+    n_iter: int
+    objective: float
+    converged: bool
+
+
+class Distances:
+    """|φ_i - μ_h|² of n points to k stratum means, of which any part can be asked for; infinite to empty strata.
+
+    A block of them is held at a time: a table would take 1 GB at n = 10^6 and k = 256. Where they are few they are
+    computed once, as a table (n, k), which can also be given.
+    """
+
+    def __init__(self, view: View, labels: Tensor, k: int, table: Tensor | None = None) -> None:
+        self.view, self.labels, self.n, self.k = view, labels, view.n, k
+        if table is None and self.n * k <= _TABLE_NUMBERS:
+            table = view.centroid_distances(labels, k)
+        self.table = table
+        if table is None:
+            self.sizes = torch.bincount(labels, minlength=k).to(view.diag)
+            self.totals = view.totals(labels, k)
+            self.inner = view.within(labels, k).to(view.diag) / self.sizes.square()
+
+    def rows(self, rows: Tensor | slice) -> Tensor:
+        """From the q points in ``rows`` to each mean: (q, k)."""
+        if self.table is not None:
+            return self.table[rows]
+        cross = self.view.with_own(self.view.products(self.totals, rows), self.labels, rows)
+        distances = (self.view.diag[rows, None] - 2.0 * cross / self.sizes + self.inner).clamp_min_(0.0)
+        return distances.masked_fill_(self.sizes == 0, torch.inf)
+
+    def column(self, stratum: int) -> Tensor:
+        """From each point to one mean: (n,)."""
+        if self.table is not None:
+            return self.table[:, stratum]
+        size = self.sizes[stratum]
+        if size == 0:
+            return torch.full_like(self.view.diag, torch.inf)
+        cross = self.view.products(self.totals[stratum : stratum + 1])[:, 0]
+        if self.view.residual is not None:
+            cross = cross + self.view.residual * (self.labels == stratum)
+        return (self.view.diag - 2.0 * cross / size + self.inner[stratum]).clamp_min_(0.0)
+
+    def blocks(self) -> Iterator[slice]:
+        """Rows that are asked for together."""
+        return row_blocks(self.n, _TABLE_NUMBERS // self.k)
+
+    def nearest(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest mean of each point, and its distance to the one that ``labels`` (n,) name: both (n,)."""
+        found = []
+        for block in self.blocks():
+            distances = self.rows(block)
+            found.append((distances.min(1).indices, distances.gather(1, labels[block, None])[:, 0]))
+        return torch.cat([nearest for nearest, _ in found]), torch.cat([own for _, own in found])
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """Every stratum has between ``low`` and ``high`` members; ``low`` is at least 1."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, n: int, k: int, *, min_size: int = 1, max_size: int | None = None, equal: bool = False) -> SizeLimits:
+        """Check the limits against n points in k strata.
+
+        ``equal`` asks for sizes that differ by at most one.
+        """
+        if k > n:
+            raise InputError(f"k={k} strata need at least {k} samples, got n={n}; lower k or batch_size")
+        if equal:
+            low, high = n // k, -(-n // k)
+            if min_size > low or (max_size is not None and max_size < high):
+                raise InputError(
+                    f"equal=True makes strata of {low} to {high} samples (n={n}, k={k}), which min_size={min_size}, "
+                    f"max_size={max_size} do not allow; leave both out"
+                )
+            return cls(low, high)
+        high = n if max_size is None else max_size
+        if min_size < 1:
+            raise InputError(f"min_size must be at least 1, got {min_size}")
+        if min_size * k > n:
+            raise InputError(
+                f"min_size={min_size} with k={k} strata needs at least {min_size * k} samples, got n={n}; "
+                f"lower min_size to {n // k} or k to {n // min_size}"
+            )
+        if high < min_size:
+            raise InputError(f"max_size={max_size} is below min_size={min_size}; raise max_size")
+        if high * k < n:
+            raise InputError(
+                f"max_size={high} with k={k} strata holds at most {high * k} samples, got n={n}; "
+                f"raise max_size to {-(-n // k)} or k to {-(-n // high)}"
+            )
+        return cls(min_size, high)
+
+    def hold(self, sizes: Tensor) -> bool:
+        """Whether all ``sizes`` (k,) are within the limits."""
+        return bool(((sizes >= self.low) & (sizes <= self.high)).all())
+
+
+def repair_sizes(labels: Tensor, distances: Distances, limits: SizeLimits) -> Tensor:
+    """Return labels within ``limits``, moving as few points as needed and the cheapest ones first.
+
+    Parameters
+    ----------
+    labels : Tensor of shape (n,)
+        Strata, perhaps too small, too large or empty.
+    distances : Distances
+        Cost of each point in each stratum. Infinite for an empty stratum, which then takes the points
+        farthest from their own mean.
+    limits : SizeLimits
+        Must be feasible for n and k.
+    """
+    k = distances.k
+    labels = labels.clone()
+    sizes = torch.bincount(labels, minlength=k)
+    if limits.hold(sizes):
+        return labels
+    own = distances.nearest(labels)[1]
+    # Phase 1 fills strata that are too small, phase 2 empties those that are too large. Each step serves one
+    # stratum with all the points it lacks or sheds, so there are at most 2k steps.
+    for h in (sizes < limits.low).nonzero().flatten().tolist():
+        cost = _finite(distances.column(h)) - own
+        while int(sizes[h]) < limits.low:
+            spare = (sizes - limits.low).clamp_min(0)
+            offered = (_rank_within(labels, cost, k) < spare[labels]) & (labels != h)
+            candidates = offered.nonzero().flatten()
+            take = candidates[cost[candidates].argsort(stable=True)[: limits.low - int(sizes[h])]]
+            labels[take] = h
+            sizes = torch.bincount(labels, minlength=k)
+    for h in (sizes > limits.high).nonzero().flatten().tolist():
+        while int(sizes[h]) > limits.high:
+            room = limits.high - sizes
+            members = (labels == h).nonzero().flatten()
+            price, target = _cheapest(distances, members, room > 0)
+            order = (price - own[members]).argsort(stable=True)[: int(sizes[h]) - limits.high]
+            members, target = members[order], target[order]
+            fits = _rank_within(target, torch.arange(len(target), device=target.device), k) < room[target]
+            labels[members[fits]] = target[fits]
+            sizes = torch.bincount(labels, minlength=k)
+    return labels
+
+
+def _finite(distances: Tensor) -> Tensor:
+    """Distances with 0 to empty strata."""
+    return distances.masked_fill(torch.isinf(distances), 0.0)
+
+
+def _cheapest(distances: Distances, members: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance to the nearest of the ``allowed`` strata (k,), and which it is, for each of ``members`` (m,)."""
+    found = [
+        _finite(distances.rows(members[block])).masked_fill_(~allowed, torch.inf).min(1)
+        for block in distances.blocks()
+        if block.start < len(members)
+    ]
+    return torch.cat([part.values for part in found]), torch.cat([part.indices for part in found])
+
+
+def _rank_within(groups: Tensor, key: Tensor, k: int) -> Tensor:
+    """Rank of each element by ``key`` among those of its group, from 0."""
+    order = key.argsort(stable=True)
+    order = order[groups[order].argsort(stable=True)]
+    counts = torch.bincount(groups, minlength=k)
+    starts = (counts.cumsum(0) - counts)[groups[order]]
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device) - starts
+    return rank
+
+
+# --- where solvers start
+
+
+def start_labels(view: View, k: int, init: str, *, limits: SizeLimits, generator: torch.Generator) -> Tensor:
+    """Labels (n,) of the start ``init``, any of ``INITS`` but "auto", within ``limits``."""
+    if init == "random":
+        labels = random_balanced_labels(view.n, k, generator, view.diag.device)
+    elif init == "kmeans++":
+        labels = nearest_seed_labels(view, kernel_kmeanspp(view, k, generator))
+    else:
+        coordinates = view.coordinates(k, generator)
+        even = limits.high - limits.low <= 1
+        labels = bisection_labels(coordinates, k, importance=None if even else view.spread.sqrt())
+    return within_limits(view, labels, k, limits)
+
+
+def within_limits(view: View, labels: Tensor, k: int, limits: SizeLimits) -> Tensor:
+    """Return ``labels`` (n,), repaired where strata are too small or too large."""
+    if limits.hold(torch.bincount(labels, minlength=k)):
+        return labels
+    return repair_sizes(labels, Distances(view, labels, k), limits)
+
+
+def given_labels(
+    given: Strata | ArrayLike | None, n: int, k: int, name: str, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return strata that a user wants to start from as labels (n,), int64, or raise an InputError.
+
+    Parameters
+    ----------
+    given : Strata or array of shape (n,)
+        Whole numbers in 0..k-1; some strata may be empty.
+    n, k : int
+        Samples and strata.
+    name : str
+        The argument, for the message.
+    device : torch.device or str
+        Where the result shall be.
+    """
+    values: Any = given
+    if isinstance(given, Strata):
+        if given.k != k:
+            raise InputError(f"{name} has k={given.k} strata, asked for k={k}; use the same k or leave it out")
+        values = given.labels
+    labels = as_tensor(values, name, f"{n} whole numbers").to(device)
+    if labels.shape != (n,):
+        raise InputError(
+            f"{name} has labels of shape {tuple(labels.shape)}, features have n={n} rows; "
+            "strata belong to the data set that they were made from"
+        )
+    whole = not (labels.is_floating_point() or labels.is_complex())
+    labels = labels.long() if whole else labels  # torch cannot compare most unsigned types
+    if not whole or int(labels.min()) < 0 or int(labels.max()) >= k:
+        raise InputError(f"{name} labels must be whole numbers in 0..{k - 1}")
+    return labels
+
+
+def kernel_kmeanspp(view: View, k: int, generator: int | torch.Generator | None = None) -> Tensor:
+    """Draw k distinct seeds by k-means++ in the kernel's feature space (Algorithm 1, step 1).
+
+    The first is uniform, each next one has a probability proportional to its squared distance
+    d_ij = K_ii + K_jj - 2 K_ij to the nearest seed so far; one candidate for each draw. When every point
+    left coincides with a seed the draw is uniform among the points not yet chosen.
+
+    Parameters
+    ----------
+    view : View
+        n points. One kernel column is asked for at a time: O(n k) kernel values, O(n) memory.
+    k : int
+        Number of seeds, at most n.
+    generator : int or torch.Generator, optional
+        Source of randomness.
+
+    Returns
+    -------
+    Tensor of shape (k,)
+        Indices of the seeds, int64, in the order they were drawn.
+    """
+    k = check_count(k, "k", high=view.n, remedy="there is one seed for each stratum and none is drawn twice")
+    diag = view.diag
+    generator = as_generator(generator, diag.device)
+    levels = torch.rand(k, dtype=torch.float64, generator=generator, device=diag.device)
+    if (loops := compiled_loops(diag)) is not None:
+        arrays = (*view.arrays(), diag, levels)
+        return torch.from_numpy(loops.kmeanspp(*(a.contiguous().numpy() for a in arrays)))
+    seeds = torch.empty(k, dtype=torch.int64, device=diag.device)
+    unchosen = torch.ones(view.n, dtype=torch.float64, device=diag.device)
+    nearest = torch.full_like(unchosen, torch.inf)
+    mass = unchosen
+    for h in range(k):
+        seed = draw_by_mass(mass[None], levels[h : h + 1])
+        seeds[h : h + 1] = seed
+        distance = diag + diag[seed] - 2.0 * view.columns(seed)[:, 0]
+        torch.minimum(nearest, distance.double(), out=nearest)
+        nearest.clamp_min_(0.0)
+        # rounding may leave a seed at a small distance from itself
+        unchosen[seed] = 0.0
+        mass = nearest * unchosen
+        mass = torch.where(mass.sum() > 0.0, mass, unchosen)
+    return seeds
+
+
+def draw_by_mass(mass: Tensor, level: Tensor) -> Tensor:
+    """Draw one column of each row of ``mass`` (count, m), with a probability in proportion to it: (count,).
+
+    ``level`` (count,) is uniform on [0, 1), in double precision: the draw is where the running sum of the
+    row passes that share of its total. Unlike torch.multinomial it takes any number of columns.
+    """
+    reached = mass.cumsum(1)
+    # level < 1 in double precision leaves the product below the total, so an entry with mass is found
+    found = torch.searchsorted(reached, (level * reached[:, -1])[:, None], right=True)
+    return found[:, 0].clamp_max_(mass.shape[1] - 1)
+
+
+def nearest_seed_labels(view: View, seeds: Tensor) -> Tensor:
+    """Put each point in the stratum of its nearest seed: (n,) int64.
+
+    Seed h is always in stratum h, so that no stratum is empty even where seeds coincide.
+    """
+    # K_ii is common to a row, so the nearest seed needs only K_jj - 2 K_ij
+    diag = view.diag[seeds]
+    labels = torch.cat(
+        [
+            torch.sub(diag, view.columns(seeds, rows), alpha=2.0).min(1).indices
+            for rows in row_blocks(view.n, _TABLE_NUMBERS // len(seeds))
+        ]
+    )
+    labels[seeds] = torch.arange(len(seeds), device=seeds.device)
+    return labels
+
+
+def random_balanced_labels(
+    n: int, k: int, generator: int | torch.Generator | None = None, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Deal n points at random into k strata whose sizes differ by at most one: (n,) int64."""
+    k = check_count(k, "k", high=n, remedy="lower k or batch_size")
+    return torch.randperm(n, generator=as_generator(generator, device), device=device) % k
+
+
+_AXES = 32  # leading principal coordinates that the cuts look at
+_PADDED = 2**18  # rows, padding included, that are cut together
+
+
+def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = None) -> Tensor:
+    """Cut n points (n, r) into k strata.
+
+    Each part is cut across its own principal axis in proportion to the number of strata that either side
+    will hold. A level's cuts are made together: O(n log k) work in ⌈log₂ k⌉ levels.
+
+    Parameters
+    ----------
+    features : Tensor of shape (n, r)
+        Columns by falling variance; the first 32 are used.
+    k : int
+        Number of strata, at most n.
+    importance : Tensor of shape (n,), optional
+        What strata shall hold equal amounts of. The min-sum cost of a part with m points of spread σ, cut
+        into k' strata, falls as (m σ)² / k', so strata are best given in proportion to m σ; for a kernel
+        whose features have unequal lengths, those lengths are the spread. Without it sizes differ by at
+        most one.
+
+    Returns
+    -------
+    Tensor of shape (n,)
+        Labels 0 to k - 1.
+    """
+    n = len(features)
+    device = features.device
+    z = features[:, :_AXES]
+    z = z / z.abs().amax().clamp_min(torch.finfo(z.dtype).tiny)  # so that squares stay finite
+    if (loops := compiled_loops(z)) is not None:
+        amounts = z.new_empty(0) if importance is None else importance.contiguous()
+        return torch.from_numpy(loops.bisect(z.contiguous().numpy(), k, amounts.numpy()))
+    order = torch.arange(n, device=device)
+    # part p is order[start[p] : start[p] + length[p]] and will hold strata[p] strata
+    start = torch.zeros(1, dtype=torch.int64, device=device)
+    length = torch.tensor([n], device=device)
+    strata = torch.tensor([k], device=device)
+    while int(strata.max()) > 1:
+        left = strata // 2
+        cut = length.clone()
+        for parts in _groups(length, strata):
+            cut[parts] = _cut(z, order, importance, start[parts], length[parts], strata[parts], left[parts])
+        split = torch.stack([left, strata - left], 1).flatten()
+        whole = split > 0
+        cut = torch.where(left > 0, cut, 0)
+        start = torch.stack([start, start + cut], 1).flatten()[whole]
+        length = torch.stack([cut, length - cut], 1).flatten()[whole]
+        strata = split[whole]
+    labels = torch.empty(n, dtype=torch.int64, device=device)
+    labels[order] = torch.repeat_interleave(length)
+    return labels
+
+
+def _groups(length: Tensor, strata: Tensor) -> Iterator[Tensor]:
+    """Parts still to be cut, in groups whose padded size is bounded: parts of similar length together."""
+    parts = (strata > 1).nonzero().flatten()
+    parts = parts[length[parts].argsort(descending=True, stable=True)]
+    while len(parts):
+        count = max(1, _PADDED // int(length[parts[0]]))
+        yield parts[:count]
+        parts = parts[count:]
+
+
+def _cut(
+    z: Tensor,
+    order: Tensor,
+    importance: Tensor | None,
+    start: Tensor,
+    length: Tensor,
+    strata: Tensor,
+    left: Tensor,
+) -> Tensor:
+    """Sort each part along its axis, in place in ``order``; return how many points go left: (p,)."""
+    slot = torch.arange(int(length.max()), device=z.device)
+    inside = slot < length[:, None]
+    position = (start[:, None] + slot).clamp_max(len(order) - 1)
+    rows = order[position]
+    points = z[rows]
+    mean = (points * inside[..., None]).sum(1) / length[:, None]
+    points = (points - mean[:, None]).mul_(inside[..., None])
+    axis = _leading_axis(points.transpose(1, 2) @ points)
+    along = (points @ axis[..., None])[..., 0].masked_fill_(~inside, torch.inf)
+    rows = rows.gather(1, along.argsort(dim=1, stable=True))
+    order[position[inside]] = rows[inside]
+    if importance is None:
+        return length * left // strata
+    amount = (importance[rows] * inside).double().cumsum(1)
+    share = amount[:, -1:] * (left / strata)[:, None]
+    cut = (amount < share).sum(1)
+    return cut.clamp(min=left, max=length - (strata - left))
+
+
+def _leading_axis(matrices: Tensor) -> Tensor:
+    """Leading eigenvectors, to within what a start needs, of (p, r, r) positive semi-definite matrices: (p, r).
+
+    Repeated squaring finds them in a handful of small products; a batched eigensolver takes far longer.
+    """
+    power = matrices
+    tiny = torch.finfo(power.dtype).tiny
+    for _ in range(5):
+        power = power / power.diagonal(dim1=1, dim2=2).sum(1).clamp_min(tiny)[:, None, None]
+        power = power @ power
+    column = power.diagonal(dim1=1, dim2=2).argmax(1)
+    return power.gather(2, column[:, None, None].expand(-1, power.shape[1], 1))[..., 0]
