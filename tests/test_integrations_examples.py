@@ -1,7 +1,9 @@
 """Every recipe runs as it stands."""
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -40,12 +42,29 @@ def test_recipes(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert all(SOURCE_ALONE < float(value) <= 1.0 for value in found), out
 
 
+def test_the_recipe_of_several_processes() -> None:
+    pytest.importorskip("lightning_fabric")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "several_processes.py"],
+        cwd=RECIPES,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.findall(r"^target accuracy with (\w+): (\d\.\d+)$", done.stdout, re.MULTILINE)
+    assert [name for name, _ in found] == ["ddp", "fsdp", "fabric"], done.stderr
+    values = [float(value) for _, value in found]
+    assert max(values) - min(values) < 0.02  # the same gradients, up to rounding
+    assert min(values) > SOURCE_ALONE
+
+
 def test_every_recipe_is_run_here() -> None:
-    assert {path.stem for path in RECIPES.glob("*.py")} == {*NEEDS, "watch"}
+    assert {path.stem for path in RECIPES.glob("*.py")} == {*NEEDS, "several_processes", "watch"}
 
 
 def test_every_recipe_is_on_a_page() -> None:
     """The pages read the programs from these files, see mkdocs.yml."""
     pages = "".join(page.read_text() for page in (RECIPES.parent.parent / "docs" / "recipes").glob("*.md"))
     names = {path.name for path in RECIPES.glob("*.py")}
-    assert not {name for name in names if f'--8<-- "examples/integrations/{name}"' not in pages}
+    assert not {name for name in names if f'--8<-- "examples/integrations/{name}' not in pages}  # or a part of it

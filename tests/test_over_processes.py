@@ -1,16 +1,19 @@
 """Strata of rows that lie on several processes: those of one process, whatever the shares, or one clear message."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 
-from vardass import Refresher, RefreshEvery, StratifiedBatchSampler, stratify
+from vardass import Refresher, RefreshEvery, StratifiedBatchSampler, mmd2, stratify
 from vardass.errors import InputError, VardassError
 from vardass.kernels import RBFMixture
+from vardass.processes import gather_rows
 from vardass.refresh import VarianceRefresh
 from vardass.samplers import OrderedBatchSampler
 from vardass.solvers.over_processes import stratify_over_processes
@@ -45,6 +48,19 @@ def refreshed(rows: torch.Tensor) -> list[list[int]]:
     return found
 
 
+def gradient(model: nn.Module, rows: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Of MMD² between the first and second halves of each process's rows, all processes together."""
+    z_s, z_t = (gather(half) for half in model(rows).chunk(2))
+    weights = gather(torch.full((len(rows) // 2,), 2.0 / len(rows) / (len(z_s) / (len(rows) // 2)), dtype=rows.dtype))
+    mmd2(z_s, z_t, kernel=KERNEL.fit(all_rows().double()), weights_x=weights).backward()
+    return next(model.parameters()).grad.clone()
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(5, 5).double()
+
+
 def message_of(kind: type[Exception], *args: object, **options: object) -> str:
     with pytest.raises(kind) as caught:
         stratify(*args, **options)  # type: ignore[arg-type]
@@ -61,6 +77,9 @@ def in_process(rank: int, folder: str) -> None:
         "sampled": (sampled.labels, sampled.variance, sampled.variance_stderr, sampled.uniform_variance),
         "function": stratify_over_processes(rows, 4, world, kernel=lambda x, y: x @ y.T, sample=SAMPLE).variance,
         "batches": refreshed(rows),
+        "gradient": gradient(
+            nn.parallel.DistributedDataParallel(linear()), all_rows().double()[20 * rank :][:20], gather_rows
+        ),
     }
     damaged = torch.where(torch.arange(len(rows))[:, None] == 5, torch.nan, rows) if rank == 2 else rows
     found["damaged"] = message_of(InputError, damaged, K, group=world)
@@ -90,7 +109,10 @@ def test_four_processes_agree_with_one(tmp_path: Path) -> None:
         batches = refreshed(x)
     finally:
         dist.destroy_process_group()
+    parts = all_rows().double()[:80].view(4, 2, 10, 5).transpose(0, 1).reshape(80, 5)  # first halves, then second ones
+    whole = gradient(linear(), parts, lambda part: part)
     for rank, found in enumerate(several):
+        assert torch.allclose(found["gradient"], whole, rtol=1e-10, atol=0.0)
         labels, variance = found["whole"]
         assert torch.equal(labels, alone.labels)
         assert variance == alone.variance

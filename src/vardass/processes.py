@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassError
 
-__all__ = ["Peers", "begin_worker", "count_cpus", "one_thread_each", "process_group", "ray_session"]
+__all__ = ["Peers", "begin_worker", "count_cpus", "gather_rows", "one_thread_each", "process_group", "ray_session"]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -28,6 +28,48 @@ def process_group() -> tuple[int, int] | None:
         return None
     count = torch.distributed.get_world_size()
     return None if count == 1 else (count, torch.distributed.get_rank())
+
+
+class _Gather(torch.autograd.Function):
+    """All parts, one after the other; the gradient of a part is the sum of what all processes ask of it.
+
+    As torch.distributed.nn.functional.all_gather, which torch 2.13 deprecates for a private function.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, group: Any) -> Tensor:
+        ctx.group, first = group, torch.distributed.get_rank(group) * len(local)
+        ctx.place = slice(first, first + len(local))
+        parts = [torch.empty_like(local) for _ in range(torch.distributed.get_world_size(group))]
+        torch.distributed.all_gather(parts, local, group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total[ctx.place], None
+
+
+def gather_rows(local: Tensor, group: Any = None) -> Tensor:
+    """Rows (b, ...) of all processes, in the order of their ranks, with their gradient: (count b, ...).
+
+    For a loss of the whole batch: a discrepancy is no mean over samples, so a mean of the losses of parts is another
+    loss. Every process computes the same loss of the gathered rows; where gradients of all processes are averaged
+    afterwards, as DDP and FSDP do, each parameter then has the gradient of that loss. Weights are to be divided by the
+    number of processes, so that they sum to 1 again.
+
+    Parameters
+    ----------
+    local : Tensor of shape (b, ...)
+        With the same shape on every process.
+    group : ProcessGroup, optional
+        By default all processes.
+    """
+    # not every backend exchanges half precision
+    sent = (local.float() if local.dtype in (torch.float16, torch.bfloat16) else local).contiguous()
+    gathered: Tensor = _Gather.apply(sent, group)  # type: ignore[no-untyped-call]
+    return gathered.to(local.dtype)
 
 
 class Peers:

@@ -15,32 +15,11 @@ from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vardass.errors import InputError
+from vardass.processes import gather_rows
 
 __all__ = ["Processes", "synchronised_statistics"]
 
 Module = TypeVar("Module", bound=nn.Module)
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-class _Gather(torch.autograd.Function):
-    """All parts, one after the other; the gradient of a part is the sum of what all processes ask of it.
-
-    As torch.distributed.nn.functional.all_gather, which torch 2.13 deprecates for a private function.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, rank: int, count: int) -> Tensor:
-        ctx.place = slice(rank * len(local), (rank + 1) * len(local))
-        parts = [torch.empty_like(local) for _ in range(count)]
-        dist.all_gather(parts, local)
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        total = grads[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total[ctx.place], None, None
 
 
 class Processes:
@@ -71,16 +50,10 @@ class Processes:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def whole(self, local: Tensor) -> Tensor:
-        """Rows (b, ...) of all processes, put together in the order of the batch: (count b, ...).
-
-        With the gradients of all processes averaged afterwards, each parameter has the gradient of the whole loss.
-        """
+        """Rows (b, ...) of all processes, put together in the order of the batch: (count b, ...); see `gather_rows`."""
         if self.count == 1:
             return local
-        # not every backend exchanges half precision
-        sent = (local.float() if local.dtype in _HALF else local).contiguous()
-        gathered: Tensor = _Gather.apply(sent, self.rank, self.count)  # type: ignore[no-untyped-call]
-        return gathered.to(local.dtype)
+        return gather_rows(local)
 
     def same(self, value: Any) -> Any:
         """The value that the leading process has."""
