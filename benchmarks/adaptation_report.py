@@ -52,9 +52,9 @@ and repeats: two in the rows of that file, but one on office-home; one in those 
 
 `uniform`, `vardass` (the paper's sampler), `kmeans-features`, `kmeans++`, `stratified` (min-sum strata), `equal`
 (min-sum strata of equal size), `ordered` and `balanced` have a constant penalty. `schedule`: 100 steps of the task
-alone, then 100 in which the penalty rises. `limit`: the discrepancy never pulls at the features harder than the task.
-`classes`: the same classes on both sides of a batch from step 300, or from step 100 if class shares explain 0.35 of the
-discrepancy. `erm` is source only."""
+alone, then 100 in which the penalty rises. `limit`, no option any more: the discrepancy never pulls
+at the features harder than the task. `classes`: the same classes on both sides of a batch from step 300, or from step
+100 if class shares explain 0.35 of the discrepancy. `erm` is source only."""
 
 REGRET = """Mean regret in points, over all runs with a discrepancy: the best target accuracy of a run's evaluations
 less that of the chosen one. Evaluations compete from the full penalty on."""

@@ -27,7 +27,7 @@ from common import HERE, markdown, write_results
 from torch import Tensor, nn
 
 from vardass.adapt import RunConfig, Trainer
-from vardass.adapt.refreshing import make_policy
+from vardass.adapt.strata_updater import make_policy
 from vardass.data import Domain, Task, load_task, split_task
 from vardass.data.domains import TensorInputs
 from vardass.data.splits import TaskSplits

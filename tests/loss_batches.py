@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from vardass.kernels import LaplacianKernel
-from vardass.losses import coral, mmd2
+from vardass.losses import Batch, coral, mmd2
+
+
+def of_batches(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``loss(x, y, weights_x=..., strata_y=..., ...)``: what is said of either side goes into its Batch.
+
+    Strata without a pool are those of draws with replacement.
+    """
+
+    def call(x: Tensor, y: Tensor, **told: Any) -> Tensor:
+        sides = []
+        for s, z in (("x", x), ("y", y)):
+            keys = [key for key in ("weights", "strata", "pool", "bank") if f"{key}_{s}" in told]
+            about = {key: told.pop(f"{key}_{s}") for key in keys}
+            sides.append(Batch(z, **({"pool": math.inf} if "strata" in about else {}) | about))
+        return loss(*sides, **told)
+
+    return call
 
 
 def normal(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -20,7 +41,7 @@ def some_weights(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 LOSSES = {
     "mmd v": lambda x, y, **w: mmd2(x, y, **w),
-    "mmd u": lambda x, y, **w: mmd2(x, y, estimator="u", strata_x=[0] * len(x), strata_y=[0] * len(y), **w),
+    "mmd u": lambda x, y, **w: of_batches(mmd2)(x, y, estimator="u", strata_x=[0] * len(x), strata_y=[0] * len(y), **w),
     "mmd domainbed": lambda x, y, **w: mmd2(x, y, preset="domainbed", **w),
     "mmd laplacian": lambda x, y, **w: mmd2(x, y, kernel=LaplacianKernel(0.02), **w),
     "coral paper": lambda x, y, **w: coral(x, y, **w),

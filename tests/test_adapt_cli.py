@@ -146,8 +146,8 @@ def test_npy_files_with_labels_beside_them(tmp_path, capsys):
     )
     config = json.loads((tmp_path / "run/config.json").read_text())
     early = config["steps"] // 8
-    assert config["algorithm_options"] == {"penalty": 0.5, "delay": early, "ramp": early}
-    assert config["class_aligned"] == "uniform"
+    assert config["algorithm_options"] == {"penalty": 0.5, "delay": early, "ramp": early, "confusion": 0.3}
+    assert config["class_shares"] == "uniform"
     done(capsys, "predict", tmp_path / "run", tmp_path / "b.npy", "--out", tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
 
@@ -451,11 +451,11 @@ def test_data_sets_of_the_paper_have_its_network_unless_told_otherwise(folders, 
         "--out",
         folders / "x",
     )
-    for more in ((), ("--network", "conv", "--no-augment")):
+    for more in ((), ("--network", "conv", "--augment", "none")):
         with pytest.raises(Stop):
             main([str(part) for part in (*command, *more)])
-    assert (seen[0].network, seen[0].augment, seen[0].lr, seen[0].steps) == ("resnet18", True, 5e-5, 3000)
-    assert (seen[1].network, seen[1].augment, seen[1].lr) == ("conv", False, 1e-3)
+    assert (seen[0].network, seen[0].augment, seen[0].lr, seen[0].steps) == ("resnet18", "source", 5e-5, 3000)
+    assert (seen[1].network, seen[1].augment, seen[1].lr) == ("conv", "none", 1e-3)
     networks = {name: DATASETS[name].settings.get("network") for name in DATASETS}
     assert {name for name, network in networks.items() if network == "resnet18"} == {
         "camelyon17",

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vardass.adapt.config import RunConfig
-from vardass.adapt.run_folder import RunFolder, load_checkpoint, save_checkpoint
+from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
 from vardass.errors import InputError
 
 KEYS = st.one_of(st.text(max_size=4), st.integers(-5, 5), st.sampled_from(["vardass", "a.b", ""]))
@@ -146,12 +145,3 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"inner.0 is a object"):
         save_checkpoint(tmp_path / "file", {"inner": [object()]})
     assert not list(tmp_path.iterdir())
-
-
-def test_checkpoints_of_older_versions_are_named(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"old")
-    assert RunFolder(tmp_path).has_checkpoint
-    with pytest.raises(InputError, match=r"already holds a run"):
-        RunFolder(tmp_path).load(RunConfig(), resume=False)
-    with pytest.raises(InputError, match=r"checkpoint.safetensors was written by an older version.*start it anew"):
-        RunFolder(tmp_path).load(RunConfig(), resume=True)

@@ -10,7 +10,7 @@ import torch
 
 from sweep_yaml import changed, load
 from test_trainer import Stop, assert_same_run
-from vardass.adapt.algorithms.erm import ERM
+from vardass.adapt.algorithms import ERM
 from vardass.adapt.config import RunConfig
 from vardass.adapt.trainer import Trainer
 from vardass.cli.run_options import settings_of
@@ -40,7 +40,7 @@ SPLITS = blobs()
 
 def config(**changes: Any) -> RunConfig:
     settings = {
-        **{"class_aligned": "uniform", "class_options": {"start": 8}, "sampler": "stratified", "batch_size": 9},
+        **{"class_shares": "uniform", "class_options": {"start": 8}, "sampler": "stratified", "batch_size": 9},
         **{"steps": 15, "eval_every": 5, "refresh_every": 4, "checkpoint_every": 4, "lr": 0.05, "device": "cpu"},
         **{"network_options": {"hidden": [16], "dropout": 0.1}, "algorithm_options": {"penalty": 0.1}},
         **changes,
@@ -93,7 +93,7 @@ def test_groups_of_the_target_are_what_the_network_predicts_at_the_refresh() -> 
 
 
 def test_target_shares_and_a_confidence() -> None:
-    trainer = Trainer(config(steps=60, class_aligned="target", class_options={"start": 40, "smoothing": 0.2}), SPLITS)
+    trainer = Trainer(config(steps=60, class_shares="target", class_options={"start": 40, "smoothing": 0.2}), SPLITS)
     trainer.run()
     sampler: Any = trainer.streams["source"].sampler
     counts = torch.bincount(trainer.streams["target"].sampler.groups, minlength=3).double()  # type: ignore[attr-defined]
@@ -162,9 +162,9 @@ def test_recommended_settings_align_where_the_sampler_can() -> None:
         "confusion": 0.3,
     }
     assert RunConfig.recommended(batch_size=8).algorithm_options["penalty"] == 0.75
-    for changes in ({"sampler": "uniform"}, {"refresh_every": 0}, {"groups": "classes"}, {"algorithm": "dann"}):
-        assert RunConfig.recommended(**changes).class_aligned == "none"
-    assert RunConfig.recommended(class_aligned="target").class_options == {}
+    for changes in ({"sampler": "uniform"}, {"refresh_every": 0}, {"algorithm": "dann"}):
+        assert RunConfig.recommended(**changes).class_shares == "none"
+    assert RunConfig.recommended(class_shares="target").class_options == {}
     assert RunConfig.recommended(algorithm_options={"penalty": 5.0}).algorithm_options["penalty"] == 5.0
 
 
@@ -186,16 +186,15 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, background: bool, t
     [
         (
             {"sampler": "uniform"},
-            "class_aligned='uniform' needs groups with shares, which sampler 'uniform' has not; use",
+            "class_shares='uniform' needs groups with shares, which sampler 'uniform' has not; use",
         ),
         ({"algorithm": "erm", "algorithm_options": {}}, "aligns source and target, but 'erm' draws no target batches"),
-        ({"groups": "classes"}, "makes strata within classes itself, got groups='classes'; leave it out"),
         ({"refresh_every": 0}, "takes predictions at each refresh, got refresh_every=0"),
         ({"sampler": "kmeans-inputs"}, "takes predictions at each refresh"),
-        ({"class_aligned": "equal"}, "unknown class_aligned 'equal'"),
+        ({"class_shares": "equal"}, "unknown class_shares 'equal'"),
         (
             {"class_options": {"confidenc": 1}},
-            "unknown option of class_aligned: 'confidenc'; did you mean 'confidence'",
+            "unknown option of class_shares: 'confidenc'; did you mean 'confidence'",
         ),
         ({"class_options": {"confidence": 2}}, "confidence must be"),
         ({"class_options": {"start": -1}}, "start must be at least 0"),
@@ -217,21 +216,21 @@ def test_own_parts_that_cannot_be_aligned() -> None:
 
 
 def test_a_sweep_compares_a_sampler_with_and_without(tmp_path: Path) -> None:
-    aligned = {"name": "stratified", "label": "aligned", "settings": {"class_aligned": "uniform"}}
+    aligned = {"name": "stratified", "label": "aligned", "settings": {"class_shares": "uniform"}}
     runs = load(tmp_path, changed(algorithms=["mmd"], samplers=["uniform", "stratified", aligned])).runs()
     found = {run.cell["sampler"]: run for run in runs}
-    assert {name: run.config["class_aligned"] for name, run in found.items()} == {
+    assert {name: run.config["class_shares"] for name, run in found.items()} == {
         **{"uniform": "none", "stratified": "none", "aligned": "uniform"}
     }
     with pytest.raises(InputError, match="which sampler 'uniform' has not"):
         load(
-            tmp_path, changed(algorithms=["mmd"], samplers=["uniform"], grid={"class_aligned": ["none", "target"]})
+            tmp_path, changed(algorithms=["mmd"], samplers=["uniform"], grid={"class_shares": ["none", "target"]})
         ).runs()
 
 
 def test_options_of_the_command_line() -> None:
     found = settings_of(
-        {"class_aligned": "target", "class_options": ["floor=0.5"], "settings": ["class_options.start=7"]}
+        {"class_shares": "target", "class_options": ["floor=0.5"], "settings": ["class_options.start=7"]}
     )
-    assert found["class_aligned"] == "target"
+    assert found["class_shares"] == "target"
     assert found["class_options"] == {"floor": 0.5, "start": 7}

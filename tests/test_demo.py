@@ -40,7 +40,7 @@ def test_the_preset_compares_five_ways_to_draw_and_the_recommended_run_with_two_
         if run.cell["sampler"] == "recommended":
             assert run.config["sampler"] == wanted.sampler
             assert run.config["sampler_options"] == wanted.sampler_options
-            assert run.config["class_aligned"] == wanted.class_aligned
+            assert run.config["class_shares"] == wanted.class_shares
             assert run.config["class_options"] == wanted.class_options
             assert wanted.algorithm_options.items() <= run.config["algorithm_options"].items()
     assert len({run.repeat for run in runs}) == 3

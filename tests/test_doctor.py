@@ -194,7 +194,7 @@ def test_a_tiny_batch_on_a_small_discrepancy_asks_for_more():
     x, y = normal(400, 2), normal(400, 2, seed=1) + 0.3
     tiny = diagnose(x, y, batch_size=2, samplers=(), batches=300)
     said = chosen(tiny)
-    assert said["estimator"] == "v with a limit"
+    assert said["estimator"] == "v with a small penalty"
     assert 2 < int(said["batch size"]) <= 100
     assert chosen(diagnose(x, y, batch_size=int(said["batch size"]), samplers=(), batches=300))["estimator"] == "v"
     large = diagnose(x, y, batch_size=256, samplers=(), batches=2, gradient=False)

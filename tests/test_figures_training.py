@@ -207,7 +207,7 @@ def test_claims_follow_the_numbers():
     assert held(-1e-4)[:2] == [False, False]
 
 
-def test_age_is_told_from_a_change_of_all_variances():
+def test_age_is_worse_than_a_change_of_all_variances():
     """Features that contract lower the variance of aged strata too; those that spread raise that of fresh ones."""
     assert held(1e-3, late=0.1, spread=-2e-3)[:3] == [True, True, True]
     assert held(0.0, spread=5e-3)[:3] == [False, False, False]

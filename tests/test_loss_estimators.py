@@ -13,10 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from loss_batches import normal
+from loss_batches import normal, of_batches
+from vardass import losses
 from vardass.errors import InputError
 from vardass.kernels import LaplacianKernel, PolynomialKernel, RBFMixture
-from vardass.losses import Bank, CORALLoss, MMDLoss, coral, mmd2
+from vardass.losses import Bank, Batch
+
+mmd2, coral = of_batches(losses.mmd2), of_batches(losses.coral)
+
+
+def MMDLoss(**options: Any) -> Callable[..., Tensor]:
+    return of_batches(losses.MMDLoss(**options))
+
+
+def CORALLoss(**options: Any) -> Callable[..., Tensor]:
+    return of_batches(losses.CORALLoss(**options))
+
 
 X, Y = 0.8 * normal(5, 2, 1), 1.1 * normal(6, 2, 2) + 0.5
 STRATA = {"x": torch.tensor([0, 1, 0, 1, 1]), "y": torch.tensor([1, 0, 0, 1, 1, 1])}
@@ -195,7 +207,7 @@ def test_rows_of_a_bank_may_be_drawn_too():
 def test_u_statistic_of_strata_as_it_was_is_refused_and_was_far_off():
     z = normal(200, 3, 5)
     truth = float(mmd2(z[:100], z[100:] + 0.1))
-    with pytest.raises(InputError, match="must know how rows with weights_x were drawn; pass strata_x"):
+    with pytest.raises(InputError, match="must know how rows of x with weights were drawn; pass a Batch with strata"):
         mmd2(X, Y, weights_x=[0.2] * 5, estimator="u")
     labels = (z[:, 0] > 0).long() * 2 + (z[:, 1] > 0)
     generator = torch.Generator().manual_seed(0)
@@ -219,24 +231,18 @@ def test_u_statistic_of_strata_as_it_was_is_refused_and_was_far_off():
     assert abs(float(means["strata"].mean()) - truth) < 4 * error
 
 
-@pytest.mark.parametrize("estimator", ["unbiased", "reference"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_contraction_keeps_a_share_of_the_excess(estimator, share):
-    told = {"bank_x": X, "bank_y": Y}
-    for loss in (mmd2, coral):
-        v, u = loss(X[:4], Y[:5]), loss(X[:4], Y[:5], estimator=estimator, **told)
-        kept = loss(X[:4], Y[:5], estimator=estimator, contraction=share, **told)
-        torch.testing.assert_close(kept, share * v + (1 - share) * u, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("b", [2, 3])
-def test_the_excess_that_is_kept_is_a_share_of_that_of_the_v_statistic_whatever_the_batch(b):
-    x, y = X[:3], Y[:3]
-    draws = independent("x", 3, b), independent("y", 3, b)
-    truth = of_all(MMDLoss(kernel="rbf"), x, y)[0]
-    excess = mean_over(MMDLoss(kernel="rbf"), x, y, *draws)[0] - truth
-    kept = mean_over(MMDLoss(kernel="rbf", estimator="u", contraction=0.25), x, y, *draws)[0] - truth
-    torch.testing.assert_close(kept, 0.25 * excess)
+def test_strata_do_not_go_without_a_pool():
+    """For draws without replacement the estimator for draws with replacement is off, so one must say which they are."""
+    draws = of_strata("x", 5, 2, replacement=False), of_strata("y", 6, 2, replacement=False)
+    loss, truth = MMDLoss(kernel="rbf", estimator="unbiased"), of_all(MMDLoss(kernel="rbf"))
+    assert_same(mean_over(loss, X, Y, *draws), truth)
+    wrong = [[d._replace(told={**d.told, f"pool_{s}": math.inf}) for d in each] for s, each in zip("xy", draws)]
+    assert float((mean_over(loss, X, Y, *wrong)[0] - truth[0]).abs()) > 0.01
+    for loss in (losses.mmd2, losses.coral):
+        for estimator in ("v", "unbiased", "reference"):
+            with pytest.raises(InputError, match="x has strata but no pool") as caught:
+                loss(Batch(X, strata=STRATA["x"], bank=X), Batch(Y, bank=Y), estimator=estimator)
+            assert caught.value.field == "pool"
 
 
 def test_weighted_rows_of_one_stratum():
@@ -345,27 +351,26 @@ LABELS = torch.tensor([0, 0, 1, 1, 2])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: mmd2(X, Y, estimator="u", strata_x=LABELS), "1 of 3 strata of strata_x have one row.*draws_per"),
+        (lambda: mmd2(X, Y, estimator="u", strata_x=LABELS), "1 of 3 strata of x have one row.*draws_per"),
         (
             lambda: mmd2(X, Y, estimator="u", strata_x=LABELS, bank_x=Bank(X, strata=LABELS.clamp_max(1))),
-            "stratum 2 of strata_x has no row in bank_x",
+            "stratum 2 of x has no row in its bank",
         ),
         (lambda: mmd2(X, Y[:1], estimator="u"), "at least 2 rows of each domain, got 1"),
-        (lambda: mmd2(X, Y, estimator="u", pool_y=5), "pool_y must be at least 6, got 5"),
-        (lambda: mmd2(X, Y, estimator="reference", bank_x=X), "bank_y is missing"),
+        (lambda: mmd2(X, Y, estimator="u", pool_y=5), "pool of y must be at least 6, got 5"),
+        (lambda: mmd2(X, Y, estimator="reference", bank_x=X), "y has no bank"),
         (
             lambda: mmd2(X, Y, estimator="reference", bank_x=X[:, :1], bank_y=Y),
-            r"bank_x must be .*\(m, 2\).*got \(5, 1\)",
+            r"bank of x must be .*\(m, 2\).*got \(5, 1\)",
         ),
         (lambda: mmd2(X, Y, estimator="reference", bank_x="all", bank_y=Y), "got str"),
-        (lambda: mmd2(X, Y, contraction=0.5), "estimator='v' has contraction 1, got 0.5"),
-        (lambda: mmd2(X, Y, estimator="u", contraction=1.5), "contraction must be .* got 1.5"),
+        (lambda: losses.mmd2(Batch(X), Y, weights_x=[0.2] * 5), "x is a Batch, which has its weights"),
         (lambda: mmd2(X, Y, estimator="w"), "unknown estimator 'w'"),
         (lambda: coral(X, Y, estimator="u", weights_x=[0.2] * 5), "is for rows of equal weight"),
-        (lambda: coral(X, Y, estimator="u", pool_x=5, pool_y=6), "pass bank_x and bank_y"),
+        (lambda: coral(X, Y, estimator="u", pool_x=5, pool_y=6), "pass Batches with banks"),
         (lambda: coral(X[:3], Y, estimator="u"), "at least 4 rows of each domain, got 3 of x"),
-        (lambda: coral(X, Y, estimator="u", bank_x=X), "bank_y is missing"),
-        (lambda: coral(X, Y, estimator="reference"), "bank_x is missing"),
+        (lambda: coral(X, Y, estimator="u", bank_x=X), "y has no bank"),
+        (lambda: coral(X, Y, estimator="reference"), "x has no bank"),
     ],
 )
 def test_what_cannot_be_unbiased_is_refused_with_a_remedy(call, message):

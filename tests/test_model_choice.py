@@ -8,19 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from vardass.adapt.evaluation import errors, label_scores
-from vardass.adapt.model_choice import FIRST_BEST, Judged, ModelChoice
+from vardass.adapt.selection import FIRST_BEST, ModelChoice, Verdict, errors, label_scores
 
 STEPS = list(range(10, 110, 10))
 
 
-def runs(seed: int, *, by_samples: bool) -> list[Judged]:
+def runs(seed: int, *, by_samples: bool) -> list[Verdict]:
     """Evaluations of ten models that are about as good; some have equal scores."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in STEPS:
         wrong = torch.rand(12, generator=generator) < 0.3
-        found.append(Judged(1.0 - float(wrong.double().mean()), wrong if by_samples else None))
+        found.append(Verdict(1.0 - float(wrong.double().mean()), wrong if by_samples else None))
     return found
 
 
@@ -32,7 +31,7 @@ def is_equal(one: Tensor, best: Tensor) -> bool:
     return mean <= math.sqrt(variance / len(gaps)) + 1e-12
 
 
-def chosen_at_once(found: list[Judged], start: int) -> int:
+def chosen_at_once(found: list[Verdict], start: int) -> int:
     competing = [(step, each) for step, each in zip(STEPS, found, strict=True) if step >= start]
     if not competing:
         return STEPS[-1]
@@ -74,7 +73,7 @@ def test_a_model_from_before_the_penalty_does_not_win_by_a_tie() -> None:
     same = torch.tensor([False, False, True])
     choice = ModelChoice("source-accuracy", full_strength=30)
     for step in (10, 20, 30, 40):
-        choice.offer(step, Judged(2 / 3, same))
+        choice.offer(step, Verdict(2 / 3, same))
     assert choice.step == 40
     assert choice.equal == [30, 40]
 
@@ -82,8 +81,8 @@ def test_a_model_from_before_the_penalty_does_not_win_by_a_tie() -> None:
 def test_a_model_that_is_clearly_worse_on_the_source_is_not_taken() -> None:
     good, bad = torch.zeros(50, dtype=torch.bool), torch.arange(50) < 10
     choice = ModelChoice("source-accuracy")
-    assert choice.offer(10, Judged(1.0, good))
-    assert not choice.offer(20, Judged(0.8, bad))
+    assert choice.offer(10, Verdict(1.0, good))
+    assert not choice.offer(20, Verdict(0.8, bad))
     assert choice.equal == [10]
 
 

@@ -13,8 +13,8 @@ from test_trainer import SPLITS, Stop, assert_same_run, config
 from vardass.adapt import Algorithm, Batch, Trainer, load_model, make_algorithm, make_network, weighted_mean
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
-from vardass.adapt.evaluation import outputs
 from vardass.adapt.networks import Network
+from vardass.adapt.selection import outputs
 from vardass.errors import InputError
 from vardass.kernels import Kernel, as_kernel
 from vardass.samplers import Chunk, MinibatchSampler, UniformBatchSampler
@@ -157,12 +157,12 @@ def test_a_kernel_of_ones_own_is_that_of_the_loss_and_the_strata(tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"algorithm": f"{HERE}:OwnKernel"}, "not a subclass of vardass.adapt.Algorithm"),
+        ({"algorithm": f"{HERE}:OwnKernel"}, "not a subclass of .*Algorithm"),
         ({"algorithm": f"{HERE}:OwnAlgorythm"}, "did you mean 'OwnAlgorithm'"),
         ({"algorithm": f"{HERE}:OwnAlgorithm", "algorithm_options": {"strenght": 1}}, "did you mean 'strength'"),
         ({"sampler": f"{HERE}:OwnKernel"}, "not a subclass of .*MinibatchSampler"),
         ({"sampler": f"{HERE}:OwnSampler", "sampler_options": {"strides": 1}}, "did you mean 'stride'"),
-        ({"network": "subprocess:Popen", "network_options": {}}, "the class Popen, not a subclass of torch.nn.Module"),
+        ({"network": "subprocess:Popen", "network_options": {}}, "Popen.*, not a subclass of torch.nn.*Module"),
         ({"algorithm_options": {"kernel": "subprocess:Popen"}}, "not a subclass of .*Kernel"),
         ({"sampler": "no.such:Sampler"}, "no module 'no'"),
         ({"network": f"{HERE}:OwnNetwork", "network_options": {}}, "has no 'OwnNetwork'"),

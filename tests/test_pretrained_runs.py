@@ -16,7 +16,7 @@ from test_networks import RECIPE, tiny_resnet
 from test_trainer import Stop, assert_same_run
 from vardass.adapt import RunConfig, Trainer, load_model
 from vardass.adapt.batches import Inputs
-from vardass.adapt.evaluation import outputs
+from vardass.adapt.selection import outputs
 from vardass.cli import main
 from vardass.data import Domain, ImageDataset, Task, TaskSplits, TensorInputs, split_task
 from vardass.data.domains import parts_of
@@ -117,7 +117,7 @@ def test_rates_follow_the_network(backbone: Path) -> None:
 AUGMENTED: dict[str, Any] = {
     "network": "conv",
     "network_options": {"widths": [4]},
-    "augment": True,
+    "augment": "source",
     "sampler": "uniform",
     "steps": 6,
     "checkpoint_every": 6,
@@ -126,13 +126,13 @@ AUGMENTED: dict[str, Any] = {
 
 def test_the_target_is_augmented_only_if_asked(tmp_path: Path) -> None:
     for splits in (image_splits(), image_splits(tmp_path)):
-        for asked in (False, True):
-            trainer = Trainer(settings(**AUGMENTED, augment_target=asked), splits)
+        for augmented in ("source", "both"):
+            trainer = Trainer(settings(**{**AUGMENTED, "augment": augmented}), splits)
             for name, stream in trainer.streams.items():
                 draw = stream.draw(augment_seed=trainer._augment_seed(name))
                 data = stream.inputs.data
                 plain = normalise(torch.stack([data[int(row)] for row in draw.rows]))
-                assert torch.equal(draw.batch.x, plain) == (name == "target" and not asked)
+                assert torch.equal(draw.batch.x, plain) == (name == "target" and augmented == "source")
                 stream.close()
 
 

@@ -14,10 +14,10 @@ import torch
 import vardass
 from vardass.adapt import algorithm_options
 from vardass.adapt.config import RunConfig
-from vardass.adapt.versions import versions
 from vardass.errors import InputError
 from vardass.lab.record import _SURROUNDINGS, _UNNAMED, FORMAT, Record, RunSpec
 from vardass.lab.spec import load_sweep
+from vardass.lab.versions import versions
 
 RESULTS = Path(__file__).parents[1] / "results"
 needs_results = pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of the sdist")
@@ -39,7 +39,7 @@ def changed(**settings: object) -> RunSpec:
         changed(workers=4),
         changed(checkpoint_every=7),
         dataclasses.replace(SPEC, config={name: CONFIG[name] for name in reversed(CONFIG)}),
-        dataclasses.replace(SPEC, config={name: value for name, value in CONFIG.items() if name != "momentum"}),
+        dataclasses.replace(SPEC, config={name: value for name, value in CONFIG.items() if name != "weight_decay"}),
     ],
     ids=["root", "device", "workers", "checkpoints", "order", "a default that was not written down"],
 )
@@ -84,7 +84,7 @@ def test_committed_specifications_find_their_records_again(sweep: str) -> None:
 
 def test_a_setting_that_is_added_renames_no_run() -> None:
     # one that is new belongs in the table, with the value that means what runs did before it
-    assert set(RunConfig.model_fields) == {*_UNNAMED, *_SURROUNDINGS}
+    assert set(RunConfig.model_fields) <= {*_UNNAMED, *_SURROUNDINGS}
 
 
 def test_scaling_that_became_the_default_renames_no_run() -> None:

@@ -31,27 +31,26 @@ def test_values_have_the_types_of_their_settings():
             "steps": 5,
             "devices": "2",
             "cache_embeddings": "false",
-            "adam_betas": "(0.5, 0.9)",
             "lr_schedule": "none",
             "algorithm_options": ["penalty=0.5"],
-            "lr_multipliers": ["head=10"],
+            "optimiser_options": ["betas=(0.5, 0.9)", "lr_multipliers={'head': 10}"],
             "augment": None,
         }
     )
     config = RunConfig.from_dict(found)
     assert (config.steps, config.devices, config.cache_embeddings) == (5, 2, False)
-    assert config.adam_betas == [0.5, 0.9]
-    assert (config.algorithm_options, config.lr_multipliers) == ({"penalty": 0.5}, {"head": 10.0})
+    assert config.optimiser_options == {"betas": (0.5, 0.9), "lr_multipliers": {"head": 10}}
+    assert config.algorithm_options == {"penalty": 0.5}
     assert "augment" not in found
     assert settings_of({"settings": ["lr_schedule=none", "devices=auto"]})["lr_schedule"] == "none"
 
 
 def test_flag_before_set_before_config_before_default(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("steps: 1\nlr: 1e-2\nbatch_size: 4\nalgorithm_options: {penalty: 2, ema: 0.5}\n")
+    file.write_text("steps: 1\nlr: 1e-2\nbatch_size: 4\nalgorithm_options: {penalty: 2, ramp: 5}\n")
     found = settings_of({"config": file, "settings": ["lr=0.5", "penalty=3"], "steps": 7})
     assert (found["steps"], found["lr"], found["batch_size"]) == (7, 0.5, 4)
-    assert found["algorithm_options"] == {"penalty": 3, "ema": 0.5}
+    assert found["algorithm_options"] == {"penalty": 3, "ramp": 5}
     assert "eval_every" not in found
 
 

@@ -29,7 +29,7 @@ from sampler_cases import (
     visits_once,
 )
 from vardass.errors import InputError
-from vardass.losses import Bank, mmd2
+from vardass.losses import Bank, Batch, mmd2
 from vardass.samplers import (
     BalancedBatchSampler,
     MinibatchSampler,
@@ -115,13 +115,13 @@ def test_pairs_as_if_from_one_stratum_are_too_low_for_strata(draws: int) -> None
     assert float(mmd2(z[batch], z[batch], kernel="linear", **weights)) == pytest.approx(0.0, abs=1e-4)
 
     def unbiased(strata: list[int], **banks: Any) -> float:
-        told = {"strata_x": strata, "strata_y": strata, **weights, **banks}
-        return float(mmd2(z[batch], z[batch], kernel="linear", estimator="u", **told))
+        both = Batch(z[batch], weights=batch.weights, strata=strata, pool=math.inf, **banks)
+        return float(mmd2(both, both, kernel="linear", estimator="u"))
 
     assert unbiased([0] * len(batch)) < -10.0
     bank = Bank(z, strata=sampler.strata.labels)  # type: ignore[union-attr]
     assert batch.strata is not None
-    assert unbiased(list(batch.strata), bank_x=bank, bank_y=bank) == pytest.approx(0.0, abs=1e-4)
+    assert unbiased(list(batch.strata), bank=bank) == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

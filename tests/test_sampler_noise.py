@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
+from loss_batches import of_batches
 from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport, variance_report
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, RBFMixture
@@ -173,7 +174,7 @@ def test_a_sample_of_columns_gives_the_same_variance_in_the_mean() -> None:
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "mmd2": mmd2,
-    "mmd2-u": lambda x, y, **w: mmd2(x, y, estimator="u", strata_x=ONE_STRATUM, strata_y=ONE_STRATUM, **w),
+    "mmd2-u": lambda x, y, **w: of_batches(mmd2)(x, y, estimator="u", strata_x=ONE_STRATUM, strata_y=ONE_STRATUM, **w),
     "coral": lambda x, y, **w: coral(x, y, population_x=N, population_y=M, **w),
 }
 

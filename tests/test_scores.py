@@ -9,8 +9,8 @@ import torch
 from sklearn import metrics
 
 from vardass.adapt import RunConfig, Trainer, classification_scores, evaluate_run
-from vardass.adapt.evaluation import accuracy
 from vardass.adapt.scores import wilson_interval
+from vardass.adapt.selection import accuracy
 from vardass.data import Domain, Task, split_task
 from vardass.errors import InputError
 

@@ -24,14 +24,14 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
     owned = algorithm_options(algorithm)
     for key, each in space.items():
         group, dot, option = key.partition(".")
-        assert not dot or group == "network_options" or option in owned
+        assert not dot or group != "algorithm_options" or option in owned
         for value in each.extremes():
             if group == "algorithm_options":
                 Tries().algorithm(algorithm, {**options, option: value})
             elif group == "network_options":
                 Tries().network("mlp", {option: value})
             else:
-                RunConfig.from_dict({key: value})
+                RunConfig.from_dict({group: {option: value}} if dot else {key: value})
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)
     if algorithm == "arm":
         assert space["batch_size"].extremes() == (8, 8)
@@ -77,11 +77,11 @@ def test_the_penalty_is_the_papers_for_all_and_domainbeds_for_its_adversaries(al
 def test_network_and_discriminator_have_rates_of_their_own_in_domainbeds_dann() -> None:
     for name, ends in (("paper", (-5.0, -3.5)), ("paper-small", (-4.5, -2.5))):
         space = named_space(name, "dann", {"adversary": "alternating"})
-        assert space["lr"].values == space["discriminator_lr"].values == ends
-        assert space["discriminator_weight_decay"].values == (-6.0, -2.0)
+        assert space["lr"].values == space["optimiser_options.discriminator_lr"].values == ends
+        assert space["optimiser_options.discriminator_weight_decay"].values == (-6.0, -2.0)
         drawn = draw(space, seed=0, repeat=0, search=1)
-        assert drawn["lr"] != drawn["discriminator_lr"]
-    assert "discriminator_lr" not in named_space("paper", "dann")
+        assert drawn["lr"] != drawn["optimiser_options.discriminator_lr"]
+    assert "optimiser_options.discriminator_lr" not in named_space("paper", "dann")
 
 
 def test_additions_are_searched() -> None:

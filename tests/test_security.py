@@ -128,7 +128,7 @@ def test_a_model_cannot_run_a_command(run, tmp_path, capsys):
         load_model(model)
     # not even if the file is trusted: this makes no module
     code, err = command(capsys, "predict", model, run / "b.npz", "--trust-code")
-    assert (code, "not a subclass of torch.nn.Module" in err) == (2, True)
+    assert (code, "not a subclass of torch.nn" in err) == (2, True)
     time.sleep(0.1)
     assert not mark.exists()
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vardass.adapt import evaluation as selection
-from vardass.adapt.evaluation import (
+from vardass.adapt import selection
+from vardass.adapt.selection import (
     SELECTION_NAMES,
     HeldOut,
     accuracy,

@@ -68,4 +68,4 @@ def test_the_run_that_ships_is_a_row_of_the_benchmark() -> None:
     options = row["settings"]["algorithm_options"]
     assert {"penalty": 3.0, **options} == wanted.algorithm_options
     assert row["settings"]["class_options"] == wanted.class_options
-    assert row["settings"]["class_aligned"] == wanted.class_aligned
+    assert row["settings"]["class_shares"] == wanted.class_shares

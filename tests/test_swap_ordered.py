@@ -183,7 +183,7 @@ def test_features_that_do_not_fit_are_refused() -> None:
 
 
 OTHERWISE: list[dict[str, Any]] = [
-    {"feature_source": "full", "estimator": "reference"},
+    {"feature_source": "full", "algorithm_options": {"estimator": "reference"}},
     {"target_batch_size": 4, "background": True, "feature_source": "full"},
 ]
 

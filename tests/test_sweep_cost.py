@@ -93,7 +93,7 @@ def test_files_are_loaded_by_workers_and_caches_take_shared_memory(tmp_path: Pat
     (slow,) = runs_of(tmp_path, data=[entry], settings=settings)
     cached = {**entry, "options": {"size": 16, "cache": True}}
     (fast,) = runs_of(tmp_path, data=[cached], settings=settings)
-    (cropped,) = runs_of(tmp_path, data=[cached], settings={**settings, "augment": True})
+    (cropped,) = runs_of(tmp_path, data=[cached], settings={**settings, "augment": "source"})
     plain, kept, crops = (estimate([run], jobs=3) for run in (slow, fast, cropped))
     # 8 files take a second, by two processes half of it: a step of 4 + 4 samples waits less than it trains
     assert plain.seconds["images"]["training"] == pytest.approx(10.0)

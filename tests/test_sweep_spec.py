@@ -219,20 +219,20 @@ def test_data_of_ones_own_are_named_by_module(tmp_path: Path, monkeypatch: pytes
 
 def test_defaults_of_a_distribution(tmp_path: Path) -> None:
     content = changed(
-        settings={"momentum": 0.7},
+        settings={"weight_decay": 0.7},
         search={"size": 1, "space": {"lr": {"log10_uniform": [-4, -2], "default": 0.3}}},
-        data=[{**BASE["data"][0], "space": {"momentum": {"uniform": [0, 0.5]}}}],
+        data=[{**BASE["data"][0], "space": {"weight_decay": {"uniform": [0, 0.5]}}}],
     )
-    assert {(run.config["lr"], run.config["momentum"]) for run in load(tmp_path, content).runs()} == {(0.3, 0.7)}
+    assert {(run.config["lr"], run.config["weight_decay"]) for run in load(tmp_path, content).runs()} == {(0.3, 0.7)}
 
 
 def test_settings_that_depend_on_others_may_be_said_elsewhere(tmp_path: Path) -> None:
     content = changed(
-        settings={"refresh_options": {"factor": 3.0}, "groups": "classes"},
-        data=[{**BASE["data"][0], "settings": {"refresh_policy": "growing"}}],
+        settings={"refresh_options": {"factor": 3.0}, "class_shares": "source"},
+        data=[{**BASE["data"][0], "settings": {"refresh_every": "growing"}}],
         samplers=["vardass"],
     )
-    assert {run.config["refresh_policy"] for run in load(tmp_path, content).runs()} == {"growing"}
+    assert {run.config["refresh_every"] for run in load(tmp_path, content).runs()} == {"growing"}
 
 
 def test_one_text_stands_for_a_list(tmp_path: Path) -> None:

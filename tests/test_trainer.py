@@ -16,9 +16,9 @@ from vardass.adapt import ALGORITHM_NAMES, Batch
 from vardass.adapt.algorithms.arm import _support
 from vardass.adapt.batches import Inputs, in_memory, recorded_features
 from vardass.adapt.config import RunConfig
-from vardass.adapt.evaluation import SELECTION_NAMES, accuracy
 from vardass.adapt.model import RunResult, build_algorithm, final_report, load_model, outputs
 from vardass.adapt.optimisation import make_optimisers, plain_backward
+from vardass.adapt.selection import SELECTION_NAMES, accuracy
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
 from vardass.errors import InputError, VardassError, VardassWarning
@@ -169,7 +169,7 @@ def test_recorded_features_are_those_of_their_domain(name: str) -> None:
     source = Batch(torch.randn(6, 5, generator=generator), torch.arange(6) % 3)
     target = Batch(torch.randn(6, 5, generator=generator)) if algorithm.uses_target else None
     expected = {"source": algorithm.features(source.x).detach()}
-    if target is not None and name != "mmd+sdat":  # whose target is looked at only at the climbed parameters
+    if target is not None and name != "mmd+sdat":  # whose target is looked at only after the ascent
         expected["target"] = algorithm.features(target.x).detach()
     optimisers = make_optimisers(config(algorithm=name), algorithm)
     with recorded_features(algorithm, source, target) as found:
@@ -190,7 +190,7 @@ def test_recorded_features_are_those_of_their_domain(name: str) -> None:
         {"algorithm": "cdan+sdat", "algorithm_options": {"sharpness": 5.0}},
         {"algorithm": "mmd+sdat", "algorithm_options": {"sharpness": 5.0}},
     ],
-    ids=["plain", "dropout", "climbed", "climbed-apart"],
+    ids=["plain", "dropout", "ascent", "ascent-apart"],
 )
 def test_the_bank_holds_what_evaluation_sees(changes: dict[str, Any]) -> None:
     trainer = Trainer(config(sampler="stratified", steps=4, refresh_every=2, lr=1e-12, **changes), SPLITS)
@@ -475,10 +475,10 @@ def test_coral_as_the_paper_prints_it() -> None:
     seen = []
     discrepancy = trainer.algorithm.discrepancy  # type: ignore[operator]
 
-    def spy(z_s: Tensor, z_t: Tensor, w_s: Tensor, w_t: Tensor, **draws: Any) -> Tensor:
-        value = discrepancy(z_s, z_t, w_s, w_t, **draws)
+    def spy(source: Batch, target: Batch) -> Tensor:
+        value = discrepancy(source, target)
         sizes = [trainer.streams[name].sampler.strata.sizes for name in ("source", "target")]  # type: ignore[attr-defined]
-        seen.append((float(value.detach()), [(z_s.detach(), sizes[0]), (z_t.detach(), sizes[1])]))
+        seen.append((float(value.detach()), [(source.x.detach(), sizes[0]), (target.x.detach(), sizes[1])]))
         return value
 
     trainer.algorithm.discrepancy = spy  # type: ignore[assignment]
@@ -511,9 +511,9 @@ def test_coral_without_numbers_of_samples_says_what_it_lacks() -> None:
     rule = build_algorithm(config(algorithm="coral", algorithm_options={"correction": "population"}), (3,), 2)
     z = torch.randn(6, 3)
     with pytest.raises(InputError, match=r"needs the numbers of samples of both domains, .*use_populations"):
-        rule.discrepancy(z, z, None, None)  # type: ignore[operator]
+        rule.discrepancy(Batch(z), Batch(z))  # type: ignore[operator]
     rule.use_populations(10, 20)
-    assert float(rule.discrepancy(z, z, None, None)) > 0  # type: ignore[operator]
+    assert float(rule.discrepancy(Batch(z), Batch(z))) > 0  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_several_processes_are_refused() -> None:
 @pytest.mark.parametrize("policy", ["drift", "variance"])
 def test_policies_that_measure_new_strata_are_refused(splits: TaskSplits, policy: str) -> None:
     with pytest.raises(InputError, match=r"background=True.*background=False"):
-        Trainer(config(refresh_policy=policy), splits)
+        Trainer(config(refresh_every=policy), splits)
 
 
 def test_no_thread_is_left_behind(splits: TaskSplits, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import final_report, load_model, outputs
 from vardass.adapt.networks import pretrained
-from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
 from vardass.adapt.trainer import Trainer
 from vardass.cli import main
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
@@ -63,16 +62,18 @@ def test_rates_follow_the_schedule() -> None:
 def test_parts_have_rates_of_their_own() -> None:
     options = {"hidden": [8], "bottleneck": 5}
     factors = {"featuriser": 0.0, "discriminator": 2.0}
-    settings = config(algorithm="dann", sampler="uniform", lr_multipliers=factors, network_options=options)
+    settings = config(
+        algorithm="dann", sampler="uniform", optimiser_options={"lr_multipliers": factors}, network_options=options
+    )
     trainer = Trainer(settings.changed(lr_schedule="cosine"), SPLITS)
     before = {name: value.clone() for name, value in trainer.algorithm.named_parameters()}
     assert rates(trainer)[0] == [0.0, 1e-3, 2e-3]
     for name, value in trainer.algorithm.named_parameters():
         assert torch.equal(value, before[name]) == name.startswith("network.featuriser."), name
     with pytest.raises(InputError, match=r"'discriminator', which has no trained parameters; there are \['featuriser'"):
-        Trainer(config(lr_multipliers=factors), SPLITS)
+        Trainer(config(optimiser_options={"lr_multipliers": factors}), SPLITS)
     with pytest.raises(InputError, match="did you mean 'featuriser'"):
-        RunConfig(lr_multipliers={"featurizer": 0.1})
+        RunConfig(optimiser_options={"lr_multipliers": {"featurizer": 0.1}})
 
 
 def test_betas_of_adam() -> None:
@@ -81,22 +82,25 @@ def test_betas_of_adam() -> None:
 
     alternating = {"algorithm": "dann", "algorithm_options": {"adversary": "alternating"}}
     assert (betas(), betas(**alternating)) == ((0.9, 0.999), (0.5, 0.9))
-    assert betas(adam_betas=(0.8, 0.95), **alternating) == (0.8, 0.95)
-    assert RunConfig(adam_betas=(0.8, 0.95)) == RunConfig(adam_betas=[0.8, 0.95])
-    with pytest.raises(InputError, match="adam_betas must be two numbers"):
-        RunConfig(adam_betas=[0.9])
+    assert betas(optimiser_options={"betas": (0.8, 0.95)}, **alternating) == (0.8, 0.95)
+    with pytest.raises(InputError, match="betas must be two numbers"):
+        RunConfig(optimiser_options={"betas": [0.9]})
+    with pytest.raises(InputError, match="unknown option of optimiser 'sgd': 'betas'"):
+        RunConfig(optimiser="sgd", optimiser_options={"betas": [0.9, 0.99]})
 
 
 def test_the_discriminator_may_have_rate_and_decay_of_its_own() -> None:
-    changes = {"algorithm": "dann", "lr": 1e-3, "weight_decay": 0.1, "lr_multipliers": {"discriminator": 2.0}}
-    trainer = Trainer(config(**changes, discriminator_lr=1e-2, discriminator_weight_decay=0.0), SPLITS)
+    changes = {"algorithm": "dann", "lr": 1e-3, "weight_decay": 0.1}
+    factors = {"lr_multipliers": {"discriminator": 2.0}}
+    own = {"discriminator_lr": 1e-2, "discriminator_weight_decay": 0.0}
+    trainer = Trainer(config(**changes, optimiser_options={**factors, **own}), SPLITS)
     found = {name: optimiser.param_groups[0] for name, optimiser in trainer.optimisers.items()}
     assert (found["network"]["lr"], found["network"]["weight_decay"]) == (1e-3, 0.1)
     assert (found["discriminator"]["lr"], found["discriminator"]["weight_decay"]) == (2e-2, 0.0)
-    shared = Trainer(config(**changes), SPLITS).optimisers["discriminator"].param_groups[0]
+    shared = Trainer(config(**changes, optimiser_options=factors), SPLITS).optimisers["discriminator"].param_groups[0]
     assert (shared["lr"], shared["weight_decay"]) == (2e-3, 0.1)
     with pytest.raises(InputError, match=r"discriminator_lr is 0.01, but algorithm 'mmd' has no discriminator"):
-        Trainer(config(algorithm="mmd", discriminator_lr=1e-2), SPLITS)
+        Trainer(config(algorithm="mmd", optimiser_options={"discriminator_lr": 1e-2}), SPLITS)
 
 
 # --- resumption ---------------------------------------------------------------------------------------------
@@ -104,14 +108,13 @@ def test_the_discriminator_may_have_rate_and_decay_of_its_own() -> None:
 RESUMED: dict[str, dict[str, Any]] = {
     "cosine": {
         "lr_schedule": "cosine",
-        "lr_multipliers": {"head": 3.0},
-        "adam_betas": [0.5, 0.9],
+        "optimiser_options": {"lr_multipliers": {"head": 3.0}, "betas": [0.5, 0.9]},
         "sampler": "uniform",
     },
-    "drift": {"refresh_policy": "drift", "refresh_options": {"threshold": 1e-4, "shortest": 2, "window": 2}},
-    "variance": {"refresh_policy": "variance", "refresh_options": {"tolerance": 0.0, "shortest": 2}, "lr": 0.05},
-    "growing": {"refresh_policy": "growing", "refresh_options": {"first": 2}, "sampler": "stratified"},
-    "classes": {"groups": "classes", "sampler": "stratified", "batch_size": 14},
+    "drift": {"refresh_every": "drift", "refresh_options": {"threshold": 1e-4, "shortest": 2, "window": 2}},
+    "variance": {"refresh_every": "variance", "refresh_options": {"tolerance": 0.0, "shortest": 2}, "lr": 0.05},
+    "growing": {"refresh_every": "growing", "refresh_options": {"first": 2}, "sampler": "stratified"},
+    "classes": {"class_shares": "source", "sampler": "stratified", "batch_size": 14},
     "half": {"precision": "16-mixed", "sampler": "uniform", "algorithm": "dann"},
     "cached": {"cache_embeddings": True, "network_options": {**DROPOUT, "freeze_backbone": True, "bottleneck": 4}},
 }
@@ -126,24 +129,8 @@ def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> Non
     second = Trainer(settings, SPLITS, tmp_path)
     second.run(resume=True)
     assert_same_run(whole, second)
-    if "refresh_policy" in RESUMED[name]:
+    if "refresh_every" in RESUMED[name]:
         assert whole.streams["source"].sampler._refreshes > 2
-
-
-def test_an_older_run_without_the_newer_settings_goes_on(tmp_path: Path) -> None:
-    settings = resumable(sampler="uniform")
-    Trainer(settings, SPLITS, tmp_path).run(progress=Stop(7))
-    path = tmp_path / "checkpoint.pt"
-    content = load_checkpoint(path)
-    for name in ("lr_schedule", "refresh_options", "devices", "tensorboard"):
-        del content["config"][name]
-    save_checkpoint(path, content)
-    with pytest.raises(InputError, match="has lr_schedule='none', this one lr_schedule='inverse'"):
-        Trainer(settings.changed(lr_schedule="inverse"), SPLITS, tmp_path).run(resume=True)
-    resumed, whole = Trainer(settings, SPLITS, tmp_path), Trainer(settings, SPLITS)
-    resumed.run(resume=True)
-    whole.run()
-    assert_same_run(whole, resumed)
 
 
 def test_a_schedule_that_ends_with_the_run_fixes_its_length(tmp_path: Path) -> None:
@@ -173,22 +160,21 @@ def refresh_steps(**changes: Any) -> list[int]:
 def test_policies_say_when_to_refresh() -> None:
     assert refresh_steps(refresh_every=5) == [0, 5, 10]
     assert refresh_steps(refresh_every=5, refresh_options={"start": 2}) == [2, 7]
-    assert refresh_steps(refresh_policy="growing", refresh_options={"first": 2, "factor": 2.0}) == [0, 2, 6]
+    assert refresh_steps(refresh_every="growing", refresh_options={"first": 2, "factor": 2.0}) == [0, 2, 6]
     still, moving = {"lr": 1e-12}, {"lr": 0.05}
-    drift = {"refresh_policy": "drift", "refresh_options": {"threshold": 0.01, "shortest": 3, "window": 1}}
+    drift = {"refresh_every": "drift", "refresh_options": {"threshold": 0.01, "shortest": 3, "window": 1}}
     assert refresh_steps(**drift, **still) == [0]
     assert len(refresh_steps(**drift, **moving)) > 2
-    variance = {"refresh_policy": "variance", "refresh_options": {"tolerance": 0.5, "shortest": 3}}
+    variance = {"refresh_every": "variance", "refresh_options": {"tolerance": 0.5, "shortest": 3}}
     for other in ({}, {"feature_source": "full"}, {"sampler": "balanced"}):
         assert len(refresh_steps(**variance, **still, **other)) < len(refresh_steps(**variance, **moving, **other))
-    assert refresh_steps(**variance, refresh_every=0) == []
-    assert (RunConfig().refresh_policy, RunConfig(refresh_every=3).refresh_policy) == ("growing", "every")
-    assert RunConfig(refresh_every=3).changed(refresh_policy="growing").refresh_policy == "growing"
+    assert refresh_steps(refresh_every=0) == []
+    assert RunConfig().refresh_every == "growing"
     for wrong, said in (
-        ({"refresh_policy": "drifts"}, "did you mean 'drift'"),
-        ({"refresh_policy": "drift", "feature_source": "full"}, "compares batches with a bank"),
-        ({"refresh_policy": "drift", "refresh_options": {"treshold": 1}}, "did you mean 'threshold'"),
-        ({"refresh_options": {"period": 3}}, "set with refresh_every"),
+        ({"refresh_every": "drifts"}, "did you mean 'drift'"),
+        ({"refresh_every": "drift", "feature_source": "full"}, "compares batches with a bank"),
+        ({"refresh_every": "drift", "refresh_options": {"treshold": 1}}, "did you mean 'threshold'"),
+        ({"refresh_options": {"period": 3}}, "unknown option of refresh_every 'growing': 'period'"),
     ):
         with pytest.raises(InputError, match=said):
             RunConfig(**wrong)
@@ -196,7 +182,7 @@ def test_policies_say_when_to_refresh() -> None:
 
 @pytest.mark.parametrize("sampler", ["stratified", "vardass", "ordered"])
 def test_strata_within_classes_keep_the_class_shares(sampler: str) -> None:
-    trainer = Trainer(config(sampler=sampler, groups="classes", batch_size=14, algorithm="coral"), SPLITS)
+    trainer = Trainer(config(sampler=sampler, class_shares="source", batch_size=14, algorithm="coral"), SPLITS)
     trainer.run()
     labels = SPLITS.source_train.known_labels()
     strata = trainer.streams["source"].sampler.strata  # type: ignore[attr-defined]
@@ -204,7 +190,7 @@ def test_strata_within_classes_keep_the_class_shares(sampler: str) -> None:
         assert len(labels[strata.labels == stratum].unique()) == 1
     assert trainer.streams["target"].sampler.groups is None  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="groups"):
-        Trainer(config(sampler="uniform", groups="classes"), SPLITS)
+        Trainer(config(sampler="uniform", class_shares="source"), SPLITS)
 
 
 # --- precision ----------------------------------------------------------------------------------------------
@@ -289,7 +275,11 @@ def test_embeddings_are_cached_only_where_they_stay_the_same() -> None:
     assert backbone("auto") is not None
     assert backbone(False) is None
     trained = {"network_options": {"widths": [4, 8]}}
-    for changes, said in ((trained, "is trained"), ({"augment": True}, "augmented"), ({"algorithm": "arm"}, "context")):
+    for changes, said in (
+        (trained, "is trained"),
+        ({"augment": "source"}, "augmented"),
+        ({"algorithm": "arm"}, "context"),
+    ):
         assert backbone("auto", **changes) is None
         with pytest.raises(InputError, match=said):
             backbone(True, **changes)

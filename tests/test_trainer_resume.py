@@ -25,7 +25,7 @@ from vardass.errors import InputError
 
 RESUMED = [
     {"algorithm": "mmd", "sampler": "vardass"},
-    {"algorithm": "mmd", "sampler": "stratified", "algorithm_options": {"ema": 0.9}},
+    {"algorithm": "mmd", "sampler": "stratified", "algorithm_options": {"confusion": 0.3}},
     {"algorithm": "cdan+sdat", "sampler": "ordered", "feature_source": "full"},
     {"algorithm": "coral", "sampler": "balanced", "optimiser": "sgd", "lr": 1e-4},
     {"algorithm": "dann", "sampler": "dpp", "algorithm_options": {"adversary": "alternating"}},
@@ -134,12 +134,12 @@ def test_augmented_images_in_half_precision_resume_too(tmp_path: Path) -> None:
         batch_size=4,
         refresh_every=2,
         eval_every=2,
-        augment=True,
+        augment="source",
         precision="bf16-mixed",
         selection="source-accuracy",
         device="cpu",
     )
-    whole, plain = Trainer(settings, splits), Trainer(settings.changed(augment=False), splits)
+    whole, plain = Trainer(settings, splits), Trainer(settings.changed(augment="none"), splits)
     whole.run()
     plain.run()
     Trainer(settings, splits, tmp_path).run(progress=Stop(3))

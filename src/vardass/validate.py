@@ -61,12 +61,6 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
 
     What numpy holds but torch does not is converted: other byte orders, negative strides, long doubles, and whole
     numbers without sign.
-
-    Raises
-    ------
-    InputError
-        If ``values`` are not numbers, have rows of unequal length or masked entries, or are a tensor that is
-        sparse, nested, quantised or on the device meta.
     """
     if isinstance(values, Tensor):
         require_dense(values, name)
@@ -110,12 +104,6 @@ def as_features(x: ArrayLike, name: str = "features", *, check_finite: bool = Tr
     """Return ``x`` as a detached (n, d) float32 or float64 tensor on its own device.
 
     Half precision and integers become float32, a vector of n numbers becomes (n, 1).
-
-    Raises
-    ------
-    InputError
-        If ``x`` is not numeric, has more than two dimensions, no rows or columns, or a NaN or an
-        infinity (the message says which rows).
     """
     x = as_tensor(x, name)
     if x.is_complex() or x.dtype == torch.bool:
@@ -150,11 +138,6 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
 
     Values are checked only for weights on the CPU: on a GPU the check would stop the training loop to
     wait for the device.
-
-    Raises
-    ------
-    InputError
-        If the length is not ``n``, an entry is negative or not finite, or the sum is not one.
     """
     if weights is None:
         return None
@@ -186,7 +169,7 @@ def _part_of_batch(total: float) -> str:
     )
 
 
-def as_labels(labels: ArrayLike, n: int, name: str = "labels") -> Tensor:
+def as_labels(labels: ArrayLike | Sequence[int], n: int, name: str = "labels") -> Tensor:
     """Return ``labels``, any whole numbers, as an int64 tensor of shape (n,) on its own device."""
     labels = as_tensor(labels, name, "whole numbers")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -317,23 +300,6 @@ def import_by_name(name: str, kind: str) -> Any:
 
     The module must be importable: the current folder is not put on the path. ``Name`` may have dots, for an
     attribute of a class.
-
-    Parameters
-    ----------
-    name : str
-        Module, colon, name in the module.
-    kind : str
-        What the object is for, such as ``"algorithm"``; for the messages.
-
-    Raises
-    ------
-    InputError
-        If there is no colon, no such module, or no such name in it. An error inside the module is raised as it is.
-
-    Examples
-    --------
-    >>> import_by_name("collections:OrderedDict", "data set").__name__
-    'OrderedDict'
     """
     parts = _module_and_name(str(name))
     if parts is None:
@@ -364,27 +330,6 @@ def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
 
     To import a module is to run it. Whoever types a name, or writes it in a program, knows what it runs; whoever opens
     a file need not.
-
-    Parameters
-    ----------
-    content : Any
-        Settings as JSON and YAML have them; every text in it is looked at.
-    source : object
-        Where it was read, for the message.
-    trust_code : bool
-        Whether the user said that the file may run code.
-
-    Raises
-    ------
-    InputError
-        If there is such a name and the file is not trusted.
-
-    Examples
-    --------
-    >>> refuse_code({"network": "mlp", "device": "cuda:1"}, "config.json", trust_code=False)
-    >>> refuse_code({"network": "subprocess:Popen"}, "config.json", trust_code=False)
-    Traceback (most recent call last):
-    vardass.errors.InputError: config.json names code to be imported and run, 'subprocess:Popen'; ...
     """
     if trust_code:
         return

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from vardass.adapt.algorithms import Algorithm, Batch
-from vardass.adapt.distributed import Processes
+from vardass.adapt.devices import Processes
 from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, derived_seed
@@ -65,21 +65,7 @@ def in_memory(dataset: Dataset[Tensor]) -> Tensor | None:
 
 
 class Inputs:
-    """The samples of a domain on their way to a network.
-
-    Attributes
-    ----------
-    data : Tensor of shape (n, *shape), or Dataset
-        On the device if it is a tensor.
-    shape : tuple of int
-        Of one sample as the network takes it.
-    may_crop : bool
-        Whether augmentation may take random parts of images.
-    domain_ids : Tensor of shape (n,) or None
-        Which of several united domains each sample is from.
-    is_embedded : bool
-        Whether outputs of a frozen backbone stand for the samples, see `replace`.
-    """
+    """The samples of a domain on their way to a network."""
 
     def __init__(self, domain: Domain, device: torch.device) -> None:
         tensor = in_memory(domain.dataset)
@@ -223,23 +209,6 @@ class Stream:
 
     A loader with workers asks its sampler for batches ahead of time. Those under way are part of the state, so
     that a restored stream goes on with the very next batch.
-
-    Parameters
-    ----------
-    inputs : Inputs
-        Samples.
-    labels : Tensor of shape (n,) or None
-        None for a target; in a regression scaled numbers (n, m).
-    sampler : RefreshableSampler
-        Endless.
-    workers : int
-        Processes that load samples which are not in memory.
-    processes : Processes, optional
-        Those that share each batch.
-    preprocessing : ImagePreprocessing
-        How the network wants its images.
-    crop_seed : int, optional
-        Of random crops of image files, for a stream that is augmented.
     """
 
     def __init__(
@@ -287,8 +256,8 @@ class Stream:
         )
         ids = inputs.domain_ids
         domains = None if ids is None else ids.index_select(0, rows.to(ids.device))
-        strata = None if indices.strata is None else torch.tensor(indices.strata)  # on the host, where it is checked
-        return Draw(rows, Batch(x, y, weights, len(rows), domains, strata, indices.pool))
+        pool = math.inf if indices.pool is None and indices.strata is not None else indices.pool
+        return Draw(rows, Batch(x, y, weights, indices.strata, pool, domains=domains, rows=len(rows)))
 
     @property
     def asks_ahead(self) -> bool:
@@ -341,7 +310,7 @@ def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None)
     """Collect the features z that a step computes anyway: ``{"source": (b_s, d), "target": (b_t, d)}``.
 
     They are those before dropout, which evaluation leaves out. Of several passes the last one with the network's own
-    parameters counts, not one at SDAT's climbed ones. What the step does not compute is absent.
+    parameters counts, not one at those of SDAT's ascent. What the step does not compute is absent.
     """
     found: dict[str, Tensor] = {}
     which = "source"
@@ -355,7 +324,7 @@ def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None)
             which = "target" if x is target.x else "both"
 
     def leave(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if algorithm.is_climbed:
+        if algorithm.is_ascended:
             return
         z = args[0].detach()
         if which == "both":
@@ -381,23 +350,7 @@ def training_streams(
     *,
     samplers: Mapping[str, RefreshableSampler] | None = None,
 ) -> dict[str, Stream]:
-    """Endless batches by domain, ``"source"`` and ``"target"``.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Its sampler, batch sizes and seed.
-    splits : TaskSplits
-        Samples to train on.
-    source : Inputs
-        Those of ``splits.source_train``, on the device of the run.
-    algorithm : Algorithm
-        Gives the samplers their kernel.
-    processes : Processes
-        Those that share each batch.
-    samplers : mapping of str to RefreshableSampler, optional
-        The caller's own, by domain, instead of those that the settings describe.
-    """
+    """Endless batches by domain, ``"source"`` and ``"target"``."""
     given = dict(samplers or {})
     found: dict[str, Stream] = {}
     sizes = {"source": config.batch_size, "target": config.target_batch_size or config.batch_size}
@@ -411,7 +364,7 @@ def training_streams(
             sampler = _checked_sampler(given.pop(name), name, inputs)
         else:
             options = {"kernel": algorithm.kernel, **config.sampler_options}
-            if config.groups == "classes" and labels is not None:
+            if config.class_shares == "source" and labels is not None:
                 options["groups"] = labels
             entry = find_sampler(config.sampler)
             if sources is not None and name == "source" and entry.preset.get("replacement"):
@@ -424,7 +377,7 @@ def training_streams(
         processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:
             sampler = _in_background(sampler, config, processes)
-        augmented = config.augment and (name == "source" or config.augment_target)
+        augmented = config.augment in (name, "both")
         found[name] = Stream(
             inputs,
             labels,
@@ -473,4 +426,5 @@ def _in_background(sampler: Any, config: RunConfig, processes: Processes) -> Bac
         raise InputError(
             f"background=True is for one process, got {processes.count}; use devices=1 or background=False"
         )
-    return BackgroundSampler(sampler, ahead=min(_MOST_AHEAD, max(1, config.refresh_every // 4)))
+    period = 100 if isinstance(config.refresh_every, str) else config.refresh_every
+    return BackgroundSampler(sampler, ahead=min(_MOST_AHEAD, max(1, period // 4)))

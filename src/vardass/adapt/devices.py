@@ -1,11 +1,12 @@
-"""Devices of a run, and the processes that it starts on several of them with Lightning Fabric.
+"""Devices of a run, the processes that it starts on several of them, and what these exchange.
 
 The batch sizes of a run are those of all its devices together. Every process draws the same batch, keeps its share of
-the rows, and computes the loss from the features of all, so a run has the same losses and weights on two devices as on
-one, up to rounding. What differs: dropout and augmentation draw other random numbers, BatchNorm normalises by the
-process's own share (on GPUs by the whole batch), and each process computes the small layers after z for all rows. The
-first process makes the strata, evaluates, and writes all files, while the others wait. Gradients are exchanged after
-the backward pass, not during it.
+the rows, and computes the loss from the features of all: a discrepancy is no mean over samples, so averaging the losses
+of parts would give another loss. A run thus has the same losses and weights on two devices as on one, up to rounding.
+What differs: dropout and augmentation draw other random numbers, BatchNorm normalises by the process's own share (on
+GPUs by the whole batch), and each process computes the small layers after z for all rows. The first process makes the
+strata, evaluates, and writes all files, while the others wait. Gradients are exchanged after the backward pass, not
+during it.
 """
 
 from __future__ import annotations
@@ -15,25 +16,30 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import multiprocessing
-from torch.multiprocessing.spawn import ProcessRaisedException
+from torch import Tensor, multiprocessing, nn
+from torch import distributed as dist
+from torch.multiprocessing.spawn import ProcessRaisedException, spawn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from vardass.adapt.config import RunConfig
-from vardass.adapt.distributed import Processes
 from vardass.adapt.reproducibility import deferred_interrupt
-from vardass.adapt.run_folder import RunFolder
 from vardass.errors import InputError, VardassError
+from vardass.processes import gather_rows
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
+    from vardass.adapt.config import RunConfig
+    from vardass.adapt.run_folder import RunFolder
     from vardass.adapt.trainer import Trainer
 
-__all__ = ["count_devices", "join_processes", "make_fabric", "pick_device", "run_in_processes"]
+__all__ = ["Processes", "count_devices", "join_processes", "pick_device", "run_in_processes", "synchronised_statistics"]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 _REPORT_SECONDS = 0.1
 _ERRORS = {kind.__name__: kind for kind in (VardassError, InputError)}
@@ -42,19 +48,17 @@ _ERRORS = {kind.__name__: kind for kind in (VardassError, InputError)}
 # --- which devices ------------------------------------------------------------------------------------
 
 
-def pick_device(name: str, accelerator: str = "auto") -> torch.device:
-    """Device by name, if it is there; ``"auto"`` is that of the accelerator, or a GPU if there is one."""
-    if name == "auto" and accelerator != "auto":
-        name = "cuda" if accelerator == "gpu" else accelerator
+def pick_device(name: str) -> torch.device:
+    """Device by name, if it is there; ``"auto"`` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1") from None
+        raise InputError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1", field="device") from None
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise InputError(f"device {name!r} is not there, torch sees {count} GPUs; use cpu or auto")
+        raise InputError(f"device {name!r} is not there, torch sees {count} GPUs; use cpu or auto", field="device")
     return device
 
 
@@ -62,37 +66,31 @@ def count_devices(config: RunConfig) -> int:
     """Processes that a run is to have; ``"auto"`` is one for each GPU, and one on a CPU."""
     if config.devices != "auto":
         return int(config.devices)
-    return max(1, torch.cuda.device_count()) if _accelerator(config) in ("auto", "cuda", "gpu") else 1
+    return max(1, torch.cuda.device_count()) if config.device in ("auto", "cuda") else 1
 
 
-def make_fabric(config: RunConfig) -> Any:
-    """Fabric for a run on several devices. It starts them; gradients are exchanged by ``Processes``.
-
-    Raises
-    ------
-    InputError
-        If Lightning Fabric is not installed, or the devices are not there.
-    """
-    count = count_devices(config)
-    try:
-        from lightning_fabric import Fabric  # takes seconds, and only runs on several devices need it
-    except ModuleNotFoundError as error:
+def _kind_of_devices(config: RunConfig) -> str:
+    """``"cuda"`` or ``"cpu"``, for a run on several devices that are there."""
+    count, there = count_devices(config), torch.cuda.device_count()
+    if ":" in config.device:
         raise InputError(
-            f"devices={config.devices} needs Lightning Fabric, which cannot be imported ({error}); install it with "
-            "pip install 'vardass[adapt]', or use devices=1"
-        ) from None
-    accelerator = _accelerator(config)
-    if accelerator in ("auto", "cuda", "gpu"):
-        there = torch.cuda.device_count()
-        if there < count and (there or accelerator != "auto"):
-            raise InputError(
-                f"devices={count}, but torch sees {there} GPUs; use devices='auto', or accelerator='cpu' for "
-                "processes on the CPU"
-            )
-    strategy = config.strategy
-    if strategy == "auto":
-        strategy = "ddp" if _under_torchrun() else "ddp_spawn"
-    return Fabric(accelerator=accelerator, devices=count, strategy=strategy)
+            f"device={config.device!r} is one device, but devices={config.devices!r}; leave device out, and choose "
+            "GPUs with the environment variable CUDA_VISIBLE_DEVICES",
+            field="devices",
+        )
+    if config.device not in ("auto", "cpu", "cuda"):
+        raise InputError(
+            f"devices={config.devices!r} needs GPUs of CUDA or the CPU, got device={config.device!r}; use devices=1",
+            field="devices",
+        )
+    kind = config.device if config.device != "auto" else "cuda" if there else "cpu"
+    if kind == "cuda" and there < count:
+        raise InputError(
+            f"devices={count}, but torch sees {there} GPUs; use devices='auto', or device='cpu' for processes on the "
+            "CPU",
+            field="devices",
+        )
+    return kind
 
 
 def join_processes(
@@ -100,58 +98,121 @@ def join_processes(
 ) -> tuple[Processes, torch.device, bool]:
     """The present process among those of a run, its device, and whether the run needs processes yet to be started.
 
-    With the strategy ``"ddp"`` each process runs the user's script as a whole: torchrun has started it, or Fabric
-    starts the script again for each device.
+    Under torchrun each process runs the user's script as a whole.
     """
     if processes is None and count_devices(config) > 1:
-        fabric = make_fabric(config)
-        if config.strategy != "ddp" and not (config.strategy == "auto" and _under_torchrun()):
+        kind = _kind_of_devices(config)
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
             return Processes(), torch.device("cpu"), True  # only to look at the settings: the work is done elsewhere
-        fabric.launch()
-        return Processes(fabric.global_rank, fabric.world_size), fabric.device, False
-    return processes or Processes(), device or pick_device(config.device, config.accelerator), False
+        return *_join_group(kind, int(os.environ["LOCAL_RANK"])), False
+    return processes or Processes(), device or pick_device(config.device), False
 
 
-def _accelerator(config: RunConfig) -> str:
-    if config.device == "auto":
-        return config.accelerator
-    kind, colon, _ = config.device.partition(":")
-    if colon and config.devices != 1:
-        raise InputError(
-            f"device={config.device!r} is one device, but devices={config.devices!r}; leave device out, and choose "
-            "GPUs with the environment variable CUDA_VISIBLE_DEVICES"
-        )
-    if config.accelerator not in ("auto", kind) and (config.accelerator, kind) != ("gpu", "cuda"):
-        raise InputError(f"device={config.device!r} is no {config.accelerator!r}; leave one of the two out")
-    return kind
+def _join_group(kind: str, number: int, **place: Any) -> tuple[Processes, torch.device]:
+    """Join the process group at ``place``, by default that of torchrun, with the device of this number."""
+    device = torch.device(kind, number) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)  # objects are sent by way of it
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", **place)
+    return Processes(dist.get_rank(), dist.get_world_size()), device
 
 
-def _under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+# --- what processes exchange --------------------------------------------------------------------------
 
 
-# --- processes of a run -------------------------------------------------------------------------------
+class Processes:
+    """The present process among those that train together; all must call the methods in the same order."""
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process refreshes, evaluates and writes for all."""
+        return self.rank == 0
+
+    def part(self, rows: int) -> slice:
+        """Rows of a batch that are this process's."""
+        if rows % self.count:
+            raise InputError(
+                f"a batch of {rows} samples cannot be shared evenly by {self.count} processes; use a batch_size and "
+                f"target_batch_size that {self.count} divides"
+            )
+        each = rows // self.count
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def whole(self, local: Tensor) -> Tensor:
+        """Rows (b, ...) of all processes, put together in the order of the batch: (count b, ...); see `gather_rows`."""
+        return local if self.count == 1 else gather_rows(local)
+
+    def same(self, value: Any) -> Any:
+        """The value that the leading process has."""
+        if self.count == 1:
+            return value
+        box = [value if self.leads else None]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give all processes the mean of their gradients."""
+        if self.count > 1:
+            self._average([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+    def average_statistics(self, module: nn.Module) -> None:
+        """Give all processes the mean of the running statistics of their BatchNorm layers."""
+        if self.count > 1:
+            layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.training]
+            found = [statistic for layer in layers for statistic in (layer.running_mean, layer.running_var)]
+            self._average([statistic for statistic in found if statistic is not None])
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        if not tensors:
+            return
+        with torch.no_grad():
+            flat = torch.cat([tensor.flatten().float() for tensor in tensors])  # one exchange for all
+            dist.all_reduce(flat)
+            flat /= self.count
+            for tensor, mean in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors])):
+                tensor.copy_(mean.view_as(tensor))
 
 
-def run_in_processes(trainer: Trainer, *, resume: bool, progress: Progress | None) -> None:
-    """Run ``trainer`` in processes of its own and give it their final state.
+def synchronised_statistics(algorithm: Module, device: torch.device) -> Module:
+    """Let BatchNorm see the whole batch where torch can (on GPUs); elsewhere each process normalises its own part."""
+    if device.type != "cuda":
+        return algorithm
+    converted: Module = nn.SyncBatchNorm.convert_sync_batchnorm(algorithm)  # type: ignore[no-untyped-call]
+    return converted
+
+
+# --- processes that a run starts ----------------------------------------------------------------------
+
+
+def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progress: Progress | None) -> None:
+    """Run ``trainer`` in processes of its own, with their files in ``folder``, and give it their final state.
 
     What it was given is sent to them, so data sets must be picklable, and a script must start its work under
     ``if __name__ == "__main__":``. An error that ``progress`` raises stops them after their step, and is raised once
     they have ended.
     """
-    fabric = make_fabric(trainer.config)
-    context: Any = multiprocessing.get_context("fork" if trainer.config.strategy == "ddp_fork" else "spawn")
+    context: Any = multiprocessing.get_context("spawn")
     messages, stop = context.SimpleQueue(), context.Event()
+    if trainer.out is None and trainer.step:
+        folder.save(trainer.config, trainer.state_dict())
     with ExitStack() as stack:
-        out = trainer.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vardass-")))
-        folder = RunFolder(out)
-        if trainer.out is None and trainer.step:
-            folder.save(trainer.config, trainer.state_dict())
+        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vardass-"))) / "group"
         asked = stack.enter_context(deferred_interrupt())
         listener = _Listener(messages, stop, asked, progress)
+        job = {
+            "make_trainer": type(trainer),
+            "given": (trainer.config, trainer.splits, folder.path),
+            "observed": trainer.observed,
+            "kind": _kind_of_devices(trainer.config),
+            "resume": resume,
+        }
+        count = count_devices(trainer.config)
         try:
-            fabric.launch(_run_one, _Job(trainer, out, resume), messages, stop)
+            spawn(_run_one, (count, meeting.as_uri(), job, messages, stop), nprocs=count)  # type: ignore[no-untyped-call]
         except ProcessRaisedException as error:
             listener.close()
             if listener.error is not None:
@@ -167,16 +228,7 @@ def run_in_processes(trainer: Trainer, *, resume: bool, progress: Progress | Non
             raise listener.failure
 
 
-class _Job:
-    """What a process is to run; Fabric looks into dataclasses and refuses frozen ones, but not into this."""
-
-    def __init__(self, trainer: Trainer, out: Path, resume: bool) -> None:
-        self.make_trainer = type(trainer)
-        self.config, self.splits, self.observed = trainer.config, trainer.splits, trainer.observed
-        self.out, self.resume = out, resume
-
-
-def _run_one(fabric: Any, job: _Job, messages: Any, stop: Any) -> None:
+def _run_one(rank: int, count: int, meeting: str, job: dict[str, Any], messages: Any, stop: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one tells when to stop
     last = 0.0
 
@@ -189,31 +241,22 @@ def _run_one(fabric: Any, job: _Job, messages: Any, stop: Any) -> None:
             messages.put(("progress", share, message))
 
     try:
-        processes = Processes(fabric.global_rank, fabric.world_size)
-        trainer = job.make_trainer(
-            job.config, job.splits, job.out, observed=job.observed, processes=processes, device=fabric.device
-        )
-        trainer.run(resume=job.resume, progress=report if processes.leads else None)
+        processes, device = _join_group(job["kind"], rank, init_method=meeting, rank=rank, world_size=count)
+        trainer = job["make_trainer"](*job["given"], observed=job["observed"], processes=processes, device=device)
+        trainer.run(resume=job["resume"], progress=report if processes.leads else None)
     except VardassError as error:
         kind = "InputError" if isinstance(error, InputError) else "VardassError"
         messages.put(("error", kind, str(error)))
         raise
     finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class _Listener:
     """Hands on what the processes say, while the main thread waits for them.
 
     It reads until it is closed, come what may: a process that writes to a full pipe would wait for ever.
-
-    Attributes
-    ----------
-    error : tuple of str, optional
-        Kind and message of an error in a process.
-    failure : BaseException, optional
-        What ``progress`` raised; it is not called again then.
     """
 
     def __init__(self, messages: Any, stop: Any, asked: list[bool], progress: Progress | None) -> None:

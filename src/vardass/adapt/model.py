@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from vardass.adapt.algorithms import Algorithm, make_algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig, as_input_error
-from vardass.adapt.evaluation import SCORE_NAMES, label_scores, outputs
 from vardass.adapt.networks import Network, make_network
 from vardass.adapt.networks.pretrained import backbone_config, backbone_from_config
+from vardass.adapt.selection import SCORE_NAMES, label_scores, outputs
 from vardass.data.domains import Domain, Kind
 from vardass.data.images import ImagePreprocessing
 from vardass.data.own_data import how_read
@@ -63,7 +63,7 @@ class RunResult:
     score : float or None
         Of the chosen weights, by ``config.selection``; None if there was no evaluation yet.
     equal_steps : list of int
-        Evaluations that competed and could not be told from the best one, see ``vardass.adapt.model_choice``.
+        Evaluations that competed and could not be told from the best one, see ``vardass.adapt.selection``.
     competing : int
         Evaluations that competed.
     interrupted : bool
@@ -109,22 +109,7 @@ def build_algorithm(
     algorithm: Algorithm | type[Algorithm] | None = None,
     network: nn.Module | None = None,
 ) -> Algorithm:
-    """Network and algorithm of a run, with the initial weights that its seed gives.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Names and options of both, and the seed.
-    input_shape : tuple of int
-        Of one sample.
-    num_classes : int
-        At least 2, or with ``config.regression`` the count of numbers to predict.
-    algorithm : Algorithm or subclass of it, optional
-        Instead of ``config.algorithm``. An object has its network already; a class is called with
-        ``config.algorithm_options``.
-    network : nn.Module, optional
-        Instead of ``config.network``, see ``make_network``.
-    """
+    """Network and algorithm of a run, with the initial weights that its seed gives."""
     if isinstance(algorithm, Algorithm):
         if network is not None:
             raise InputError(f"a {type(algorithm).__name__} object has its network already; leave network= out")
@@ -140,11 +125,7 @@ def build_algorithm(
             )
         return algorithm
     network_options = {"seed": derived_seed("network", config.seed), **config.network_options}
-    algorithm_options = {
-        "seed": derived_seed("algorithm", config.seed) % 2**31,
-        **config.algorithm_options,
-        **config.loss_options,
-    }
+    algorithm_options = {"seed": derived_seed("algorithm", config.seed) % 2**31, **config.algorithm_options}
     if config.regression:
         network_options["regression"] = algorithm_options["regression"] = True
     whole = make_network(config.network if network is None else network, input_shape, num_classes, **network_options)
@@ -425,13 +406,7 @@ class FrozenBackbone:
 
     @classmethod
     def take_out(cls, config: RunConfig, algorithm: Algorithm) -> FrozenBackbone | None:
-        """Take the backbone out if ``config.cache_embeddings`` asks for it.
-
-        Raises
-        ------
-        InputError
-            If it is True and the outputs change from step to step.
-        """
+        """Take the backbone out if ``config.cache_embeddings`` asks for it."""
         if not config.cache_embeddings:
             return None
         reason = _why_not(config, algorithm)
@@ -473,7 +448,7 @@ def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:
     network = algorithm.network
     if not network.freeze_backbone:
         return "the backbone is trained (network_options freeze_backbone=True would freeze it)"
-    if config.augment:
+    if config.augment != "none":
         return "images are augmented at random"
     if type(algorithm).features is not Algorithm.features:
         return f"{type(algorithm).__name__} computes features in its own way, such as with a context that is trained"

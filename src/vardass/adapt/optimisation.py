@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.errors import InputError
+from vardass.validate import check_number, choose, unknown
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -23,6 +25,7 @@ __all__ = [
     "LossScaling",
     "Schedule",
     "autocast_dtype",
+    "check_optimiser_options",
     "make_optimisers",
     "plain_backward",
 ]
@@ -42,28 +45,53 @@ PARTS = tuple(_PREFIXES)
 """Parts of an algorithm that may have a learning rate of their own."""
 
 
-def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimizer]:
-    """One optimiser for each role of the algorithm's parameters.
+_OWN = {"adam": "betas", "sgd": "momentum"}
 
-    Raises
-    ------
-    InputError
-        If a role has no parameters, a multiplier of ``config.lr_multipliers`` nothing to multiply, or there is no
-        discriminator for what is said of one.
-    """
+
+def check_optimiser_options(optimiser: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the optimiser does not take, or values that it cannot use."""
+    checks: dict[str, Callable[[Any, str], object]] = {
+        "betas": _check_betas,
+        "momentum": partial(check_number, low=0.0, below=1.0),
+        "lr_multipliers": _check_multipliers,
+        "discriminator_lr": partial(check_number, low=0.0),
+        "discriminator_weight_decay": partial(check_number, low=0.0),
+    }
+    known = [name for name in checks if name not in _OWN.values() or name == _OWN[optimiser]]
+    for name, value in options.items():
+        if name not in known:
+            raise unknown(f"option of optimiser {optimiser!r}:", name, known)
+        checks[name](value, name)
+
+
+def _check_betas(value: Any, name: str) -> None:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise InputError(f"{name} must be two numbers such as (0.9, 0.999), got {value!r}", field=name)
+    for beta in value:
+        check_number(beta, name, low=0.0, below=1.0)
+
+
+def _check_multipliers(value: Any, name: str) -> None:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} must be a mapping of parts to factors, got {value!r}", field=name)
+    for part, factor in value.items():
+        check_number(factor, f"{name}[{choose(part, f'part of {name}', PARTS)!r}]", low=0.0)
+
+
+def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimizer]:
+    """One optimiser for each role of the algorithm's parameters, see ``optimiser_options`` of `RunConfig`."""
+    options = config.optimiser_options
+    multipliers: Mapping[str, float] = options.get("lr_multipliers", {})
     part_of = {id(parameter): _part(name) for name, parameter in algorithm.named_parameters()}
     trained = {part_of[id(parameter)] for parameter in algorithm.parameters() if parameter.requires_grad}
-    for part in config.lr_multipliers:
+    for part in multipliers:
         if part not in trained:
             have = [name for name in PARTS if name in trained]
             raise InputError(f"lr_multipliers names {part!r}, which has no trained parameters; there are {have}")
-
     roles = algorithm.parameter_groups()
-    for name in ("discriminator_lr", "discriminator_weight_decay"):
-        if getattr(config, name) is not None and "discriminator" not in roles:
-            raise InputError(
-                f"{name} is {getattr(config, name)}, but algorithm {config.algorithm!r} has no discriminator; remove it"
-            )
+    for name, value in options.items():
+        if name.startswith("discriminator_") and "discriminator" not in roles:
+            raise InputError(f"{name} is {value}, but algorithm {config.algorithm!r} has no discriminator; remove it")
 
     def optimiser(role: str, parameters: list[nn.Parameter]) -> Optimizer:
         if not parameters:
@@ -72,18 +100,18 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
             )
         by_factor: dict[float, list[nn.Parameter]] = {}
         for parameter in parameters:
-            by_factor.setdefault(config.lr_multipliers.get(part_of[id(parameter)], 1.0), []).append(parameter)
+            by_factor.setdefault(multipliers.get(part_of[id(parameter)], 1.0), []).append(parameter)
         lr, decay = config.lr, config.weight_decay
         if role == "discriminator":
-            lr = lr if config.discriminator_lr is None else config.discriminator_lr
-            decay = decay if config.discriminator_weight_decay is None else config.discriminator_weight_decay
+            lr = options.get("discriminator_lr", lr)
+            decay = options.get("discriminator_weight_decay", decay)
         groups = [{"params": group, "lr": lr * factor} for factor, group in by_factor.items()]
         if config.optimiser == "sgd":
-            momentum = config.momentum
+            momentum = options.get("momentum", 0.9)
             return SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, weight_decay=decay)
         # DomainBed's alternating adversaries have betas of their own
         usual = (0.5, 0.9) if getattr(algorithm, "adversary", None) == "alternating" else (0.9, 0.999)
-        first, second = config.adam_betas or usual
+        first, second = options.get("betas", usual)
         return Adam(groups, lr=lr, betas=(first, second), weight_decay=decay)
 
     return {role: optimiser(role, list(parameters)) for role, parameters in roles.items()}

@@ -16,10 +16,7 @@ _LEAST_DEVIATION = 1e-5  # in parts of the mean; what varies less is lost in sin
 
 
 def check_outputs(count: int, *, regression: bool) -> None:
-    """Refuse fewer outputs of a network than a classifier, or a regression, can have.
-
-    >>> check_outputs(1, regression=True)
-    """
+    """Refuse fewer outputs of a network than a classifier, or a regression, can have."""
     if check_flag(regression, "regression"):
         check_count(count, "num_classes", remedy="a regression predicts at least one number")
     else:
@@ -55,13 +52,7 @@ class Units(nn.Module):
         self.register_buffer("deviation", torch.ones(count))
 
     def fit(self, y: Tensor, names: Sequence[str]) -> None:
-        """Take mean and deviation from the source's numbers ``y`` (n, m).
-
-        Raises
-        ------
-        InputError
-            If one of the numbers is the same for all samples, or nearly: there is nothing to learn.
-        """
+        """Take mean and deviation from the source's numbers ``y`` (n, m)."""
         mean, deviation = y.double().mean(0), y.double().std(0, correction=0)
         for name, centre, spread in zip(names, mean.tolist(), deviation.tolist(), strict=True):
             if spread <= _LEAST_DEVIATION * abs(centre):
@@ -82,11 +73,7 @@ class Units(nn.Module):
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """Squared error of each row of ``outputs`` (b, m), the mean over its m numbers: (b,).
-
-    >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]]))
-    tensor([2.5000])
-    """
+    """Squared error of each row of ``outputs`` (b, m), the mean over its m numbers: (b,)."""
     if outputs.shape != y.shape:
         raise InputError(
             f"outputs have shape {tuple(outputs.shape)}, the numbers to predict {tuple(y.shape)}; both must be (b, m)"

@@ -37,11 +37,10 @@ CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-_OLD_CHECKPOINT_FILE = "checkpoint.safetensors"  # of versions up to 0.1
 _FORMAT = 2
 _NO_SCALARS = ("step", "best_step", "seconds")
 # between a checkpoint and the run that resumes it
-_MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "accelerator", "strategy", "tensorboard")
+_MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "tensorboard")
 
 
 class RunFolder:
@@ -52,8 +51,8 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is something to resume, or a checkpoint of an older version."""
-        return any((self.path / name).exists() for name in (CHECKPOINT_FILE, _OLD_CHECKPOINT_FILE))
+        """Whether there is something to resume."""
+        return (self.path / CHECKPOINT_FILE).exists()
 
     def begin(self, config: RunConfig) -> None:
         """Make the folder, write the settings and start an empty list of metrics."""
@@ -78,27 +77,14 @@ class RunFolder:
         save_checkpoint(self.path / CHECKPOINT_FILE, {"config": config.to_json(), "state": dict(state)})
 
     def load(self, config: RunConfig, *, resume: bool) -> dict[str, Any]:
-        """Read the checkpoint's state.
-
-        Raises
-        ------
-        InputError
-            If nobody asked to resume, the file is damaged or of an older version, or its run had other settings.
-        """
+        """Read the checkpoint's state."""
         if not resume:
             raise InputError(f"{self.path} already holds a run; go on with resume=True, or choose another folder")
-        file = self.path / CHECKPOINT_FILE
-        if not file.exists() and (self.path / _OLD_CHECKPOINT_FILE).exists():
-            raise InputError(
-                f"{self.path / _OLD_CHECKPOINT_FILE} was written by an older version of vardass, which this one cannot "
-                "resume; finish the run with that version, or start it anew in another folder"
-            )
-        content = load_checkpoint(file)
+        content = load_checkpoint(self.path / CHECKPOINT_FILE)
         # a rate that falls to 0 at the last step depends on where that is
         may_change = [name for name in _MAY_CHANGE if name != "steps" or config.lr_schedule != "cosine"]
-        defaults = RunConfig().to_json()  # for settings that an older version did not have
         for name, value in config.to_json().items():
-            before = content["config"].get(name, defaults[name])
+            before = content["config"].get(name)
             if name not in may_change and before != value:
                 raise InputError(
                     f"the run in {self.path} has {name}={before!r}, this one {name}={value!r}; resume with the same "
@@ -126,20 +112,7 @@ def read_data_file(run: Path) -> dict[str, Any]:
 
 
 def reading_of(model: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """How the samples of a model were read: as its own file says, the rest as the run's ``data.json`` says.
-
-    Parameters
-    ----------
-    model : Path
-        ``model.safetensors``, or the folder of the run.
-    about : mapping
-        Of the model, from ``load_model``.
-
-    Raises
-    ------
-    InputError
-        If neither says whether inputs were scaled: predictions from inputs of another scale are wrong.
-    """
+    """How the samples of a model were read: as its own file says, the rest as the run's ``data.json`` says."""
     folder = model if model.is_dir() else model.parent
     found = {**read_data_file(folder), **(about.get("reading") or {})}
     if about["data_kind"] == "features" and "scale" not in found:
@@ -154,14 +127,7 @@ def reading_of(model: Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Write tensors, numbers, text, and lists, tuples and dicts of them to one file; a crash leaves the old one whole.
-
-    Raises
-    ------
-    InputError
-        If there is something else in ``content``, which `load_checkpoint` would refuse to read; or if the file cannot
-        be written, as on a full disk: the ``OSError`` is the cause then.
-    """
+    """Write plain values and tensors, in dicts, lists and tuples, to one file; a crash leaves the old one whole."""
     _refuse_objects(content, "")
     try:
         with atomic_write(path) as file:
@@ -178,14 +144,7 @@ def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) ->
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote, tensors on the CPU; no code in the file is run.
-
-    Raises
-    ------
-    InputError
-        If there is no such file, or it is cut off, or something else. If it cannot be read just now, the ``OSError``
-        is the cause of the error.
-    """
+    """Read what `save_checkpoint` wrote, tensors on the CPU; no code in the file is run."""
     file = Path(path)
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
@@ -225,15 +184,7 @@ def _refuse_objects(value: Any, place: str) -> None:
 
 
 class History:
-    """Losses, metrics and the latest variances of a run.
-
-    Attributes
-    ----------
-    metrics : list of dict
-        One entry for each evaluation.
-    strata_log : dict of str to float
-        Variances of the latest refresh, by domain.
-    """
+    """Losses, metrics and the latest variances of a run."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -260,13 +211,7 @@ class History:
             self.strata_log |= {key: value for key, value in log.items() if "seconds" not in key and key != "step"}
 
     def take_losses(self, step: int, lr: float) -> dict[str, float]:
-        """Mean losses since the last call.
-
-        Raises
-        ------
-        VardassError
-            If one is not finite.
-        """
+        """Mean losses since the last call."""
         losses = {f"loss/{name}": float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         if not all(math.isfinite(value) for value in losses.values()):
@@ -304,18 +249,7 @@ class History:
 
 
 class TensorBoardLog:
-    """Scalars of each evaluation in ``RUN/tensorboard``.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Of the run.
-
-    Raises
-    ------
-    InputError
-        If there is no folder, or TensorBoard is not installed.
-    """
+    """Scalars of each evaluation in ``RUN/tensorboard``."""
 
     def __init__(self, folder: Path | None) -> None:
         if folder is None:

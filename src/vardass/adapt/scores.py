@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.devices import pick_device
-from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import reading_of
+from vardass.adapt.selection import outputs
 from vardass.data.domains import Domain
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.folders import subfolders
@@ -262,11 +262,6 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> tuple[flo
 
     It holds the probabilities q for which the share of successes is within z standard errors √(q (1 - q) / n) of q,
     with z the normal quantile of the level.
-
-    Examples
-    --------
-    >>> [round(end, 3) for end in wilson_interval(9, 10)]
-    [0.596, 0.982]
     """
     check_count(n, "n")
     check_count(successes, "successes", low=0, high=n)
@@ -321,17 +316,7 @@ class Evaluation:
 def evaluate_domains(
     algorithm: Algorithm, about: Mapping[str, Any], domains: Mapping[str, Domain], *, workers: int = 0
 ) -> Evaluation:
-    """Scores of a model on labelled domains.
-
-    Parameters
-    ----------
-    algorithm, about
-        From `load_model`.
-    domains : mapping of str to Domain
-        With labels, and the classes of the model.
-    workers : int
-        Processes that decode files.
-    """
+    """Scores of a model on labelled domains."""
     if not domains:
         raise InputError("0 domains to evaluate on; give at least one labelled data set")
     device, config = next(algorithm.parameters()).device, about["config"].changed(workers=workers)
@@ -439,19 +424,7 @@ def labelled_domains(
     key: str | None = None,
     labels: str | None = None,
 ) -> dict[str, Domain]:
-    """Domains by name, read as a run read its own.
-
-    Parameters
-    ----------
-    given : iterable of (name or None, path or Domain)
-        Those without a name get that of their file, or, if two are alike, the whole path.
-    about : mapping
-        Of the model, from `load_model`.
-    run : Path
-        Folder of the run, or its model.
-    key, labels : str, optional
-        See `evaluate_run`.
-    """
+    """Domains by name, read as a run read its own."""
     how = reading_of(run, about)
     entries: list[tuple[str, str, Data]] = []  # name, what stands in for it, data
     for name, entry in given:

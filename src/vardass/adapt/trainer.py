@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,9 +16,7 @@ from torch import Tensor, nn
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Draw, Inputs, recorded_features, training_streams
 from vardass.adapt.config import RunConfig
-from vardass.adapt.devices import join_processes, pick_device, run_in_processes
-from vardass.adapt.distributed import Processes, synchronised_statistics
-from vardass.adapt.evaluation import Evaluator
+from vardass.adapt.devices import Processes, join_processes, pick_device, run_in_processes, synchronised_statistics
 from vardass.adapt.model import (
     MODEL_FILE,
     FrozenBackbone,
@@ -27,11 +26,11 @@ from vardass.adapt.model import (
     save_model,
     types_of,
 )
-from vardass.adapt.model_choice import ModelChoice
 from vardass.adapt.optimisation import LossScaling, Schedule, make_optimisers, plain_backward
-from vardass.adapt.refreshing import StrataUpdater
 from vardass.adapt.reproducibility import deferred_interrupt, randomness_restored, seed_everything, tell_user
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
+from vardass.adapt.selection import Evaluator, ModelChoice
+from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError, VardassError
@@ -162,7 +161,9 @@ class Trainer:
         """
         if self._starts_processes:
             self._check_begin(resume)
-            run_in_processes(self, resume=resume or self.step > 0, progress=progress)
+            with tempfile.TemporaryDirectory(prefix="vardass-") as spare:  # for a run without a folder of its own
+                folder = self.folder or RunFolder(Path(spare))
+                run_in_processes(self, folder, resume=resume or self.step > 0, progress=progress)
             self._tell_if_interrupted()
             return self._result()
         with randomness_restored(self.device), deferred_interrupt() as asked_to_stop:
@@ -258,7 +259,7 @@ class Trainer:
         return self.step % period == 0 or self.step == self.config.steps
 
     def _augment_seed(self, name: str) -> int | None:
-        if not self.config.augment or (name == "target" and not self.config.augment_target):
+        if self.config.augment not in (name, "both"):
             return None
         return derived_seed("augment", name, self.config.seed, self.step, *self._own_seed)
 
@@ -321,7 +322,7 @@ class Trainer:
         if self.backbone is not None:
             chosen = self.backbone.put_back(chosen)
         if self._starts_processes:
-            chosen = chosen.to(pick_device(self.config.device, self.config.accelerator))
+            chosen = chosen.to(pick_device(self.config.device))
         return RunResult(
             config=self.config,
             algorithm=chosen.eval(),

@@ -14,7 +14,6 @@ import typer
 
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
-from vardass.adapt.evaluation import SCORE_NAMES
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import (
@@ -25,6 +24,7 @@ from vardass.adapt.run_folder import (
     RunFolder,
     read_data_file,
 )
+from vardass.adapt.selection import SCORE_NAMES
 from vardass.adapt.trainer import Trainer
 from vardass.backend import one_thread
 from vardass.cli.doctor import NETWORKS, SMALL, short_form

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from vardass.adapt.batches import Inputs
-from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import load_model
 from vardass.adapt.run_folder import RunFolder, reading_of
+from vardass.adapt.selection import outputs
 from vardass.analysis.sampler_noise import variance_report
 from vardass.backend import one_thread
 from vardass.cli.adapt import adapt

@@ -15,10 +15,10 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
-from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, RunResult, load_model
 from vardass.adapt.networks import is_pretrained
 from vardass.adapt.run_folder import reading_of
+from vardass.adapt.selection import outputs
 from vardass.adapt.trainer import Trainer
 from vardass.analysis.doctor import Diagnosis, diagnose
 from vardass.cli.progress import progress_bar

@@ -17,10 +17,10 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
-from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import MODEL_FILE, load_model
 from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import reading_of
+from vardass.adapt.selection import outputs
 from vardass.cli.embeddings import check_output
 from vardass.cli.run_options import TrustCode
 from vardass.data.domains import Domain, find_sample

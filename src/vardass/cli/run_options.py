@@ -24,14 +24,16 @@ DATA_PANEL = "Data and files"
 _METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
 _PANELS = {
     _METHOD: (
-        "algorithm algorithm_options estimator contraction reference_rows sampler sampler_options network "
-        "network_options groups class_aligned class_options refresh_every refresh_policy refresh_options feature_source"
+        "algorithm algorithm_options sampler sampler_options network network_options class_shares class_options "
+        "refresh_every refresh_options feature_source"
     ),
-    _MACHINE: (
-        "background cache_embeddings tensorboard precision device devices accelerator strategy workers eval_batch_size"
-    ),
+    _MACHINE: ("background cache_embeddings tensorboard precision device devices workers eval_batch_size"),
 }  # all others are about training
-_MORE_NAMES = {"algorithm_options": ("--option",), "optimiser": ("--optimizer",)}
+_MORE_NAMES = {
+    "algorithm_options": ("--option",),
+    "optimiser": ("--optimizer",),
+    "optimiser_options": ("--optimizer-option",),
+}
 _SCHEMA: dict[str, Any] = RunConfig.model_json_schema()["properties"]
 _TYPES: dict[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str, "object": list[str]}
 _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "network": "network_options"}
@@ -39,7 +41,7 @@ _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "netwo
 _DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
 _SHOWN = {
     "network": "the paper's for its data sets, else a small one for the data",
-    "class_aligned": "none; vardass adapt: uniform where sampler and algorithm allow it",
+    "class_shares": "none; vardass adapt: uniform where sampler and algorithm allow it",
 }
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
@@ -94,7 +96,7 @@ def _option(name: str, schema: Mapping[str, Any]) -> inspect.Parameter:
 
 def _flag(name: str) -> str:
     """``--sampler-option`` of ``sampler_options``: one pair at a time; else the name with dashes."""
-    return "--" + (name.removesuffix("s") if name.endswith(("_options", "_multipliers")) else name).replace("_", "-")
+    return "--" + (name.removesuffix("s") if name.endswith("_options") else name).replace("_", "-")
 
 
 def _alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vardass.adapt.evaluation import SCORE_NAMES
 from vardass.adapt.model import RunResult
-from vardass.adapt.model_choice import FIRST_BEST
+from vardass.adapt.selection import FIRST_BEST, SCORE_NAMES
 from vardass.backend import were_compiled
 from vardass.cli.predict import PredictedNumbers, Predictions
 from vardass.errors import InputError

@@ -13,9 +13,9 @@ import torch
 
 from vardass.adapt.algorithms import algorithm_options, make_algorithm
 from vardass.adapt.config import RunConfig
-from vardass.adapt.evaluation import _NEED_SOURCE
 from vardass.adapt.networks import NETWORK_NAMES, make_network
 from vardass.adapt.networks.registry import _builder, _check_options
+from vardass.adapt.selection import _NEED_SOURCE
 from vardass.data.registry import find_dataset
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
@@ -199,7 +199,7 @@ class Tries:
         self._once(["config", shared], lambda: RunConfig(**shared))
         for name in ("batch_size", "target_batch_size"):
             if settings[name] is not None:
-                grouped = settings["groups"] is not None and name == "batch_size"
+                grouped = settings["class_shares"] == "source" and name == "batch_size"
                 self.sampler(settings["sampler"], settings["sampler_options"], settings[name], grouped=grouped)
 
     def sampler(self, name: str, options: Mapping[str, Any], batch_size: int, *, grouped: bool = False) -> None:

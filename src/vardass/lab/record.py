@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from vardass.adapt.algorithms import algorithm_options
-from vardass.adapt.model_choice import FIRST_BEST
+from vardass.adapt.selection import FIRST_BEST
 from vardass.data.registry import find_dataset
 from vardass.errors import InputError
 
@@ -40,6 +40,7 @@ _UNNAMED: dict[str, Any] = {
     "target_batch_size": None,
     "groups": None,
     "class_aligned": "none",
+    "class_shares": "none",
     "class_options": {},
     "lr": 1e-3,
     "lr_schedule": "none",
@@ -49,6 +50,7 @@ _UNNAMED: dict[str, Any] = {
     "discriminator_weight_decay": None,
     "momentum": 0.9,
     "optimiser": "adam",
+    "optimiser_options": {},
     "adam_betas": None,
     "refresh_every": 100,
     "refresh_policy": "every",
@@ -143,7 +145,9 @@ class RunSpec:
         content["config"] = {
             name: value
             for name, value in {**self.config, "algorithm_options": options}.items()
-            if name not in _SURROUNDINGS and (name not in _UNNAMED or _UNNAMED[name] != value)
+            if name not in _SURROUNDINGS
+            and _UNNAMED.get(name, _UNNAMED) != value
+            and (name, value) != ("augment", "none")
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

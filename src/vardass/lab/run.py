@@ -22,12 +22,11 @@ from torch import Tensor
 import vardass
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
-from vardass.adapt.evaluation import outputs
 from vardass.adapt.model import RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import RunFolder
+from vardass.adapt.selection import outputs
 from vardass.adapt.trainer import Trainer
-from vardass.adapt.versions import versions
 from vardass.data.domains import Domain, Task
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
@@ -41,6 +40,7 @@ from vardass.lab.store import (
     empty,
     run_label,
 )
+from vardass.lab.versions import versions
 from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 from vardass.losses import coral, mmd2
 

@@ -167,8 +167,8 @@ _ALTERNATING = {
     "algorithm_options.discriminator_dropout": Distribution(choice=[0.0, 0.1, 0.5]),
     "algorithm_options.d_steps_per_g_step": _log2(0.0, 3.0),
     "algorithm_options.grad_penalty": _log10(-2.0, 1.0),
-    "adam_betas": Distribution(choice=[[0.0, 0.9], [0.5, 0.9]], default=[0.5, 0.9]),
-    "discriminator_weight_decay": _log10(-6.0, -2.0, 0.0),
+    "optimiser_options.betas": Distribution(choice=[[0.0, 0.9], [0.5, 0.9]], default=[0.5, 0.9]),
+    "optimiser_options.discriminator_weight_decay": _log10(-6.0, -2.0, 0.0),
 }
 
 SPACE_NAMES = tuple(_SPACES)
@@ -210,7 +210,7 @@ def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | 
         space.update(_ADDITIONS.get(addition, {}))
     if {**known, **(options or {})}.get("adversary") == "alternating":
         space.update(_ALTERNATING)
-        space["discriminator_lr"] = space["lr"]  # the range is the same, the draw is not
+        space["optimiser_options.discriminator_lr"] = space["lr"]  # the range is the same, the draw is not
     return {
         key: each
         for key, each in space.items()

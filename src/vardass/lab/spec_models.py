@@ -30,7 +30,7 @@ from vardass.validate import check_number, choose, unknown
 
 __all__ = ["AlgorithmPart", "DataPart", "Part", "SamplerPart", "Search", "Space", "Specification", "full_name"]
 
-_OPTIONS = ("algorithm_options", "network_options")
+_OPTIONS = ("algorithm_options", "network_options", "optimiser_options")
 _GRID_OPTIONS = (*_OPTIONS, "sampler_options")
 _ELSEWHERE = {
     "algorithm": "list them under algorithms",
@@ -77,10 +77,7 @@ def check_setting(name: str, value: Any) -> Any:
     """``value`` as the run has it, if a run can have it; options are checked with their owner."""
     if "." in name:
         return value
-    if name == "refresh_options":  # what they may be depends on the policy: checked when all is known
-        return as_mapping(value)
-    given: dict[str, Any] = {name: value}
-    return getattr(RunConfig(**given), name)
+    return RunConfig.checked(name, value)
 
 
 def _settings(given: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import vardass
-from vardass.adapt.versions import versions
 from vardass.errors import InputError
 from vardass.files import read_json
 from vardass.lab.engines import Attempt, Outcome, get_engine
@@ -26,6 +25,7 @@ from vardass.lab.store import (
     run_label,
     whole_lines,
 )
+from vardass.lab.versions import versions
 from vardass.locks import holder_name, is_locked
 from vardass.processes import count_cpus
 from vardass.validate import Progress, check_count

@@ -26,7 +26,7 @@ from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.networks import make_network
 from vardass.adapt.optimisation import make_optimisers, plain_backward
-from vardass.adapt.refreshing import make_policy
+from vardass.adapt.strata_updater import make_policy
 from vardass.data.domains import find_sample
 from vardass.data.file_dataset import FileDataset
 from vardass.data.images import may_crop
@@ -161,7 +161,9 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
     if uses_target:
         batches.append(config.target_batch_size or config.batch_size)
     # crops of the source are taken from the file each time
-    loading = batches[0] * (load if config.augment and may_crop(data.inputs) else again) + sum(batches[1:]) * again
+    loading = (
+        batches[0] * (load if config.augment != "none" and may_crop(data.inputs) else again) + sum(batches[1:]) * again
+    )
     training = config.steps * max(step * sum(batches), loading) + (data.count * load if cached else 0.0)
     evaluations = ceil(config.steps / config.eval_every)
     held_out = evaluations * data.held_out + data.tested
@@ -172,7 +174,7 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
         refreshes = 1 if find_sampler(config.sampler).of_inputs else _refreshes(config)
     passes = 0 if config.feature_source == "bank" or find_sampler(config.sampler).of_inputs else refreshes
     found["features"] = passes * sum(sizes) * (one_pass + again)
-    if config.class_aligned != "none":  # predictions for the target
+    if config.class_shares not in ("none", "source"):  # predictions for the target
         found["features"] += refreshes * sizes[-1] * (one_pass + again)
     found["strata"] = found["drawing"] = 0.0
     for size, batch in zip(sizes, batches):
@@ -184,8 +186,8 @@ def _seconds(run: RunSpec, data: _Data, measured: _Measured) -> dict[str, float]
 
 def _refreshes(config: RunConfig) -> int:
     policy = make_policy(config)
-    if policy.observes is not None or not config.refresh_every:
-        return 1 + (config.steps - 1) // config.refresh_every if config.refresh_every else 1
+    if policy.observes is not None or config.refresh_every == 0:
+        return 1 + (config.steps - 1) // 100 if policy.observes is not None else 1  # how often is not known before
     return sum(policy.due(step) for step in range(config.steps))
 
 
@@ -256,7 +258,7 @@ class _Measured:
         rows = _STEP_SAMPLES if prod(data.shape) > _LARGE else _power_of_two(config.batch_size)
 
         def make() -> tuple[float, bool, int]:
-            device = pick_device(config.device, config.accelerator)
+            device = pick_device(config.device)
             network = self._network(config, data).to(device)
             algorithm = make_algorithm(config.algorithm, network, data.classes, **config.algorithm_options).to(device)
             optimisers = make_optimisers(config, algorithm)
@@ -284,7 +286,7 @@ class _Measured:
         """Seconds of a pass without gradient for each sample."""
 
         def make() -> float:
-            device = pick_device(config.device, config.accelerator)
+            device = pick_device(config.device)
             network = self._network(config, data).to(device).eval()
             x = torch.rand(_PASS_SAMPLES, *data.shape, device=device)
 

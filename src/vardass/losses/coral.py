@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel
-from vardass.losses.estimators import Draws, Estimator, Side, own_pairs, sides_of
+from vardass.losses.batch import Batch, Side, pair_of
+from vardass.losses.estimators import estimator_name, own_pairs
 from vardass.losses.mmd import estimate
 from vardass.validate import ArrayLike, check_count, choose
 
-__all__ = ["CORALLoss", "Moments", "coral"]
+__all__ = ["CORALLoss", "CoralForm", "coral"]
+
+
+class CoralForm(TypedDict, total=False):
+    """Options of CORAL's formula, see `coral`."""
+
+    preset: str
+    include_mean: bool | None
+    correction: str | None
+    normalization: str | None
+    population_x: int | None
+    population_y: int | None
 
 
 def coral(
-    x: Tensor,
-    y: Tensor,
+    x: Tensor | Batch,
+    y: Tensor | Batch,
     *,
     weights_x: ArrayLike | None = None,
     weights_y: ArrayLike | None = None,
-    preset: str = "paper",
-    include_mean: bool | None = None,
-    correction: str | None = None,
-    normalization: str | None = None,
-    population_x: int | None = None,
-    population_y: int | None = None,
     estimator: str = "v",
-    contraction: float | None = None,
-    **draws: Unpack[Draws],
+    **form: Unpack[CoralForm],
 ) -> Tensor:
     """CORAL, the squared Frobenius distance |R̂_x - R̂_y|² of weighted covariances (section 2.3).
 
@@ -40,9 +45,9 @@ def coral(
     Parameters
     ----------
     x, y, weights_x, weights_y
-        Features (n_x, d) and (n_y, d) and the weights of their rows, as for ``mmd2``.
+        Features (n_x, d) and (n_y, d) and the weights of their rows, or Batches, as for ``mmd2``.
     preset : {"paper", "domainbed", "deep-coral"}
-        Defaults of the three options below.
+        Defaults of the next three options; ``"paper"`` if it is not given.
 
         ============  ============  ======================================  =============
         preset        include_mean  correction                              normalization
@@ -69,8 +74,6 @@ def coral(
         take covariances about the ``mean`` of a `Bank`, which makes the products of centred features the φ of
         ``vardass.losses.estimators``. For four or more independent draws with replacement ``"unbiased"`` needs no
         bank: it is then a mean over distinct quadruples.
-    contraction, **draws
-        As for ``mmd2``.
 
     Returns
     -------
@@ -88,27 +91,12 @@ def coral(
     >>> coral(x, y), coral(x, y, preset="deep-coral")
     (tensor(9.), tensor(9.))
     """
-    populations = (population_x, population_y)
-    options = _coral_options(preset, include_mean, correction, normalization, populations)
-    return _coral(x, y, weights_x, weights_y, options, Estimator.of(estimator, contraction), draws)
+    return _coral(pair_of(x, y, weights_x, weights_y), _coral_options(**form), estimator_name(estimator))
 
 
-def _coral(
-    x: Tensor,
-    y: Tensor,
-    weights_x: ArrayLike | None,
-    weights_y: ArrayLike | None,
-    options: _CoralOptions,
-    estimator: Estimator,
-    draws: Draws,
-) -> Tensor:
-    sides = sides_of(x, y, weights_x, weights_y, **draws)
-    name, keep = estimator
-    with torch.autocast(x.device.type, enabled=False):
-        if keep == 0.0:
-            return _of_all_data(sides, options, name)
-        of_batch = _of_batch(sides, options)
-        return of_batch if keep == 1.0 else keep * of_batch + (1.0 - keep) * _of_all_data(sides, options, name)
+def _coral(sides: tuple[Side, Side], options: _CoralOptions, estimator: str) -> Tensor:
+    with torch.autocast(sides[0].z.device.type, enabled=False):
+        return _of_batch(sides, options) if estimator == "v" else _of_all_data(sides, options, estimator)
 
 
 def _of_batch(sides: tuple[Side, Side], options: _CoralOptions) -> Tensor:
@@ -137,8 +125,8 @@ def _of_all_data(sides: tuple[Side, Side], options: _CoralOptions, name: str) ->
     for side in sides:
         if side.bank is None:
             raise InputError(
-                f"estimator={name!r} centres by the mean of all data, but bank_{side.name} is missing; pass bank_x and "
-                "bank_y, such as bank.features() of a FeatureBank"
+                f"estimator={name!r} centres by the mean of all data, but {side.name} has no bank; pass "
+                "Batch(z, weights=..., bank=bank.features()) with that of a FeatureBank"
             )
     of_covariances = options.kernel(sides[0].z.shape[1])
     means = [bank.mean for bank in banks if bank is not None and bank.mean is not None]
@@ -146,7 +134,7 @@ def _of_all_data(sides: tuple[Side, Side], options: _CoralOptions, name: str) ->
     populations = (options.population_x, options.population_y)
     x, y = (_lifted(side, centre, population) for side, population in zip(sides, populations))
     kernel = _LiftedKernel(of_covariances.scale, of_covariances.mean_scale)
-    return estimate((x, y), kernel, Estimator(name, 0.0))
+    return estimate((x, y), kernel, name)
 
 
 def _lifted(side: Side, centre: Tensor, population: int | None) -> Side:
@@ -195,8 +183,8 @@ def _of_independent_rows(sides: tuple[Side, Side], options: _CoralOptions) -> Te
         if side.is_weighted or side.strata is not None or side.pool is not None:
             raise InputError(
                 "estimator='unbiased' of CORAL without banks is for rows of equal weight, drawn with replacement from "
-                f"all samples, but weights_{s}, strata_{s} or pool_{s} is given; pass bank_x and bank_y, whose means "
-                "centre the covariances"
+                f"all samples, but {s} has weights, strata or a pool; pass Batches with banks, whose means centre the "
+                "covariances"
             )
         if n < 4:
             raise InputError(
@@ -242,30 +230,6 @@ def _require_two_rows(side: Side, options: _CoralOptions) -> None:
         )
 
 
-class Moments(NamedTuple):
-    """Weighted mean (d,) and covariance (d, d) of a batch.
-
-    Examples
-    --------
-    >>> loss = CORALLoss()
-    >>> x = torch.tensor([[0.0, 0.0], [2.0, 4.0]])
-    >>> of_x, of_y = loss.moments(x, x + 1.0)
-    >>> of_x.mean, of_y.mean
-    (tensor([1., 2.]), tensor([2., 3.]))
-    >>> torch.equal(of_x.covariance, of_y.covariance)
-    True
-    """
-
-    mean: Tensor
-    covariance: Tensor
-
-
-def _moments(z: Tensor, w: Tensor, correction: str, population: int | None) -> Moments:
-    mean = w @ z
-    centred = z - mean
-    return Moments(mean, (centred * _corrected(w, correction, population)[:, None]).T @ centred)
-
-
 def _corrected(w: Tensor, correction: str, population: int | None) -> Tensor:
     """Weights times the factor f of the covariance."""
     if correction == "batch":
@@ -282,70 +246,31 @@ class CORALLoss(nn.Module):
     CORALLoss(include_mean=False, correction='batch', normalization='d2', estimator='v')
     """
 
-    def __init__(
-        self,
-        *,
-        preset: str = "paper",
-        include_mean: bool | None = None,
-        correction: str | None = None,
-        normalization: str | None = None,
-        population_x: int | None = None,
-        population_y: int | None = None,
-        estimator: str = "v",
-        contraction: float | None = None,
-    ) -> None:
+    def __init__(self, *, estimator: str = "v", **form: Unpack[CoralForm]) -> None:
         super().__init__()
-        populations = (population_x, population_y)
-        self.options = _coral_options(preset, include_mean, correction, normalization, populations)
-        self.estimator, self.contraction = Estimator.of(estimator, contraction)
+        self.options = _coral_options(**form)
+        self.estimator = estimator_name(estimator)
 
     def forward(
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Tensor | Batch,
+        y: Tensor | Batch,
         weights_x: ArrayLike | None = None,
         weights_y: ArrayLike | None = None,
-        **draws: Unpack[Draws],
     ) -> Tensor:
-        """Return ``coral`` of ``x`` (n_x, d) and ``y`` (n_y, d)."""
-        estimator = Estimator(self.estimator, self.contraction)
-        return _coral(x, y, weights_x, weights_y, self.options, estimator, draws)
-
-    def moments(
-        self, x: Tensor, y: Tensor, weights_x: ArrayLike | None = None, weights_y: ArrayLike | None = None
-    ) -> tuple[Moments, Moments]:
-        """Return the weighted mean and covariance of either batch, with this loss's correction.
-
-        ``loss.between(*loss.moments(x, y))`` is ``loss(x, y)`` with estimator ``"v"`` but for rounding; moments can be
-        averaged over batches in between.
-        """
-        left, right = sides_of(x, y, weights_x, weights_y)
-        for side in (left, right):
-            _require_two_rows(side, self.options)
-        with torch.autocast(x.device.type, enabled=False):
-            return (
-                _moments(left.z, left.w, self.options.correction, self.options.population_x),
-                _moments(right.z, right.w, self.options.correction, self.options.population_y),
-            )
-
-    def between(self, x: Moments, y: Moments) -> Tensor:
-        """Return the loss of two domains with these moments."""
-        with torch.autocast(x.mean.device.type, enabled=False):
-            gap = (x.covariance - y.covariance).square().sum()
-            return _normalized(gap, x.mean - y.mean, self.options)
+        """Return ``coral`` of ``x`` and ``y``."""
+        return _coral(pair_of(x, y, weights_x, weights_y), self.options, self.estimator)
 
     def use_populations(self, x: int, y: int) -> None:
         """Divide covariances by n - 1 of data sets with so many rows, ``correction="population"``, from now on."""
         means, _, normalization, *_ = self.options
-        self.options = _coral_options("paper", means, "population", normalization, (x, y))
+        self.options = _coral_options(
+            include_mean=means, correction="population", normalization=normalization, population_x=x, population_y=y
+        )
 
     @property
     def formula(self) -> str:
-        """The loss in one line, for tables.
-
-        >>> CORALLoss(preset="domainbed").formula
-        '|R_s − R_t|² / d² + |μ_s − μ_t|² / d, R over 1 − Σw², which is over b − 1 for uniform batches'
-        """
+        """The loss in one line, for tables."""
         multiple, power = _NORMALIZATIONS[self.options.normalization]
         by_d, by_root = (f" / {'4' if multiple == 4 else ''}d²", " / d") if power else ("", "")
         means = f" + |μ_s − μ_t|²{by_root}" if self.options.include_mean else ""
@@ -363,8 +288,6 @@ class CORALLoss(nn.Module):
         """Name the options."""
         given = {name: value for name, value in self.options._asdict().items() if value is not None}
         given["estimator"] = self.estimator
-        if self.estimator != "v":
-            given["contraction"] = self.contraction
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
@@ -399,13 +322,16 @@ _CORAL_PRESETS = {
 
 
 def _coral_options(
-    preset: str,
-    include_mean: bool | None,
-    correction: str | None,
-    normalization: str | None,
-    populations: tuple[int | None, int | None],
+    *,
+    preset: str = "paper",
+    include_mean: bool | None = None,
+    correction: str | None = None,
+    normalization: str | None = None,
+    population_x: int | None = None,
+    population_y: int | None = None,
 ) -> _CoralOptions:
     default = _CORAL_PRESETS[choose(preset, "preset", _CORAL_PRESETS)]
+    populations = (population_x, population_y)
     given = [size is not None for size in populations]
     if correction is None:
         correction = "population" if preset == "paper" and any(given) else default.correction

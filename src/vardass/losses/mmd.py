@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,8 @@ from vardass.kernels import (
     mixture_reach,
     squared_distances,
 )
-from vardass.losses.estimators import (
-    Draws,
-    Estimator,
-    Side,
-    between_banks,
-    own_pairs,
-    sides_of,
-    stand_ins,
-)
+from vardass.losses.batch import Batch, Side, pair_of
+from vardass.losses.estimators import between_banks, estimator_name, own_pairs, stand_ins
 from vardass.validate import ArrayLike, choose
 
 __all__ = ["DOMAINBED_GAMMAS", "MMDLoss", "estimate", "mmd2"]
@@ -38,27 +31,23 @@ DOMAINBED_GAMMAS = (*PAPER_GAMMAS, 100.0, 1000.0)
 
 
 def mmd2(
-    x: Tensor,
-    y: Tensor,
+    x: Tensor | Batch,
+    y: Tensor | Batch,
     *,
     weights_x: ArrayLike | None = None,
     weights_y: ArrayLike | None = None,
     kernel: KernelLike | None = None,
     estimator: str = "v",
-    contraction: float | None = None,
     preset: str | None = None,
-    **draws: Unpack[Draws],
 ) -> Tensor:
     """Squared maximum mean discrepancy |μ̂_x - μ̂_y|² with μ̂ = Σ_h w_h φ(z_h) (section 2.2, equation 2).
 
     Parameters
     ----------
-    x : Tensor of shape (n_x, d)
-        Features of the source batch.
-    y : Tensor of shape (n_y, d)
-        Features of the target batch; ``n_y`` may differ from ``n_x``.
+    x, y : Tensor of shape (n_x, d) and (n_y, d), or Batch
+        Features of the source and the target batch; a `Batch` has weights, strata and banks too.
     weights_x, weights_y : array of shape (n_x,) or (n_y,), optional
-        Weights of the rows, which sum to 1. None means uniform.
+        Weights of the rows of a tensor, which sum to 1. None means uniform.
     kernel : Kernel, str or callable, optional
         Anything that ``as_kernel`` takes; None is the paper's mixture. A kernel that takes a parameter from
         data and is not fitted is fitted at each call, without gradient, on the two banks together or else, for
@@ -67,16 +56,11 @@ def mmd2(
         ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
         Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
         gradient of the MMD² of all data and may be negative: the former from pairs of independent rows, without
-        weights those of a uniform draw, else with ``strata_x`` and ``strata_y``; the latter against ``bank_x`` and
-        ``bank_y``, for any weights, and for rows that are coupled. See ``vardass.losses.estimators``.
-    contraction : float, optional
-        Share, from 0 to 1, of the excess of ``"v"`` that the other two keep; 0 by default. The excess rewards a
-        network for shrinking its features.
+        weights those of a uniform draw, else with the ``strata`` of a `Batch`; the latter against its ``bank``, for
+        any weights, and for rows that are coupled. See ``vardass.losses.estimators``.
     preset : {"paper", "domainbed"}, optional
         Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7. Both use the
         V-statistic unless ``estimator`` says otherwise.
-    **draws
-        ``strata_x``, ``pool_x``, ``bank_x`` and the same of y: how the rows were drawn, see ``Draws``.
 
     Returns
     -------
@@ -99,95 +83,71 @@ def mmd2(
     >>> mmd2(x, y, kernel="linear", estimator="unbiased")
     tensor(-1.)
     """
-    return _mmd2(x, y, weights_x, weights_y, _mmd_kernel(kernel, preset), Estimator.of(estimator, contraction), draws)
+    return _mmd2(pair_of(x, y, weights_x, weights_y), _mmd_kernel(kernel, preset), estimator_name(estimator))
 
 
-def _mmd2(
-    x: Tensor,
-    y: Tensor,
-    weights_x: ArrayLike | None,
-    weights_y: ArrayLike | None,
-    kernel: Kernel,
-    estimator: Estimator,
-    draws: Draws,
-) -> Tensor:
-    sides = sides_of(x, y, weights_x, weights_y, **draws)
-    with torch.autocast(x.device.type, enabled=False):
+def _mmd2(sides: tuple[Side, Side], kernel: Kernel, estimator: str) -> Tensor:
+    with torch.autocast(sides[0].z.device.type, enabled=False):
         return estimate(sides, _fitted(kernel, sides, estimator), estimator)
 
 
-def _fitted(kernel: Kernel, sides: tuple[Side, Side], estimator: Estimator) -> Kernel:
+def _fitted(kernel: Kernel, sides: tuple[Side, Side], estimator: str) -> Kernel:
     banks = [side.bank.rows for side in sides if side.bank is not None]
-    if estimator.name == "unbiased" and not kernel.is_fitted and len(banks) < 2:
+    if estimator == "unbiased" and not kernel.is_fitted and len(banks) < 2:
         raise InputError(
             f"{kernel!r} would take its parameter from the batch, and no estimator is unbiased then; fit it once on "
-            "all features, kernel.fit(features), or pass bank_x and bank_y"
+            "all features, kernel.fit(features), or pass Batches with banks"
         )
     rows = banks if len(banks) == 2 else [side.z.detach() for side in sides]
     return kernel if kernel.is_fitted else fitted_kernel(kernel, torch.cat(rows), check_range=False)
 
 
-def estimate(sides: tuple[Side, Side], kernel: Kernel, estimator: Estimator) -> Tensor:
-    """MMD² in a fitted kernel as c V + (1 - c) U, with U the estimator that is asked for."""
-    name, keep = estimator
+def estimate(sides: tuple[Side, Side], kernel: Kernel, estimator: str) -> Tensor:
+    """MMD² in a fitted kernel."""
+    if estimator == "reference":
+        return between_banks(sides, lambda *form: _bilinear(kernel, *form))
     x, y = sides
-    if name == "reference":
-        value = (1.0 - keep) * between_banks(sides, lambda *form: _bilinear(kernel, *form))
-        if keep == 0.0:
-            return value
-        return value + keep * estimate(sides, kernel, Estimator("v", 1.0))
     signed = torch.cat([x.w, -y.w])
     pairs = torch.outer(signed, signed)
-    if name == "v":
-        return _pair_sum(kernel, torch.cat([x.z, y.z]), pairs)
-    n_x = len(x.w)
-    for side, block in zip(sides, (pairs[:n_x, :n_x], pairs[n_x:, n_x:])):
-        block.lerp_(own_pairs(side), 1.0 - keep)
+    if estimator == "unbiased":
+        n_x = len(x.w)
+        pairs[:n_x, :n_x], pairs[n_x:, n_x:] = own_pairs(x), own_pairs(y)
     value = _pair_sum(kernel, torch.cat([x.z, y.z]), pairs)
-    for side in sides:
-        missing = stand_ins(side, kernel)
-        if missing is not None:
-            value = value + (1.0 - keep) * missing
+    if estimator == "unbiased":
+        for side in sides:
+            missing = stand_ins(side, kernel)
+            if missing is not None:
+                value = value + missing
     return value
 
 
 class MMDLoss(nn.Module):
-    """``mmd2`` as a module: the options here, the batches and all that is known of them in ``forward``.
+    """``mmd2`` as a module: the options here, the batches in ``forward``.
 
     Examples
     --------
-    >>> MMDLoss(kernel="laplacian", estimator="unbiased", contraction=0.25)
-    MMDLoss(kernel=LaplacianKernel(gamma=1.0), estimator='unbiased', contraction=0.25)
+    >>> MMDLoss(kernel="laplacian", estimator="unbiased")
+    MMDLoss(kernel=LaplacianKernel(gamma=1.0), estimator='unbiased')
     """
 
-    def __init__(
-        self,
-        *,
-        kernel: KernelLike | None = None,
-        estimator: str = "v",
-        contraction: float | None = None,
-        preset: str | None = None,
-    ) -> None:
+    def __init__(self, *, kernel: KernelLike | None = None, estimator: str = "v", preset: str | None = None) -> None:
         super().__init__()
         self.kernel = _mmd_kernel(kernel, preset)
-        self.estimator, self.contraction = Estimator.of(estimator, contraction)
+        self.estimator = estimator_name(estimator)
 
     def forward(
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Tensor | Batch,
+        y: Tensor | Batch,
         weights_x: ArrayLike | None = None,
         weights_y: ArrayLike | None = None,
-        **draws: Unpack[Draws],
     ) -> Tensor:
-        """Return ``mmd2`` of ``x`` (n_x, d) and ``y`` (n_y, d)."""
-        estimator = Estimator(self.estimator, self.contraction)
-        return _mmd2(x, y, weights_x, weights_y, self.kernel, estimator, draws)
+        """Return ``mmd2`` of ``x`` and ``y``."""
+        return _mmd2(pair_of(x, y, weights_x, weights_y), self.kernel, self.estimator)
 
     def extra_repr(self) -> str:
         """Name the options."""
-        kept = "" if self.estimator == "v" else f", contraction={self.contraction:g}"
-        return f"kernel={self.kernel!r}, estimator={self.estimator!r}{kept}"
+        return f"kernel={self.kernel!r}, estimator={self.estimator!r}"
 
 
 _MIXTURES = {"paper": PAPER_GAMMAS, "domainbed": DOMAINBED_GAMMAS}

@@ -126,7 +126,7 @@ def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
         Gives samples by number.
     strata : bool
         Let each sample end with its weight and the number of its stratum, or have a key ``"stratum"`` too: what
-        ``mmd2(..., estimator="unbiased", strata_x=...)`` wants to know. Refused for batches whose samples depend on one
+        `vardass.losses.Batch` holds for ``estimator="unbiased"``. Refused for batches whose samples depend on one
         another.
 
     Examples

@@ -1,14 +1,13 @@
 """Training rules for unsupervised domain adaptation, one in each file."""
 
 from vardass.adapt.algorithms.arm import ARM
-from vardass.adapt.algorithms.base import Algorithm, Batch, weighted_mean
+from vardass.adapt.algorithms.base import ERM, Algorithm, weighted_mean
 from vardass.adapt.algorithms.cdan import CDAN
-from vardass.adapt.algorithms.coral import CORAL
 from vardass.adapt.algorithms.dann import DANN
-from vardass.adapt.algorithms.erm import ERM
+from vardass.adapt.algorithms.discrepancy import CORAL, MMD
 from vardass.adapt.algorithms.mcc import MCC
-from vardass.adapt.algorithms.mmd import MMD
 from vardass.adapt.algorithms.registry import ALGORITHM_NAMES, algorithm_options, make_algorithm
+from vardass.losses import Batch
 
 __all__ = [
     "ALGORITHM_NAMES",

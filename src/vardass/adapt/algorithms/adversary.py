@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses
+from vardass.adapt.algorithms.base import Algorithm, CommonOptions, Losses
 from vardass.adapt.networks import Network
+from vardass.losses import Batch
 from vardass.validate import as_weights, check_count, check_number, choose
 
 __all__ = [

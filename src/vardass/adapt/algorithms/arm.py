@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vardass.adapt.algorithms.base import Algorithm, Backward, Batch, CommonOptions, Losses, trainable
+from vardass.adapt.algorithms.base import Algorithm, Backward, CommonOptions, Losses, trainable
 from vardass.adapt.networks import Network, widen_input
 from vardass.adapt.networks.base import seeded
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
-from vardass.validate import as_generator, as_weights, check_count
+from vardass.losses import Batch
+from vardass.validate import ArrayLike, as_generator, as_weights, check_count
 
 __all__ = ["ARM"]
 
@@ -115,13 +116,7 @@ class ARM(Algorithm):
         return self.network.features(self.with_context(x))
 
     def source_features(self, source: Batch) -> Tensor:
-        """Return z of a source batch, its contexts averaged with the sampling weights.
-
-        Raises
-        ------
-        InputError
-            If a batch has fewer samples than a support set: evaluation would see other contexts than training.
-        """
+        """Return z of a source batch, its contexts averaged with the sampling weights."""
         if source.size < self.support_size:
             raise InputError(
                 f"support_size={self.support_size} needs batches of at least as many samples, got {source.size}; lower "
@@ -135,7 +130,7 @@ class ARM(Algorithm):
     def with_context(
         self,
         x: Tensor,
-        weights: Tensor | None = None,
+        weights: ArrayLike | None = None,
         *,
         rows: int | None = None,
         domains: Tensor | None = None,

@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple, TypeAlias, TypedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from vardass.adapt.algorithms.sharpness import climbed, paused_statistics
-from vardass.adapt.distributed import Processes
+from vardass.adapt.devices import Processes
 from vardass.adapt.networks import Network
 from vardass.adapt.regression import Units, check_outputs, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.losses import Bank
-from vardass.validate import as_weights, check_flag, check_number, choose
+from vardass.losses import Batch
+from vardass.validate import ArrayLike, as_weights, check_flag, check_number, choose
 
-__all__ = ["Algorithm", "Backward", "Batch", "CommonOptions", "Losses", "trainable", "weighted_mean", "zero_gradients"]
+__all__ = ["ERM", "Algorithm", "Backward", "CommonOptions", "Losses", "trainable", "weighted_mean", "zero_gradients"]
 
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
-
-
-class Batch(NamedTuple):
-    """Samples of one domain: inputs (b, *shape), labels (b,) if known, weights (b,) that sum to 1.
-
-    None for weights means uniform. In a regression ``y`` are numbers (b, m) as ``Units`` scales them. The labels of a
-    target batch are never read. Where several sources are united, ``domains`` (b,) says which one each sample is from.
-    Where several processes share a batch, ``x`` is this one's part, labels, weights and domains are those of all, and
-    ``rows`` counts all samples. ``strata`` (b,), ``pool`` and ``bank`` tell a loss how the samples were drawn and what
-    is known of the whole domain, see ``vardass.losses.Draws``; without strata samples that depend on one another are
-    meant.
-
-    Examples
-    --------
-    >>> batch = Batch(torch.zeros(4, 3), torch.tensor([0, 1, 1, 0]), torch.tensor([0.1, 0.4, 0.4, 0.1]))
-    >>> weighted_mean(batch.y.float(), batch.weights)
-    tensor(0.8000)
-    """
-
-    x: Tensor
-    y: Tensor | None = None
-    weights: Tensor | None = None
-    rows: int | None = None
-    domains: Tensor | None = None
-    strata: Tensor | None = None
-    pool: int | None = None
-    bank: Bank | None = None
-
-    @property
-    def size(self) -> int:
-        """Samples of the batch over all processes."""
-        return len(self.x) if self.rows is None else self.rows
 
 
 class CommonOptions(TypedDict, total=False):
@@ -106,7 +75,7 @@ class Algorithm(nn.Module):
         Those that share each batch; by default this one alone. The trainer sets it.
     units : Units or None
         Scale of the numbers in a regression, which the trainer takes from the source.
-    is_climbed : bool
+    is_ascended : bool
         Whether the parameters are those of SDAT's ascent just now, not the network's own.
     uses_banks : bool
         Whether the losses look at the ``bank`` of a batch.
@@ -118,7 +87,7 @@ class Algorithm(nn.Module):
 
     Examples
     --------
-    >>> from vardass.adapt import make_network
+    >>> from vardass.adapt import Batch, make_network
     >>> class Confident(Algorithm):
     ...     name, uses_target = "confident", True
     ...
@@ -165,7 +134,7 @@ class Algorithm(nn.Module):
         chosen = self.joint_by_default if joint_forward is None else joint_forward
         self.joint_forward = check_flag(chosen, "joint_forward")
         self.seed = seed
-        self.is_climbed = False
+        self.is_ascended = False
         self.processes = Processes()
 
     @classmethod
@@ -219,7 +188,7 @@ class Algorithm(nn.Module):
         optimisers: dict[str, Optimizer],
         backward: Backward,
     ) -> Losses:
-        """Step all ``optimisers`` down ``losses()["total"]``, evaluated at the climbed point if sharpness > 0."""
+        """Step all ``optimisers`` down ``losses()["total"]``, evaluated after SDAT's ascent if sharpness > 0."""
         zero_gradients(optimisers)
         if self.sharpness == 0.0:
             parts = losses()
@@ -227,14 +196,14 @@ class Algorithm(nn.Module):
         else:
             with paused_statistics(self):
                 backward(self.task_only(source, target))
-            with climbed(self.parameter_groups()["network"], self.sharpness):
-                self.is_climbed = True
+            with at_ascent(self.parameter_groups()["network"], self.sharpness):
+                self.is_ascended = True
                 try:
                     zero_gradients(optimisers)
                     parts = losses()
                     backward(parts["total"])
                 finally:
-                    self.is_climbed = False
+                    self.is_ascended = False
         for optimiser in optimisers.values():
             optimiser.step()
         return {name: value.detach() for name, value in parts.items()}
@@ -312,7 +281,29 @@ class Algorithm(nn.Module):
         return target
 
 
-def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+class ERM(Algorithm):
+    """Empirical risk minimisation: the cross-entropy of the source batch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from vardass.adapt import Batch, make_network
+    >>> rule = ERM(make_network("mlp", (3,), 2, hidden=(4,)), 2)
+    >>> sorted(rule.losses(Batch(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])), None, 0))
+    ['task', 'total']
+    """
+
+    name: ClassVar[str] = "erm"
+    uses_target: ClassVar[bool] = False
+    takes_regression: ClassVar[bool] = True
+
+    def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
+        """Return ``task``, which is the total."""
+        task = self.task_loss(self.source_features(source), source)
+        return {"total": task, "task": task}
+
+
+def weighted_mean(values: Tensor, weights: ArrayLike | None) -> Tensor:
     """Return Σ_h w_h v_h over the rows of ``values`` (b, ...), or their mean for None.
 
     Examples
@@ -335,3 +326,45 @@ def zero_gradients(optimisers: dict[str, Optimizer]) -> None:
 def trainable(*modules: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that are not frozen."""
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+
+
+# --- the ascent of SDAT (sharpness-aware minimisation of the task loss) ---
+
+
+@contextmanager
+def at_ascent(parameters: Sequence[nn.Parameter], rho: float) -> Iterator[None]:
+    """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, w again.
+
+    The old values are kept and put back, rather than the difference subtracted, so that none is left of it. Nothing
+    moves where |g| is not finite, as after an overflow of a scaled loss.
+    """
+    moved = [parameter for parameter in parameters if parameter.grad is not None]
+    with torch.no_grad():
+        gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
+        before = [parameter.detach().clone() for parameter in moved]
+        if moved:
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients]))
+            factor = rho / (norm + 1e-12)
+            for parameter, gradient in zip(moved, gradients):
+                parameter.add_(torch.where(torch.isfinite(norm), gradient * factor.to(gradient.dtype), 0))
+    torch.clear_autocast_cache()  # it may hold half-precision copies of the old values
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(moved, before):
+                parameter.copy_(value)
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def paused_statistics(module: nn.Module) -> Iterator[None]:
+    """Within the block BatchNorm layers use the batch as before but leave their running statistics alone."""
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True

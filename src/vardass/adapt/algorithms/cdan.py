@@ -16,10 +16,10 @@ from vardass.adapt.algorithms.adversary import (
     domain_shares,
     hidden_width,
 )
-from vardass.adapt.algorithms.base import Batch
 from vardass.adapt.algorithms.mcc import entropy
 from vardass.adapt.networks import Network
 from vardass.adapt.networks.base import seeded
+from vardass.losses import Batch
 from vardass.validate import as_generator, check_count, check_flag
 
 __all__ = ["CDAN", "OuterMap", "RandomisedMap"]

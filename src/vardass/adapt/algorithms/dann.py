@@ -18,9 +18,10 @@ from vardass.adapt.algorithms.adversary import (
     domain_shares,
     hidden_width,
 )
-from vardass.adapt.algorithms.base import Backward, Batch, Losses, zero_gradients
+from vardass.adapt.algorithms.base import Backward, Losses, zero_gradients
 from vardass.adapt.networks import Network
 from vardass.adapt.networks.base import seeded
+from vardass.losses import Batch
 from vardass.validate import check_count, check_number, choose
 
 __all__ = ["DANN"]

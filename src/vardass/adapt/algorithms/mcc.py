@@ -7,10 +7,11 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from vardass.adapt.algorithms.base import Algorithm, Batch, CommonOptions, Losses
+from vardass.adapt.algorithms.base import Algorithm, CommonOptions, Losses
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
-from vardass.validate import as_weights, check_number
+from vardass.losses import Batch
+from vardass.validate import ArrayLike, as_weights, check_number
 
 __all__ = ["MCC", "class_confusion", "entropy"]
 
@@ -63,7 +64,7 @@ class MCC(Algorithm):
         return {"total": task + self.penalty * confusion, "task": task, "confusion": confusion}
 
 
-def class_confusion(logits: Tensor, weights: Tensor | None = None, *, temperature: float = 2.5) -> Tensor:
+def class_confusion(logits: Tensor, weights: ArrayLike | None = None, *, temperature: float = 2.5) -> Tensor:
     """Return (sum - trace) / C of the row-normalised confusion matrix Pᵀ diag(u) P.
 
     P = softmax(logits / T) has shape (b, C) and u_i is in proportion to w_i (1 + exp(-H_i)), with w the

@@ -34,7 +34,7 @@ class Network(nn.Module):
         Trained layers between the backbone and z. A frozen backbone needs one: otherwise no discrepancy can
         move z.
     freeze_backbone : bool
-        No gradient and evaluation mode for ``featuriser``, so that its outputs may be cached (see ``tail``).
+        No gradient and evaluation mode for ``featuriser``, so that its outputs may be cached.
     freeze_bn : bool
         BatchNorm layers of the featuriser stay in evaluation mode while training. The affine parameters
         still learn. DomainBed did so always up to July 2024; the paper does not say which version it used.
@@ -105,18 +105,6 @@ class Network(nn.Module):
         logits: Tensor = self.head(self.features(x))
         return logits
 
-    def tail(self, embedding_dim: int) -> Network:
-        """Return the part after the backbone, as a network on its outputs; parameters are shared."""
-        tail = Network(
-            nn.Identity(),
-            self.head,
-            feature_dim=self.feature_dim,
-            input_shape=(embedding_dim,),
-            bottleneck=self.bottleneck,
-            dropout=self.dropout.p if isinstance(self.dropout, nn.Dropout) else 0.0,
-        )
-        return tail.train(self.training)
-
     def train(self, mode: bool = True) -> Network:
         """Set training mode, except for what is frozen."""
         super().train(mode)
@@ -130,13 +118,7 @@ class Network(nn.Module):
 
 
 def output_size(module: nn.Module, input_shape: Sequence[int]) -> int:
-    """Return the number of features that ``module`` gives for one sample, by trying two blank ones.
-
-    Examples
-    --------
-    >>> output_size(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), (3, 2, 2))
-    5
-    """
+    """Return the number of features that ``module`` gives for one sample, by trying two blank ones."""
     training = module.training
     module.eval()
     parameter = next(module.parameters(), None)

@@ -22,7 +22,8 @@ from vardass.adapt.networks.small import AudioFeaturiser, ConvFeaturiser, MLPFea
 from vardass.adapt.regression import check_outputs
 from vardass.data.images import EFFICIENTNET_LITE, ImagePreprocessing
 from vardass.errors import InputError
-from vardass.validate import check_count, import_by_name, unknown
+from vardass.registry import Registry, check_options
+from vardass.validate import check_count, unknown
 
 __all__ = ["NETWORK_NAMES", "is_pretrained", "make_network", "preprocessing_of"]
 
@@ -31,39 +32,31 @@ def _resnet18(input_shape: Sequence[int], *, local_files_only: bool = False) -> 
     return transformers_model(RESNET18, input_shape, local_files_only=local_files_only)
 
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": MLPFeaturiser,
-    "conv": ConvFeaturiser,
-    "audio": AudioFeaturiser,
-    "resnet18": _resnet18,
-    "resnet18-random": resnet18_random,
-    "efficientnet-lite0": efficientnet_lite0,
-}
+_BUILDERS: Registry[Callable[..., nn.Module]] = Registry(
+    "network",
+    {
+        "mlp": MLPFeaturiser,
+        "conv": ConvFeaturiser,
+        "audio": AudioFeaturiser,
+        "resnet18": _resnet18,
+        "resnet18-random": resnet18_random,
+        "efficientnet-lite0": efficientnet_lite0,
+    },
+    base=nn.Module,
+    own=("class", "function"),
+)
+_OF_ALL = ("seed", "bottleneck", "freeze_backbone", "freeze_bn", "dropout")
 
 NETWORK_NAMES = tuple(_BUILDERS)
 
 
 def is_pretrained(spec: str) -> bool:
-    """Whether a network starts from parameters that were trained on other data.
-
-    Examples
-    --------
-    >>> is_pretrained("resnet18"), is_pretrained("resnet18-random"), is_pretrained("facebook/dinov2-small")
-    (True, False, True)
-    """
+    """Whether a network starts from parameters that were trained on other data."""
     return spec in ("resnet18", "efficientnet-lite0") or (spec not in _BUILDERS and _is_backbone(spec))
 
 
 def preprocessing_of(spec: str, options: Mapping[str, Any]) -> ImagePreprocessing | None:
-    """How a pretrained network with such options wants its images, without building it; None for other networks.
-
-    Examples
-    --------
-    >>> preprocessing_of("conv", {}) is None
-    True
-    >>> preprocessing_of("efficientnet-lite0", {}).size
-    (224, 224)
-    """
+    """How a pretrained network with such options wants its images, without building it; None for other networks."""
     if not is_pretrained(spec):
         return None
     if spec == "efficientnet-lite0":
@@ -187,22 +180,11 @@ def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module
 
 
 def _check_options(spec: str, build: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(build).parameters.values()
-    own = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    for name in options:
-        if name not in own:
-            raise unknown(
-                f"option of network {spec!r}:",
-                name,
-                [*own, "seed", "bottleneck", "freeze_backbone", "freeze_bn", "dropout"],
-            )
+    check_options(f"network {spec!r}", options, build, besides=_OF_ALL, without=("input_shape",))
 
 
 def _own_module(spec: str, input_shape: Sequence[int], num_classes: int, arguments: dict[str, Any]) -> nn.Module:
-    made = import_by_name(spec, "network")
-    if not (issubclass(made, nn.Module) if isinstance(made, type) else callable(made)):
-        what = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
-        raise InputError(f"{spec!r} is {what}, not a subclass of torch.nn.Module or a function that makes a module")
+    made = _BUILDERS.find(spec)
     offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
     wanted = inspect.signature(made).parameters
     try:

@@ -18,15 +18,7 @@ _SMALLEST_IMAGE = 16
 
 
 class MLPFeaturiser(nn.Sequential):
-    """Linear layers with ReLU after each: (b, *shape) -> (b, hidden[-1]).
-
-    Parameters
-    ----------
-    input_shape : sequence of int
-        Shape of one sample; it is flattened.
-    hidden : sequence of int
-        Widths of the layers.
-    """
+    """Linear layers with ReLU after each: (b, *shape) -> (b, hidden[-1])."""
 
     def __init__(self, input_shape: Sequence[int], *, hidden: Sequence[int] = (128, 64)) -> None:
         if not hidden:
@@ -39,15 +31,7 @@ class MLPFeaturiser(nn.Sequential):
 
 
 class ConvFeaturiser(nn.Sequential):
-    """Blocks of convolution, BatchNorm, ReLU and pooling by 2, then the mean: (b, c, h, w) -> (b, widths[-1]).
-
-    Parameters
-    ----------
-    input_shape : (channels, height, width)
-        At least 16 pixels each way.
-    widths : sequence of int
-        Channels of the blocks.
-    """
+    """Blocks of convolution, BatchNorm, ReLU and pooling by 2, then the mean: (b, c, h, w) -> (b, widths[-1])."""
 
     def __init__(self, input_shape: Sequence[int], *, widths: Sequence[int] = (32, 64, 128)) -> None:
         channels = _image_channels(input_shape, "conv", len(widths))
@@ -60,13 +44,6 @@ class AudioFeaturiser(nn.Module):
     The maximum over time keeps a short call in a long clip from being averaged away; m is twice the last
     width. The network of the paper's Humpbacks data is described in a published study (DCASE 2023) whose code is not
     to be had: this one is ours.
-
-    Parameters
-    ----------
-    input_shape : (channels, mels, frames)
-        Mel patches after per-channel energy normalisation, at least 16 x 16.
-    widths : sequence of int
-        Channels of the blocks.
     """
 
     def __init__(self, input_shape: Sequence[int], *, widths: Sequence[int] = (16, 32, 64, 64)) -> None:

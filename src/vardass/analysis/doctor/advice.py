@@ -119,8 +119,8 @@ def _estimator(effect: SamplerEffect, share: float, limits: Limits) -> Advice:
     what = "loss" if effect.gradient_bias is None else "gradient"
     why = f"{_percent(share)} of the mean {what} of {effect.name} batches is finite-batch bias"
     if share > limits.contraction:
-        why += ", which shrinking the features lowers: limit its pull as vardass adapt does, or use a reference"
-        return Advice("estimator", "v with a limit", why)
+        why += ", which shrinking the features lowers: lower the penalty, or take larger batches"
+        return Advice("estimator", "v with a small penalty", why)
     return Advice("estimator", "v", why)
 
 

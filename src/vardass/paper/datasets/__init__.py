@@ -5,7 +5,7 @@ from vardass.paper.datasets import camelyon17, humpbacks, office_home, spawrious
 
 __all__ = ["CAMELYON17", "HUMPBACKS", "OFFICE_HOME", "SPAWRIOUS"]
 
-_PAPER_IMAGES = {"network": "resnet18", "augment": True}
+_PAPER_IMAGES = {"network": "resnet18", "augment": "source"}
 CAMELYON17 = DatasetInfo(
     "camelyon17",
     "tumours in tissue, 5 hospitals",

@@ -11,9 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from vardass.adapt.versions import versions
 from vardass.errors import InputError
 from vardass.files import atomic_write
+from vardass.lab.versions import versions
 from vardass.plots import new_figure, require_matplotlib, save_figure
 
 if TYPE_CHECKING:

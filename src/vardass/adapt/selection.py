@@ -1,7 +1,13 @@
-"""Scores of a model on held-out data, and validators that choose a model without target labels."""
+"""How good a network is on held-out data, validators that need no target labels, and which evaluation's model is kept.
+
+Source accuracy hardly changes while a discrepancy pulls the domains together, and often falls a little, so its
+maximum is mostly that of a network that is not adapted yet. Hence evaluations compete only once the penalty has its
+full strength, and of those that held-out source samples cannot tell apart the latest is taken.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,24 +19,27 @@ from torch.nn import functional as F
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs, pass_over
-from vardass.adapt.model_choice import FIRST_BEST, Judged
 from vardass.adapt.regression import regression_scores
 from vardass.data.domains import Domain, LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.losses import mmd2
+from vardass.registry import Registry
 from vardass.samplers.class_alignment import ALIGNMENT_KERNEL, some_rows
-from vardass.validate import as_labels, choose, row_blocks
+from vardass.validate import as_labels, row_blocks
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 __all__ = [
+    "FIRST_BEST",
     "REGRESSION_SELECTION_NAMES",
     "SCORE_NAMES",
     "SELECTION_NAMES",
     "Evaluator",
     "HeldOut",
+    "ModelChoice",
+    "Verdict",
     "accuracy",
     "alignment",
     "confidence",
@@ -43,6 +52,74 @@ __all__ = [
 ]
 
 
+FIRST_BEST = "domainbed"
+"""Name of DomainBed's rule, which the paper follows: the highest source accuracy, of equal ones the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What an evaluation says of a model."""
+
+    score: float
+    errors: Tensor | None = None
+
+    def is_worse_than(self, best: Verdict) -> bool:
+        """Whether ``best`` is better by more than one standard error, paired on the same samples."""
+        if self.errors is None or best.errors is None or len(self.errors) < 2:
+            return self.score < best.score
+        gap = self.errors.double() - best.errors.double()
+        # where one sample differs the two sides are equal but for rounding
+        return float(gap.mean()) > (1.0 + 1e-9) * float(gap.std()) / math.sqrt(len(gap))
+
+
+class ModelChoice:
+    """Decide at each evaluation whether its model is the one to keep so far."""
+
+    def __init__(self, selection: str, full_strength: int = 0) -> None:
+        self.is_first_best = selection == FIRST_BEST
+        self.full_strength = 0 if self.is_first_best else full_strength
+        self.step: int | None = None
+        self.score: float | None = None
+        self._seen: list[tuple[int, Verdict]] = []  # that compete
+
+    def offer(self, step: int, found: Verdict) -> bool:
+        """Whether the model of this evaluation is to be kept instead of the one before."""
+        if step >= self.full_strength:
+            self._seen.append((step, found))
+        best = self._best
+        taken = best is None or (best is found if self.is_first_best else not found.is_worse_than(best))
+        if taken:
+            self.step, self.score = step, found.score
+        return taken
+
+    @property
+    def equal(self) -> list[int]:
+        """Steps of the evaluations that compete and are as good as the best one; it is among them."""
+        best = self._best
+        if best is None:
+            return []
+        return [step for step, found in self._seen if not found.is_worse_than(best)]
+
+    @property
+    def competing(self) -> int:
+        """How many evaluations compete."""
+        return len(self._seen)
+
+    @property
+    def _best(self) -> Verdict | None:
+        return max((found for _, found in self._seen), key=lambda found: found.score, default=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later decisions depend on."""
+        seen = [{"step": step, "score": found.score, "errors": found.errors} for step, found in self._seen]
+        return {"step": self.step, "score": self.score, "seen": seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        self.step, self.score = state["step"], state["score"]
+        self._seen = [(each["step"], Verdict(each["score"], each["errors"])) for each in state["seen"]]
+
+
 # --- validators: scores on held-out data, larger is better ---------------------------------------------
 
 _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
@@ -51,19 +128,7 @@ _BLOCK_NUMBERS = 2**22  # similarities held at a time
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """What a network gives on held-out samples that it was not trained on.
-
-    Attributes
-    ----------
-    step : int
-        Steps trained so far.
-    source_logits, source_labels, source_features : Tensor of shape (n, classes), (n,), (n, d), or None
-        None if nothing of the source was held out. In a regression logits and labels are numbers (n, m).
-    target_logits, target_features : Tensor of shape (m, classes), (m, d)
-        Of unlabelled target samples.
-    oracle_labels : Tensor of shape (m,) or None
-        Target labels, for ``"oracle"`` only.
-    """
+    """What a network gives on held-out samples that it was not trained on."""
 
     step: int
     target_logits: Tensor
@@ -75,11 +140,7 @@ class HeldOut:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of rows of ``logits`` (n, classes) whose largest entry is at the label: the paper's, on the source.
-
-    >>> accuracy(torch.eye(2), torch.tensor([0, 0]))
-    0.5
-    """
+    """Share of rows of ``logits`` (n, classes) whose largest entry is at the label: the paper's, on the source."""
     _check_logits(logits)
     truth = as_labels(labels, len(logits)).to(logits.device)
     return float((logits.argmax(1) == truth).double().mean())
@@ -104,11 +165,7 @@ def confidence(logits: Tensor) -> float:
 
 
 def information_maximisation(logits: Tensor) -> float:
-    """Entropy of the mean prediction minus the mean entropy: sure of each sample, and of all classes in turn.
-
-    >>> round(information_maximisation(torch.tensor([[50.0, 0.0], [0.0, 50.0]])), 4)
-    0.6931
-    """
+    """Entropy of the mean prediction minus the mean entropy: sure of each sample, and of all classes in turn."""
     p = _probabilities(logits)
     return float(_entropy(p.mean(0, keepdim=True))[0] - _entropy(p).mean())
 
@@ -118,11 +175,6 @@ def soft_neighbourhood_density(logits: Tensor, *, temperature: float = _TEMPERAT
 
     With f the predictions scaled to length 1, sample i has neighbour j ≠ i with probability proportional to
     exp(<f_i, f_j> / temperature). Dense clusters of like predictions have many equal neighbours.
-
-    Raises
-    ------
-    InputError
-        If there are fewer than two samples, or the temperature is not positive.
     """
     if not temperature > 0:
         raise InputError(f"temperature must be positive, got {temperature}; the authors use {_TEMPERATURE}")
@@ -150,19 +202,13 @@ def alignment(source_features: Tensor, target_features: Tensor) -> float:
 
 def score(name: str, held_out: HeldOut) -> float:
     """Score of a network by the validator ``name``, one of ``SELECTION_NAMES`` or ``REGRESSION_SELECTION_NAMES``."""
-    known = {**_VALIDATORS, **_REGRESSION_VALIDATORS}
-    return known[choose(name, "selection", known)](held_out)
+    return _VALIDATORS.find(name)(held_out)
 
 
 def errors(outputs: Tensor, labels: Tensor) -> Tensor:
     """What each sample takes from `label_scores`: whether it is wrong, or its squared error in units of the variance.
 
     One minus the mean of the result (n,) is the accuracy, or R².
-
-    Examples
-    --------
-    >>> errors(torch.eye(2), torch.tensor([0, 0])).tolist()
-    [False, True]
     """
     if not labels.is_floating_point():
         return outputs.argmax(1) != labels.to(outputs.device)
@@ -193,27 +239,26 @@ def _oracle(held_out: HeldOut) -> float:
     return found["r2"] if "r2" in found else found["accuracy"]
 
 
-_VALIDATORS: dict[str, Callable[[HeldOut], float]] = {
-    "source-accuracy": partial(_source_score, "accuracy"),
-    FIRST_BEST: partial(_source_score, "accuracy"),
-    "entropy": lambda held_out: confidence(held_out.target_logits),
-    "information-maximisation": lambda held_out: information_maximisation(held_out.target_logits),
-    "snd": lambda held_out: soft_neighbourhood_density(held_out.target_logits),
-    "mmd": _alignment,
-    "last": lambda held_out: float(held_out.step),
-    "oracle": _oracle,
-}
+_VALIDATORS: Registry[Callable[[HeldOut], float]] = Registry(
+    "selection",
+    {
+        "source-accuracy": partial(_source_score, "accuracy"),
+        FIRST_BEST: partial(_source_score, "accuracy"),
+        "entropy": lambda held_out: confidence(held_out.target_logits),
+        "information-maximisation": lambda held_out: information_maximisation(held_out.target_logits),
+        "snd": lambda held_out: soft_neighbourhood_density(held_out.target_logits),
+        "mmd": _alignment,
+        "last": lambda held_out: float(held_out.step),
+        "oracle": _oracle,
+        "source-r2": partial(_source_score, "r2"),
+    },
+)
 
-SELECTION_NAMES = tuple(_VALIDATORS)
+SELECTION_NAMES = tuple(name for name in _VALIDATORS if name != "source-r2")
 """``"oracle"`` reads target labels and is for comparison only; the others do not."""
 
-_REGRESSION_VALIDATORS: dict[str, Callable[[HeldOut], float]] = {
-    "source-r2": partial(_source_score, "r2"),
-    **{name: _VALIDATORS[name] for name in ("mmd", "last", "oracle")},
-}
-
-REGRESSION_SELECTION_NAMES = tuple(_REGRESSION_VALIDATORS)
-"""The same where numbers are predicted; the others look at class probabilities."""
+REGRESSION_SELECTION_NAMES = ("source-r2", "mmd", "last", "oracle")
+"""Where numbers are predicted; the others look at class probabilities."""
 
 
 def _probabilities(logits: Tensor) -> Tensor:
@@ -260,22 +305,6 @@ class Evaluator:
     """Score a network on held-out samples: those of ``source_val``, and of ``target_val`` without labels.
 
     If nothing was held out of the target, the samples that are trained on stand in.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Its ``selection`` says what the score is.
-    splits : TaskSplits
-        Parts of the task.
-    device : torch.device
-        Of the network.
-    observed : Domain, optional
-        With labels that may be read; its scores are among the measurements, and no score is made of them.
-
-    Raises
-    ------
-    InputError
-        If the selection needs held-out source samples or revealed target labels that are not there.
     """
 
     def __init__(
@@ -304,7 +333,7 @@ class Evaluator:
         others = [] if self.observed is None else [self.observed[0]]
         return [self.target, *([] if self.source is None else [self.source]), *others]
 
-    def __call__(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], Judged]:
+    def __call__(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], Verdict]:
         """Measurements by name, and that by which models are chosen."""
         options = self.config.pass_options
         z_t, logits_t = outputs(algorithm, self.target, **options)
@@ -330,7 +359,7 @@ class Evaluator:
         missed = None
         if self.config.selection in _BY_SAMPLES and logits_s is not None and self.source_labels is not None:
             missed = errors(logits_s, self.source_labels)
-        return found, Judged(score(self.config.selection, held_out), missed)
+        return found, Verdict(score(self.config.selection, held_out), missed)
 
 
 def _of_probabilities(logits: Tensor) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""When and from what a run refreshes its strata: policies by name, and the features of both domains."""
+"""When and from what a run updates its strata: policies by name, features and classes of both domains."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,69 +11,193 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
+from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.batches import Draw, Stream, pass_over
-from vardass.adapt.class_aligner import ClassAligner
-from vardass.adapt.distributed import Processes
+from vardass.adapt.devices import Processes
+from vardass.adapt.selection import outputs
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
-from vardass.refresh import (
-    FeatureBank,
-    NeverRefresh,
-    Refresher,
-    RefreshPolicy,
-    TimeAccount,
-)
+from vardass.refresh import FeatureBank, NeverRefresh, Refresher, RefreshPolicy, TimeAccount
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.refresh.policies import POLICIES
-from vardass.registry import check_options, declared_options
-from vardass.samplers.registry import find_sampler
+from vardass.registry import check_options
+from vardass.samplers.class_alignment import (
+    CLASS_SHARES,
+    EXPLAINED,
+    ClassAlignment,
+    align_classes,
+    explained_by_shares,
+)
+from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
-from vardass.validate import as_generator
+from vardass.validate import as_generator, check_count, check_number, unknown
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 __all__ = [
     "POLICY_NAMES",
+    "ClassAligner",
     "StrataUpdater",
     "make_policy",
 ]
 
 
-POLICY_NAMES = tuple(POLICIES)
+POLICY_NAMES = tuple(name for name in POLICIES if name != "every")
 
 _STILL = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
+_REFERENCE_ROWS = 2048  # of a feature bank that estimator reference looks at; of a larger bank so many are drawn
 
 
 def make_policy(config: RunConfig) -> RefreshPolicy:
-    """Policy of a run; strata of inputs are made once, and with T = 0 nothing is refreshed.
-
-    Raises
-    ------
-    InputError
-        If an option is unknown, or a policy that observes batches has no bank to compare them with.
-    """
-    name = config.refresh_policy
-    kind = POLICIES.find(name)
-    options = dict(config.refresh_options)
-    if "period" in options:
-        raise InputError("the period is set with refresh_every; leave it out of refresh_options")
-    check_options(f"refresh_policy {name!r}", options, kind, without=("period",))
-    if "period" in declared_options(kind):
-        options["period"] = max(1, config.refresh_every)
-    made = kind(**options)
+    """Policy of a run; strata of inputs are made once."""
+    name = config.refresh_every
+    kind = POLICIES[name if isinstance(name, str) else "every"]
+    check_options(f"refresh_every {name!r}", config.refresh_options, kind, without=("period",))
+    period = {} if isinstance(name, str) else {"period": max(1, name)}
+    made = kind(**period, **config.refresh_options)
     if made.observes == "drift" and config.feature_source != "bank":
         raise InputError(
-            f"refresh_policy {name!r} compares batches with a bank, got feature_source={config.feature_source!r}; use "
-            "feature_source='bank', or refresh_policy 'every' or 'growing'"
+            f"refresh_every={name!r} compares batches with a bank, got feature_source={config.feature_source!r}; use "
+            "feature_source='bank', or another refresh_every",
+            field="feature_source",
         )
     if made.observes is not None and config.background:
         raise InputError(
-            f"refresh_policy {name!r} measures strata right after a refresh, but background={config.background} brings "
-            "them later; use background=False, or refresh_policy 'every' or 'growing'"
+            f"refresh_every={name!r} measures strata right after a refresh, but background=True brings them later; use "
+            "background=False, or refresh_every='growing' or a number of steps",
+            field="background",
         )
-    return made if config.refresh_every > 0 and not find_sampler(config.sampler).of_inputs else NeverRefresh()
+    return made if name != 0 and not find_sampler(config.sampler).of_inputs else NeverRefresh()
+
+
+# --- classes ------------------------------------------------------------------------------------------
+
+_START = 300  # steps before the first pseudo-labels: a network that is not adapted yet gives many wrong ones
+
+
+class ClassAligner:
+    """Groups and shares of both domains for the refreshes of a run, see ``vardass.samplers.align_classes``.
+
+    Batches are aligned from ``start`` steps on; or already at ``early`` steps, if different class shares explain at
+    least ``explained`` of the discrepancy, see `explained_by_shares`. There is a refresh at both steps, whatever the
+    policy says. Where the predictions leave too few samples for a batch, strata know no classes. What is returned
+    depends on the network, the step and the samplers' state alone, so a resumed run is the same. No label of the target
+    is read.
+
+    Shares of predictions alone do not tell: before the discrepancy acts, a shift of the inputs makes them differ from
+    the source's as well, and soon after it acts they are the source's, whatever the truth. Where the inputs have
+    shifted, the order matters: first the discrepancy alone, which corrects most wrong predictions, then the classes.
+    """
+
+    def __init__(self, config: RunConfig, algorithm: Algorithm, streams: Mapping[str, Stream]) -> None:
+        self.config, self.algorithm, self.streams = config, algorithm, streams
+        self.options = dict(config.class_options)
+        self.start = self.options.pop("start", _START)
+        self.early = self.options.pop("early", self.start)
+        self.explained = self.options.pop("explained", EXPLAINED)
+        self.log: dict[str, float] = {}
+        for name, stream in streams.items():
+            if getattr(stream.sampler, "strata_count", None) is None:
+                raise InputError(
+                    f"class_shares={config.class_shares!r} needs groups with shares, which the {name} sampler "
+                    f"({type(stream.sampler).__name__}) has not; use stratified, ordered or balanced"
+                )
+        _need_target(config.class_shares, algorithm.name, uses_target="target" in streams)
+
+    @staticmethod
+    def check(config: RunConfig) -> None:
+        """Refuse settings that do not go together."""
+        checks: dict[str, Any] = {
+            "start": lambda value: check_count(value, "start", low=0),
+            "early": lambda value: check_count(value, "early", low=0),
+            "explained": lambda value: check_number(value, "explained", low=0.0),
+            "confidence": lambda value: check_number(value, "confidence", low=0.0, high=1.0),
+            "floor": lambda value: check_number(value, "floor", low=0.0, high=1.0),
+            "smoothing": lambda value: check_number(value, "smoothing", low=0.0, high=1.0),
+        }
+        for name, value in config.class_options.items():
+            if name not in checks:
+                raise unknown("option of class_shares:", name, checks)
+            checks[name](value)
+        if config.class_shares in CLASS_SHARES:
+            ClassAligner._check_parts(config)
+
+    @staticmethod
+    def can_align(config: RunConfig) -> bool:
+        """Whether the algorithm, sampler and refreshes of ``config`` go with aligned classes."""
+        if config.regression:
+            return False
+        try:
+            ClassAligner._check_parts(config)
+        except InputError:
+            return False
+        return True
+
+    @staticmethod
+    def _check_parts(config: RunConfig) -> None:
+        what = f"class_shares={config.class_shares!r}"
+        _need_target(config.class_shares, config.algorithm, uses_target=find_algorithm(config.algorithm).uses_target)
+        check_takes_shares(config.sampler, what)
+        if config.refresh_every == 0 or find_sampler(config.sampler).of_inputs:
+            raise InputError(
+                f"{what} takes predictions at each refresh, got refresh_every={config.refresh_every} and sampler "
+                f"{config.sampler!r}, which are never refreshed; use refresh_every=100 and another sampler"
+            )
+
+    def __call__(self, step: int) -> Mapping[str, Mapping[str, Any]]:
+        """Groups and shares by domain at ``step``; nothing before the start."""
+        source, target = self.streams["source"], self.streams["target"]
+        samplers: list[Any] = [source.sampler, target.sampler]
+        if step < self.start and step != self.early and samplers[0].shares is None:
+            return {}
+        assert source.labels is not None
+        z, logits = outputs(self.algorithm, target.inputs, **self.config.pass_options)
+        if step == self.early < self.start:
+            z_s, _ = outputs(self.algorithm, source.inputs, **self.config.pass_options)
+            explained = explained_by_shares(z_s, source.labels, z, logits.argmax(1))
+            if explained < self.explained:
+                self.log = {"classes/aligned": 0.0, "classes/explained": explained}
+                return {}
+        found = align_classes(
+            source.labels.cpu(),
+            logits,
+            shares=self.config.class_shares,
+            strata=(samplers[0].strata_count, samplers[1].strata_count),
+            min_size=max(sampler.min_size for sampler in samplers),
+            **self.options,
+        )
+        distance = _distance(source.labels.cpu(), logits.argmax(1).cpu(), logits.shape[1])
+        self.log = {**_numbers(found), "classes/distance": distance}
+        return found.by_domain
+
+
+def _need_target(shares: str, algorithm: str, *, uses_target: bool) -> None:
+    if not uses_target:
+        raise InputError(
+            f"class_shares={shares!r} aligns source and target, but {algorithm!r} draws no target batches; use "
+            "class_shares='none'"
+        )
+
+
+def _distance(source: Tensor, target: Tensor, classes: int) -> float:
+    """Total variation distance of the class shares of two sets of labels."""
+    a, b = (torch.bincount(labels, minlength=classes).double() / len(labels) for labels in (source, target))
+    return float((a - b).abs().sum() / 2.0)
+
+
+def _numbers(found: ClassAlignment) -> dict[str, float]:
+    groups = found.target["groups"]
+    shares = [domain.get("shares", torch.ones(1)) > 0 for domain in found]
+    return {
+        "classes/aligned": float(found.is_aligned),
+        "classes/unsure": float((groups < 0).double().mean()),
+        "classes/missing": float((shares[0] & ~shares[1]).sum()),
+    }
+
+
+# --- strata -------------------------------------------------------------------------------------------
 
 
 class StrataUpdater:
@@ -90,16 +215,6 @@ class StrataUpdater:
 
     With several processes the leading one makes the strata and sends them to the others: those of another one might
     differ by rounding, and then no batch would fit together.
-
-    Attributes
-    ----------
-    banks : dict of str to FeatureBank
-        Of the domains whose sampler needs features, unless each refresh makes a full pass; of all domains where the
-        loss looks at banks.
-    refresher : Refresher
-        Policy, samplers and sources.
-    classes : ClassAligner or None
-        Renews classes, if batches are aligned.
     """
 
     def __init__(
@@ -121,7 +236,7 @@ class StrataUpdater:
             for name, stream in streams.items()
             if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
         }
-        self.classes = None if config.class_aligned == "none" else ClassAligner(config, algorithm, streams)
+        self.classes = ClassAligner(config, algorithm, streams) if config.class_shares in CLASS_SHARES else None
         # nobody looks at the banks before the next refresh
         self._only_keeps = policy.observes is None and not algorithm.uses_banks
         self._rows: dict[str, Tensor] = {}  # of the banks, as `with_banks` hands them on
@@ -159,15 +274,7 @@ class StrataUpdater:
         return {"source": {"other": z["target"]}, "target": {"other": z["source"]}}
 
     def before_step(self, step: int, *, stop: bool = False) -> tuple[bool, dict[str, Any] | None]:
-        """Refresh if it is time, and agree with the other processes on whether to ``stop``.
-
-        Returns
-        -------
-        stop : bool
-            What the leading process wants.
-        log : dict or None
-            Of a refresh, see ``Refresher.step``.
-        """
+        """Refresh if it is time, and agree with the other processes on whether to ``stop``."""
         log = None if stop or not self.processes.leads else self._refresh(step)
         if self.processes.count > 1:
             stop, log = self.processes.same((stop, log))
@@ -232,7 +339,7 @@ class StrataUpdater:
         strata: Strata | None = getattr(stream.sampler, "strata", None)
         weights = None if strata is None or strata.shares is None else strata.row_weights.to(rows)
         if getattr(self.algorithm, "estimator", "") == "reference":
-            most = self.config.reference_rows
+            most = _REFERENCE_ROWS
             if len(rows) <= most:
                 return Bank(rows, weights)
             # independent of the batch, so that the mean stays as it is
@@ -243,7 +350,11 @@ class StrataUpdater:
                 )
             picked = torch.multinomial(weights, most, replacement=True, generator=generator)
             return Bank(rows[picked], mean=weights @ rows)
-        if strata is None or draw.batch.strata is None or bool((draw.batch.strata.bincount() > 1).all()):
+        if (
+            strata is None
+            or draw.batch.strata is None
+            or all(count > 1 for count in Counter(draw.batch.strata).values())
+        ):
             return Bank(rows, weights)
         if stream.asks_ahead:
             raise InputError(
