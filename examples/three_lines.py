@@ -29,8 +29,8 @@ optimiser = torch.optim.Adam([*featuriser.parameters(), *classifier.parameters()
 
 
 def loader_for(dataset, seed):
-    # (1) a sampler that draws from strata, and the weights of its draws with every batch
-    sampler = vardass.OrderedBatchSampler(len(dataset), batch_size=8, kernel="mmd", endless=True, seed=seed)
+    # (1) a sampler whose batches each resemble the whole; weights, equal for this one, come with every batch
+    sampler = vardass.BalancedBatchSampler(len(dataset), batch_size=8, kernel="mmd", endless=True, seed=seed)
     return DataLoader(vardass.with_weights(dataset), batch_sampler=sampler), sampler
 
 

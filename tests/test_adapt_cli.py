@@ -15,6 +15,8 @@ from PIL import Image
 import vardass.adapt
 from vardass.cli import adapt as adapt_module
 from vardass.cli import main
+from vardass.data import Domain, Task
+from vardass.data.images import small_size
 from vardass.data.own_data import find_kind, own_task
 from vardass.data.registry import DATASETS
 from vardass.errors import InputError, VardassWarning
@@ -462,6 +464,46 @@ def test_data_sets_of_the_paper_have_its_network_unless_told_otherwise(folders, 
         "spawrious",
         "office-home",
     }
+
+
+def test_small_data_on_a_cpu_get_few_steps_and_no_more_pixels_than_they_have(tmp_path):
+    def task(n, kind):
+        x = torch.zeros(n, 3, 32, 32) if kind == "image" else torch.zeros(n, 4)
+        domains = [Domain(name, x, torch.arange(n) % 2, ("a", "b"), kind=kind) for name in ("s", "t")]
+        return Task("s->t", (domains[0],), domains[1])
+
+    def steps(n, kind="image", **settings):
+        given = {"network": "conv", "device": "cpu", **settings}
+        return adapt_module.recommended_for(task(n, kind), given, tmp_path, resume=False).steps
+
+    assert (steps(300), steps(640), steps(64_000)) == (600, 1200, 3000)
+    assert steps(300, "features", network="mlp") == 3000
+    assert steps(300, steps=7) == 7
+    frozen = {"network": "owner/name", "network_options": {"freeze_backbone": True}, "cache_embeddings": "auto"}
+    assert steps(300, **frozen) == 3000
+    made = adapt_module.recommended_for(task(300, "image"), frozen, tmp_path, resume=False)
+    assert made.network_options == {"bottleneck": 256, "freeze_backbone": True}  # else nothing could be adapted
+    (tmp_path / "config.json").write_text('{"steps": 50}')
+    resumed = adapt_module.recommended_for(task(300, "image"), {"device": "cpu"}, tmp_path, resume=True)
+    assert (resumed.steps, resumed.algorithm_options["ramp"]) == (50, 6)
+    for side, wanted in ((16, 32), (40, 40), (300, 64)):
+        folder = tmp_path / str(side)
+        folder.mkdir()
+        Image.new("RGB", (side, side + 9)).save(folder / "a.png")
+        assert small_size([folder]) == wanted
+
+
+def test_a_model_that_predicts_one_class_is_called_so(files, capsys):
+    x, y = clusters(1, shift=0.5)
+    np.savez(files / "far.npz", x=x + np.array([40.0, 0, 0, 0], dtype=np.float32), labels=CLASSES[y])
+    out = files / "one"
+    command = adapt(files / "clinic.npz", files / "far.npz", out, "--algorithm", "erm", "--no-standardise")
+    code = main([str(part) for part in command])
+    said = capsys.readouterr()
+    assert code == 0
+    assert "warning: 100 % of the predictions are 'cat', but 29 % of the source's labels" in said.err
+    assert "most often cat, 100.0 %" in " ".join(said.out.split())
+    assert "do not trust the model" in (out / "report.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "images"])

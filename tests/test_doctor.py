@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import vardass
 from vardass import diagnose
-from vardass.analysis.doctor import Limits
-from vardass.analysis.doctor.advice import advise
+from vardass.analysis.doctor import Limits, strata_leave
+from vardass.analysis.doctor.diagnosis import advise
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, mmd2
@@ -20,6 +20,11 @@ from vardass.losses import CORALLoss, MMDLoss, mmd2
 
 def normal(n, d=3, seed=0, scale=1.0):
     return scale * torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def three_classes(counts, seed, shift=0.0):
+    labels = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
+    return 8.0 * F.one_hot(labels, 3).double() + normal(len(labels), seed=seed) + shift, labels
 
 
 def chosen(found):
@@ -143,12 +148,8 @@ def test_outliers_by_hand():
 
 
 def test_class_shares():
-    def domain(counts, seed):
-        labels = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
-        return 8.0 * F.one_hot(labels, 3).double() + normal(len(labels), seed=seed), labels
-
-    x, labels = domain((100, 100, 100), 0)
-    y, _ = domain((200, 60, 40), 1)
+    x, labels = three_classes((100, 100, 100), 0)
+    y, _ = three_classes((200, 60, 40), 1)
     found = diagnose(x, y, labels=labels, batch_size=8, gradient=False).classes
     assert found.source == pytest.approx((1 / 3,) * 3)
     assert found.target == pytest.approx((2 / 3, 0.2, 2 / 15))
@@ -161,7 +162,8 @@ def test_class_shares():
     assert found.agreement == 1.0
     # labels need not be numbered from 0, and a head's classes may lack samples
     again = diagnose(x, y, labels=10 * labels + 5, batch_size=8, gradient=False).classes
-    assert again == found
+    assert dataclasses.replace(again, names=found.names) == found
+    assert again.names == ("5", "15", "25")
     named = diagnose(x, y, labels=labels, head=lambda z: F.pad(z, (0, 1), value=-9.0), batch_size=8, gradient=False)
     assert named.classes.target == pytest.approx((*found.target, 0.0))
 
@@ -233,6 +235,58 @@ def test_classes_are_aligned_where_shares_differ_and_pseudo_labels_hold():
         assert chosen(found)["class alignment"] == choice
 
 
+def nearest_corner(z):
+    return 8.0 * z  # logits: the class of the largest coordinate
+
+
+@pytest.mark.parametrize(
+    ("counts", "shift", "choice"),
+    [
+        ((200, 60, 40), (0.0, 0.0, 0.0), "yes"),  # other shares of the same classes
+        ((100, 100, 100), (12.0, 0.0, 0.0), "not yet"),  # the same shares: all is taken for the first class
+        ((100, 100, 100), (6.0, 0.0, -6.0), "not yet"),  # most of it
+    ],
+    ids=["shares", "one class", "inputs"],
+)
+def test_shifted_inputs_are_not_taken_for_other_class_shares(counts, shift, choice):
+    x, labels = three_classes((100, 100, 100), 0)
+    y, truth = three_classes(counts, 1, torch.tensor(shift))
+    found = diagnose(x, y, labels=labels, head=nearest_corner, class_names="abc", batch_size=8, gradient=False)
+    shares = found.classes
+    pseudo = torch.bincount(nearest_corner(y).argmax(1), minlength=3) / len(y)
+    assert shares.distance.value == pytest.approx(float((pseudo - 1 / 3).abs().sum() / 2), abs=1e-6)
+    assert shares.distance.value > 0.3
+    assert shares.most_frequent == ("a", pytest.approx(float(pseudo.max()), abs=1e-6))
+    of_truth = (torch.bincount(truth, minlength=3) / len(truth) - 1 / 3).abs().sum() / 2
+    assert (shares.explained > 0.9) == (float(of_truth) > 0.3)
+    assert chosen(found)["class alignment"] == choice
+    if choice == "not yet" and shares.effective < 1.5:
+        assert "100 % of pseudo-labels are a" in str(found)
+
+
+def test_no_strata_go_below_what_is_called_irreducible():
+    for seed, scale in ((0, 0.3), (1, 3.0)):
+        x, y = normal(300, 8, seed=seed, scale=scale), normal(300, 8, seed=seed + 5, scale=scale)
+        kernel = RBFMixture()
+        found = diagnose(x, y, batch_size=8, gradient=False, bandwidths=False, samplers=("stratified",))
+        uniform = sum(float(1.0 * len(kernel.gammas) - kernel.matrix(z, z).mean()) for z in (x, y)) / 8
+        left = found["stratified"].excess.value / uniform
+        assert found.irreducible <= left + 1e-12
+        assert f"any strata leave at least {100 * found.irreducible:.2g} %" in str(found)
+
+
+def test_noise_is_one_number_in_the_advice_and_below_it():
+    found = diagnose(normal(300, 2), normal(300, 2, seed=1) + 1.0, batch_size=16)
+    share = found["balanced"].gradient_noise / found["uniform"].gradient_noise
+    assert found.relative_noise(found["balanced"]) == share
+    text = f"{100 * share:.2g} %"
+    assert f"sampler: balanced ({text} of the noise of uniform batches)" in str(found)
+    assert f"noise {found['balanced'].gradient_noise:.3g} ({text})" in str(found)
+    plain = diagnose(normal(300, 2), normal(300, 2, seed=1) + 1.0, batch_size=16, gradient=False)
+    excess = [plain[name].excess.value for name in ("balanced", "uniform")]
+    assert plain.relative_noise(plain["balanced"]) == pytest.approx((excess[0] / excess[1]) ** 0.5)
+
+
 # --- form ------------------------------------------------------------------------------------------------------
 
 
@@ -243,10 +297,10 @@ def test_text_and_json_say_all():
     assert found.sizes == (60, 80)
     assert found.measured == (50, 50)
     text = str(found)
-    for words in ("60 and 80 samples (50 and 50 looked at)", "γ=0.1", "balanced: ", "cross-entropy", "class shares"):
+    for words in ("60 and 80 samples (50 and 50 looked at)", "γ=0.1", "balanced: ", "cross-entropy", "class shares of"):
         assert words in text
-    assert text.endswith("\n".join(f"  {line}" for line in found.advice))
-    assert len(found.short().splitlines()) == 2
+    assert text.startswith("\n".join(["use", *(f"  {line}" for line in found.advice), "", "measured"]))
+    assert len(found.short().splitlines()) == 1
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert plain["batches_per_epoch"] == 7
     assert plain["classes"]["distance"]["stderr"] == found.classes.distance.stderr
@@ -285,3 +339,19 @@ def test_the_terms_of_the_kernel_can_be_left_out():
     assert (found.sizes, found.batches_per_epoch) == ((600, 900), 75)
     assert found.irreducible == whole.irreducible
     assert found.samplers == whole.samplers
+
+
+def test_what_strata_leave_by_brute_force_and_where_they_cannot_help():
+    x, kernel = normal(60, 2), RBFMixture((0.01, 1.0))
+    strata = vardass.stratify(x, 4, kernel=kernel)
+    shares = []
+    for gamma in kernel.gammas:
+        matrix = torch.exp(-gamma * torch.cdist(x, x).square())
+        left = 0.0
+        for h in range(4):  # of the strata of the whole kernel, term by term
+            block = matrix[strata.labels == h][:, strata.labels == h]
+            left += (len(block) / 60) ** 2 * float(block.diagonal().mean() - block.mean())
+        shares.append(left / (float(matrix.diagonal().mean() - matrix.mean()) / 4))
+    assert strata_leave(x, 4, kernel=kernel) == pytest.approx(min(shares))
+    assert strata_leave(normal(5000, 64), 32, kernel="mmd") > 0.81  # a cloud in many dimensions
+    assert strata_leave(normal(5000, 2), 32, kernel="mmd") < 0.3

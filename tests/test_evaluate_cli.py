@@ -349,7 +349,7 @@ def test_the_picture_shows_recalls_and_bins(capsys):
     found = fake(4, 2, missing=(2,), names=["a", "$b$", "c" * 40, "d"])
     figure = evaluation_figure(found, title="run")
     matrix, recalls, bins, counts = figure.axes
-    assert [label.get_text() for label in matrix.get_yticklabels()] == ["a", r"\$b\$", "c" * 17 + "…", "d"]
+    assert [label.get_text() for label in matrix.get_yticklabels()] == ["a", r"\$b\$", "c" * 9 + "…" + "c" * 8, "d"]
     drawn = {line.get_label(): line.get_xdata() for line in recalls.lines}
     np.testing.assert_array_equal(drawn["domain 1"], found.domains["domain 1"].recall)
     np.testing.assert_array_equal(drawn["all"], found.overall.recall)

@@ -402,6 +402,15 @@ def test_a_run_from_files_to_predictions(files: Path, capsys: Any) -> None:
 
     assert call("predict", run, files / "there.npz") == 0
     assert capsys.readouterr().out == (run / "predictions.csv").read_text()
+    assert call("evaluate", run, files / "there.npz", "--out", files / "scores") == 0
+    assert "RMSE" in capsys.readouterr().out
+    scores = json.loads((files / "scores" / "evaluation.json").read_text())
+    assert scores["domains"]["there"]["r2"] == pytest.approx(found["target_r2"], abs=1e-6)
+    assert scores["overall"]["mae"] == pytest.approx(np.abs(truth - predicted).mean(), rel=1e-5)
+    assert (files / "scores" / "evaluation.png").stat().st_size > 10_000
+    assert len((files / "scores" / "samples.csv").read_text().splitlines()) == len(truth) + 1
+    assert call("evaluate", run, "--json") == 0  # what was held out, and the target
+    assert list(json.loads(capsys.readouterr().out)["domains"]) == ["here", "there"]
     assert call("report", run) == 0
     page = (run / "report.html").read_text()
     assert "R², %" in page

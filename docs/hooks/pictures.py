@@ -2,8 +2,9 @@
 
 A figure is named by its label (`plt.figure("ordered")`), or after its program, and lies beside it in the site, in
 colours for light and for dark pages; `![](ordered.svg)` in a page shows the fitting one. Programs of the gallery get
-a page each. What has not changed, program, package or measured results, is taken from `.cache/docs`; an error in a
-program ends the build.
+a page each. A picture is taken from `.cache/docs` as long as its program, the modules of the package that the program
+imports, directly or by others, and the measured results that it names are unchanged; an error in a program ends the
+build.
 """
 
 import ast
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from cycler import cycler
 from mkdocs.structure.files import File
+
+import vardass
 
 # colours of the report's page, `lab/page/page.css`; the order is that of matplotlib's C0 to C9
 LIGHT = ("#5b6169", "#0072b2", "#d55e00", "#009e73", "#b5528f", "#b97f00", "#3f9fd6", "#7a5c3e", "#882255", "#6b7f00")
@@ -57,12 +60,10 @@ PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\.svg\)")
 def on_files(files, config):
     """Add the pictures, a page for each program of the gallery, and their list."""
     root, docs = Path(config.config_file_path).parent, Path(config.docs_dir)
-    read = [*sorted((root / "src").rglob("*.py")), *sorted((root / "benchmarks" / "results").iterdir())]
-    read_by_all = hashlib.sha256(b"\0".join(path.read_bytes() for path in read)).digest()
     shown = []
     for script in sorted(path for path in docs.rglob("*.py") if path.parent.name != "hooks"):
         folder = script.parent.relative_to(docs)
-        made = _pictures(script, read_by_all, root / ".cache" / "docs")
+        made = _pictures(script, root)
         for name, picture in made.items():
             for file in in_both_colours(config, (folder / name).as_posix(), picture):
                 files.append(file)
@@ -104,16 +105,46 @@ def in_both_colours(config, name, picture):
     yield File.generated(config, f"{name}-dark.svg", content=night)
 
 
-def _pictures(script, read_by_all, cache):
+def _pictures(script, root):
     """SVG text of each figure of a program, by name."""
-    parts = (Path(__file__).read_bytes(), read_by_all, script.read_bytes())
-    kept = cache / script.stem / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    code = script.read_text()
+    results = [path for path in sorted((root / "benchmarks" / "results").iterdir()) if path.name in code]
+    parts = [path.read_bytes() for path in (Path(__file__), script, *_modules_of(script, root / "src"), *results)]
+    kept = root / ".cache" / "docs" / script.stem / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     if not kept.is_dir():
         made = _run(script)
         kept.mkdir(parents=True)
         for name, text in made.items():
             (kept / f"{name}.svg").write_text(text)
     return {path.stem: path.read_text() for path in sorted(kept.glob("*.svg"))}
+
+
+def _modules_of(script, source):
+    """Files of the package that a program imports, directly or by others, sorted."""
+    found, waiting = set(), [script]
+    while waiting:
+        for name in _imports(ast.parse(waiting.pop().read_text())):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):  # the packages that it is in, too; the last part may be no module
+                place = source.joinpath(*parts[:end])
+                for file in (place / "__init__.py", place.with_suffix(".py")):
+                    if file.is_file() and file not in found:
+                        found.add(file)
+                        waiting.append(file)
+    return sorted(found)
+
+
+def _imports(tree):
+    """Names in the package that a module imports, or takes from `vardass` when they are first used."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.startswith("vardass"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vardass"):
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+            names = [each.name for each in node.names] if node.module == "vardass" else []
+            yield from (f"vardass.{vardass._HOME_OF[name]}" for name in names if name in vardass._HOME_OF)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vardass":
+            yield f"vardass.{vardass._HOME_OF.get(node.attr, node.attr)}"
 
 
 def _run(script):

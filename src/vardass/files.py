@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from vardass.errors import InputError
 
-__all__ = ["PathLike", "as_path", "atomic_write", "is_temporary", "read_json", "remove_temporary", "write_text"]
+__all__ = [
+    "PathLike",
+    "as_path",
+    "atomic_write",
+    "is_temporary",
+    "plain",
+    "read_json",
+    "remove_temporary",
+    "write_text",
+]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -81,3 +92,20 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def plain(value: Any) -> Any:
+    """The same for JSON: dataclasses and named tuples become dicts, numbers that are not finite None.
+
+    >>> plain({"a": (1.0, float("nan"))})
+    {'a': [1.0, None]}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

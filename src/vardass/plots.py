@@ -6,6 +6,7 @@ matplotlib is imported only when a figure is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-    from vardass.adapt.scores import ClassificationScores, Evaluation
+    from vardass.adapt.scores import ClassificationScores, Evaluation, RegressionEvaluation
 
 __all__ = [
     "diagnosis_figure",
@@ -279,7 +280,11 @@ def _draw_classes(axes: Axes, found: Diagnosis) -> None:
     axes.bar([place - 0.2 for place in places], found.classes.source, width=0.38, color=BLUE, label="source")
     axes.bar([place + 0.2 for place in places], found.classes.target, width=0.38, color=VERMILION, label="target")
     axes.set_ylim(0.0, 1.3 * max(*found.classes.source, *found.classes.target))
-    axes.set_xlabel("class")
+    labels = [_label(name) for name in found.classes.names]
+    size = 8 if len(labels) <= 12 else 6
+    upright = _text_inches(max(labels, key=len), size) < 2.4 / len(labels)  # inches of the panel
+    axes.set_xticks(places, labels, fontsize=size, rotation=0 if upright else 90)
+    axes.tick_params(axis="x", length=0)
     axes.legend(fontsize=8, frameon=False, loc="upper right")
     axes.set_title("shares of classes (target: pseudo-labels)", loc="left", fontsize=10)
 
@@ -291,8 +296,10 @@ _LEAST_ROOM = 2.0  # inches for a list of mistakes
 _DOMAIN_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 
 
-def evaluation_figure(found: Evaluation, *, title: str) -> Figure:
+def evaluation_figure(found: Evaluation | RegressionEvaluation, *, title: str) -> Figure:
     """Draw the scores of a model: confusion matrix, recall of each class by domain, and calibration.
+
+    Of a regression: predicted against true numbers, a panel for each of up to four.
 
     Rows of the matrix are true classes, and the colour of a cell is its share of the row. The recalls are in the same
     rows. Below the reliability diagram, which has a point for each bin of the largest probability, is how many samples
@@ -315,9 +322,13 @@ def evaluation_figure(found: Evaluation, *, title: str) -> Figure:
     >>> len(figure.axes) >= 3
     True
     """
+    from vardass.adapt.scores import Evaluation
+
+    if not isinstance(found, Evaluation):
+        return _regression_figure(found, title)
     scores = found.overall
     classes = len(scores.classes)
-    side = max(3.2, 0.42 * classes if classes <= _MOST_COUNTS else min(0.14 * classes, 12.0))  # inches
+    side = _matrix_side(classes)
     right = 3.4
     figure = new_figure(side + 2.2 + right + 2.2, side + 2.4)
     figure.set_layout_engine("constrained", rect=(0.0, 0.0, 1.0, 1.0 - 0.75 / (side + 2.4)), wspace=0.03)
@@ -347,6 +358,27 @@ def evaluation_figure(found: Evaluation, *, title: str) -> Figure:
     return figure
 
 
+def _regression_figure(found: RegressionEvaluation, title: str) -> Figure:
+    shown = list(enumerate(found.names))[:4]
+    figure = new_figure(0.6 + 3.6 * max(2, len(shown)), 4.6)
+    for axes, (place, name) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for colour, domain in zip(cycle(_DOMAIN_COLOURS), found.domains):
+            x, y = found.labels[domain][:, place], found.predictions[domain][:, place]
+            axes.plot(x, y, "o", markersize=3, alpha=0.5, color=colour, label=_label(domain))
+        ends = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
+        axes.plot(ends, ends, color=GREY, linewidth=1)
+        axes.set(xlim=ends, ylim=ends, box_aspect=1)
+        scores = found.overall.columns.get(name, found.overall)
+        axes.set_title(f"{_label(name)}: R² {scores.r2:.3f}, MAE {scores.mae:.3g}", **_PANEL)
+        axes.set_xlabel("true")
+        axes.set_ylabel("predicted")
+        dress(axes)
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    figure.text(0.01, 0.98, f"Evaluation: {title}", parse_math=False, fontsize=13, fontweight="bold", va="top")
+    figure.tight_layout(rect=(0.0, 0.0, 1.0, 0.92))
+    return figure
+
+
 def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
@@ -367,7 +399,8 @@ def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
     places = range(0, classes, -(-classes // _MOST_LABELS))
     labels = [_label(scores.classes[place]) for place in places]
     label_size = 9 if classes <= 12 else 7.5 if classes <= _MOST_COUNTS else 6
-    upright = classes <= 12 and max(map(len, labels)) * classes <= 60
+    across = _text_inches(max(labels, key=len), label_size)
+    upright = len(places) == classes and across < 0.85 * _matrix_side(classes) / classes  # names must not touch
     axes.set_xticks(places, labels, fontsize=label_size, rotation=0 if upright else 90)
     axes.set_yticks(places, labels, fontsize=label_size)
     axes.tick_params(length=0)
@@ -380,9 +413,20 @@ def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
 _PANEL: dict[str, Any] = {"loc": "left", "fontsize": 10}
 
 
+def _matrix_side(classes: int) -> float:
+    """Inches of the confusion matrix."""
+    return max(3.2, 0.42 * classes if classes <= _MOST_COUNTS else min(0.14 * classes, 12.0))
+
+
+def _text_inches(text: str, size: float) -> float:
+    """About how wide a text is at a font size in points."""
+    return 0.62 * len(text) * size / 72.0
+
+
 def _label(name: str) -> str:
-    """A name that is not too long, whose dollars are not taken for formulas."""
-    return (name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "…").replace("$", r"\$")
+    """A name that is not too long, cut in the middle, as names often differ at their end; dollars are no formulas."""
+    half = _LONGEST_LABEL // 2
+    return (name if len(name) <= _LONGEST_LABEL else f"{name[:half]}…{name[1 - half :]}").replace("$", r"\$")
 
 
 def _draw_recalls(axes: Axes, found: Evaluation, side: float) -> None:

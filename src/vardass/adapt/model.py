@@ -198,6 +198,7 @@ def save_model(
 
     A pretrained backbone is not loaded again, and no other file is needed to scale inputs as in training.
     """
+    size = {"size": list(input_shape[1:])} if domain.kind == "image" else {}  # that of training, if not the network's
     about = {
         "config": result.config.to_json(),
         "class_names": list(domain.class_names),
@@ -207,7 +208,7 @@ def save_model(
         "step": result.selected_step,
         "score": result.score,
         "own_parts": result.own_parts,
-        "preprocessing": result.algorithm.network.preprocessing.to_dict(),
+        "preprocessing": {**result.algorithm.network.preprocessing.to_dict(), **size},
         "backbone": backbone_config(result.algorithm.network.featuriser),
     }
     # safetensors refuses tensors that share memory, so each one gets its own

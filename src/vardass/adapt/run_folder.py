@@ -79,7 +79,7 @@ class RunFolder:
     def load(self, config: RunConfig, *, resume: bool) -> dict[str, Any]:
         """Read the checkpoint's state."""
         if not resume:
-            raise InputError(f"{self.path} already holds a run; go on with resume=True, or choose another folder")
+            raise InputError(f"{self.path} already holds a run; resume it, or choose another folder")
         content = load_checkpoint(self.path / CHECKPOINT_FILE)
         # a rate that falls to 0 at the last step depends on where that is
         may_change = [name for name in _MAY_CHANGE if name != "steps" or config.lr_schedule != "cosine"]
@@ -138,8 +138,7 @@ def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) ->
             raise
         kept = "the one before it is whole" if Path(path).exists() else "there is none before it"
         raise InputError(
-            f"the checkpoint {path} cannot be written: {reason.strerror or reason}; {kept}; make room, and go on with "
-            "resume=True"
+            f"the checkpoint {path} cannot be written: {reason.strerror or reason}; {kept}; make room, and resume"
         ) from reason
 
 

@@ -1,11 +1,11 @@
-"""How good a classifier is on labelled data: accuracy, classes, confusion and calibration; and that of a run."""
+"""How good a model is on labelled data: accuracy, classes, confusion and calibration, or errors of numbers."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.devices import pick_device
 from vardass.adapt.model import load_model
+from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import reading_of
 from vardass.adapt.selection import outputs
 from vardass.data.domains import Domain
@@ -25,18 +26,19 @@ from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.folders import subfolders
 from vardass.data.own_data import own_domain
 from vardass.errors import InputError, VardassWarning
-from vardass.files import PathLike, as_path
+from vardass.files import PathLike, as_path, plain
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, shorten
 
 __all__ = [
     "ClassificationScores",
     "Evaluation",
+    "RegressionEvaluation",
+    "RegressionScores",
     "Reliability",
     "classification_scores",
     "evaluate_domains",
     "evaluate_run",
     "labelled_domains",
-    "load_classifier",
     "wilson_interval",
 ]
 
@@ -313,15 +315,60 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True)
+class RegressionScores:
+    """Errors of n predictions, see `regression_scores`; ``columns``: of each number, where there are several."""
+
+    n: int
+    rmse: float
+    mae: float
+    r2: float
+    columns: dict[str, RegressionScores]
+
+    @classmethod
+    def of(cls, predicted: Tensor, truth: Tensor, names: Sequence[str]) -> RegressionScores:
+        """Of predictions and true numbers (n, m)."""
+        several = names if len(names) > 1 else ()
+        columns = {name: cls.of(predicted[:, [i]], truth[:, [i]], [name]) for i, name in enumerate(several)}
+        return cls(n=len(truth), columns=columns, **regression_scores(predicted, truth))
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionEvaluation:
+    """Errors of a model that predicts numbers, domain by domain and over all.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the m numbers.
+    overall : RegressionScores
+        Of the samples of all domains together.
+    domains : dict of str to RegressionScores
+        Of each domain.
+    predictions, labels : dict of str to Tensor of shape (n, m)
+        What they were computed from, float64, on the CPU.
+    """
+
+    names: tuple[str, ...]
+    overall: RegressionScores
+    domains: dict[str, RegressionScores]
+    predictions: dict[str, Tensor]
+    labels: dict[str, Tensor]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All scores in plain values, without the samples."""
+        return {"numbers": list(self.names), "overall": asdict(self.overall), "domains": plain(self.domains)}
+
+
 def evaluate_domains(
     algorithm: Algorithm, about: Mapping[str, Any], domains: Mapping[str, Domain], *, workers: int = 0
-) -> Evaluation:
+) -> Evaluation | RegressionEvaluation:
     """Scores of a model on labelled domains."""
     if not domains:
         raise InputError("0 domains to evaluate on; give at least one labelled data set")
     device, config = next(algorithm.parameters()).device, about["config"].changed(workers=workers)
     classes, shape = tuple(about["class_names"]), tuple(about["input_shape"])
-    probabilities, labels = {}, {}
+    found, labels = {}, {}
     for name, domain in domains.items():
         if domain.class_names != classes:
             raise InputError(
@@ -337,13 +384,17 @@ def evaluate_domains(
                 f"samples of domain {name!r} have shape {inputs.shape}, the model was trained on {shape}; give samples "
                 "of that shape"
             )
-        _, logits = outputs(algorithm, inputs, **config.pass_options)
-        if not bool(logits.isfinite().all()):
+        _, given = outputs(algorithm, inputs, **config.pass_options)
+        if not bool(given.isfinite().all()):
             raise InputError(f"the model gives NaN or infinite outputs on domain {name!r}; check the data and the run")
-        probabilities[name] = logits.double().softmax(1)
-    scores = {name: classification_scores(probabilities[name], labels[name], classes=classes) for name in probabilities}
-    whole = torch.cat(list(probabilities.values())), torch.cat(list(labels.values()))
-    return Evaluation(classification_scores(*whole, classes=classes), scores, probabilities, labels)
+        found[name] = given.double() if config.regression else given.double().softmax(1)
+    pairs = {name: (found[name], labels[name]) for name in found}
+    whole = torch.cat(list(found.values())), torch.cat(list(labels.values()))
+    if config.regression:
+        errors = {name: RegressionScores.of(*pair, classes) for name, pair in pairs.items()}
+        return RegressionEvaluation(classes, RegressionScores.of(*whole, classes), errors, found, labels)
+    scores = {name: classification_scores(*pair, classes=classes) for name, pair in pairs.items()}
+    return Evaluation(classification_scores(*whole, classes=classes), scores, found, labels)
 
 
 def evaluate_run(
@@ -355,7 +406,7 @@ def evaluate_run(
     workers: int = 0,
     device: str = "auto",
     **parts: Any,
-) -> Evaluation:
+) -> Evaluation | RegressionEvaluation:
     """Scores of the model of a run on labelled data; ``vardass evaluate`` in Python.
 
     Parameters
@@ -394,7 +445,7 @@ def evaluate_run(
     True
     """
     place = as_path(run, "run")
-    algorithm, about = load_classifier(place, device=device, **parts)
+    algorithm, about = load_model(place, device=pick_device(device), **parts)
     given: Iterable[tuple[str | None, Data]]
     if isinstance(data, Mapping):
         given = data.items()
@@ -404,16 +455,6 @@ def evaluate_run(
         given = [(None, data)]
     domains = labelled_domains(given, about, place, key=key, labels=labels)
     return evaluate_domains(algorithm, about, domains, workers=workers)
-
-
-def load_classifier(run: Path, *, device: str = "auto", **parts: Any) -> tuple[Algorithm, dict[str, Any]]:
-    """`load_model`, for a run that learnt classes."""
-    algorithm, about = load_model(run, device=pick_device(device), **parts)
-    if about["config"].regression:
-        raise InputError(
-            f"the run in {run} predicts numbers, which have no accuracy or confusion; its report has their errors"
-        )
-    return algorithm, about
 
 
 def labelled_domains(

@@ -15,6 +15,7 @@ from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.batches import Draw, Stream, pass_over
 from vardass.adapt.devices import Processes
 from vardass.adapt.selection import outputs
+from vardass.analysis.doctor import Limits, strata_leave
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
@@ -46,6 +47,7 @@ __all__ = [
 
 POLICY_NAMES = tuple(name for name in POLICIES if name != "every")
 
+_LARGE = 32_768  # samples from which strata take seconds: there it is measured first whether they can help
 _STILL = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
 _REFERENCE_ROWS = 2048  # of a feature bank that estimator reference looks at; of a larger bank so many are drawn
 
@@ -253,6 +255,13 @@ class StrataUpdater:
             still=_STILL,
         )
 
+    def measure_first(self) -> None:
+        """Leave a sampler of many samples uniform where any strata would leave most of a batch's variance.
+
+        At each refresh it is measured on some rows, see `strata_leave`, in a small part of the time that strata take.
+        """
+        self.refresher.worthwhile = _not_worth_strata
+
     def begin(self) -> None:
         """Fill the banks, and make the strata that come from inputs."""
         if self.processes.leads or self.algorithm.uses_banks:
@@ -386,3 +395,12 @@ class StrataUpdater:
             out_device=self.device,
             **self.config.pass_options,
         )
+
+
+def _not_worth_strata(sampler: Any, features: Tensor) -> float | None:
+    """Share of the variance that strata would leave, where that is too much to pay for them; else None."""
+    k = getattr(sampler, "strata_count", None)
+    if k is None or len(features) <= _LARGE:
+        return None
+    left = strata_leave(features, k, kernel=sampler.kernel)
+    return left if left > Limits().worth ** 2 else None

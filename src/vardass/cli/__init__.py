@@ -79,6 +79,8 @@ def _value_of(error: Any, arguments: Sequence[str] | None) -> str:
 
 
 def _fail(message: str, *, code: int = 2) -> int:
+    if message.startswith("Caught "):  # in a loading process, whose traceback is around it
+        message = message.rpartition("InputError: ")[2]
     print("error:", " ".join(message.split()), file=sys.stderr)
     return code
 

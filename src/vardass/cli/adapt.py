@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -27,13 +26,14 @@ from vardass.adapt.run_folder import (
 from vardass.adapt.selection import SCORE_NAMES
 from vardass.adapt.trainer import Trainer
 from vardass.backend import one_thread
-from vardass.cli.doctor import NETWORKS, SMALL, short_form
-from vardass.cli.predict import PREDICTIONS_FILE, clean_message, predict_domain
-from vardass.cli.progress import progress_bar
+from vardass.cli.doctor import NETWORKS, short_form
+from vardass.cli.embeddings import make_folder
+from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
+from vardass.cli.terminal import note, progress_bar, tell_time, words_of_time
 from vardass.data.domains import Kind, Task
-from vardass.data.images import IMAGENET
+from vardass.data.images import IMAGENET, small_size
 from vardass.data.own_data import KINDS, find_kind, how_read, own_task
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, loader_switches, task_names
 from vardass.data.scaling import ScaledInputs, standardise_task
@@ -106,10 +106,11 @@ def adapt(
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
-    config = _recommended({"network": NETWORKS[found], **chosen}, out, resume=resume)
-    wanted = preprocessing_of(config.network, config.network_options) or IMAGENET
-    usual = SMALL if config.network == "conv" else wanted.to_dict()["size"]
-    pixels = usual if size is None else size
+    settings: dict[str, Any] = {"network": NETWORKS[found], **chosen}
+    wanted = preprocessing_of(settings["network"], early.network_options) or IMAGENET
+    pixels: Any = size
+    if size is None and found == "image":
+        pixels = small_size([*sources, target]) if settings["network"] == "conv" else wanted.to_dict()["size"]
     task = own_task(
         sources,
         target,
@@ -124,6 +125,10 @@ def adapt(
         cache=cache,
         interpolation=wanted.interpolation,
     )
+    config = recommended_for(task, settings, out, resume=resume)
+    hint = ""
+    if found == "image" and "network" not in chosen:
+        hint = f"; conv at {pixels} pixels learns from scratch, a pretrained --network FOLDER does better"
     data = {
         "kind": found,
         "sources": [str(path.resolve()) for path in sources],
@@ -137,11 +142,13 @@ def adapt(
     }
     # all of the target is there to be adapted to and predicted: no part of it is a test set
     splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
-    with _run(config, splits, out, data, resume=resume, domains=[*sources, target]) as result:
+    ours: dict[str, Any] = {"hint": hint, "measure_first": "sampler" not in chosen}
+    with _run(config, splits, out, data, resume=resume, domains=[*sources, target], **ours) as result:
         predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
         scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
         measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
-        _show(Summary(task.name, result, predictions, scores, measured_on, doctor), out, data, as_json)
+        learnt = splits.source_train.known_labels()
+        _show(Summary(task.name, result, predictions, scores, measured_on, learnt, doctor), out, data, as_json)
 
 
 @with_run_options
@@ -176,10 +183,9 @@ def train(
         raise InputError(f"--root {root} is given, but {dataset} is not read from a folder; leave it out")
     # without a folder there is nothing to load, and no reason to ask a hub what the network wants
     wanted = {} if root is None else image_options(dataset, preprocessing_of(early.network, early.network_options))
-    try:
-        loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
-    except InputError as error:
-        raise InputError(str(error).replace("root is None", "--root is not given")) from error
+    if root is None and info.layout:
+        raise InputError(f"--root is not given, and {dataset} is read from a folder; it should hold\n{info.layout}")
+    loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
     config = RunConfig.from_dict({"network": NETWORKS[loaded.target.kind], **chosen})
     if standardise and not isinstance(loaded.target.dataset, ScaledInputs):
         loaded, _ = standardise_task(loaded)
@@ -203,8 +209,8 @@ def train(
         tested = f"{final['target_samples']:,} samples that were not trained on"
         scores = {name: final[f"target_{name}"] for name in SCORE_NAMES[config.regression]}
         known = None if None in scores.values() else scores
-        doctor = short_form(result, splits)
-        _show(Summary(f"{dataset} {task}", result, predictions, known, tested, doctor), out, data, as_json)
+        doctor, labels = short_form(result, splits), splits.source_train.known_labels()
+        _show(Summary(f"{dataset} {task}", result, predictions, known, tested, labels, doctor), out, data, as_json)
 
 
 def tasks(
@@ -224,14 +230,29 @@ def tasks(
     print("\n".join(names))
 
 
-def _recommended(settings: Mapping[str, Any], out: Path, *, resume: bool) -> RunConfig:
+_EPOCHS, _LEAST_STEPS = 60, 600
+_BOTTLENECK = 256  # as in TLlib
+
+
+def recommended_for(task: Task, settings: dict[str, Any], out: Path, *, resume: bool) -> RunConfig:
     """The recommended settings; of a resumed run those that suit the steps it was begun with, however many it has now.
 
-    When the penalty rises and classes are aligned depends on the steps, and cannot change in the middle of a run.
+    When the penalty rises and classes are aligned depends on the steps, and cannot change in the middle of a run. Where
+    a step takes long, files on a CPU, few samples get fewer of them: 60 epochs, but at least 600 steps.
     """
-    config = RunConfig.recommended(**settings)
     begun = read_json(out / CONFIG_FILE).get("steps") if resume else None
-    if not isinstance(begun, int) or begun < 1:
+    begun = begun if isinstance(begun, int) and begun >= 1 else None
+    options = settings.get("network_options", {})
+    if options.get("freeze_backbone"):  # without a layer that learns no discrepancy could move the features
+        settings = {**settings, "network_options": {"bottleneck": _BOTTLENECK, **options}}
+    config = RunConfig.recommended(**settings)
+    if "steps" not in settings:
+        frozen = config.cache_embeddings and config.network_options.get("freeze_backbone")
+        if task.target.kind != "features" and pick_device(config.device).type == "cpu" and not frozen:
+            largest = max(len(task.target), sum(map(len, task.sources)))
+            steps = max(_LEAST_STEPS, _EPOCHS * -(-largest // config.batch_size))
+            config = RunConfig.recommended(**settings, steps=begun or min(steps, config.steps))
+    if begun is None:
         return config
     return RunConfig.recommended(**{**settings, "steps": begun}).changed(steps=config.steps)
 
@@ -263,6 +284,8 @@ def _run(
     *,
     resume: bool,
     domains: Sequence[Path] = (),
+    hint: str = "",
+    measure_first: bool = False,
 ) -> Iterator[RunResult]:
     """Train, with a progress bar where somebody is looking, and keep the folder locked until all is written.
 
@@ -271,25 +294,29 @@ def _run(
     check = partial(_check_folder, out, data, resume=resume, domains=domains)
     check()
     pick_device(config.device)  # before the folder is made
-    try:
-        trainer = _trainer(config, splits, out)
-        _make_folder(out)
-        # under torchrun each process runs the whole command
-        with locked(out, work="run") if trainer.processes.leads else nullcontext():
-            if trainer.processes.leads:
-                check()  # once more: another run may have been here
-                remove_temporary(out)
-            write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
-            # networks on embeddings are small: one thread is as fast, and several times faster where others work too
-            with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
-                result = trainer.run(resume=resume, progress=progress)
-            if result.interrupted:
-                done = f"interrupted after step {result.step} of {config.steps}"
-                print(f"{done}; repeat the command with --resume to go on in {out}", file=sys.stderr)
-                raise typer.Exit(130)
-            yield result
-    except InputError as error:
-        raise InputError(clean_message(str(error)).replace("resume=True", "--resume")) from error
+    trainer = _trainer(config, splits, out)
+    if measure_first:
+        trainer.strata.measure_first()
+    make_folder(out)
+
+    def tell(seconds: float) -> None:
+        shorter = f"; --steps {config.steps // 4} takes a quarter of it" if seconds > 120.0 else ""
+        note(f"about {words_of_time(seconds)} for {config.steps:,} steps on {trainer.device}{shorter}{hint}")
+
+    # under torchrun each process runs the whole command
+    with locked(out, work="run") if trainer.processes.leads else nullcontext():
+        if trainer.processes.leads:
+            check()  # once more: another run may have been here
+            remove_temporary(out)
+        write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
+        # networks on embeddings are small: one thread is as fast, and several times faster where others work too
+        with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
+            result = trainer.run(resume=resume, progress=tell_time(progress, tell))
+        if result.interrupted:
+            done = f"interrupted after step {result.step} of {config.steps}"
+            note(f"{done}; repeat the command with --resume to go on in {out}")
+            raise typer.Exit(130)
+        yield result
 
 
 def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
@@ -337,15 +364,10 @@ def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
         raise InputError(f"one of the options {options} has a value of the wrong type: {error}; change it") from error
 
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {out}: {error.strerror}; choose another one with --out") from None
-
-
 def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -> None:
     write_text(out / PREDICTIONS_FILE, summary.predictions.to_csv())
     written = write_report(summary, out, data)
+    if summary.one_class is not None:
+        note(f"warning: {summary.one_class}")
     show = print_json if as_json else print_summary
     show(summary, [out / MODEL_FILE, out / PREDICTIONS_FILE, out / METRICS_FILE, *written])

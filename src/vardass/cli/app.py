@@ -8,13 +8,11 @@ import typer
 
 from vardass import __version__
 from vardass.cli.adapt import adapt, tasks, train
-from vardass.cli.compare import compare
-from vardass.cli.coreset import coreset
 from vardass.cli.demo import demo
 from vardass.cli.doctor import doctor
-from vardass.cli.evaluate import evaluate
+from vardass.cli.embeddings import compare, coreset
 from vardass.cli.figure import figure
-from vardass.cli.predict import predict
+from vardass.cli.models import evaluate, export, predict
 from vardass.cli.report import report, tables
 from vardass.cli.stratify import stratify
 from vardass.cli.sweep import status, sweep
@@ -52,6 +50,7 @@ for command in (
     adapt,
     predict,
     evaluate,
+    export,
     doctor,
     train,
     tasks,

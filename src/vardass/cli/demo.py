@@ -25,8 +25,8 @@ from vardass.adapt.selection import outputs
 from vardass.analysis.sampler_noise import variance_report
 from vardass.backend import one_thread
 from vardass.cli.adapt import adapt
-from vardass.cli.progress import progress_bar
 from vardass.cli.stratify import stratify
+from vardass.cli.terminal import progress_bar
 from vardass.data import load_watch, standardise, watch_domains
 from vardass.data.own_data import own_domain
 from vardass.errors import InputError

@@ -14,16 +14,17 @@ from torch import Tensor
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
-from vardass.adapt.devices import pick_device
-from vardass.adapt.model import MODEL_FILE, RunResult, load_model
+from vardass.adapt.model import RunResult
 from vardass.adapt.networks import is_pretrained
-from vardass.adapt.run_folder import reading_of
 from vardass.adapt.selection import outputs
 from vardass.adapt.trainer import Trainer
 from vardass.analysis.doctor import Diagnosis, diagnose
-from vardass.cli.progress import progress_bar
+from vardass.cli.embeddings import make_folder
+from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
+from vardass.cli.terminal import progress_bar
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
+from vardass.data.images import small_size
 from vardass.data.own_data import find_kind, own_task
 from vardass.data.scaling import ScaledInputs, scaled_inputs
 from vardass.data.splits import TaskSplits, split_task
@@ -37,7 +38,6 @@ from vardass.validate import check_count, choose
 __all__ = ["NETWORKS", "doctor", "short_form"]
 
 NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
-SMALL = 64  # pixels, for the small network
 _SHORT_ROWS, _SHORT_SHARE = 512, 0.005  # of the samples that went through the network in training, thrice each
 _SHORT_LEAST = 64
 
@@ -80,7 +80,9 @@ def doctor(
         algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading, trust_code)
     else:
         reading |= {"standardise": standardise, "regression": regression}
-        task = own_task([source], target, found_kind, **reading, size=SMALL)
+        if found_kind == "image":
+            reading["size"] = small_size([source, target])
+        task = own_task([source], target, found_kind, **reading)
         if warm_up:
             algorithm = _warmed_up(task, found_kind, warm_up, batch_size, seed)
         elif found_kind != "features":
@@ -151,7 +153,8 @@ def _measure(
     generator = torch.Generator().manual_seed(seed)
     parts = [domain.subset(torch.randperm(len(domain), generator=generator)[:rows]) for domain in (source, target)]
     labels = None if source.regression else parts[0].known_labels()  # numbers say nothing of class shares
-    settings: dict[str, Any] = {"labels": labels, "seed": seed, "max_rows": rows}
+    names = None if source.regression else source.class_names
+    settings: dict[str, Any] = {"labels": labels, "class_names": names, "seed": seed, "max_rows": rows}
     settings["sizes"] = (len(source), len(target))
     if algorithm is None:
         return diagnose(*(_vectors(part) for part in parts), **{**settings, **options})
@@ -193,11 +196,7 @@ def _of_run(
     run: Path, source: Path, target: Path, kind: Kind, reading: dict[str, Any], trust_code: bool
 ) -> tuple[Algorithm, Task]:
     """The chosen model of a run, and the two domains read as it read its own."""
-    file = run / MODEL_FILE if run.is_dir() else run
-    if not file.is_file():
-        raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
-    algorithm, about = load_model(file, device=pick_device("auto"), trust_code=trust_code)
-    data = reading_of(file, about)
+    algorithm, about, data = load_run(run, trust_code=trust_code)
     if kind != about["data_kind"]:
         raise InputError(f"{source} holds {kind} data, the model was trained on {about['data_kind']} data; give those")
     shape = tuple(about["input_shape"])
@@ -229,10 +228,7 @@ def _scaled(domain: Domain, scale: dict[str, Any]) -> Domain:
 
 
 def _write(found: Diagnosis, out: Path, title: str) -> list[Path]:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {out}: {error.strerror}; choose another one with --out") from None
+    make_folder(out)
     write_text(out / "doctor.json", json.dumps(found.to_dict(), indent=2) + "\n")
     try:
         require_matplotlib()

@@ -1,36 +1,46 @@
-"""What commands on files of embeddings share: options, the kernel they name, where results go, and plain tables."""
+"""Commands on files of embeddings, ``vardass compare`` and ``vardass coreset``, and what others share with them."""
 
 from __future__ import annotations
 
-import math
+import csv
+import io
+import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
-from vardass.data.embedding_files import read_embeddings
+from vardass.analysis.comparison import Comparison
+from vardass.analysis.comparison import compare as compare_sets
+from vardass.analysis.coresets import Coreset
+from vardass.analysis.coresets import coreset as make_coreset
+from vardass.cli.terminal import bar, plain_table, print_line, progress_bar
+from vardass.data.embedding_files import has_labels, read_embeddings, read_labels
 from vardass.errors import InputError
+from vardass.files import atomic_write, plain
 from vardass.kernels import Kernel, RBFMixture, as_kernel
-from vardass.validate import as_features
+from vardass.scaling import standardise as scaled
+from vardass.validate import as_features, choose
 
 __all__ = [
     "COLUMNS",
-    "FILE",
     "GAMMAS",
     "KERNEL",
     "SCALE",
-    "bar",
     "check_output",
     "chosen_kernel",
-    "features_of",
-    "finite",
-    "plain_table",
-    "print_line",
+    "compare",
+    "coreset",
+    "csv_text",
+    "make_folder",
 ]
 
 FILE = "Embeddings (n, d): .npy, .npz, .csv or .parquet."
@@ -38,8 +48,10 @@ KERNEL = "mmd (the paper's RBF mixture), rbf, coral, linear, polynomial or lapla
 GAMMAS = "Gammas of mmd or rbf, such as 0.1,1,10."
 SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
+_NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 
-_BAR = 28  # characters
+Scale = Annotated[str | None, typer.Option(help=SCALE + r" \[median]; 1 for the paper's bandwidths.")]
+Rank = Annotated[int | None, typer.Option(help="Rank of the kernel's approximation for many rows.")]
 
 
 def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_scale: str | None = None) -> Kernel:
@@ -64,7 +76,7 @@ def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_s
         raise InputError(f"--scale must be a positive number, median or mean, got {scale!r}") from None
 
 
-def features_of(path: Path, *, key: str | None, columns: str | None, leave_out: Collection[str] = ()) -> Tensor:
+def _features_of(path: Path, *, key: str | None, columns: str | None, leave_out: Collection[str] = ()) -> Tensor:
     """Features (n, d) of a file, checked, with the file named in what is wrong with them."""
     return as_features(read_embeddings(path, key=key, columns=columns, leave_out=leave_out), f"features of {path.name}")
 
@@ -81,29 +93,227 @@ def check_output(option: str, target: Path, source: Path) -> None:
         raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
 
 
-def finite(value: Any) -> Any:
-    """The same for JSON: numbers that are not finite become None."""
-    if isinstance(value, Mapping):
-        return {str(name): finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def make_folder(out: Path) -> None:
+    """Make the folder of results, if it is not there."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; name a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {out}: {error.strerror}; choose another one with --out") from None
 
 
-def print_line(console: Console, text: str, style: str = "") -> None:
-    """One line as it is: no markup, not cut at the width of the terminal."""
-    console.print(Text(text, style=style), soft_wrap=True)
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows below their header, separated by commas."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
-def plain_table(*justify: Literal["left", "right"]) -> Table:
-    """A table without lines and header."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for side in justify:
-        table.add_column(justify=side, no_wrap=True)
-    return table
+def compare(
+    first: Annotated[Path, typer.Argument(help=FILE, metavar="A")],
+    second: Annotated[Path, typer.Argument(help="Another one, with the same columns.", metavar="B")],
+    loss: Annotated[str, typer.Option(help="mmd, coral or both.")] = "both",
+    kernel: Annotated[str, typer.Option(help="Of MMD²: " + KERNEL)] = "mmd",
+    gammas: Annotated[str | None, typer.Option(help=GAMMAS)] = None,
+    scale: Scale = None,
+    permutations: Annotated[int, typer.Option(help="Of the test; 0 for none.")] = 999,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    standardise: Annotated[
+        bool, typer.Option("--standardise", help="Scale each column to deviation 1 over both files.")
+    ] = False,
+    rank: Rank = None,
+    key: Annotated[str | None, typer.Option(help="Array of .npz files.")] = None,
+    labels: Annotated[str, typer.Option(help="Label column, excluded from the features.")] = "labels",
+    columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Measure MMD² and CORAL between two data sets of any size.
+
+    Each comes with a confidence interval and the p-value of a permutation test. Rows must be independent.
+    """
+    chosen = chosen_kernel(kernel, gammas, scale, default_scale="median")
+    choose(loss, "--loss", ("both", *_NAMES))
+    paths = [first.expanduser(), second.expanduser()]
+    arrays = any(path.suffix.lower() == ".npz" for path in paths)
+    sets = []
+    for path in paths:  # --key is for the .npz file of the two, if there is one
+        own_key = key if path.suffix.lower() == ".npz" or not arrays else None
+        sets.append(_features_of(path, key=own_key, columns=columns, leave_out=[labels]))
+    if standardise and sets[0].shape[1] == sets[1].shape[1]:  # else compare says what is wrong
+        pooled = torch.cat(sets)
+        sets = [scaled(each, reference=pooled) for each in sets]
+        del pooled
+    with progress_bar() as progress:
+        found = compare_sets(
+            *sets,
+            loss=loss,
+            kernel=chosen,
+            permutations=permutations,
+            confidence=confidence,
+            rank=rank,
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        record = {"a": str(first), "b": str(second), "standardised": standardise, **found.to_dict()}
+        print(json.dumps(plain(record), allow_nan=False))
+    else:
+        _print_comparison(found, first, second, Console(highlight=False))
 
 
-def bar(share: float, console: Console) -> Text:
-    """A bar of a share between 0 and 1."""
-    mark = "#" if console.options.ascii_only else "█"
-    return Text(mark * min(_BAR, max(int(share > 0), round(_BAR * share))))
+def _print_comparison(found: Comparison, first: Path, second: Path, console: Console) -> None:
+    print_line(console, f"{first.name}: {found.n:,} rows; {second.name}: {found.m:,}; {found.d:,} columns", "bold")
+    if found.kernel:
+        print_line(console, f"kernel {found.kernel}")
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    percent = f"{100 * found.confidence:g} % interval"
+    for title in ("", "value", percent, "of the spread", "plug-in", "p"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for each in found.results:
+        p = "" if each.p_value is None else f"{each.p_value:.3g}"
+        share = f"{100 * each.relative:.3g} %"
+        interval = f"{each.low:.4g} to {each.high:.4g}"
+        table.add_row(_NAMES[each.loss], f"{each.value:.4g}", interval, share, f"{each.v_statistic:.4g}", p)
+    console.print(table)
+    console.print()
+    for sentence in _verdict(found):
+        print_line(console, sentence)
+
+
+def _verdict(found: Comparison) -> list[str]:
+    level = 1.0 - found.confidence
+    lines = []
+    for each in found.results:
+        name = _NAMES[each.loss]
+        if each.p_value is not None:
+            least = (
+                " (the smallest possible with this many permutations)"
+                if each.p_value * (1 + found.permutations) < 1.5
+                else ""
+            )
+            seen = "the sets differ" if each.p_value <= level else "no difference found"
+            lines.append(f"{name}: {seen}, p = {each.p_value:.3g}{least}; {found.permutations:,} {each.test}")
+        error = f", ± {each.computing_stderr:.1g}" if each.computing_stderr > 0 else ""
+        lines.append(f"{name}: from {each.method}{error}")
+    return [*lines, *(f"note: {note}" for note in found.notes)]
+
+
+def coreset(
+    file: Annotated[Path, typer.Argument(help=FILE)],
+    size: Annotated[int, typer.Option("--size", "-m", help="Number of representatives.")],
+    kernel: Annotated[str, typer.Option(help=KERNEL)] = "mmd",
+    gammas: Annotated[str | None, typer.Option(help=GAMMAS)] = None,
+    scale: Scale = None,
+    weights: Annotated[
+        bool, typer.Option("--weights/--no-weights", help="Optimise weights; else all are equal.")
+    ] = True,
+    rank: Rank = None,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same representatives.")] = 0,
+    key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
+    ids: Annotated[str | None, typer.Option(help=r"Array or column to write beside them \[ids, if there].")] = None,
+    labels: Annotated[str | None, typer.Option(help=r"The same for labels, no features \[labels, if there].")] = None,
+    columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
+    out: Annotated[Path | None, typer.Option(help=r".npz or .csv of rows and weights \[FILE.coreset.npz].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Choose m weighted rows whose mean embedding is closest to that of all rows.
+
+    For a budget of labels, or an evaluation on few rows. Reports the error next to that of uniform draws.
+    """
+    file = file.expanduser()
+    out = file.with_name(file.stem + ".coreset.npz") if out is None else out.expanduser()
+    chosen = chosen_kernel(kernel, gammas, scale, default_scale="median")
+    names = {"ids": ids or "ids", "labels": labels or "labels"}
+    features = _features_of(file, key=key, columns=columns, leave_out=list(names.values()))
+    beside = _beside(file, len(features), names, {"ids": ids, "labels": labels})
+    _check_out(out, file)
+    with progress_bar() as progress:
+        found = make_coreset(features, size, kernel=chosen, weights=weights, rank=rank, seed=seed, progress=progress)
+    picked = {name: values[found.indices.numpy()] for name, values in beside.items()}
+    _save(found, picked, out)
+    if as_json:
+        record = {"file": str(file), **found.to_dict(), **{name: values.tolist() for name, values in picked.items()}}
+        print(json.dumps(plain({**record, "out": str(out)}), allow_nan=False))
+    else:
+        _print_coreset(found, file, out, features.shape[1], Console(highlight=False))
+
+
+def _beside(file: Path, n: int, names: Mapping[str, str], asked: Mapping[str, str | None]) -> dict[str, NDArray[Any]]:
+    """Ids and labels of the rows: those that are asked for, or those that the file has."""
+    found = {}
+    for what, name in names.items():
+        if not has_labels(file, name):
+            if asked[what] is None:
+                continue
+            raise InputError(f"{file} has no array or column {name!r} for --{what}; name another one")
+        values = read_labels(file, name)
+        if values.shape != (n,) or values.dtype.kind not in "iuUSfb":
+            raise InputError(
+                f"{what} {name!r} of {file} are {values.dtype} of shape {values.shape} for {n} rows; give one number "
+                "or name for each row"
+            )
+        found[what] = values
+    return found
+
+
+def _check_out(out: Path, source: Path) -> None:
+    if out.suffix.lower() not in (".npz", ".csv"):
+        raise InputError(f"representatives are written as .npz or .csv, got --out {out}; change its ending")
+    check_output("--out", out, source)
+    if out.exists() and not _is_ours(out):  # an older result is replaced, anything else is not ours to replace
+        raise InputError(f"--out {out} exists and holds something else; choose another name")
+
+
+def _is_ours(out: Path) -> bool:
+    if out.suffix.lower() == ".csv":
+        with out.open("rb") as file:
+            return file.read(10) == b"row,weight"
+    try:
+        with np.load(out, allow_pickle=False) as arrays:
+            return {"indices", "weights", "meta"} <= set(arrays.files)
+    except Exception:  # numpy and zipfile each raise their own for a foreign file
+        return False
+
+
+def _save(found: Coreset, beside: Mapping[str, NDArray[Any]], out: Path) -> None:
+    indices, weights = found.indices.numpy(), found.weights.numpy()
+    with atomic_write(out) as file:
+        if out.suffix.lower() == ".npz":
+            about = {name: value for name, value in found.to_dict().items() if name not in ("indices", "weights")}
+            arrays: dict[str, Any] = {**beside, "indices": indices, "weights": weights}
+            np.savez_compressed(file, meta=np.array(json.dumps(about)), **arrays)
+            return
+        rows = zip(indices.tolist(), weights.tolist(), *(values.tolist() for values in beside.values()))
+        shown = ([row, f"{weight:.9g}", *rest] for row, weight, *rest in rows)
+        file.write(csv_text(["row", "weight", *beside], shown).encode())
+
+
+def _print_coreset(found: Coreset, source: Path, out: Path, d: int, console: Console) -> None:
+    print_line(console, f"{source.name}: {found.n:,} rows, {d:,} columns, {found.size:,} representatives", "bold")
+    print_line(console, f"kernel {found.kernel}")
+    console.print()
+    print_line(console, "squared error of the mean embedding", "bold")
+    table = plain_table("left", "right", "right", "left")
+    plus_minus = f" ± {found.error_stderr:.1g}" if found.error_stderr > 0 else ""
+    for name, error, style in (
+        ("uniform draws", found.uniform_error, "dim"),
+        ("representatives", found.error, "bold green"),
+    ):
+        share = error / found.uniform_error if found.uniform_error > 0 else 0.0
+        shown = f"{error:.4g}{plus_minus if style != 'dim' else ''}"
+        table.add_row(name, shown, f"{100 * share:.1f} %", bar(share, console), style=style)
+    console.print(table)
+    print_line(console, f"as good as {found.worth:,.0f} uniform draws")
+    if found.error > 0.9 * found.uniform_error > 0:
+        print_line(
+            console, "the kernel is close to the identity on these rows, where no choice helps; try a larger --scale"
+        )
+    largest, none = float(found.weights.max()), int((found.weights == 0).sum())
+    extra = f"; {none} are 0, so fewer rows would do" if none else ""
+    print_line(console, f"weights: {float(found.weights.min()):.3g} to {largest:.3g}{extra}")
+    print_line(console, f"written: {out}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vardass.cli.progress import progress_bar
+from vardass.cli.terminal import progress_bar
 from vardass.errors import InputError
 from vardass.paper.figures import NUMBERS, make_figure, write_figure
 from vardass.plots import require_matplotlib

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from vardass.adapt.model import RunResult
 from vardass.adapt.selection import FIRST_BEST, SCORE_NAMES
 from vardass.backend import were_compiled
-from vardass.cli.predict import PredictedNumbers, Predictions
+from vardass.cli.models import PredictedNumbers, Predictions
 from vardass.errors import InputError
 from vardass.files import atomic_write, write_text
 from vardass.plots import require_matplotlib
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Summary", "print_json", "print_summary", "write_report"]
 
+_TOO_MANY = 0.3  # of the predictions, beyond the share of that class in the source
 REPORT_FILE, RESULT_FILE, FIGURE_FILE = "report.md", "result.json", "training.png"
 _SCORES = {
     "target_entropy": "target entropy, nats (lower = more confident)",
@@ -53,6 +56,8 @@ class Summary:
         The accuracy, or scores of a regression; None where the target has no labels.
     measured_on : str
         Which target samples the scores are of.
+    source_labels : Tensor
+        Classes (n,) that were trained on; of a regression numbers.
     doctor : str or None
         Short form of the diagnosis of the chosen model's features, where it was made.
     """
@@ -62,6 +67,7 @@ class Summary:
     predictions: Predictions | PredictedNumbers
     target_scores: Mapping[str, float] | None
     measured_on: str
+    source_labels: Tensor
     doctor: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
@@ -82,12 +88,16 @@ class Summary:
             if f"{domain}/reduction" in line:
                 value = f"{line[f'{domain}/reduction']:.3g} times less than uniform draws"
                 rows.append((f"variance of {domain} batches", value))
+            elif f"{domain}/left" in line:
+                value = f"uniform draws: any strata would leave {100 * line[f'{domain}/left']:.0f} % of it"
+                rows.append((f"variance of {domain} batches", value))
         if self.target_scores is None:
             rows.append((f"target {title}", "not known, the target has no labels"))
         else:
             note = _ORACLE if config.selection == "oracle" else _READ_LAST
             rows.append((f"target {title}", f"{_scores_text(self.target_scores)} of {self.measured_on} ({note})"))
-        rows += [("doctor" if place == 0 else "", line) for place, line in enumerate((self.doctor or "").splitlines())]
+        rows += [("predicted classes", self._classes_text())] if isinstance(self.predictions, Predictions) else []
+        rows += [] if self.doctor is None else [("doctor", self.doctor)]
         rows.append(("seconds", _seconds_text(result.seconds)))
         return rows
 
@@ -131,15 +141,36 @@ class Summary:
             said += f" (score {result.score:.4g}; the last one had {result.metrics[-1]['score']:.4g})"
         return said
 
+    @property
+    def one_class(self) -> str | None:
+        """A warning, if one class has far more of the predictions than of the source's labels."""
+        if not isinstance(self.predictions, Predictions) or not len(self.predictions.classes):
+            return None
+        name, share, before = self.predictions.most_frequent(self.source_labels)
+        if share - before < _TOO_MANY:
+            return None
+        return (
+            f"{100 * share:.0f} % of the predictions are {name!r}, but {100 * before:.0f} % of the source's labels; "
+            "unless that is so in the target, do not trust the model: try a pretrained --network, more --steps or a "
+            "lower --penalty"
+        )
+
+    def _classes_text(self) -> str:
+        assert isinstance(self.predictions, Predictions)
+        name, share, before = self.predictions.most_frequent(self.source_labels)
+        distance = self.predictions.distance(self.source_labels)
+        most = f"most often {name}, {100 * share:.1f} % ({100 * before:.1f} % of the source's labels)"
+        return f"{most}; all shares together differ by {distance:.2f}"
+
     def _selected(self) -> Mapping[str, Any]:
         """Measurements of the chosen weights."""
         chosen = [line for line in self.result.metrics if line["step"] == self.result.selected_step]
         return chosen[-1] if chosen else {}
 
 
-def print_summary(summary: Summary, written: Sequence[Path], *, console: Console | None = None) -> None:
+def print_summary(summary: Summary, written: Sequence[Path]) -> None:
     """Print the table and where the files are."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     console.print(Text(summary.task, style="bold"), soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -159,7 +190,9 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> lis
     """Write ``report.md``, ``result.json`` for programs and, if matplotlib is there, the figure; return their paths."""
     result = summary.result
     figure = _draw_run(result, folder, title=f"{summary.task}: {result.config.algorithm} with {result.config.sampler}")
-    parts = [f"# {summary.task}", "", *_table(("", ""), summary.rows()), ""]
+    parts = [f"# {_markdown(summary.task)}", "", *_table(("", ""), summary.rows()), ""]
+    if summary.one_class is not None:
+        parts += [f"**{_markdown(summary.one_class)}**", ""]
     if figure is not None:
         parts += [f"![Losses, scores, variance and time]({figure.name})", ""]
     predictions = summary.predictions
@@ -211,9 +244,14 @@ def _scores_text(scores: Mapping[str, float]) -> str:
 
 
 def _table(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> list[str]:
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
+    cells = [[_markdown(cell) for cell in row] for row in (header, *rows)]
     lines = [f"| {left} | {right} |" for left, right in cells]
     return [lines[0], "| --- | --- |", *lines[1:]]
+
+
+def _markdown(text: str) -> str:
+    """Text from files that no reader takes for markup."""
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", text).replace("\n", " ")
 
 
 def _seconds_text(seconds: Mapping[str, float]) -> str:

@@ -16,22 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from vardass.backend import were_compiled
-from vardass.cli.embeddings import (
-    COLUMNS,
-    GAMMAS,
-    KERNEL,
-    SCALE,
-    bar,
-    check_output,
-    chosen_kernel,
-    finite,
-    plain_table,
-    print_line,
-)
-from vardass.cli.progress import progress_bar
+from vardass.cli.embeddings import COLUMNS, GAMMAS, KERNEL, SCALE, check_output, chosen_kernel
+from vardass.cli.terminal import bar, plain_table, print_line, progress_bar
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
-from vardass.files import atomic_write
+from vardass.files import atomic_write, plain
 from vardass.kernels import Kernel
 from vardass.shards import ShardStrata, stratify_shards
 from vardass.shards.files import expand, is_large
@@ -123,7 +112,7 @@ def stratify(
         _save(strata, out, labels_csv)
         outcome = _Outcome(strata, file, features.shape[1], out, labels_csv, seconds)
     if as_json:
-        print(json.dumps(_record(outcome), allow_nan=False))
+        print(json.dumps(plain(_record(outcome)), allow_nan=False))
     else:
         _print_report(outcome, Console(highlight=False))
 
@@ -216,7 +205,7 @@ def _save(strata: Strata, out: Path, labels_csv: Path | None) -> None:
 
 
 def _record(outcome: _Outcome) -> dict[str, Any]:
-    """One flat record of plain numbers and text; what is not a finite number is None."""
+    """One flat record."""
     strata, bound = outcome.strata, outcome.strata.bound
     record = {
         "file": str(outcome.source),
@@ -245,9 +234,7 @@ def _record(outcome: _Outcome) -> dict[str, Any]:
         "out": str(outcome.out),
         "labels_csv": None if outcome.labels_csv is None else str(outcome.labels_csv),
     }
-    plain = finite(record)
-    assert isinstance(plain, dict)
-    return plain
+    return record
 
 
 def _relative(outcome: _Outcome, variance: float) -> float:
@@ -315,7 +302,7 @@ def _verdict(outcome: _Outcome) -> list[str]:
         lines.append(f"lower bound: {strata.bound.method}{sampled}")
     if "captured" in strata.info:
         captured, rank = 100 * float(strata.info["captured"]), strata.info.get("rank", "?")
-        lines.append(f"rank {rank} captures {captured:.3g} % of the variance, {100 - captured:.3g} % is irreducible")
+        lines.append(f"strata were found on features of rank {rank}, which hold {captured:.3g} % of the variance")
     if strata.variance > 0.8 * strata.uniform_variance and "scale=1.0" in strata.kernel:
         lines.append("the kernel is close to the identity on these features, where no strata help; try --scale median")
     return lines

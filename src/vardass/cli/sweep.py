@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vardass.cli.progress import progress_bar
 from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
+from vardass.cli.terminal import progress_bar
 from vardass.errors import InputError
 
 if TYPE_CHECKING:

@@ -118,10 +118,10 @@ def own_domain(
     key, labels : str, optional
         Arrays of features and labels in a file of embeddings, if they are others than in training.
     labelled : bool
-        Read labels, which must be classes of the model; by default they are ignored.
+        Read labels, which must be classes of the model, or numbers; by default they are ignored.
     """
     kind: Kind = about["data_kind"]
-    shape, names = tuple(about["input_shape"]), tuple(about["class_names"])
+    shape, names, regression = tuple(about["input_shape"]), tuple(about["class_names"]), about["config"].regression
     found = find_kind([path], None)
     if found != kind:
         raise InputError(f"{path} holds {_plural(found)}, the model was trained on {_plural(kind)}; give those")
@@ -140,6 +140,7 @@ def own_domain(
         labels=marks[0] if labelled else None,
         columns=data.get("columns"),
         leave_out=marks,
+        regression=labelled and regression,
     )
     if tuple(table.shape[1:]) != shape:
         raise InputError(
@@ -147,8 +148,8 @@ def own_domain(
             "encoder and columns"
         )
     inputs = scaled_inputs(table, data["scale"], str(path)) if data.get("scale") else TensorInputs(table)
-    if values is None:
-        return Domain(path.stem, inputs, None, names, regression=about["config"].regression)
+    if values is None or regression:
+        return Domain(path.stem, inputs, values, names, regression=regression)
     texts, which = label_texts(values)
     _refuse_unknown(path, texts, names)
     return Domain(path.stem, inputs, torch.tensor([names.index(text) for text in texts])[which], names)

@@ -102,6 +102,7 @@ class Refresher:
         if isinstance(still, bool) or not isinstance(still, int | float) or not 0.0 <= still < math.inf:
             raise InputError(f"still must be a share of the spread of features, 0 or more, got {still!r}; try 0.001")
         self.still = float(still)
+        self.worthwhile: Callable[[Any, Tensor], float | None] | None = None
         if group is not None:
             self._check_own_rows()
         for name, sampler in self.samplers.items():
@@ -234,6 +235,13 @@ class Refresher:
             self.account.add("skipped", 0.0)
             spent = self.account.seconds["features"] - before.get("features", 0.0)
             return {f"{name}/seconds_features": spent, f"{name}/seconds_solver": 0.0}
+        with self.account("solver"):
+            left = None
+            if self.worthwhile is not None and not groups and self._group is None:
+                left = self.worthwhile(sampler, as_features(features))
+        if left is not None:
+            self.account.add("skipped", 0.0)
+            return {f"{name}/left": left}
         with self.account("solver"):
             measured = self.policy.observes == "variance" and self._leads
             old = self._variance(name, features) if measured else 0.0

@@ -22,6 +22,7 @@ __all__ = [
     "ALIGNMENT_KERNEL",
     "CLASS_SHARES",
     "EXPLAINED",
+    "FEWEST_CLASSES",
     "ClassAlignment",
     "align_classes",
     "explained_by_shares",
@@ -34,6 +35,8 @@ ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
 EXPLAINED = 0.35
 """Share of MMD² that class shares must explain to count as its cause: spoken digits, of equal shares, have at most
 0.17; sketches of PACS, whose shares differ, 0.38."""
+FEWEST_CLASSES = 1.5
+"""Classes in effect that pseudo-labels must have: of two with so many, one has a share of 0.14."""
 _MOST_ROWS = 1000  # of each domain; a discrepancy looks at all pairs
 
 
@@ -151,7 +154,7 @@ def align_classes(
     seen, known = counted(target, classes), counted(source, classes)
     filled = (seen.double() * classes / wanted[1]).clamp_max(1.0)
     present = int((known > 0).sum())
-    if 2.0 * float(filled[known > 0].sum()) <= present or (present > 1 and _effective(seen) < _FEWEST):
+    if 2.0 * float(filled[known > 0].sum()) <= present or (present > 1 and _effective(seen) < FEWEST_CLASSES):
         return plain
     estimated = (1.0 - smoothing) * classes * seen / seen.sum() + smoothing
     share = (filled if shares == "uniform" else estimated).clamp_min(floor)
@@ -168,9 +171,6 @@ def align_classes(
             return plain
         found.append({"groups": groups, "shares": mine / mine.sum()})
     return ClassAlignment(*found)
-
-
-_FEWEST = 1.5  # classes in effect: of two, one has a share of 0.14
 
 
 def _effective(counts: Tensor) -> float:

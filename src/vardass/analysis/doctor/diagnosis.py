@@ -1,17 +1,35 @@
-"""What `diagnose` found, for people and for programs."""
+"""What `diagnose` found, for people and for programs; and what to use there: rules and thresholds in one place."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vardass.analysis.batch_noise import Estimate
-from vardass.analysis.doctor.advice import Advice
+from vardass.files import plain
+from vardass.samplers.class_alignment import EXPLAINED, FEWEST_CLASSES
 from vardass.scaling import CLIP
 
-__all__ = ["ClassShares", "Diagnosis", "KernelPart", "SamplerEffect"]
+__all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "SamplerEffect", "advise"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One line: what to use for ``topic``, and why.
+
+    Examples
+    --------
+    >>> print(Advice("sampler", "balanced", "5 % of the noise of uniform batches"))
+    sampler: balanced (5 % of the noise of uniform batches)
+    """
+
+    topic: str
+    choice: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.choice} ({self.why})"
 
 
 @dataclass(frozen=True)
@@ -91,6 +109,8 @@ class ClassShares:
 
     Attributes
     ----------
+    names : tuple of str
+        Of the classes.
     source, target : tuple of float
         Shares.
     distance : Estimate
@@ -100,6 +120,9 @@ class ClassShares:
         Mean distance of two samples of these sizes with the same shares.
     agreement : float
         Share of target samples that head and nearest class centre give the same class: how far to trust pseudo-labels.
+    explained : float
+        Share of MMD² that vanishes if the source's classes get the pseudo-labels' shares, see `explained_by_shares`:
+        near 1 the shares differ, near 0 the inputs have shifted and pseudo-labels with them.
 
     Examples
     --------
@@ -112,11 +135,24 @@ class ClassShares:
     ((0.5, 0.5), 0.5)
     """
 
+    names: tuple[str, ...]
     source: tuple[float, ...]
     target: tuple[float, ...]
     distance: Estimate
     chance: float
     agreement: float
+    explained: float
+
+    @property
+    def most_frequent(self) -> tuple[str, float]:
+        """The class that has most of the pseudo-labels, and its share of them."""
+        share = max(self.target)
+        return self.names[self.target.index(share)], share
+
+    @property
+    def effective(self) -> float:
+        """How many classes the pseudo-labels have in effect: the exponential of their entropy."""
+        return math.exp(-sum(share * math.log(share) for share in self.target if share > 0))
 
 
 @dataclass(frozen=True)
@@ -195,62 +231,198 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain numbers and text, for JSON."""
-        return {**_plain(self), "batches_per_epoch": self.batches_per_epoch}
+        return {**plain(self), "batches_per_epoch": self.batches_per_epoch}
 
     def short(self) -> str:
-        """One line for the end of a run, and one on classes if labels were given."""
+        """One line for the end of a run."""
         shares = ", ".join(f"{_percent(effect.contraction)} with {effect.name}" for effect in self.samplers)
-        text = f"finite-batch bias in the mean {self.loss.upper()}: {shares} batches of {self.batch_size}; no strata "
-        text += f"remove {_percent(self.irreducible)} of that of uniform ones"
-        if self.classes is not None:
-            text += f"\nclass shares differ by {self.classes.distance.value:.2f} by pseudo-labels "
-            text += f"({self.classes.chance:.2f} by chance)"
-        return text
+        return (
+            f"of the mean {self.loss.upper()} in batches of {self.batch_size} finite-batch bias is {shares} draws; any "
+            f"strata leave at least {_percent(self.irreducible)} of a uniform batch's variance"
+        )
 
     def __str__(self) -> str:
+        """The advice, and below it the numbers that it comes from."""
         sizes = " and ".join(f"{n:,}" for n in self.sizes)
         looked = "" if self.sizes == self.measured else f" ({self.measured[0]:,} and {self.measured[1]:,} looked at)"
         loss = self.loss.upper()
-        lines = [
-            f"{sizes} samples{looked}, batches of {self.batch_size}, {self.batches_per_epoch:,} an epoch",
-            f"{loss} {self.discrepancy:.3g}; spread of the features {self.spread:.2g} (0 all alike, 1 all apart)",
-            f"{_percent(self.irreducible)} of a uniform batch's variance cannot be removed by stratification",
+        lines = ["use", *(f"  {line}" for line in self.advice), "", "measured"]
+        lines += [
+            f"  {sizes} samples{looked}, batches of {self.batch_size}, {self.batches_per_epoch:,} an epoch",
+            f"  {loss} {self.discrepancy:.3g}; spread of the features {self.spread:.2g} (0 all alike, 1 all apart)",
+            f"  any strata leave at least {_percent(self.irreducible)} of a uniform batch's variance",
         ]
         for part in self.parts if len(self.parts) > 1 else ():
-            line = f"  {part.name}: {_percent(part.share)} of the variance, {_percent(part.irreducible)} of it not "
             lines.append(
-                line + f"removable by stratification; similarity to the nearest neighbour {part.neighbour:.2f}"
+                f"    {part.name}: {_percent(part.share)} of the variance, of which any strata leave "
+                f"{_percent(part.irreducible)}; similarity to the nearest neighbour {part.neighbour:.2f}"
             )
         for effect in self.samplers:
-            line = f"{effect.name}: {_percent(effect.contraction)} of the mean {loss} is finite-batch bias"
+            line = f"  {effect.name}: {_percent(effect.contraction)} of the mean {loss} is finite-batch bias"
             if effect.gradient_noise is not None:
-                line += f"; of the gradient, noise {effect.gradient_noise:.3g} and bias {effect.gradient_bias:.3g}"
+                share = _percent(self.relative_noise(effect))
+                line += f"; gradient: noise {effect.gradient_noise:.3g} ({share}), bias {effect.gradient_bias:.3g}"
             lines.append(line)
         if self.gradient is not None:
             task = "" if self.task_gradient is None else f"; that of a batch's cross-entropy {self.task_gradient:.3g}"
-            lines.append(f"whole gradient of {loss} x {self.penalty:g}: {self.gradient:.3g}{task}")
-        line = (
-            f"1 % of samples carry {_percent(self.top_share)} of the variance; {_percent(self.beyond_clip)} of values"
-        )
-        lines.append(f"{line} are beyond {CLIP:g} source deviations")
+            lines.append(f"  whole gradient of {loss} x {self.penalty:g}: {self.gradient:.3g}{task}")
+        line = f"  1 % of samples carry {_percent(self.top_share)} of the variance"
+        lines.append(f"{line}; {_percent(self.beyond_clip)} of values are beyond {CLIP:g} source deviations")
         if self.classes is not None:
-            distance, found = self.classes.distance, self.classes
-            line = (
-                f"class shares differ by {distance.value:.2f} ± {distance.stderr:.2f} ({found.chance:.2f} by chance); "
+            found, (value, stderr), (name, most) = self.classes, self.classes.distance, self.classes.most_frequent
+            lines.append(
+                f"  class shares of pseudo-labels differ from the source's by {value:.2f} ± {stderr:.2f} "
+                f"({found.chance:.2f} by chance), which explains {_percent(max(found.explained, 0.0))} of MMD²"
             )
-            lines.append(f"{line}nearest centres confirm {_percent(found.agreement)} of pseudo-labels")
-        return "\n".join([*lines, "", "use", *(f"  {line}" for line in self.advice)])
+            confirmed = _percent(found.agreement)
+            lines.append(f"  {_percent(most)} of pseudo-labels are {name}; nearest centres confirm {confirmed} of all")
+        return "\n".join(lines)
+
+    def relative_noise(self, effect: SamplerEffect) -> float:
+        """Root mean square noise of a sampler's batches over that of uniform ones, which are the first.
+
+        Of the gradient where it was measured, else of the mean embeddings.
+        """
+        mine, uniform = (
+            math.sqrt(max(each.excess.value, 0.0)) if each.gradient_noise is None else each.gradient_noise
+            for each in (effect, self.samplers[0])
+        )
+        return mine / uniform if uniform > 0 else 1.0
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Estimate):
-        return {name: _plain(entry) for name, entry in value._asdict().items()}
-    if dataclasses.is_dataclass(value):
-        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+# --- from measurements to what to use ---------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """Thresholds of the rules.
+
+    Examples
+    --------
+    >>> Limits().worth, Limits(worth=0.5).worth
+    (0.8, 0.5)
+    """
+
+    worth: float = 0.9
+    """Share of uniform batches' noise (root mean square) that a sampler may leave: 0.9 is a fifth less variance."""
+    neighbour: float = 0.1
+    """Similarity to the nearest neighbour below which a kernel is an identity, without noise to save or a slope."""
+    contraction: float = 0.5
+    """Share of the mean gradient that may be due to the batch's noise: beyond, features shrink rather than align."""
+    collapsed: float = 0.01
+    """Spread of the features below which they are all alike for the kernel."""
+    top_share: float = 0.25
+    """Variance that 1% of the samples may carry: 25 times their share, which equal weights may not balance."""
+    beyond_clip: float = 1e-3
+    """Share of values beyond the clip that asks for scaling; a normal distribution has 1e-15."""
+    class_distance: float = 0.2
+    """Distance of class shares, above chance and two standard errors, from which aligned batches gain."""
+    explained: float = EXPLAINED
+    """Share of MMD² that different class shares must explain: below, the inputs have shifted."""
+    agreement: float = 0.6
+    """Share of pseudo-labels that a second classifier must confirm before batches are built on them."""
+    epoch: int = 4
+    """Batches that the smaller domain should have: with fewer, a batch is nearly the whole domain."""
+
+
+def advise(found: Diagnosis, limits: Limits) -> tuple[Advice, ...]:
+    """Sampler, estimator, batch size, class alignment and scaling for what was measured."""
+    effect, sampler = _sampler(found, limits)
+    share = _pull(found, effect)
+    return (
+        sampler,
+        _estimator(effect, share, limits),
+        _batch_size(found, share, limits),
+        _classes(found, limits),
+        _scaling(found, limits),
+    )
+
+
+def _sampler(found: Diagnosis, limits: Limits) -> tuple[SamplerEffect, Advice]:
+    uniform, *others = found.samplers
+    if found.spread < limits.collapsed:
+        why = f"the features have collapsed, their spread is {found.spread:.2g}: lower the penalty first"
+        return uniform, Advice("sampler", uniform.name, why)
+    if max((part.neighbour for part in found.parts), default=1.0) < limits.neighbour:
+        why = f"the kernel is the identity, any strata leave {_percent(found.irreducible)} of the variance"
+        return uniform, Advice("sampler", uniform.name, why)
+    outliers = found.top_share > limits.top_share
+    best = min(others, key=found.relative_noise, default=uniform)
+    if not outliers:  # balanced needs no weights, and is the most robust; with outliers what was measured decides
+        best = next((effect for effect in others if effect.name == "balanced"), best)
+    share = found.relative_noise(best)
+    if share > limits.worth:
+        return uniform, Advice("sampler", uniform.name, f"{best.name} batches have {_percent(share)} of its noise")
+    why = f"{_percent(share)} of the noise of uniform batches"
+    if outliers:
+        why += f", the least where 1 % of the samples carry {_percent(found.top_share)} of the variance"
+    return best, Advice("sampler", best.name, why)
+
+
+def _pull(found: Diagnosis, effect: SamplerEffect) -> float:
+    """Share of the excess in the mean gradient where that was measured, else in the mean loss."""
+    if found.gradient is None or effect.gradient_bias is None:
+        return effect.contraction
+    total = found.gradient + effect.gradient_bias
+    return effect.gradient_bias / total if total > 0 else 0.0
+
+
+def _estimator(effect: SamplerEffect, share: float, limits: Limits) -> Advice:
+    what = "loss" if effect.gradient_bias is None else "gradient"
+    why = f"{_percent(share)} of the mean {what} of {effect.name} batches is finite-batch bias"
+    if share > limits.contraction:
+        why += ", which shrinking the features lowers: lower the penalty, or take larger batches"
+        return Advice("estimator", "v with a small penalty", why)
+    return Advice("estimator", "v", why)
+
+
+def _batch_size(found: Diagnosis, share: float, limits: Limits) -> Advice:
+    b, most = found.batch_size, max(1, min(found.sizes) // limits.epoch)
+    if b > most:
+        why = f"{found.batches_per_epoch} batches an epoch; {limits.epoch} leave a sampler something to choose from"
+        return Advice("batch size", str(2 ** int(math.log2(most))), why)
+    if share <= limits.contraction:
+        return Advice("batch size", str(b), "large enough for this loss and sampler")
+    # the excess, and its gradient, falls at least as 1/b
+    wanted = b * share / (1.0 - share) * (1.0 - limits.contraction) / limits.contraction if share < 1.0 else math.inf
+    if wanted > most:
+        return Advice("batch size", str(b), f"even {most} would not be enough for this loss; see estimator")
+    size = min(2 ** math.ceil(math.log2(wanted)), most)
+    return Advice("batch size", str(size), f"there finite-batch bias has {_percent(limits.contraction)} or less")
+
+
+def _classes(found: Diagnosis, limits: Limits) -> Advice:
+    topic, shares = "class alignment", found.classes
+    if shares is None:
+        return Advice(topic, "not known", "give the labels of the source")
+    confirmed = f"nearest centres confirm {_percent(shares.agreement)} of pseudo-labels"
+    if shares.agreement < limits.agreement:
+        return Advice(topic, "no", f"{confirmed}, too few to build batches on")
+    if sum(share > 0 for share in shares.source) > 1 and shares.effective < FEWEST_CLASSES:
+        name, most = shares.most_frequent
+        why = f"{_percent(most)} of pseudo-labels are {name}: the inputs have shifted, more likely than the classes"
+        return Advice(topic, "not yet", f"{why}; let the discrepancy act first, as vardass adapt does")
+    distance, stderr = shares.distance
+    differ = f"class shares differ by {distance:.2f} ± {stderr:.2f} by pseudo-labels"
+    least = max(limits.class_distance, shares.chance)
+    if distance - 2.0 * stderr <= least:
+        return Advice(topic, "not needed", f"{differ}, not clearly more than {least:.2f}")
+    explained = f"explains {_percent(max(shares.explained, 0.0))} of MMD²"
+    if shares.explained < limits.explained:
+        why = f"{differ}, but that {explained}: the inputs have shifted"
+        return Advice(topic, "not yet", f"{why}; let the discrepancy act first, as vardass adapt does")
+    return Advice(topic, "yes", f"{differ}, which {explained}, and {confirmed}")
+
+
+def _scaling(found: Diagnosis, limits: Limits) -> Advice:
+    beyond = f"{_percent(found.beyond_clip)} of values are beyond 8 source deviations"
+    if found.scaled:
+        return Advice("scaling", "robust", f"done, {beyond}")
+    if found.beyond_clip > limits.beyond_clip:
+        return Advice("scaling", "robust", beyond)
+    if found.loss == "mmd" and found.irreducible > limits.worth**2:  # of the variance
+        return Advice("scaling", "kernel with scale='median'", "most of its bandwidths are small for these features")
+    return Advice("scaling", "as it is", beyond)

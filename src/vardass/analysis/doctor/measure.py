@@ -28,21 +28,21 @@ from vardass.analysis.batch_noise import (
     sample_rows,
     whole_domains,
 )
-from vardass.analysis.doctor.advice import Limits, advise
-from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, SamplerEffect
+from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, Limits, SamplerEffect, advise
 from vardass.bounds import nearest_neighbour_bound
 from vardass.errors import InputError
-from vardass.kernels import CoralKernel, Kernel, RBFMixture, fitted_kernel, mixture_reach, squared_distances
+from vardass.kernels import CoralKernel, Kernel, KernelLike, RBFMixture, fitted_kernel, mixture_reach, squared_distances
 from vardass.losses import CORALLoss, MMDLoss
+from vardass.samplers.class_alignment import explained_by_shares
 from vardass.samplers.registry import make_sampler
 from vardass.scaling import CLIP, robust_scale, scale_columns, standardise
+from vardass.solvers import stratify
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "strata_leave"]
 
 Head = Callable[[Tensor], Tensor]
 
-_BOUND_ROWS = 100  # of each domain, over which a bound is averaged
 _RESAMPLES = 500
 _HEAD_DECAY, _HEAD_STEPS = 1e-2, 50
 
@@ -52,6 +52,7 @@ def diagnose(
     target: ArrayLike,
     *,
     labels: ArrayLike | None = None,
+    class_names: Sequence[str] | None = None,
     loss: str | MMDLoss | CORALLoss = "mmd",
     batch_size: int = 32,
     penalty: float = 1.0,
@@ -74,6 +75,8 @@ def diagnose(
         Features as the discrepancy sees them: those of the network in training, or embeddings.
     labels : integer array of shape (n_s,), optional
         Classes of the source; without them nothing is said of the task's gradient and of class shares.
+    class_names : sequence of str, optional
+        Names of the classes 0, 1, ...; by default the labels themselves.
     loss : {"mmd", "coral"}, MMDLoss or CORALLoss
         ``"mmd"`` has the paper's mixture, ``"coral"`` DomainBed's form. Of an `MMDLoss` the kernel is taken, for the
         V-statistic.
@@ -115,7 +118,9 @@ def diagnose(
             f"source has {x.shape[1]} columns on {x.device}, target {y.shape[1]} on {y.device}; "
             "pass the features of one featuriser on one device"
         )
-    known = None if labels is None else _positions(as_labels(labels, len(x)).to(x.device), head)
+    known, names = None, class_names
+    if labels is not None:
+        known, names = _positions(as_labels(labels, len(x)).to(x.device), head, class_names)
     penalty = check_number(penalty, "penalty", low=0.0)
     batches = check_count(batches, "batches", low=2, remedy="a variance needs two values")
     max_rows = check_count(max_rows, "max_rows", low=2)
@@ -138,8 +143,9 @@ def diagnose(
     classes = task_gradient = None
     if known is not None:
         here = known if picked[0] is None else known[picked[0]]
-        logits = _fit_head(domains[0], here, int(known.max()) + 1) if head is None else _cast(head, features[0].dtype)
-        classes = _class_shares(domains, known, here, logits, seed)
+        count = max(int(known.max()) + 1, len(names or ()))
+        logits = _fit_head(domains[0], here, count) if head is None else _cast(head, features[0].dtype)
+        classes = _class_shares(domains, known, here, logits, names, seed)
         if producer is not None:
             task_gradient = _task_gradient(producer, drawn["uniform"].batches[0], here, logits)
     matrices = [kernel.square_matrix(z) for z in domains]
@@ -152,8 +158,8 @@ def diagnose(
         penalty=penalty,
         discrepancy=max(whole.value, 0.0),
         spread=spread / diagonal if diagonal > 0 else 0.0,
-        irreducible=_irreducible(domains, k, kernel, spread, seed),
-        parts=_kernel_parts(domains, k, kernel, seed) if bandwidths else (),
+        irreducible=_irreducible(domains, k, kernel, spread),
+        parts=_kernel_parts(domains, k, kernel) if bandwidths else (),
         samplers=_effects(drawn, domains, kernel, discrepancy, producer, whole, penalty),
         gradient=None if whole.gradient is None else penalty * float(whole.gradient.norm()),
         task_gradient=task_gradient,
@@ -238,7 +244,7 @@ def _terms(kernel: Kernel, x: Tensor) -> Iterator[tuple[str, Kernel, Tensor]]:
         yield f"γ={gamma:g}", RBFMixture((rate,)), torch.exp(-rate * d2)
 
 
-def _kernel_parts(domains: list[Tensor], k: int, kernel: Kernel, seed: int) -> tuple[KernelPart, ...]:
+def _kernel_parts(domains: list[Tensor], k: int, kernel: Kernel) -> tuple[KernelPart, ...]:
     kernels: dict[str, Kernel] = {}
     spreads: dict[str, float] = {}
     alike: dict[str, float] = {}
@@ -249,15 +255,54 @@ def _kernel_parts(domains: list[Tensor], k: int, kernel: Kernel, seed: int) -> t
             alike[name] = alike.get(name, 0.0) + _neighbour_similarity(matrix) / len(domains)
     total = sum(spreads.values()) or 1.0
     return tuple(
-        KernelPart(name, spreads[name] / total, _irreducible(domains, k, term, spreads[name], seed), alike[name])
+        KernelPart(name, spreads[name] / total, _irreducible(domains, k, term, spreads[name]), alike[name])
         for name, term in kernels.items()
     )
 
 
-def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float, seed: int) -> float:
+def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float) -> float:
     """Bound on the share of a uniform batch's variance, ``spread / k`` in both domains, that strata leave."""
-    bounds = [nearest_neighbour_bound(z, k, kernel=kernel, rows=_BOUND_ROWS, seed=seed) for z in domains]
+    bounds = [nearest_neighbour_bound(z, k, kernel=kernel) for z in domains]
     return min(1.0, sum(bound.variance for bound in bounds) * k / spread) if spread > 0 else 0.0
+
+
+@torch.no_grad()
+def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike, max_rows: int = 2000, seed: int = 0) -> float:
+    """Least share of a uniform batch's variance, over the terms of the kernel, that strata of some rows leave.
+
+    Where that is near 1, k strata help at no bandwidth. Strata of few rows fit these better than those of all rows
+    would, so the true share is larger, if anything; they take a fraction of the time.
+
+    Parameters
+    ----------
+    features : array of shape (n, d)
+        Of one domain.
+    k : int
+        Strata, one draw from each.
+    kernel : Kernel, name or callable
+        Used as it is if it is fitted, else fitted to the rows.
+    max_rows : int
+        Rows to look at, at least eight for each stratum.
+    seed : int
+        Of their draw and the strata.
+
+    Examples
+    --------
+    >>> z = torch.randn(600, 64, generator=torch.Generator().manual_seed(0))
+    >>> strata_leave(z, 8, kernel="mmd") > 0.8, strata_leave(z[:, :1], 8, kernel="mmd") < 0.1
+    (True, True)
+    """
+    x = as_features(features)
+    picked = sample_rows(len(x), max(max_rows, 8 * k), seed, x.device)
+    z = x if picked is None else x[picked]
+    strata = stratify(z, k, kernel=kernel, bound=False, seed=seed)
+    member = F.one_hot(strata.labels.to(z.device), k).double()
+    sizes, shares = member.sum(0), []
+    for _, _, matrix in _terms(fitted_kernel(kernel, z), z.double()):
+        within = (member.T @ matrix.diagonal()) / sizes - (member * (matrix @ member)).sum(0) / sizes.square()
+        uniform = _spread(matrix) / k
+        shares.append(float(((sizes / len(z)).square() * within).sum()) / uniform if uniform > 0 else 1.0)
+    return min(shares)
 
 
 def _mean_diagonal(matrix: Tensor) -> float:
@@ -289,13 +334,14 @@ def _share_beyond(z: Tensor, scale: dict[str, Any]) -> float:
 # --- classes and the task ----------------------------------------------------------------------------------
 
 
-def _positions(labels: Tensor, head: Head | None) -> Tensor:
-    """Labels as the columns of the logits: as they are for a given head, else numbered from 0."""
-    if head is None:
-        return torch.unique(labels, return_inverse=True)[1]  # type: ignore[no-any-return]
+def _positions(labels: Tensor, head: Head | None, names: Sequence[str] | None) -> tuple[Tensor, Sequence[str] | None]:
+    """Labels as the columns of the logits, and names of these: as they are for a head or names, else from 0."""
+    if head is None and names is None:
+        values, places = torch.unique(labels, return_inverse=True)
+        return places, [str(value) for value in values.tolist()]
     if int(labels.min()) < 0:
         raise InputError(f"labels must be columns of the head's logits, got {int(labels.min())}; number them from 0")
-    return labels
+    return labels, names
 
 
 def _cast(head: Head, dtype: torch.dtype) -> Head:
@@ -324,7 +370,9 @@ def _fit_head(x: Tensor, labels: Tensor, classes: int) -> Head:
 
 
 @torch.no_grad()
-def _class_shares(domains: list[Tensor], labels: Tensor, here: Tensor, head: Head, seed: int) -> ClassShares:
+def _class_shares(
+    domains: list[Tensor], labels: Tensor, here: Tensor, head: Head, names: Sequence[str] | None, seed: int
+) -> ClassShares:
     """Compare all ``labels`` of the source with pseudo-labels of the target; ``here`` are those of its rows here."""
     x, y = domains
     logits = head(y)
@@ -334,6 +382,9 @@ def _class_shares(domains: list[Tensor], labels: Tensor, here: Tensor, head: Hea
             f"head gives logits of shape {tuple(logits.shape)} for {len(y)} samples and labels up to "
             f"{int(labels.max())}; it must return a column for each class"
         )
+    names = tuple(map(str, range(classes))) if names is None else tuple(names)
+    if len(names) != classes:
+        raise InputError(f"there are {len(names)} class_names for {classes} classes; give {classes}")
     pseudo = logits.argmax(1)
     counts = [torch.bincount(found, minlength=classes).cpu().numpy() for found in (labels, pseudo)]
     sizes = [int(count.sum()) for count in counts]
@@ -348,11 +399,13 @@ def _class_shares(domains: list[Tensor], labels: Tensor, here: Tensor, head: Hea
     centres = x.new_zeros(classes, x.shape[1]).index_add_(0, here, x) / present.clamp_min(1)[:, None]
     nearest = torch.cdist(y, centres).masked_fill(present == 0, torch.inf).argmin(1)
     return ClassShares(
+        names=names,
         source=tuple(p.tolist()),
         target=tuple(q.tolist()),
         distance=Estimate(float(np.abs(p - q).sum() / 2), float(distances(p, q).std(ddof=1))),
         chance=float(distances(pooled, pooled).mean()),
         agreement=float((nearest == pseudo).double().mean()),
+        explained=explained_by_shares(x, here, y, pseudo),
     )
 
 

@@ -1,0 +1,484 @@
+"""What the model of a run is for: ``vardass predict``, ``vardass evaluate`` and ``vardass export``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+import typer
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+
+from vardass.adapt.algorithms import Algorithm
+from vardass.adapt.batches import Inputs
+from vardass.adapt.config import RunConfig
+from vardass.adapt.devices import pick_device
+from vardass.adapt.export import export_model
+from vardass.adapt.model import MODEL_FILE, load_model
+from vardass.adapt.regression import regression_scores
+from vardass.adapt.run_folder import DATA_FILE, reading_of
+from vardass.adapt.scores import (
+    ClassificationScores,
+    Evaluation,
+    RegressionEvaluation,
+    evaluate_domains,
+    labelled_domains,
+)
+from vardass.adapt.selection import outputs
+from vardass.cli.embeddings import check_output, csv_text, make_folder
+from vardass.cli.run_options import TrustCode, parse_pairs
+from vardass.cli.terminal import print_line, titled_table
+from vardass.data.domains import Domain, Task, find_sample
+from vardass.data.images import IMAGENET
+from vardass.data.own_data import own_domain, own_task
+from vardass.data.registry import image_options, load_task
+from vardass.data.scaling import ScaledInputs, standardise_task
+from vardass.data.splits import split_task
+from vardass.errors import InputError
+from vardass.files import write_text
+from vardass.plots import evaluation_figure, require_matplotlib, save_figure
+from vardass.validate import refuse_code, shorten
+
+__all__ = [
+    "PREDICTIONS_FILE",
+    "PredictedNumbers",
+    "Predictions",
+    "evaluate",
+    "export",
+    "load_run",
+    "predict",
+    "predict_domain",
+]
+
+PREDICTIONS_FILE = "predictions.csv"
+RESULT_FILE, SAMPLES_FILE, CONFUSION_FILE, FIGURE = "evaluation.json", "samples.csv", "confusion.csv", "evaluation"
+_DATA = (
+    "Labelled data, each a domain: folder of class folders or file of embeddings, as PATH or NAME=PATH; or a folder "
+    "of domains. Without any: what the run kept out of training, and its target."
+)
+_LABELS = r"Array or column of labels in embeddings \[that of the run]; for .npy a file beside it \[{name}.labels.npy]."
+_MOST_CLASSES, _MOST_DOMAINS = 20, 3  # rows and columns of the table of classes
+
+Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Key = Annotated[str | None, typer.Option(help="Array of features in an .npz file.")]
+Workers = Annotated[int, typer.Option(help="Processes that decode files.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+
+
+def predict(
+    run: Run,
+    data: Annotated[Path, typer.Argument(help="Folder of files, or file of embeddings, as in training.")],
+    out: Annotated[Path | None, typer.Option(help="Table to write; by default it is printed.")] = None,
+    key: Key = None,
+    workers: Workers = 0,
+    device: Device = "auto",
+    trust_code: TrustCode = False,
+) -> None:
+    """Predict a class with confidence for each sample, as CSV: sample, class, confidence; by a regression, numbers."""
+    data = data.expanduser()
+    if out is not None:
+        check_output("--out", out, data)
+        if out.suffix.lower() != ".csv":
+            raise InputError(f"--out {out} is a table as CSV; give it a name that ends with .csv")
+    algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
+    domain = own_domain(data, about, how, key=key)
+    predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
+    if out is None:
+        print(predictions.to_csv(), end="")
+    else:
+        write_text(out, predictions.to_csv())
+        print(f"{len(predictions.samples):,} predictions written to {out}")
+
+
+def export(
+    run: Run,
+    out: Annotated[Path | None, typer.Option(help=r"File to write \[RUN/model.pt2].")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Write the model of a run for programs without vardass: torch.export.load reads it, with torch alone.
+
+    Scaling of columns, or normalisation of pixels, is inside; it takes samples as they are and returns probabilities,
+    or numbers. Class names and the shape of a sample are written beside it, as JSON.
+    """
+    algorithm, about, how = load_run(run, device="cpu", trust_code=trust_code)
+    folder = run.expanduser() if run.expanduser().is_dir() else run.expanduser().parent
+    out = folder / "model.pt2" if out is None else out.expanduser()
+    if out.suffix != ".pt2":
+        raise InputError(f"--out {out} is a program of torch.export; give it a name that ends with .pt2")
+    check_output("--out", out, folder / MODEL_FILE)
+    written = export_model(algorithm, about, how, out)
+    print(f"written: {', '.join(map(str, written))}")
+
+
+def load_run(run: Path, *, device: str = "auto", trust_code: bool) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
+    """The chosen model of a run, what its file says of it, and how its samples were read."""
+    run = run.expanduser()
+    file = run / MODEL_FILE if run.is_dir() else run
+    if not file.is_file():
+        raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
+    algorithm, about = load_model(file, device=pick_device(device), trust_code=trust_code)
+    return algorithm, about, reading_of(file, about)
+
+
+# --- predictions ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Classes of some samples.
+
+    Attributes
+    ----------
+    samples : sequence of str
+        Files, or rows from 0.
+    classes : Tensor of shape (n,)
+        Positions in ``class_names``.
+    confidences : Tensor of shape (n,)
+        Largest probability of each sample.
+    class_names : sequence of str
+        Names of the classes.
+    """
+
+    samples: Sequence[str]
+    classes: Tensor
+    confidences: Tensor
+    class_names: Sequence[str]
+
+    def counts(self) -> dict[str, int]:
+        """How often each class was predicted."""
+        found = torch.bincount(self.classes, minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, found, strict=True))
+
+    def distance(self, labels: Tensor) -> float:
+        """Total variation distance ½ Σ|p - q| of the shares of predictions and of other ``labels`` (m,)."""
+        return float((self._shares(self.classes) - self._shares(labels)).abs().sum() / 2)
+
+    def most_frequent(self, labels: Tensor) -> tuple[str, float, float]:
+        """The class with most predictions, its share of them, and its share of other ``labels`` (m,)."""
+        mine = self._shares(self.classes)
+        place = int(mine.argmax())
+        return self.class_names[place], float(mine[place]), float(self._shares(labels)[place])
+
+    def _shares(self, labels: Tensor) -> Tensor:
+        return torch.bincount(labels.cpu(), minlength=len(self.class_names)).double() / max(1, len(labels))
+
+    def scores(self, labels: Tensor) -> dict[str, float]:
+        """Accuracy for the true classes (n,)."""
+        return {"accuracy": float((self.classes == labels).double().mean())}
+
+    def to_csv(self) -> str:
+        """A table with the columns sample, class and confidence."""
+        rows = zip(self.samples, self.classes.tolist(), self.confidences.tolist(), strict=True)
+        lines = ((sample, self.class_names[place], f"{confidence:.6f}") for sample, place, confidence in rows)
+        return csv_text(("sample", "class", "confidence"), lines)
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedNumbers:
+    """Numbers of some samples, by a regression.
+
+    Attributes
+    ----------
+    samples : sequence of str
+        Files, or rows from 0.
+    values : Tensor of shape (n, m)
+        In their own units.
+    names : sequence of str
+        Of the m numbers.
+    """
+
+    samples: Sequence[str]
+    values: Tensor
+    names: Sequence[str]
+
+    def ranges(self) -> dict[str, dict[str, float]]:
+        """Mean, deviation, smallest and largest of each number."""
+        columns = self.values.double()
+        found = {
+            "mean": columns.mean(0),
+            "deviation": columns.std(0, correction=0),
+            "smallest": columns.amin(0),
+            "largest": columns.amax(0),
+        }
+        return {name: {key: float(row[i]) for key, row in found.items()} for i, name in enumerate(self.names)}
+
+    def scores(self, labels: Tensor) -> dict[str, float]:
+        """`regression_scores` for the true numbers (n, m)."""
+        return regression_scores(self.values, labels)
+
+    def to_csv(self) -> str:
+        """A table with a column for the sample and one for each number."""
+        rows = zip(self.samples, self.values.tolist(), strict=True)
+        return csv_text(("sample", *self.names), ((sample, *(f"{v:.9g}" for v in values)) for sample, values in rows))
+
+
+def predict_domain(
+    algorithm: Algorithm, domain: Domain, config: RunConfig, *, root: Path | None
+) -> Predictions | PredictedNumbers:
+    """Classes and confidences, or numbers, of all samples of a domain, in its order."""
+    inputs = Inputs(domain, next(algorithm.parameters()).device)
+    _, found = outputs(algorithm, inputs, **config.pass_options)
+    if not bool(found.isfinite().all()):
+        row = int(found.isfinite().all(1).int().argmin())
+        raise InputError(
+            f"the model gives {found[row].tolist()} for sample {sample_names(domain, root)[row]}, which is no "
+            "prediction; check its values, or train again with a lower learning rate"
+        )
+    if algorithm.units is not None:
+        return PredictedNumbers(sample_names(domain, root), found, domain.class_names)
+    confidences, classes = found.double().softmax(1).max(1)
+    return Predictions(sample_names(domain, root), classes, confidences, domain.class_names)
+
+
+def sample_names(domain: Domain, root: Path | None) -> list[str]:
+    """Files below ``root``, or numbers of rows, of the samples of a domain."""
+    base = None if root is None else root.expanduser()
+    names = []
+    for part, row in (find_sample(domain.dataset, index) for index in range(len(domain))):
+        paths = cast("Sequence[str] | None", getattr(part, "paths", None))
+        if paths is None:
+            names.append(str(row))
+            continue
+        file = Path(paths[row])
+        names.append((file.relative_to(base) if base and file.is_relative_to(base) else file).as_posix())
+    return names
+
+
+# --- scores on labelled data ----------------------------------------------------------------------------
+
+
+def evaluate(
+    run: Run,
+    data: Annotated[list[str] | None, typer.Argument(help=_DATA, metavar="DATA...")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write the scores, tables and picture to.")] = None,
+    key: Key = None,
+    labels: Annotated[str | None, typer.Option(help=_LABELS)] = None,
+    workers: Workers = 0,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Measure the model of a run on labelled data, by domain: accuracy, classes, confusion and calibration; or errors.
+
+    The interval of the accuracy is Wilson's, for independent samples.
+    Balanced accuracy is the mean recall of the classes that have samples.
+    ECE is the expected calibration error, with 15 bins of the top probability.
+    Of a regression: R², root mean squared and mean absolute error.
+    """
+    run, given = run.expanduser(), [_named(text) for text in data or ()]
+    if out is not None:
+        _check_folder(out, [path for _, path in given])
+    algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
+    note = ""
+    if given:
+        domains = labelled_domains(given, about, run, key=key, labels=labels)
+    else:
+        domains, note = _own_domains(run, about, how, trust_code=trust_code)
+    found = evaluate_domains(algorithm, about, domains, workers=workers)
+    result = {"run": str(run), "measured_on": note or "the data given", **found.to_dict()}
+    written = [] if out is None else _write(found, domains, result, out)
+    if as_json:
+        print(json.dumps({**result, "written": [str(path) for path in written]}, indent=2, allow_nan=False))
+        return
+    console = Console(highlight=False)
+    console.print(Text(f"{run}{f': {note}' if note else ''}", style="bold"), soft_wrap=True)
+    if isinstance(found, RegressionEvaluation):
+        _print_numbers(found, console)
+    else:
+        _print_scores(found, console)
+    if written:
+        print_line(console, f"written: {', '.join(map(str, written))}")
+
+
+def _named(text: str) -> tuple[str | None, Path]:
+    """Name and path of ``NAME=PATH``; no name for the path of something that is there."""
+    name, equals, path = text.partition("=")
+    if not equals or Path(text).expanduser().exists():
+        return None, Path(text).expanduser()
+    if not name or not path:
+        raise InputError(f"DATA {text!r} is neither a path nor NAME=PATH; give one of them")
+    return name, Path(path).expanduser()
+
+
+# --- the data of the run itself -------------------------------------------------------------------------
+
+
+def _own_domains(
+    run: Path, about: Mapping[str, Any], how: Mapping[str, Any], *, trust_code: bool
+) -> tuple[dict[str, Domain], str]:
+    """What a run kept out of training of each source, its target as far as it has labels, and what these are."""
+    folder = run if run.is_dir() else run.parent
+    if "holdout" not in how:
+        raise InputError(f"{run} has no {DATA_FILE}, so its data are not known; name data to evaluate on")
+    refuse_code(how.get("dataset"), folder / DATA_FILE, trust_code=trust_code)
+    task = _task_of(how, about)
+    before = how["source_samples"], how["target_samples"], how["numbers" if task.target.regression else "classes"]
+    if before != ([len(source) for source in task.sources], len(task.target), list(task.class_names)):
+        raise InputError(f"the data of {run} were changed since it was trained; name data to evaluate on")
+    share = how.get("unlabelled_fraction", 1.0)
+    splits = split_task(task, seed=about["config"].seed, holdout=how["holdout"], unlabelled_fraction=share)
+    kept = splits.source_val
+    found = {}
+    for place, source in enumerate(task.sources):
+        rows = (kept.domain_ids == place).nonzero().flatten()
+        if len(rows):
+            found[source.name] = kept.subset(rows)
+    notes = ["samples held out of training"] if found else []
+    if task.target.has_labels:
+        # the model is chosen: now its labels may be read
+        found[task.target.name] = (splits.target_test if len(splits.target_test) else task.target).reveal()
+        test = "those not trained on" if len(splits.target_test) else "all, adapted to without labels"
+        notes.append(f"of the target {test}")
+    else:
+        notes.append("the target has no labels")
+    if not found:
+        raise InputError(f"{run} kept 0 source samples out and its target has no labels; name data to evaluate on")
+    return found, "; ".join(notes)
+
+
+def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
+    """The task of a run, loaded again as its folder says."""
+    shape = tuple(about["input_shape"])
+    images = {"size": shape[1:], "interpolation": how.get("interpolation", "bilinear")}
+    if "dataset" not in how:
+        names = ("key", "labels", "columns") if how["kind"] == "features" else ("front_end",)
+        reading: dict[str, Any] = {name: how.get(name) for name in names}
+        if how["kind"] == "image":
+            reading = {**images, "channels": shape[0]}
+        sources = [Path(source) for source in how["sources"]]
+        more = {"standardise": bool(how.get("scale")), "regression": about["config"].regression}
+        return own_task(sources, Path(how["target"]), how["kind"], **more, **reading)
+    options = parse_pairs("--data-option", [f"{name}={value}" for name, value in how["options"].items()])
+    wanted = {name: images[name] for name in image_options(how["dataset"], IMAGENET)}
+    task = load_task(how["dataset"], how["task"], how["root"], **{**wanted, **options})
+    unscaled = how.get("scale") and not isinstance(task.target.dataset, ScaledInputs)
+    return standardise_task(task)[0] if unscaled else task
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def _check_folder(out: Path, data: Sequence[Path]) -> None:
+    """Refuse a file, a folder inside the data, and one whose files of the same names are no older evaluation."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; name a folder")
+    for path in data:
+        # the picture would be a sample the next time
+        if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+            raise InputError(f"--out {out} is inside the data {path}; choose a folder outside of it")
+    names = [RESULT_FILE, SAMPLES_FILE, CONFUSION_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
+    there = [name for name in names if (out / name).exists()]
+    if there and not _is_evaluation(out / RESULT_FILE):
+        raise InputError(f"{out} holds {there[0]!r}, which is of no earlier evaluation; choose another folder")
+
+
+def _is_evaluation(file: Path) -> bool:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"run", "overall", "domains"} <= found.keys()
+
+
+def _write(
+    found: Evaluation | RegressionEvaluation, domains: Mapping[str, Domain], result: Mapping[str, Any], out: Path
+) -> list[Path]:
+    make_folder(out)
+    files = {RESULT_FILE: json.dumps(result, indent=2, allow_nan=False) + "\n"}
+    rows: list[Sequence[Any]] = []
+    if isinstance(found, RegressionEvaluation):
+        head = ("domain", "sample", *(f"{name}{end}" for end in ("", " predicted") for name in found.names))
+        for title, domain in domains.items():
+            table = torch.cat([found.labels[title], found.predictions[title]], 1).tolist()
+            samples = sample_names(domain, None)
+            rows += [(title, sample, *(f"{v:.9g}" for v in row)) for sample, row in zip(samples, table, strict=True)]
+    else:
+        head, names = ("domain", "sample", "label", "class", "confidence"), found.overall.classes
+        for title, domain in domains.items():
+            confidences, guesses = found.probabilities[title].max(1)
+            columns = found.labels[title].tolist(), guesses.tolist(), confidences.tolist()
+            each = zip(sample_names(domain, None), *columns, strict=True)
+            rows += [(title, sample, names[y], names[guess], f"{sure:.6f}") for sample, y, guess, sure in each]
+        confusion = [
+            (title, name, *row)
+            for title, scores in _tables(found)
+            for name, row in zip(names, scores.confusion.tolist(), strict=True)
+        ]
+        files[CONFUSION_FILE] = csv_text(("domain", "class", *names), confusion)
+    files[SAMPLES_FILE] = csv_text(head, rows)
+    for name, text in files.items():
+        write_text(out / name, text)
+    written = [out / name for name in files]
+    try:
+        require_matplotlib()
+    except InputError:
+        return written
+    return [*written, *save_figure(evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE)]
+
+
+# --- terminal -------------------------------------------------------------------------------------------
+
+
+def _tables(found: Evaluation) -> list[tuple[str, ClassificationScores]]:
+    """Scores of each domain and, where there are several, of all; no domain's name is taken twice."""
+    rows = list(found.domains.items())
+    return rows if len(rows) == 1 else [*rows, ("all" if "all" not in found.domains else "all domains", found.overall)]
+
+
+def _print_numbers(found: RegressionEvaluation, console: Console) -> None:
+    table = titled_table(("domain", "samples", "R²", "RMSE", "MAE"))
+    rows = list(found.domains.items())
+    for name, scores in rows if len(rows) == 1 else [*rows, ("all", found.overall)]:
+        for title, each in {name: scores, **{f"  {column}": of for column, of in scores.columns.items()}}.items():
+            table.add_row(Text(title), f"{scores.n:,}", f"{each.r2:.4f}", f"{each.rmse:.5g}", f"{each.mae:.5g}")
+    console.print(table)
+
+
+def _print_scores(found: Evaluation, console: Console) -> None:
+    table = titled_table(("domain", "samples", "accuracy, 95 %", "balanced", "NLL", "Brier", "ECE"))
+    for name, scores in _tables(found):
+        low, high = scores.accuracy_interval
+        table.add_row(
+            Text(name),
+            f"{scores.n:,}",
+            f"{_percent(scores.accuracy)} ({100 * low:.1f} to {100 * high:.1f})",
+            _percent(scores.balanced_accuracy),
+            *(f"{value:.3f}" for value in (scores.nll, scores.brier, scores.calibration_error)),
+        )
+    console.print(table)
+    _print_classes(found, console)
+    for name, scores in _tables(found):
+        if scores.missing:
+            many = f"{len(scores.missing)} of {len(scores.classes)} classes: {shorten(scores.missing)}"
+            print_line(console, f"{name} has no samples of {many}; they are left out of the balanced accuracy")
+    mistakes = [f"{one} as {other} ({count:,})" for one, other, count in found.overall.most_confused()]
+    if mistakes:
+        print_line(console, f"most frequent mistakes: {', '.join(mistakes)}")
+
+
+def _print_classes(found: Evaluation, console: Console) -> None:
+    scores = found.overall
+    domains = found.domains if 1 < len(found.domains) <= _MOST_DOMAINS else {}
+    table = titled_table(("class", "samples", "precision", "recall", "F1", *(f"recall {name}" for name in domains)))
+    order = torch.arange(len(scores.classes))
+    shown = len(order)
+    if shown > _MOST_CLASSES:
+        order, shown = scores.recall.nan_to_num(math.inf).argsort(stable=True)[:_MOST_CLASSES], _MOST_CLASSES
+    columns = [scores.precision, scores.recall, scores.f1, *(each.recall for each in domains.values())]
+    for place in order.tolist():
+        cells = [_percent(float(column[place])) for column in columns]
+        table.add_row(Text(scores.classes[place]), f"{int(scores.support[place]):,}", *cells)
+    console.print()
+    console.print(table)
+    if shown < len(scores.classes):
+        print_line(console, f"the {shown} of {len(scores.classes)} classes with the lowest recall; --out writes all")
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %"

@@ -1,0 +1,111 @@
+"""What commands show on a terminal: progress, how long it will take, lines and plain tables."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["bar", "note", "plain_table", "print_line", "progress_bar", "tell_time", "titled_table", "words_of_time"]
+
+_BAR = 28  # characters
+_WATCHED, _WORTH_TELLING = 2.0, 20.0  # seconds
+Told = Callable[[float, str], None]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Told | None]:
+    """A bar on stderr with the time spent and the time left that leaves no trace, or None where nobody is looking."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        BarColumn(bar_width=12),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("starting", total=1.0)
+        yield lambda fraction, message: bars.update(task, completed=fraction, description=message)
+
+
+def tell_time(
+    progress: Told | None, tell: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic
+) -> Told:
+    """``progress``, which also calls ``tell`` once with the seconds that are left, if they are many.
+
+    The first report is not counted: what comes before it, such as compiling, is done once. Two seconds of steps, or
+    one step if it takes longer, are what the estimate is made of.
+    """
+    first: list[tuple[float, float]] = []  # time and share done
+    told = False
+
+    def report(share: float, message: str) -> None:
+        nonlocal told
+        if progress is not None:
+            progress(share, message)
+        if told or share <= 0.0:
+            return
+        now = clock()
+        if not first:
+            first.append((now, share))
+            return
+        seconds, done = now - first[0][0], share - first[0][1]
+        if seconds >= _WATCHED and done > 0.0:
+            told = True
+            left = (1.0 - share) * seconds / done
+            if left >= _WORTH_TELLING:
+                tell(left)
+
+    return report
+
+
+def words_of_time(seconds: float) -> str:
+    """About how long that is, such as ``"4 minutes"``."""
+    for unit, size in (("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= (1.5 if unit == "hour" else 1.0) * size:
+            count = round(seconds / size)
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return f"{round(seconds)} seconds"
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    print(text, file=sys.stderr)
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """One line as it is: no markup, not cut at the width of the terminal."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def plain_table(*justify: Literal["left", "right"]) -> Table:
+    """A table without lines and header."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for side in justify:
+        table.add_column(justify=side, no_wrap=True)
+    return table
+
+
+def titled_table(titles: Sequence[str]) -> Table:
+    """A table without lines; all columns but the first are numbers."""
+    table = Table(box=None, pad_edge=False)
+    for place, title in enumerate(titles):
+        table.add_column(Text(title), justify="right" if place else "left", overflow="fold")
+    return table
+
+
+def bar(share: float, console: Console) -> Text:
+    """A bar of a share between 0 and 1."""
+    mark = "#" if console.options.ascii_only else "█"
+    return Text(mark * min(_BAR, max(int(share > 0), round(_BAR * share))))

@@ -1,0 +1,33 @@
+"""How long a run will take is told once, from steps that were timed, where it is worth a line."""
+
+import pytest
+
+from vardass.cli.terminal import tell_time, words_of_time
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "steps", "left"),
+    [
+        (30.0, 0.5, 600, 297.5),  # told after two seconds of steps; compiling before the first one is not counted
+        (1.0, 9.0, 100, 9.0 * 98),  # after one step where that takes longer
+        (30.0, 0.01, 1000, None),  # done in ten seconds
+    ],
+)
+def test_time_is_told_once_before_much_is_spent(first, step, steps, left):
+    now, told, shown = [0.0], [], []
+    report = tell_time(lambda share, message: shown.append(share), told.append, clock=lambda: now[0])
+    report(0.0, "embeddings")
+    now[0] = first
+    for done in range(1, steps + 1):
+        report(done / steps, "step")
+        now[0] += step
+    assert told == ([] if left is None else [pytest.approx(left)])
+    assert len(shown) == steps + 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(45, "45 seconds"), (70, "1 minute"), (200, "3 minutes"), (5000, "83 minutes"), (9000, "2 hours")],
+)
+def test_words(seconds, words):
+    assert words_of_time(seconds) == words
