@@ -17,7 +17,7 @@ from vardass.cli import adapt as adapt_module
 from vardass.cli import main
 from vardass.data import Domain, Task
 from vardass.data.images import small_size
-from vardass.data.own_data import find_kind, own_task
+from vardass.data.from_paths import find_kind, task_from_paths
 from vardass.data.registry import DATASETS
 from vardass.errors import InputError, VardassWarning
 from vardass.locks import is_locked, locked
@@ -311,7 +311,7 @@ def test_hidden_class_folders_are_told(folders, capsys):
     (folders / "day/green").mkdir()
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folders / "day/green/0.png")
     with pytest.warns(VardassWarning, match=r"day has hidden folders with image files, '\.red', which are not read"):
-        task = own_task([folders / "day"], folders / "night/blue", "image")
+        task = task_from_paths([folders / "day"], folders / "night/blue", "image")
     assert task.class_names == ("blue", "green")
 
 
@@ -408,7 +408,7 @@ def test_kind_of_data_is_seen(files, folders):
     (files / "empty").mkdir()
     with pytest.raises(InputError, match="no image or sound"):
         find_kind([files / "empty"], None)
-    assert not own_task([files / "clinic.npz"], files / "bare/home.npz", "features").target.has_labels
+    assert not task_from_paths([files / "clinic.npz"], files / "bare/home.npz", "features").target.has_labels
 
 
 def test_adapt_package_has_the_trainer_on_request():

@@ -251,7 +251,7 @@ def test_bad_domains_and_tasks():
         Task("t", [domain("s", 3)], domain("t", 0))
     with pytest.raises(InputError, match="'s' has no labels"):
         Task("t", [domain("s", 3, labels=False)], domain("t", 3))
-    with pytest.raises(InputError, match="classes 'd' that the source 's' lacks"):
+    with pytest.raises(InputError, match="has the classes 'd', which the source lacks"):
         Task("t", [domain("s", 4)], domain("t", 4, classes=("a", "b", "d")))
     with pytest.raises(InputError, match="same order"):
         Task("t", [domain("s", 4)], domain("t", 4, classes=("b", "a", "c")))

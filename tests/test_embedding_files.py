@@ -1,5 +1,6 @@
 import builtins
 import pickle
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -7,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vardass.data.embedding_files import read_embeddings, read_labelled, read_labels
-from vardass.errors import InputError
+from vardass.data.embedding_files import read_embeddings, read_labels
+from vardass.data.embedding_tasks import read_labelled
+from vardass.errors import InputError, MissingExtraError
 
 X = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
 
@@ -176,7 +178,7 @@ def test_csv_with_text_columns_names_the_first(tmp_path):
     message = refusal(path)
     assert "'cat'" in message
     assert "column 'id'" in message
-    assert "line 3" in message
+    assert "row 2" in message
     assert "--columns" in message
     assert read_embeddings(path, columns="f*").tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert read_embeddings(path, columns="f1").tolist() == [[2.0], [4.0]]
@@ -185,7 +187,7 @@ def test_csv_with_text_columns_names_the_first(tmp_path):
 
 def test_csv_row_of_text_and_numbers_is_not_taken_for_a_header(tmp_path):
     path = write(tmp_path / "x.csv", "cat,1,2\ndog,3,4\n")
-    assert "column 0, line 1" in refusal(path)
+    assert "column 0 is string, 'cat' in row 1" in refusal(path)
     assert read_embeddings(path, columns="1:").tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
@@ -198,11 +200,11 @@ def test_csv_written_by_pandas_with_its_index(tmp_path):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("a,b\n1,2\n3,\n", ["missing", "'b'", "line 3"]),
-        ("a,b\n1,2\n3\n", ["line 3", "1 columns, not 2"]),
-        ("a,b\n1,2\n3,4,5\n", ["line 3", "3 columns, not 2"]),
-        ("a,b\n1,2\n3,x1\n", ["'x1'", "'b'", "line 3"]),
-        ("a;b\n1,5;2,5\n", ["'1,5'", "'a'", "line 2"]),
+        ("a,b\n1,2\n3,\n", ["missing", "'b'", "row 3"]),
+        ("a,b\n1,2\n3\n", ["row 3", "1 columns, not 2"]),
+        ("a,b\n1,2\n3,4,5\n", ["row 3", "3 columns, not 2"]),
+        ("a,b\n1,2\n3,x1\n", ["'x1'", "'b'", "row 3"]),
+        ("a;b\n1,5;2,5\n", ["'1,5'", "'a'", "row 2"]),
         ("a,b\n", ["no rows"]),
         ("\n\n", ["blank"]),
         (b"\xff\xfe\x00\x01,\x80\n", ["not UTF-8"]),
@@ -249,7 +251,7 @@ def test_parquet_of_lists_beside_other_columns(tmp_path, lists):
 @pytest.mark.parametrize(
     ("table", "part"),
     [
-        ({"id": ["a", "b"], "x": [1.0, 2.0]}, "'id' string"),
+        ({"id": ["a", "b"], "x": [1.0, 2.0]}, "'id' is string"),
         ({"x": [1.0, None]}, "missing values"),
         ({"x": [[1.0, 2.0], None]}, "missing values"),
         ({"x": [[1.0, None]]}, "missing values"),
@@ -257,7 +259,7 @@ def test_parquet_of_lists_beside_other_columns(tmp_path, lists):
         ({"x": pa.array([[], []], pa.list_(pa.float32()))}, "empty"),
         ({"x": [[1.0]], "y": [[2.0]]}, "--columns x"),
         ({"x": pa.array([], pa.float32())}, "no rows"),
-        ({"x": [True, False]}, "'x' bool"),
+        ({"x": [True, False]}, "'x' is bool"),
         ({"x": [["a"]]}, "not numbers"),
     ],
     ids=[
@@ -278,7 +280,7 @@ def test_parquet_that_is_no_table_of_numbers(tmp_path, table, part):
     assert part in refusal(tmp_path / "x.parquet")
 
 
-def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+def test_tables_without_pyarrow_name_the_extra_and_arrays_need_none(tmp_path, monkeypatch):
     pq.write_table(pa.table({"a": [1.0]}), tmp_path / "x.parquet")
     real = builtins.__import__
 
@@ -288,7 +290,12 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert "vardass[parquet]" in refusal(tmp_path / "x.parquet")
+    (tmp_path / "x.csv").write_text("1,2\n")
+    for ending in ("csv", "parquet"):
+        with pytest.raises(MissingExtraError, match=r"pyarrow.*vardass\[cli"):
+            read_embeddings(tmp_path / f"x.{ending}")
+    np.savez(tmp_path / "x.npz", x=X)
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "x.npz"), X)
 
 
 # any file
@@ -328,7 +335,7 @@ def test_what_is_no_path_is_refused():
 def test_rows_of_another_width_are_named_where_only_labels_are_missing(tmp_path):
     path = tmp_path / "ragged.csv"
     path.write_text("a,b,labels\n1,2,x\n3,4\n5,6,y\n")
-    with pytest.raises(InputError, match=r"line 3 of .*ragged.csv has 2 columns, not 3; fix the line"):
+    with pytest.raises(InputError, match=r"row 3 of .*ragged.csv.* has 2 columns, not 3"):
         read_labelled(path, labels="labels")
 
 
@@ -345,3 +352,48 @@ def test_any_damage_to_a_header_is_named(tmp_path):
                 read_embeddings(tmp_path / "x.npy")
             with suppress(InputError):
                 read_labels(tmp_path / "x.npy", "x.npy")
+
+
+def test_a_late_cell_decides_the_type_of_a_column(tmp_path):
+    rows = 300_000
+    path = write(tmp_path / "x.csv", "a,b\n" + "1,2\n" * rows + "1.5,2\n")
+    assert read_embeddings(path)[-1].tolist() == [1.5, 2.0]
+    message = refusal(write(tmp_path / "y.csv", "a,b\n" + "1,2\n" * rows + "1,no\n"))
+    assert "'no' in row 300002" in message
+    assert "'b'" in message
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+def test_a_labelled_file_is_opened_once(tmp_path, ending):
+    path = tmp_path / f"x.{ending}"
+    labels = np.array(["a", "b", "a", "b", "a", "b", "a"])
+    if ending == "npz":
+        np.savez(path, x=X, labels=labels)
+    elif ending == "csv":
+        write(path, "f0,labels\n" + "".join(f"{x},{label}\n" for x, label in zip(X[:, 0], labels)))
+    else:
+        pq.write_table(pa.table({"f0": X[:, 0], "labels": labels.tolist()}), path)
+    opened = []
+    OPENED.append(lambda name: opened.append(name) if str(name) == str(path) else None)
+    try:
+        features, found = read_labelled(path, labels="labels", optional=True)
+    finally:
+        OPENED.clear()
+    assert found.tolist() == labels.tolist()
+    assert len(features) == 7
+    assert len(opened) == 1
+
+
+OPENED = []
+sys.addaudithook(lambda event, args: [tell(args[0]) for tell in OPENED] if event == "open" else None)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_missing_number_among_labels_is_an_empty_label(tmp_path, ending):
+    path = tmp_path / f"x.{ending}"
+    if ending == "csv":
+        write(path, "f0,labels\n1,0\n2,\n3,1\n")
+    else:
+        pq.write_table(pa.table({"f0": [1.0, 2.0, 3.0], "labels": [0, None, 1]}), path)
+    with pytest.raises(InputError, match=r"are empty in row 1 \(from 0\), and in 1 of 3 rows"):
+        read_labelled(path, labels="labels")

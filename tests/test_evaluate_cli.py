@@ -175,7 +175,7 @@ def test_bad_data_are_refused_in_one_line(place, tmp_path, capsys):
         "wide": ({"x": np.hstack([x, x]), "labels": CLASSES[y]}, "has 8 features"),
         "yak": (
             {"x": x, "labels": np.array(["cat", "dog", "yak"])[y]},
-            "has the classes 'yak', which the model does not know (it knows 'cat', 'dog', 'emu')",
+            "has the classes 'yak', which the model lacks (it has 'cat', 'dog', 'emu')",
         ),
         "nan": ({"x": broken, "labels": CLASSES[y]}, "NaN or infinite values in 1 of 60 rows"),
         "empty": ({"x": x[:0], "labels": CLASSES[y[:0]]}, "so no numbers"),
@@ -296,7 +296,7 @@ def test_bad_folders_of_images_are_refused(pictures, place, tmp_path, capsys):
     for name in ("blue", "green"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "0.png").write_bytes((night / "blue" / "0.png").read_bytes())
-    assert "has the classes 'green', which the model does not know" in refused(capsys, pictures / "run", tmp_path)
+    assert "has the classes 'green', which the model lacks" in refused(capsys, pictures / "run", tmp_path)
     (tmp_path / "green" / "0.png").unlink()
     (tmp_path / "green").rmdir()
     (tmp_path / "blue" / "0.png").write_bytes(b"no picture")

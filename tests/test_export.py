@@ -12,7 +12,7 @@ from vardass.adapt.run_folder import reading_of
 from vardass.adapt.selection import outputs
 from vardass.cli import main
 from vardass.data import Domain, Task, split_task
-from vardass.data.scaling import standardise_task
+from vardass.data.embedding_tasks import standardise_task
 from vardass.errors import InputError
 
 QUICK = {"steps": 3, "batch_size": 8, "sampler": "uniform", "eval_every": 3, "device": "cpu"}

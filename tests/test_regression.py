@@ -20,7 +20,7 @@ from vardass.adapt.regression import Units, regression_scores, squared_error
 from vardass.adapt.selection import HeldOut, score
 from vardass.cli import main
 from vardass.data import Domain, Task, split_task, unite
-from vardass.data.embedding_files import read_labelled
+from vardass.data.embedding_tasks import read_labelled
 from vardass.errors import InputError
 from vardass.lab.record import RunSpec
 

@@ -10,8 +10,8 @@ import torch
 from model_files import change_model
 from vardass.cli import main
 from vardass.data import Domain, Task, TensorInputs, load_task, standardise
-from vardass.data.own_data import how_read
-from vardass.data.scaling import standardise_task
+from vardass.data.embedding_tasks import standardise_task
+from vardass.data.from_paths import preparation
 from vardass.errors import InputError, VardassWarning
 from vardass.scaling import scale_columns
 
@@ -89,7 +89,7 @@ def test_columns_that_are_constant_in_the_sources_are_told(trained, tmp_path, ca
 def test_later_samples_are_scaled_alike_from_what_was_stored():
     target = draw(50.0, 1.0, seed=1)
     task, scale = standardise_task(task_of(draw(1.0, 3.0), target))
-    stored = json.loads(json.dumps(how_read(task.target)))["scale"]
+    stored = json.loads(json.dumps(preparation(task.target)))["scale"]
     assert stored == scale
     assert torch.equal(scale_columns(target, stored), task.target.dataset.tensor)
     old = {"mean": [5.0, 5.0], "deviation": [1.0, 1.0]}  # without clip: a run of before
@@ -104,7 +104,7 @@ def test_a_task_is_scaled_once_and_only_if_it_holds_vectors(tmp_path):
     np.savez(tmp_path / "b.npz", z=draw(1.0, 2.0).numpy() + 1e4, labels=np.arange(40) % 2)
     with pytest.warns(VardassWarning, match="b has 1.* in column 0 of row .* 79 more such values"):
         loaded = load_task("embeddings", "a->b", tmp_path)
-    assert how_read(loaded.target)["scale"]["clip"] == 8.0
+    assert preparation(loaded.target)["scale"]["clip"] == 8.0
     assert loaded.target.dataset.tensor.unique().tolist() == [8.0]
 
 

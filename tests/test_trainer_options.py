@@ -25,8 +25,7 @@ from vardass.adapt.networks import pretrained
 from vardass.adapt.trainer import Trainer
 from vardass.cli import main
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
-from vardass.data.embedding_tasks import embedding_task
-from vardass.data.scaling import standardise_task
+from vardass.data.embedding_tasks import embedding_task, standardise_task
 from vardass.errors import InputError
 
 CPU = torch.device("cpu")

@@ -163,7 +163,7 @@ WITHOUT = {
     "import vardass.lab.tables": "lab",
     "from vardass.integrations.transformers import RefreshCallback": "huggingface",
     "from vardass.integrations.lightning import RefreshCallback": "lightning",
-    "from vardass.data.embedding_files import read_embeddings; read_embeddings('z.parquet')": "parquet",
+    "from vardass.data.embedding_files import read_embeddings; read_embeddings('z.parquet')": "cli",
     "from vardass.plots import new_figure; new_figure(4, 3)": "plot",
     "from vardass.integrations.sklearn import Stratifier": "sklearn",
 }

@@ -22,8 +22,8 @@ from vardass.adapt.networks import Network, make_network
 from vardass.adapt.networks.pretrained import backbone_config, backbone_from_config
 from vardass.adapt.selection import SCORE_NAMES, label_scores, outputs
 from vardass.data.domains import Domain, Kind
+from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
-from vardass.data.own_data import how_read
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError
 from vardass.files import atomic_write
@@ -204,7 +204,7 @@ def save_model(
         "class_names": list(domain.class_names),
         "data_kind": domain.kind,
         "input_shape": list(input_shape),
-        "reading": how_read(domain),
+        "reading": preparation(domain),
         "step": result.selected_step,
         "score": result.score,
         "own_parts": result.own_parts,

@@ -24,7 +24,7 @@ from vardass.adapt.selection import outputs
 from vardass.data.domains import Domain
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.folders import subfolders
-from vardass.data.own_data import own_domain
+from vardass.data.from_paths import domain_from_path
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path, plain
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, shorten
@@ -496,7 +496,7 @@ def labelled_domains(
     return {
         title: entry
         if isinstance(entry, Domain)
-        else own_domain(Path(entry), about, how, key=key, labels=labels, labelled=True)
+        else domain_from_path(Path(entry), about, how, key=key, labels=labels, labelled=True)
         for title, (_, _, entry) in zip(titles, entries, strict=True)
     }
 

@@ -34,9 +34,9 @@ from vardass.cli.run_summary import Summary, print_json, print_summary, write_re
 from vardass.cli.terminal import note, progress_bar, tell_time, words_of_time
 from vardass.data.domains import Kind, Task
 from vardass.data.images import IMAGENET, small_size
-from vardass.data.own_data import KINDS, find_kind, how_read, own_task
+from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, loader_switches, task_names
-from vardass.data.scaling import ScaledInputs, standardise_task
+from vardass.data.embedding_tasks import ScaledInputs, standardise_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import is_temporary, read_json, remove_temporary, write_text
@@ -111,7 +111,7 @@ def adapt(
     pixels: Any = size
     if size is None and found == "image":
         pixels = small_size([*sources, target]) if settings["network"] == "conv" else wanted.to_dict()["size"]
-    task = own_task(
+    task = task_from_paths(
         sources,
         target,
         found,
@@ -271,7 +271,7 @@ def _facts(task: Task) -> dict[str, Any]:
         "source_samples": [len(domain) for domain in task.sources],
         "target_samples": len(task.target),
         "numbers" if task.target.regression else "classes": list(task.class_names),
-        **how_read(task.target),
+        **preparation(task.target),
     }
 
 

@@ -28,7 +28,7 @@ from vardass.cli.adapt import adapt
 from vardass.cli.stratify import stratify
 from vardass.cli.terminal import progress_bar
 from vardass.data import load_watch, standardise, watch_domains
-from vardass.data.own_data import own_domain
+from vardass.data.from_paths import domain_from_path
 from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.plots import new_figure, require_matplotlib, save_figure
@@ -155,7 +155,7 @@ def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, consol
             )
         first = False
         algorithm, about = load_model(place)
-        domains = [own_domain(path, about, reading_of(place, about)) for path in (source, target)]
+        domains = [domain_from_path(path, about, reading_of(place, about)) for path in (source, target)]
         device = next(algorithm.parameters()).device
         features = [outputs(algorithm, Inputs(domain, device))[0] for domain in domains]
         loss: Any = algorithm.loss

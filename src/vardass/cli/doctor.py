@@ -25,8 +25,8 @@ from vardass.cli.run_options import TrustCode
 from vardass.cli.terminal import progress_bar
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.images import small_size
-from vardass.data.own_data import find_kind, own_task
-from vardass.data.scaling import ScaledInputs, scaled_inputs
+from vardass.data.from_paths import find_kind, task_from_paths
+from vardass.data.embedding_tasks import ScaledInputs, scaled_inputs
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import write_text
@@ -82,7 +82,7 @@ def doctor(
         reading |= {"standardise": standardise, "regression": regression}
         if found_kind == "image":
             reading["size"] = small_size([source, target])
-        task = own_task([source], target, found_kind, **reading)
+        task = task_from_paths([source], target, found_kind, **reading)
         if warm_up:
             algorithm = _warmed_up(task, found_kind, warm_up, batch_size, seed)
         elif found_kind != "features":
@@ -205,7 +205,7 @@ def _of_run(
         how |= {"size": shape[1:], "channels": shape[0], "interpolation": data.get("interpolation", "bilinear")}
     elif kind == "audio":
         how["front_end"] = data.get("front_end")
-    task = own_task([source], target, kind, **how, standardise=False, regression=about["config"].regression)
+    task = task_from_paths([source], target, kind, **how, standardise=False, regression=about["config"].regression)
     if tuple(task.class_names) != tuple(about["class_names"]):
         raise InputError(
             f"{source} has the classes {list(task.class_names)}, the model {about['class_names']}; give its source"

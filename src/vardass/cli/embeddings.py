@@ -23,7 +23,7 @@ from vardass.analysis.comparison import compare as compare_sets
 from vardass.analysis.coresets import Coreset
 from vardass.analysis.coresets import coreset as make_coreset
 from vardass.cli.terminal import bar, plain_table, print_line, progress_bar
-from vardass.data.embedding_files import has_labels, read_embeddings, read_labels
+from vardass.data.embedding_files import read_embeddings, read_labels
 from vardass.errors import InputError
 from vardass.files import atomic_write, plain
 from vardass.kernels import Kernel, RBFMixture, as_kernel
@@ -247,11 +247,11 @@ def _beside(file: Path, n: int, names: Mapping[str, str], asked: Mapping[str, st
     """Ids and labels of the rows: those that are asked for, or those that the file has."""
     found = {}
     for what, name in names.items():
-        if not has_labels(file, name):
+        values = read_labels(file, name)
+        if values is None:
             if asked[what] is None:
                 continue
             raise InputError(f"{file} has no array or column {name!r} for --{what}; name another one")
-        values = read_labels(file, name)
         if values.shape != (n,) or values.dtype.kind not in "iuUSfb":
             raise InputError(
                 f"{what} {name!r} of {file} are {values.dtype} of shape {values.shape} for {n} rows; give one number "

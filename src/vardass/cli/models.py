@@ -36,9 +36,9 @@ from vardass.cli.run_options import TrustCode, parse_pairs
 from vardass.cli.terminal import print_line, titled_table
 from vardass.data.domains import Domain, Task, find_sample
 from vardass.data.images import IMAGENET
-from vardass.data.own_data import own_domain, own_task
+from vardass.data.from_paths import domain_from_path, task_from_paths
 from vardass.data.registry import image_options, load_task
-from vardass.data.scaling import ScaledInputs, standardise_task
+from vardass.data.embedding_tasks import ScaledInputs, standardise_task
 from vardass.data.splits import split_task
 from vardass.errors import InputError
 from vardass.files import write_text
@@ -87,7 +87,7 @@ def predict(
         if out.suffix.lower() != ".csv":
             raise InputError(f"--out {out} is a table as CSV; give it a name that ends with .csv")
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
-    domain = own_domain(data, about, how, key=key)
+    domain = domain_from_path(data, about, how, key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
         print(predictions.to_csv(), end="")
@@ -353,7 +353,7 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
             reading = {**images, "channels": shape[0]}
         sources = [Path(source) for source in how["sources"]]
         more = {"standardise": bool(how.get("scale")), "regression": about["config"].regression}
-        return own_task(sources, Path(how["target"]), how["kind"], **more, **reading)
+        return task_from_paths(sources, Path(how["target"]), how["kind"], **more, **reading)
     options = parse_pairs("--data-option", [f"{name}={value}" for name, value in how["options"].items()])
     wanted = {name: images[name] for name in image_options(how["dataset"], IMAGENET)}
     task = load_task(how["dataset"], how["task"], how["root"], **{**wanted, **options})

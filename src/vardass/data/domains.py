@@ -25,6 +25,7 @@ __all__ = [
     "pair_names",
     "parse_pair",
     "parts_of",
+    "refuse_unknown",
     "unite",
 ]
 
@@ -379,12 +380,7 @@ class Task:
                 )
             unite(self.sources).known_labels()
             return
-        absent = [name for name in self.target.class_names if name not in classes]
-        if absent:
-            raise InputError(
-                f"target {self.target.name!r} has classes {shorten(absent)} that the source {self.sources[0].name!r} "
-                f"lacks (it has {shorten(classes)}); add them to the source or remove them from the target"
-            )
+        refuse_unknown(self.target.class_names, classes, f"target {self.target.name!r}", "source")
         if self.target.class_names != classes:
             raise InputError(
                 f"target class names {shorten(self.target.class_names)} are not those of the source "
@@ -410,6 +406,15 @@ def _same_prediction(one: Domain, other: Domain) -> None:
         raise InputError(
             f"domain {numbers.name!r} has numbers as labels, domain {classes.name!r} classes; give regression=True to "
             "all domains of a task or to none"
+        )
+
+
+def refuse_unknown(found: Sequence[str], classes: Sequence[str], owner: str, known_to: str) -> None:
+    """Refuse classes that ``owner`` has and the source or model, which ``classes`` are of, has not."""
+    if extra := [name for name in found if name not in classes]:
+        raise InputError(
+            f"{owner} has the classes {shorten(extra)}, which the {known_to} lacks (it has {shorten(classes)}); add "
+            f"them to the {known_to}, rename them, or leave their samples out"
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair
-from vardass.data.embedding_files import EMBEDDING_ENDINGS, Columns, read_labelled
-from vardass.data.scaling import standardise_task
-from vardass.errors import InputError
+from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair, refuse_unknown
+from vardass.data.embedding_files import EMBEDDING_ENDINGS, Columns, is_number, open_embeddings
+from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
-from vardass.validate import shorten
+from vardass.scaling import Scale, robust_scale, scale_columns
+from vardass.validate import as_features, as_numbers, shorten
 
-__all__ = ["embedding_names", "embedding_task", "label_texts", "load_embeddings"]
+__all__ = [
+    "ScaledInputs",
+    "class_positions",
+    "embedding_names",
+    "embedding_task",
+    "load_embeddings",
+    "read_labelled",
+    "scaled_inputs",
+    "standardise_task",
+]
+
+_MOST_FRACTIONS = 20  # different labels with fractions that may be names of classes
+_FAR = 1000.0  # deviations: a mark for missing values, or another unit, rather than a tail
 
 
 def embedding_task(
@@ -33,6 +46,7 @@ def embedding_task(
     name: str | None = None,
     standardise: bool = True,
     regression: bool = False,
+    target_labels_optional: bool = False,
 ) -> Task:
     """Make a task of files of embeddings.
 
@@ -54,6 +68,8 @@ def embedding_task(
         Scale all columns by mean and deviation of the sources together, robustly; see `standardise_task`.
     regression : bool
         Labels are numbers to predict, which get the name of the first source's labels.
+    target_labels_optional : bool
+        Labels that the target lacks are no error.
 
     Raises
     ------
@@ -82,11 +98,10 @@ def embedding_task(
             )
     if len(set(titles)) < len(titles):
         titles = [str(path) for path in paths]
+    options: Any = {"columns": columns, "leave_out": [mark for mark in marks if mark], "regression": regression}
     tables = [
-        read_labelled(
-            path, key=array, labels=mark, columns=columns, leave_out=[m for m in marks if m], regression=regression
-        )
-        for path, array, mark in zip(paths, keys, marks, strict=True)
+        read_labelled(path, key=array, labels=mark, optional=target_labels_optional and place == len(given), **options)
+        for place, (path, array, mark) in enumerate(zip(paths, keys, marks, strict=True))
     ]
     widths = {title: table.shape[1] for title, (table, _) in zip(titles, tables, strict=True)}
     if len(set(widths.values())) > 1:
@@ -99,7 +114,7 @@ def embedding_task(
         Domain(
             title,
             TensorInputs(table),
-            values if regression else _positions(values, classes, title),
+            values if regression or values is None else class_positions(values, classes, f"domain {title!r}", "source"),
             classes,
             regression=regression,
         )
@@ -185,21 +200,188 @@ def _classes(columns: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     return tuple(str(value) for value in sorted(found, key=lambda value: (value if numbers else 0, str(value))))
 
 
-def _positions(values: NDArray[Any] | None, classes: tuple[str, ...], name: str) -> Tensor | None:
-    if values is None:
-        return None
-    texts, inverse = label_texts(values)
-    absent = [text for text in texts if text not in classes]
-    if absent:
-        raise InputError(
-            f"domain {name!r} has the classes {shorten(absent)}, which no source has (they have {shorten(classes)}); "
-            "add them to a source or remove these rows"
-        )
-    return torch.tensor([classes.index(text) for text in texts])[inverse]
-
-
-def label_texts(values: NDArray[Any]) -> tuple[list[str], Tensor]:
-    """The different labels of an array as names of classes, and which of them each entry (n,) is."""
+def class_positions(values: NDArray[Any], classes: Sequence[str], owner: str, known_to: str) -> Tensor:
+    """Labels (n,) as positions in ``classes``."""
     found, inverse = np.unique(values, return_inverse=True)
     texts = [str(int(value)) if values.dtype.kind in "iub" else str(value) for value in found]
-    return texts, torch.from_numpy(inverse.reshape(-1))
+    refuse_unknown(texts, classes, owner, known_to)
+    return torch.tensor([classes.index(text) for text in texts])[torch.from_numpy(inverse.reshape(-1))]
+
+
+# --- labels ---
+
+
+def read_labelled(
+    path: PathLike,
+    *,
+    key: str | None = None,
+    labels: str | None = None,
+    columns: Columns | None = None,
+    leave_out: Collection[str] = (),
+    regression: bool = False,
+    optional: bool = False,
+) -> tuple[Tensor, NDArray[Any] | None]:
+    """Read features and labels from one file, which is opened once.
+
+    Parameters
+    ----------
+    path, key, columns
+        See `read_embeddings`. The labels are never among the features.
+    labels : str, optional
+        Array of an ``.npz`` file or column of a ``.csv`` or ``.parquet`` file; for an ``.npy`` file, the path of
+        another ``.npy`` file, from the same folder. Whole numbers or names. Without it there are no labels.
+    leave_out : collection of str
+        Further columns that are not features if they are there, such as labels that must not be used.
+    regression : bool
+        Labels are real numbers to predict, one column or an array (n,) or (n, m).
+    optional : bool
+        Labels that the file lacks are None, not an error.
+
+    Returns
+    -------
+    Tensor of shape (n, d), float32 as networks are, and an array of shape (n,), or float64 (n, m), or None
+    """
+    with open_embeddings(path, key) as file:
+        if labels is not None and labels not in file.names and not optional:
+            texts = ", ".join(map(repr, file.texts()))
+            what = f"of which these are text: {texts}" if texts else "none of them text"
+            where = f"in {path}; it has" if file.member != "file" else f"of {path}; beside it there are"
+            raise InputError(
+                f"no {file.member} {labels!r} for labels {where} {shorten(file.names)}, {what}; name another one with "
+                "--labels"
+            )
+        table = file.table(columns, [name for name in (labels, *leave_out) if name is not None])
+        # checked twice: what float64 holds may be infinite in float32
+        features = as_features(as_features(table, f"features of {path}").float(), f"features of {path} in float32")
+        values = file.column(labels) if labels is not None and labels in file.names else None
+    if values is None:
+        return features, None
+    what = f"labels {labels!r} of {path}"
+    if regression:
+        return features, as_numbers(_as_numeric(values, what), len(features), what).numpy()
+    return features, _as_classes(values, len(features), what)
+
+
+def _as_classes(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
+    """Labels (n,) as whole numbers or names."""
+    if _are_real(values):
+        raise InputError(
+            f"{what} are {len(values):,} real numbers such as {float(values[0]):.6g}; give --regression to predict "
+            "numbers, or name classes with --labels"
+        )
+    if values.shape != (n,) or values.dtype.kind not in "iuUSfb":
+        raise InputError(
+            f"{what} are {values.dtype} of shape {values.shape} for {n} rows; give one whole number or name for each "
+            "row"
+        )
+    if values.dtype.kind in "US":
+        empty = (np.char.strip(values) == values.dtype.type()).nonzero()[0]
+        if len(empty):
+            raise InputError(
+                f"{what} are empty in row {empty[0]} (from 0), and in {len(empty)} of {n} rows in all; fill them in, "
+                "or leave these rows out"
+            )
+    if values.dtype.kind == "f":
+        whole = np.where(np.isfinite(values), values, 0.5)
+        if (whole != np.round(whole)).any():
+            raise InputError(f"{what} hold {values[whole != np.round(whole)][0]}, no whole number")
+        return values.astype(np.int64)
+    return values
+
+
+def _are_real(values: NDArray[Any]) -> bool:
+    """Whether labels look like measurements: fractions, more of them than one would name classes after."""
+    if values.ndim != 1 or values.dtype.kind not in "fU" or len(np.unique(values)) <= _MOST_FRACTIONS:
+        return False
+    try:
+        numbers = values.astype(np.float64)
+    except ValueError:  # names
+        return False
+    finite = numbers[np.isfinite(numbers)]
+    return bool((finite != np.round(finite)).any())
+
+
+def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
+    """Labels as numbers, those written as text too."""
+    if values.dtype.kind in "iuf":
+        return values
+    cells = [str(value) for value in values.flatten().tolist()]
+    others = list(dict.fromkeys(cell for cell in cells if not is_number(cell)))
+    if values.dtype.kind == "U" and not others:
+        return values.astype(np.float64)
+    raise InputError(
+        f"{what} hold {shorten((others or cells)[:3])} ({values.dtype}), not numbers; leave --regression out to "
+        "predict classes, or name a numeric column with --labels"
+    )
+
+
+# --- columns scaled by those of the sources ---
+
+
+class ScaledInputs(TensorInputs):
+    """Vectors in memory that were scaled; ``scale`` says how, see `standardise_task`."""
+
+    def __init__(self, tensor: Tensor, scale: Scale) -> None:
+        super().__init__(tensor)
+        self.scale = dict(scale)
+
+
+def scaled_inputs(table: Tensor, scale: Scale, name: str) -> ScaledInputs:
+    """Rows (n, d) of the domain ``name`` scaled by ``scale``, with a warning if values are absurdly far from it."""
+    far = scale_columns(table, {**scale, "clip": None}).abs()
+    if "clip" in scale and bool((far > _FAR).any()):
+        row, column = divmod(int(far.argmax()), far.shape[1])
+        warnings.warn(
+            f"{name} has {float(table[row, column]):.6g} in column {column} of row {row} (both from 0), "
+            f"{float(far[row, column]):.3g} deviations of the sources from their mean; it is cut to "
+            f"{scale['clip']:g}, as are {int((far > _FAR).sum()) - 1:,} more such values: fix them if they stand for "
+            "missing ones",
+            VardassWarning,
+            stacklevel=3,
+        )
+    return ScaledInputs(scale_columns(table, scale), scale)
+
+
+def standardise_task(task: Task) -> tuple[Task, dict[str, Any]]:
+    """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`.
+
+    Returns
+    -------
+    task : Task
+        With scaled samples, as `ScaledInputs`.
+    scale : dict
+        For `scale_columns` on samples that come later.
+
+    Raises
+    ------
+    InputError
+        If the samples are not vectors in memory.
+    """
+    tables = []
+    for domain in (*task.sources, task.target):
+        if not isinstance(domain.dataset, TensorInputs) or domain.dataset.tensor.ndim != 2:
+            raise InputError(f"only embeddings can be standardised, domain {domain.name!r} holds {domain.kind} data")
+        if isinstance(domain.dataset, ScaledInputs):
+            raise InputError(f"domain {domain.name!r} is standardised already; ask for it once")
+        tables.append(domain.dataset.tensor)
+    reference = torch.cat(tables[:-1])
+    scale = robust_scale(reference)
+    _tell_of_constant_columns(reference)
+    scaled = [
+        domain.with_inputs(scaled_inputs(table, scale, domain.name))
+        for domain, table in zip((*task.sources, task.target), tables, strict=True)
+    ]
+    return Task(task.name, tuple(scaled[:-1]), scaled[-1]), scale
+
+
+def _tell_of_constant_columns(reference: Tensor) -> None:
+    constant = (reference == reference[0]).all(0).nonzero().flatten().tolist()
+    if constant and len(reference) > 1:
+        column = constant[0]
+        warnings.warn(
+            f"{len(constant):,} of {reference.shape[1]:,} columns are constant in the sources, such as column {column} "
+            f"(from 0), which is always {float(reference[0, column]):.6g}; nothing can be learnt from them: leave them "
+            "out, or check the encoder",
+            VardassWarning,
+            stacklevel=3,
+        )

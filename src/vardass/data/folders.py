@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
-from vardass.data.domains import Domain, Task, pair_names, parse_pair
+from vardass.data.domains import Domain, Task, pair_names, parse_pair, refuse_unknown
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
@@ -104,12 +104,7 @@ def _scan_classes(
     _tell_of_hidden(root, kind)
     found = [folder.name for folder in folders]
     names = tuple(found if class_names is None else class_names)
-    extra = [name for name in found if name not in names]
-    if extra:
-        raise InputError(
-            f"{root} has the classes {shorten(extra)}, which the source lacks (it has {shorten(names)}); add them to "
-            "the source, remove them, or give the target without class folders"
-        )
+    refuse_unknown(found, names, str(root), "source")
     paths: list[Path] = []
     labels: list[int] = []
     for folder in folders:
@@ -216,7 +211,7 @@ def folder_task(
     kind: FileKind = "image",
     name: str | None = None,
     target_labelled: bool | None = None,
-    **reading: Any,
+    **options: Any,
 ) -> Task:
     """Make a task of one or several folders with class folders and a target folder, flat or with class folders.
 
@@ -248,7 +243,7 @@ def folder_task(
     def domain(folder: Path, labelled: bool | None) -> Domain:
         same = sum(other.name == folder.name for other in (*folders, target))
         title = str(folder) if same > 1 else folder.name
-        return folder_domain(folder, kind=kind, name=title, class_names=classes, labelled=labelled, **reading)
+        return folder_domain(folder, kind=kind, name=title, class_names=classes, labelled=labelled, **options)
 
     labelled = tuple(domain(folder, True) for folder in folders)
     goal = domain(target, target_labelled)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair
-from vardass.data.scaling import standardise_task
+from vardass.data.embedding_tasks import standardise_task
 from vardass.files import PathLike
 from vardass.scaling import standardise
 

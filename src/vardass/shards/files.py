@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vardass.data.embedding_files import Columns, check_content, read_groups, row_groups
+from vardass.data.embedding_files import Columns, read_groups, row_groups
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
 from vardass.validate import as_features
@@ -122,10 +122,9 @@ def open_shards(paths: Sequence[Path]) -> list[Shard]:
     """Look at headers and footers of ``.npy`` and ``.parquet`` files."""
     shards = []
     for path in paths:
-        if (ending := check_content(path)) not in (".npy", ".parquet"):
-            raise InputError(f"{path} is {ending}; only .npy and .parquet files are read in parts, convert it")
+        groups = tuple(row_groups(path))
         now = path.stat()
-        shards.append(Shard(path, now.st_size, now.st_mtime_ns, tuple(row_groups(path))))
+        shards.append(Shard(path, now.st_size, now.st_mtime_ns, groups))
     if not any(shard.rows for shard in shards):
         raise InputError(f"there are no rows in {len(shards)} files, the first is {paths[0]}; write them again")
     return shards

@@ -1,4 +1,4 @@
-"""A user's own data: what a folder or file holds, and the task or domain made of it."""
+"""A user's folders and files: what they hold, and the task or domain made of them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset
-from vardass.data.domains import Domain, Kind, Task, TensorInputs, parts_of
-from vardass.data.embedding_files import EMBEDDING_ENDINGS, has_labels, read_labelled
-from vardass.data.embedding_tasks import embedding_task, label_texts
+from vardass.data.domains import Domain, Kind, Task, TensorInputs, parts_of, refuse_unknown
+from vardass.data.embedding_files import EMBEDDING_ENDINGS
+from vardass.data.embedding_tasks import ScaledInputs, class_positions, embedding_task, read_labelled, scaled_inputs
 from vardass.data.folders import folder_domain, folder_task, subfolders
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
-from vardass.data.scaling import ScaledInputs, scaled_inputs
 from vardass.errors import InputError
-from vardass.validate import choose, shorten
+from vardass.validate import choose
 
-__all__ = ["KINDS", "find_kind", "how_read", "own_domain", "own_task"]
+__all__ = ["KINDS", "domain_from_path", "find_kind", "preparation", "task_from_paths"]
 
 KINDS: dict[str, Kind] = {"images": "image", "audio": "audio", "embeddings": "features"}
 _LABELS = "labels"
@@ -41,7 +38,7 @@ def find_kind(paths: Sequence[Path], kind: str | None) -> Kind:
     return first
 
 
-def own_task(
+def task_from_paths(
     sources: Sequence[Path],
     target: Path,
     kind: Kind,
@@ -51,7 +48,7 @@ def own_task(
     columns: str | None = None,
     standardise: bool = True,
     regression: bool = False,
-    **reading: Any,
+    **options: Any,
 ) -> Task:
     """Make a task of folders of files, or of files of embeddings.
 
@@ -69,7 +66,7 @@ def own_task(
         Scale the columns of embeddings, see `standardise_task`.
     regression : bool
         Labels of embeddings are numbers to predict.
-    **reading
+    **options
         Of files: size, channels, interpolation, front_end, cache, see `folder_domain`.
     """
     if kind != "features":
@@ -78,16 +75,14 @@ def own_task(
                 f"{sources[0]} holds {_plural(kind)} in class folders, which are no numbers; leave --regression out, "
                 "or give files of embeddings with numbers as labels"
             )
-        return folder_task(list(sources), target, kind=kind, **reading)
-    marks: list[str | None] = [_labels_name(path, labels) for path in sources]
-    of_target = _labels_name(target, labels)
-    marks.append(of_target if has_labels(target, of_target) else None)
-    more: Any = {"standardise": standardise, "regression": regression}
+        return folder_task(list(sources), target, kind=kind, **options)
+    marks: list[str | None] = [_labels_name(path, labels) for path in (*sources, target)]
+    more: Any = {"standardise": standardise, "regression": regression, "target_labels_optional": True}
     return embedding_task(list(sources), target, key=key, labels=marks, columns=columns, **more)
 
 
-def how_read(domain: Domain) -> dict[str, Any]:
-    """How files or rows became the samples of a domain, in plain values; `own_domain` reads more of them so."""
+def preparation(domain: Domain) -> dict[str, Any]:
+    """How files or rows became the samples of a domain, in plain values; `domain_from_path` reads more of them so."""
     first = parts_of(domain.dataset)[0]
     if isinstance(first, AudioDataset):
         return {"front_end": asdict(first.front_end)}
@@ -96,7 +91,7 @@ def how_read(domain: Domain) -> dict[str, Any]:
     return {"scale": first.scale if isinstance(first, ScaledInputs) else None}
 
 
-def own_domain(
+def domain_from_path(
     path: Path,
     about: Mapping[str, Any],
     data: Mapping[str, Any],
@@ -114,7 +109,7 @@ def own_domain(
     about : mapping
         Of the model, from ``load_model``.
     data : mapping
-        How the run read its data; with what `how_read` said of them.
+        How the run read its data; with what `preparation` said of them.
     key, labels : str, optional
         Arrays of features and labels in a file of embeddings, if they are others than in training.
     labelled : bool
@@ -127,12 +122,12 @@ def own_domain(
         raise InputError(f"{path} holds {_plural(found)}, the model was trained on {_plural(kind)}; give those")
     if kind != "features":
         if labelled:
-            _refuse_unknown(path, [folder.name for folder in subfolders(path)], names)
-        reading: dict[str, Any] = {"front_end": data.get("front_end")}
+            refuse_unknown([folder.name for folder in subfolders(path)], names, str(path), "model")
+        options: dict[str, Any] = {"front_end": data.get("front_end")}
         if kind == "image":
             interpolation = data.get("interpolation", "bilinear")
-            reading = {"size": shape[1:], "channels": shape[0], "interpolation": interpolation}
-        return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **reading)
+            options = {"size": shape[1:], "channels": shape[0], "interpolation": interpolation}
+        return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **options)
     marks = [_labels_name(path, name) for name in (labels or data.get("labels"), data.get("labels"))]
     table, values = read_labelled(
         path,
@@ -150,18 +145,7 @@ def own_domain(
     inputs = scaled_inputs(table, data["scale"], str(path)) if data.get("scale") else TensorInputs(table)
     if values is None or regression:
         return Domain(path.stem, inputs, values, names, regression=regression)
-    texts, which = label_texts(values)
-    _refuse_unknown(path, texts, names)
-    return Domain(path.stem, inputs, torch.tensor([names.index(text) for text in texts])[which], names)
-
-
-def _refuse_unknown(path: Path, found: Sequence[str], classes: Sequence[str]) -> None:
-    extra = [name for name in found if name not in classes]
-    if extra:
-        raise InputError(
-            f"{path} has the classes {shorten(extra)}, which the model does not know (it knows {shorten(classes)}); "
-            "rename them or leave their samples out"
-        )
+    return Domain(path.stem, inputs, class_positions(values, names, str(path), "model"), names)
 
 
 def _guess(path: Path) -> Kind:

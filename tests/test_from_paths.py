@@ -10,7 +10,7 @@ from PIL import Image
 
 from vardass.cli import main
 from vardass.data import FrontEnd, folder_domain, load_task
-from vardass.data.own_data import how_read, own_domain
+from vardass.data.from_paths import domain_from_path, preparation
 from vardass.errors import InputError
 
 FRONT = {"rate": 2000, "seconds": 0.15, "fft_size": 256, "hop": 16, "bands": 16, "low": 0}
@@ -45,13 +45,13 @@ def test_files_are_read_again_as_a_run_read_them(tmp_path, sounds):
     Image.fromarray(pixels).save(tmp_path / "pictures/a.png")
     first = folder_domain(tmp_path / "pictures", class_names=("x",), size=4, interpolation="bicubic")
     about = {"data_kind": "image", "input_shape": [3, 4, 4], "class_names": ["x"]}
-    again = own_domain(tmp_path / "pictures", about, json.loads(json.dumps(how_read(first))))
+    again = domain_from_path(tmp_path / "pictures", about, json.loads(json.dumps(preparation(first))))
     assert torch.equal(again.dataset[0], first.dataset[0])
-    assert not torch.equal(own_domain(tmp_path / "pictures", about, {}).dataset[0], first.dataset[0])
+    assert not torch.equal(domain_from_path(tmp_path / "pictures", about, {}).dataset[0], first.dataset[0])
 
     heard = load_task("audio", "bay->reef", sounds, front_end=FRONT).target
     about = {"data_kind": "audio", "input_shape": list(heard.dataset[0].shape), "class_names": ["call", "noise"]}
-    again = own_domain(sounds / "reef", about, json.loads(json.dumps(how_read(heard))))
+    again = domain_from_path(sounds / "reef", about, json.loads(json.dumps(preparation(heard))))
     assert torch.equal(again.dataset[0], heard.dataset[0])
     with pytest.raises(InputError, match="holds audio, the model was trained on images"):
-        own_domain(sounds / "reef", {**about, "data_kind": "image"}, {})
+        domain_from_path(sounds / "reef", {**about, "data_kind": "image"}, {})
