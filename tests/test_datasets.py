@@ -19,7 +19,7 @@ from vardass.data import (
 )
 from vardass.data.registry import find_dataset
 from vardass.errors import InputError
-from vardass.paper.datasets.spawrious import BACKGROUNDS, environments
+from vardass.paper.datasets import BACKGROUNDS, environments
 
 
 def picture(path, value=100):

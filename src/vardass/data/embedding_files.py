@@ -516,7 +516,12 @@ def _open_csv(path: Path, handle: IO[bytes]) -> _Table:
     if named and not second:
         raise InputError(f"{path} has a header but no rows; write the embeddings again")
 
-    ragged: list[Any] = []  # what the handler raises is lost, so it notes the row
+    ragged: list[Any] = []
+
+    def note(row: Any) -> str:
+        ragged.append(row)
+        return "error"  # what a handler raises itself is lost
+
     block = min(len(content) + 1, 2**31 - 1)  # all of the file: types follow from all rows
     try:
         table = pacsv.read_csv(
@@ -525,7 +530,7 @@ def _open_csv(path: Path, handle: IO[bytes]) -> _Table:
             pacsv.ParseOptions(
                 delimiter=delimiter,
                 newlines_in_values=True,
-                invalid_row_handler=lambda row: ragged.append(row) or "error",
+                invalid_row_handler=note,
             ),
             pacsv.ConvertOptions(true_values=[], false_values=[]),
         )

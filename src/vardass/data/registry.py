@@ -54,6 +54,11 @@ class DatasetInfo:
     tasks: Callable[[PathLike | None], tuple[str, ...]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def where(self) -> str:
+        """Files and their origin, for messages."""
+        return f"{self.layout}\nfrom {self.origin}"
+
     def check_options(self, names: Iterable[str]) -> None:
         """Raise an InputError for a name that is no option of the loader."""
         options = list(inspect.signature(self.load).parameters.values())[2:]  # after task and root

@@ -16,7 +16,7 @@ from scipy import stats
 
 from vardass.lab.averages import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
 from vardass.lab.render import Entry, PValue, Row, Table, entry_mean
-from vardass.paper.datasets.office_home import DOMAINS
+from vardass.paper.datasets import OFFICE_HOME_DOMAINS
 
 __all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
 
@@ -27,7 +27,9 @@ _UNIFORM = SAMPLERS["uniform"]
 _BY_DATA = ("accuracy", "refresh", "splits", "discrepancy")  # one table for each data set
 _PRINTED = {"seconds": 0, "discrepancy": 3}  # decimals, else one
 _ADAPTING = ("coral", "mmd")
-_OFFICE_HOME = {"".join(filter(str.isalpha, name)).lower(): letter.lower() for letter, name in DOMAINS.items()}
+_OFFICE_HOME = {
+    "".join(filter(str.isalpha, name)).lower(): letter.lower() for letter, name in OFFICE_HOME_DOMAINS.items()
+}
 
 
 @cache
