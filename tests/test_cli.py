@@ -289,7 +289,7 @@ def test_bad_options(embeddings, capsys, monkeypatch, arguments, part):
         ("adapt --source none --target none --out run --lr abc", "number, got 'abc'"),
         ("train --dataset watch --out run", "--task"),
         ("train --dataset wach --task a --out run", "'watch'"),
-        ("train --dataset watch --task left-A->right-B --out run --data-option x=1", "option of watch: 'x'"),
+        ("train --dataset watch --task left-A->right-B --out run --data-option x=1", "option of data set 'watch': 'x'"),
         ("train --dataset watch --task left-A->right-B --out run --data-option standardised=maybe", "got 'maybe'"),
         ("train --dataset watch --task left-A->right-B --out run --unlabelled-fraction 2", "got 2.0"),
         ("tasks --root .", "--dataset"),

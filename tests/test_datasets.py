@@ -139,7 +139,9 @@ def test_a_users_own_data_set_is_loaded_by_its_name(own_module):
         task = load_task(f"{own_module}:{name}", "a->b", shift=3)
         assert (task.name, task.sources[0].name, task.target.name) == ("a->b", "a", "b")
         assert float(task.target.dataset[0][0]) == 3.0
-        with pytest.raises(InputError, match=f"unknown option of {own_module}:{name}: 'shfit'; did you mean 'shift'"):
+        with pytest.raises(
+            InputError, match=f"option of data set '{own_module}:{name}': 'shfit'; did you mean 'shift'"
+        ):
             load_task(f"{own_module}:{name}", "a->b", shfit=3)
     assert task_names(f"{own_module}:MINE") == ("a->b", "b->a")
     assert task_names(f"{own_module}:load") == ()
@@ -149,9 +151,9 @@ def test_a_users_own_data_set_is_loaded_by_its_name(own_module):
 def test_what_is_no_data_set_is_refused(own_module):
     with pytest.raises(InputError, match=r"gave a dict for task 'x'; return a Task"):
         load_task(f"{own_module}:anything", "x", some=1, options=2)
-    with pytest.raises(InputError, match=r"is a str; name a DatasetInfo, or a function"):
+    with pytest.raises(InputError, match=r"not a .*DatasetInfo or a function"):
         load_task(f"{own_module}:__name__", "x")
-    with pytest.raises(InputError, match=r"is a type; name a DatasetInfo, or a function"):
+    with pytest.raises(InputError, match=r"not a .*DatasetInfo or a function"):
         load_task("subprocess:Popen", "x")
     with pytest.raises(InputError, match=r"data set 'nowhere:load': there is no module 'nowhere'"):
         task_names("nowhere:load")

@@ -27,7 +27,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"data": [{"dataset": "wach"}]}, "data[0].dataset: unknown data set 'wach'; did you mean 'watch'"),
     ({"data": [WATCH, {**WATCH, "task": "all"}]}, "data[1]: unknown key 'task'; did you mean 'tasks'"),
     ({"data": [{**WATCH, "tasks": ["left-A->right-C"]}]}, "data[0].tasks[0]: unknown task of watch 'left-A->right-C'"),
-    ({"data": [{**WATCH, "options": {"standardized": 1}}]}, "data[0].options: unknown option of watch: 'standardized'"),
+    (
+        {"data": [{**WATCH, "options": {"standardized": 1}}]},
+        "unknown option of data set 'watch': 'standardized'",
+    ),
     ({"algorithms": ["erm", "mmdd"]}, "algorithms[1].name: unknown algorithm 'mmdd'; did you mean 'mmd'"),
     (
         {"algorithms": [{"name": "mmd", "options": {"penality": 1}}]},

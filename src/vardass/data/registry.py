@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,8 +12,8 @@ from vardass.data.domains import Task
 from vardass.data.images import ImagePreprocessing
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
-from vardass.registry import Registry
-from vardass.validate import choose, import_by_name
+from vardass.registry import Registry, check_options, declared_options
+from vardass.validate import check_flag
 
 __all__ = ["DATASETS", "DatasetInfo", "find_dataset", "image_options", "load_task", "loader_switches", "task_names"]
 
@@ -59,14 +58,17 @@ class DatasetInfo:
         """Files and their origin, for messages."""
         return f"{self.layout}\nfrom {self.origin}"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the loader and their defaults."""
+        return {name: value for name, value in declared_options(self.load).items() if name not in _PLACES}
+
     def check_options(self, names: Iterable[str]) -> None:
         """Raise an InputError for a name that is no option of the loader."""
-        options = list(inspect.signature(self.load).parameters.values())[2:]  # after task and root
-        if all(option.kind is not option.VAR_KEYWORD for option in options):
-            for name in names:
-                choose(name, f"option of {self.name}:", [option.name for option in options])
+        check_options(f"data set {self.name!r}", names, self.load, without=_PLACES)
 
 
+_PLACES = ("task", "root")  # of a loader; given by every caller
 _ENTRIES = (
     DatasetInfo(
         "watch",
@@ -118,7 +120,12 @@ _OF_THE_PAPER = {
     "spawrious": "vardass.paper.datasets:SPAWRIOUS",
     "office-home": "vardass.paper.datasets:OFFICE_HOME",
 }
-DATASETS: Registry[DatasetInfo] = Registry("data set", {**{entry.name: entry for entry in _ENTRIES}, **_OF_THE_PAPER})
+DATASETS: Registry[DatasetInfo] = Registry(
+    "data set",
+    {**{entry.name: entry for entry in _ENTRIES}, **_OF_THE_PAPER},
+    base=DatasetInfo,
+    own=("object", "function"),
+)
 
 
 def find_dataset(name: str) -> DatasetInfo:
@@ -130,29 +137,23 @@ def find_dataset(name: str) -> DatasetInfo:
         One of `DATASETS`, capitals and underscores as you like; or module and name of a `DatasetInfo` or of a
         function ``load(task, root, **options) -> Task``. The tasks of a function cannot be listed.
     """
-    if ":" not in str(name):
-        return DATASETS[choose(str(name).replace("_", "-"), "data set", DATASETS, any_case=True)]
-    found = import_by_name(name, "data set")
+    own = ":" in str(name)
+    found: Any = DATASETS.find(name if own else str(name).replace("_", "-"), any_case=True)
     if isinstance(found, DatasetInfo):
-        return replace(found, name=name)
-    if isinstance(found, type) or not callable(found):
-        raise InputError(
-            f"data set {name!r} is a {type(found).__name__}; name a DatasetInfo, or a function load(task, root) that "
-            "returns a Task"
-        )
+        return replace(found, name=name) if own else found
     return DatasetInfo(name, "your own code", "", name, found, lambda root: ())
 
 
 def image_options(dataset: str, preprocessing: ImagePreprocessing | None) -> dict[str, Any]:
     """Options for `load_task` that make images as a network wants them; none if the data set has no such options."""
-    if preprocessing is None or "interpolation" not in inspect.signature(find_dataset(dataset).load).parameters:
+    if preprocessing is None or "interpolation" not in find_dataset(dataset).options:
         return {}
     return {"size": preprocessing.size, "interpolation": preprocessing.interpolation}
 
 
 def loader_switches(dataset: str, *names: str, value: bool) -> dict[str, bool]:
     """Those of the options ``names`` for `load_task` that the loader has, such as standardise, set to ``value``."""
-    known = inspect.signature(find_dataset(dataset).load).parameters
+    known = find_dataset(dataset).options
     return {name: value for name in names if name in known}
 
 
@@ -198,10 +199,9 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
         raise InputError(f"task must be a name, got {task!r}; choose one of task_names({entry.name!r})")
     root = None if root is None else as_path(root, "root")
     entry.check_options(options)
-    for name, parameter in inspect.signature(entry.load).parameters.items():
-        value = options.get(name, parameter.default)
-        if isinstance(parameter.default, bool) and not isinstance(value, bool):
-            raise InputError(f"option {name} of {entry.name} must be true or false, got {value!r}")
+    for name, default in entry.options.items():
+        if isinstance(default, bool):
+            check_flag(options.get(name, default), f"option {name} of {entry.name}")
     loaded = entry.load(task, root, **options)
     if not isinstance(loaded, Task):
         raise InputError(f"data set {dataset!r} gave a {type(loaded).__name__} for task {task!r}; return a Task")
