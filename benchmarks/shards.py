@@ -1,6 +1,7 @@
 """Strata of rows in many Parquet files: seconds, peak memory, growth with n, and quality beside `stratify`.
 
 python benchmarks/shards.py --folder /tmp/shards [--rows 10000000] [--keep]
+python benchmarks/shards.py --folder /tmp/shards --draws   row groups that batches read, and what it costs in variance
 
 Rows are float16 (n, 128), a mixture of 2,000 clusters whose sizes have heavy tails. Twice the rows, each of
 them two times, are measured too. The files take 512 bytes a row and are deleted at the end; those that are there are
@@ -18,6 +19,8 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,8 @@ from numpy.typing import NDArray
 from vardass import stratify
 from vardass.files import atomic_write
 from vardass.kernels import RBFMixture
-from vardass.shards import stratify_shards
+from vardass.samplers import StratifiedBatchSampler
+from vardass.shards import ShardBatches, ShardBatchSampler, ShardDataset, stratify_shards
 from vardass.variance import stratified_variance
 
 D, K, CLUSTERS, FILES = 128, 256, 2_000, 40
@@ -136,13 +140,90 @@ def quality(folder: Path) -> list[dict[str, float]]:
     return found
 
 
+def write_groups(folder: Path, x: NDArray[np.float32], labels: NDArray[np.int32]) -> tuple[list[Path], list[Path]]:
+    """20 files with row groups of 4,096 rows, and their labels."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True)
+    files = [folder / f"{i:02d}.parquet" for i in range(20)]
+    for path, rows, mine in zip(files, np.array_split(x, 20), np.array_split(labels, 20)):
+        values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), x.shape[1])
+        pq.write_table(pa.table({"features": values}), path, row_group_size=4096, use_dictionary=False)
+        np.save(path.with_suffix(".npy"), mine)
+    return files, [path.with_suffix(".npy") for path in files]
+
+
+def draws(folder: Path, n: int = 1_000_000, k: int = 128, batches: int = 640, seeds: int = 400) -> None:
+    """Row groups read for each batch, and the variance of its mean beside that of independent draws."""
+    x = np.ascontiguousarray(rows(n, 0)[:, :64], dtype=np.float32)
+    np.save(folder / "x.npy", x)
+    strata = stratify_shards(
+        folder / "x.npy", k, out=folder / "strata", kernel=RBFMixture(scale="median"), sample=2**14
+    )
+    weights = (strata.sizes / n).double()
+    table, known = [], []
+    for name, order in (("shuffled", np.arange(n)), ("sorted by the first column", np.argsort(x[:, 0]))):
+        files, labels = write_groups(folder / name.split()[0], x[order], strata.labels[order])
+        here = replace(
+            strata, files=tuple(files), labels_files=tuple(labels), rows=tuple(len(np.load(path)) for path in labels)
+        )
+        mine = torch.from_numpy(x[order])
+        independent = None
+        for way, cursors, ahead in (
+            ("one by one", None, 0),
+            ("ahead", None, 64),
+            *(("ahead", c, 64) for c in (k, 32, 8, 1)),
+        ):
+            if cursors is None:
+                sampler: Any = StratifiedBatchSampler(n, k, endless=True)
+                sampler.use(here.strata())
+            else:
+                sampler = ShardBatchSampler(here, cursors=cursors, endless=True)
+            dataset = ShardDataset(files)
+            count, used = (16, time.process_time()) if not ahead else (batches, time.process_time())
+            if ahead:
+                for _ in islice(ShardBatches(dataset, sampler, ahead=ahead), count):
+                    pass
+            else:
+                for batch in islice(sampler, count):
+                    dataset.rows(batch)
+            used = time.process_time() - used
+            drawn = torch.cat([sampler.sample_batches(4, seed=seed).rows for seed in range(seeds)])
+            means = torch.einsum("k,bkd->bd", weights, mine[drawn].double())
+            variance = float(means.var(0).sum())
+            independent = variance if independent is None else independent
+            row = {
+                "files": name,
+                "draws": "independent" if cursors is None else f"{cursors} cursors",
+                "read": way,
+                "groups": dataset.groups_read / count,
+                "milliseconds": 1e3 * used / count,
+                "variance": variance / independent,
+            }
+            known.append(row)
+            table.append([f"{value:.3g}" if isinstance(value, float) else value for value in row.values()])
+    header = ["files", "draws", "read", "row groups a batch", "ms of CPU a batch", "variance / independent"]
+    text = (
+        f"{n:,} rows of 64 float32 numbers in 20 Parquet files with row groups of 4,096, k = {k}, 16 row groups kept. "
+        f"Ahead: 64 batches are read together. {batches} batches ({16} one by one); variance of the weighted mean of a "
+        f"batch over {4 * seeds:,} batches of {seeds} streams, beside that of independent draws (one standard error is "
+        "about 3 %)."
+    )
+    write_results("shard_batches", "Batches over many files", [text, markdown(header, table)], {"rows": known})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="leave the files")
+    parser.add_argument("--draws", action="store_true", help="measure batches instead of strata")
     options = parser.parse_args()
+    if options.draws:
+        draws(options.folder)
+        return
     folder = options.folder / "features"
     folder.mkdir(parents=True, exist_ok=True)
     files = write(folder, options.rows // FILES)

@@ -16,6 +16,7 @@ NEEDS = {
     "domainbed_loop": "torch",  # a loop of its shape
     "lightning_callback": "lightning",
     "metric_learning": "pytorch_metric_learning",
+    "parquet_stream": "pyarrow",
     "skada_pipeline": "skada",
     "sklearn_estimators": "sklearn",
     "skorch_net": "skorch",

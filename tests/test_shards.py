@@ -451,7 +451,7 @@ def test_dataset_gives_rows_by_their_number(features, monkeypatch):
     with pytest.raises(IndexError, match=f"row {len(x)} of"):
         dataset[len(x)]
     reads = []
-    read = "vardass.shards.dataset.read_groups"
+    read = "vardass.shards.files.read_groups"
     monkeypatch.setattr(read, lambda path, groups, **_: reads.append(groups) or [x[70:110]])
     fresh = ShardDataset(folder / "1.parquet")
     fresh.__getitems__(list(range(40)) * 2)

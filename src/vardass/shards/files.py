@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from vardass.data.embedding_files import Columns, read_groups, row_groups
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
-from vardass.validate import as_features
+from vardass.validate import as_features, as_tensor, check_count
 
-__all__ = ["Part", "Shard", "cut", "expand", "is_large", "open_shards", "read_part", "sample_rows"]
+__all__ = ["Part", "Shard", "ShardDataset", "cut", "expand", "is_large", "open_shards", "read_part", "sample_rows"]
 
 _PART_ROWS = 2**18  # rows of a part: seconds of work, which is what a restart can lose
 
@@ -191,3 +193,102 @@ def sample_rows(part: Part, rows: NDArray[np.int64], columns: Columns | None) ->
             found.append(picked)
         start += len(block)
     return torch.cat(found)
+
+
+class ShardDataset(Dataset[Tensor]):
+    """The rows of ``.npy`` and ``.parquet`` files, numbered through all of them in their order.
+
+    A row of an ``.npy`` file is read from where it is; the operating system keeps what was read. Of a Parquet file
+    the whole row group has to be read, and the last few are kept: `ShardBatchSampler` draws batches that need few of
+    them, and `ShardBatches` reads ahead. For batches of other samplers take ``.npy`` files.
+
+    Parameters
+    ----------
+    paths : path, pattern or sequence of them
+        As for `stratify_shards`; ``ShardStrata.files`` are those that strata were made of.
+    columns : str or sequence, optional
+        See `read_embeddings`.
+    kept_groups : int
+        Row groups that are kept in memory.
+
+    Attributes
+    ----------
+    starts : ndarray of shape (groups + 1,)
+        First row of each row group, counted through all files, and the number of rows.
+    groups_read : int
+        Row groups that were read so far.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from torch.utils.data import DataLoader
+    >>> from vardass.samplers import StratifiedBatchSampler
+    >>> from vardass.shards import stratify_shards
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for i in range(3):
+    ...         np.save(f"{folder}/{i}.npy", np.random.default_rng(i).normal(size=(200, 4)).astype(np.float32))
+    ...     strata = stratify_shards(f"{folder}/*.npy", 8, out=f"{folder}/strata")
+    ...     sampler = StratifiedBatchSampler(strata.n, strata.k)
+    ...     sampler.use(strata.strata())
+    ...     batch = next(iter(DataLoader(ShardDataset(strata.files), batch_sampler=sampler)))
+    >>> batch.shape
+    torch.Size([8, 4])
+    """
+
+    def __init__(
+        self, paths: PathLike | Sequence[PathLike], *, columns: Columns | None = None, kept_groups: int = 16
+    ) -> None:
+        self.shards: list[Shard] = open_shards([path.absolute() for path in expand(paths)])
+        self.columns = columns
+        self.kept_groups = check_count(kept_groups, "kept_groups")
+        self._groups = [(shard, group) for shard in self.shards for group in range(len(shard.groups))]
+        self.starts = np.array([0, *accumulate(size for shard in self.shards for size in shard.groups)])
+        self._kept: dict[int, NDArray[np.generic]] = {}  # the least recently used first
+        self.groups_read = 0
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
+        """Rows (d,) in the order of ``indices``, for a DataLoader."""
+        return list(self.rows(indices))
+
+    def rows(self, indices: Sequence[int]) -> Tensor:
+        """Rows (m, d) in the order of ``indices``; each row group is read once."""
+        rows = np.asarray(indices, dtype=np.int64)
+        if len(rows) and not (-len(self) <= rows.min() and rows.max() < len(self)):
+            raise IndexError(f"row {rows.max() if rows.max() >= len(self) else rows.min()} of {len(self)} rows")
+        rows = np.where(rows < 0, rows + len(self), rows)
+        groups = np.searchsorted(self.starts, rows, side="right") - 1
+        by_group = np.argsort(groups, kind="stable")
+        found: Tensor | None = None
+        for places in np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1):
+            if len(places):
+                group = int(groups[places[0]])
+                values = as_tensor(self._group(group)[rows[places] - self.starts[group]], "features")
+                if found is None:
+                    found = values.new_empty(len(rows), values.shape[1])
+                found[torch.from_numpy(places)] = values
+        return torch.empty(0, 0) if found is None else found
+
+    def _group(self, number: int) -> NDArray[np.generic]:
+        """Rows of a group; of an ``.npy`` file they are mapped, not read."""
+        values = self._kept.pop(number, None)
+        if values is None:
+            shard, group = self._groups[number]
+            shard.check()
+            blocks = list(read_groups(shard.path, range(group, group + 1), columns=self.columns))
+            values = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+            if len(values) != shard.groups[group]:
+                raise InputError(f"{shard.path} has other rows than its footer says; write it again")
+            self.groups_read += 1
+        self._kept[number] = values
+        while len(self._kept) > self.kept_groups:
+            del self._kept[next(iter(self._kept))]
+        return values
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_kept": {}}  # a worker of a DataLoader reads for itself

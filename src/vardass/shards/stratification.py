@@ -121,7 +121,15 @@ class ShardStrata(StrataSummary):
     @cached_property
     def labels(self) -> NDArray[np.int32]:
         """Stratum of each row, through all files in their order: (n,). It takes four bytes for each row."""
-        return np.concatenate([_read_labels(path) for path in self.labels_files])
+        return np.concatenate(list(self.labels_by_file()))
+
+    def labels_by_file(self) -> Iterator[NDArray[np.int32]]:
+        """Stratum of each row of one file after the other."""
+        for path, rows in zip(self.labels_files, self.rows, strict=True):
+            labels = _read_labels(path)
+            if len(labels) != rows:
+                raise InputError(f"{path} has {len(labels):,} labels for {rows:,} rows; make the strata again")
+            yield labels
 
     def strata(self) -> Strata:
         """The same as `Strata`, for samplers: `StratifiedBatchSampler.use`. It takes eight bytes for each row."""
