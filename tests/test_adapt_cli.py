@@ -16,8 +16,8 @@ import vardass.adapt
 from vardass.cli import adapt as adapt_module
 from vardass.cli import main
 from vardass.data import Domain, Task
-from vardass.data.images import small_size
 from vardass.data.from_paths import find_kind, task_from_paths
+from vardass.data.images import small_size
 from vardass.data.registry import DATASETS
 from vardass.errors import InputError, VardassWarning
 from vardass.locks import is_locked, locked

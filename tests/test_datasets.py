@@ -139,9 +139,7 @@ def test_a_users_own_data_set_is_loaded_by_its_name(own_module):
         task = load_task(f"{own_module}:{name}", "a->b", shift=3)
         assert (task.name, task.sources[0].name, task.target.name) == ("a->b", "a", "b")
         assert float(task.target.dataset[0][0]) == 3.0
-        with pytest.raises(
-            InputError, match=f"'{own_module}:{name}': 'shfit'; did you mean 'shift'"
-        ):
+        with pytest.raises(InputError, match=f"'{own_module}:{name}': 'shfit'; did you mean 'shift'"):
             load_task(f"{own_module}:{name}", "a->b", shfit=3)
     assert task_names(f"{own_module}:MINE") == ("a->b", "b->a")
     assert task_names(f"{own_module}:load") == ()

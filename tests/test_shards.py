@@ -1,6 +1,7 @@
 """Strata of features in many files: as good as in memory, the same however they are made, and safe to stop."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import torch
 
 from vardass import stratify
 from vardass.cli import main
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassError
 from vardass.kernels import RBFMixture, fitted_kernel
 from vardass.samplers import StratifiedBatchSampler
 from vardass.shards import ShardDataset, ShardStrata, stratify_shards
@@ -253,7 +254,7 @@ def test_interrupted_it_goes_on_to_the_same_labels(features, tmp_path):
     expected = run(folder, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(folder, tmp_path / "out", progress=stop_after(3))
-    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").iterdir()}
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").glob("*.npz")}
     assert len(done) == 4  # three parts and the rule
     with pytest.raises(KeyboardInterrupt):
         run(folder, tmp_path / "out", progress=stop_after(2))
@@ -323,12 +324,58 @@ def test_full_disk_leaves_what_was_done(features, tmp_path, monkeypatch):
         savez(file, **arrays)
 
     monkeypatch.setattr(np, "savez", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match=r"No space left.*start again to go on"):
         run(folder, tmp_path / "out")
     monkeypatch.setattr(np, "savez", savez)
-    names = {path.name for path in (tmp_path / "out" / "work").iterdir()}
+    names = {path.name for path in (tmp_path / "out" / "work").iterdir()} - {"lock"}
     assert names == {"rule.npz", "part-000000.npz"}  # and nothing half written
     assert run(folder, tmp_path / "out").labels.tolist() == run(folder, tmp_path / "whole").labels.tolist()
+
+
+def test_worker_that_dies_is_named_and_the_next_start_goes_on(features, tmp_path, monkeypatch):
+    folder, _ = features
+    expected = run(folder, tmp_path / "whole").labels.tolist()
+    left = [2]
+
+    def kill(fraction, message):
+        left[0] -= "left" in message
+        if left[0] == 0:
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    # one row group is a part, so that there is work left when the worker dies
+    monkeypatch.setattr("vardass.shards.files._PART_ROWS", 1)
+    with pytest.raises(VardassError, match=r"one of 2 workers died.*start again to go on"):
+        run(folder, tmp_path / "out", workers=2, progress=kill)
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").glob("part-*.npz")}
+    assert done
+    found = run(folder, tmp_path / "out")
+    assert (np.array(found.labels) != np.array(expected)).mean() < 0.01  # other blocks round otherwise
+
+
+def test_second_start_in_one_folder_is_refused(features, tmp_path):
+    folder, _ = features
+    told = []
+
+    def again(fraction, message):
+        if "left" in message and not told:
+            told.append(refused(folder, tmp_path / "out"))
+
+    run(folder, tmp_path / "out", progress=again)
+    assert "another stratify is at work" in told[0]
+
+
+def test_columns_in_another_order_are_refused(tmp_path):
+    x = clusters(60)
+    for name, order in (("a", range(D)), ("b", reversed(range(D)))):
+        pq.write_table(pa.table({f"f{i}": x[:, i] for i in order}), tmp_path / f"{name}.parquet")
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    with pytest.raises(InputError, match=r"b\.parquet has .*'f5'.*a\.parquet has .*'f0'"):
+        stratify_shards(paths, 4, out=tmp_path / "out")
+    columns = ",".join(f"f{i}" for i in range(D))
+    found = stratify_shards(paths, 4, out=tmp_path / "out", columns=columns)
+    assert found.n == 120
+    rows = ShardDataset(paths, columns=columns).rows([3, 63])
+    assert torch.equal(rows[0], rows[1])
 
 
 @pytest.mark.parametrize("change", ["touched", "longer", "gone"])

@@ -33,10 +33,10 @@ from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_r
 from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
 from vardass.cli.terminal import note, progress_bar, tell_time, words_of_time
 from vardass.data.domains import Kind, Task
-from vardass.data.images import IMAGENET, small_size
-from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
-from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, loader_switches, task_names
 from vardass.data.embedding_tasks import ScaledInputs, standardise_task
+from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
+from vardass.data.images import IMAGENET, small_size
+from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, loader_switches, task_names
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import is_temporary, read_json, remove_temporary, write_text

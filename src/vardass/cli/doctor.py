@@ -24,9 +24,9 @@ from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
 from vardass.cli.terminal import progress_bar
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
-from vardass.data.images import small_size
-from vardass.data.from_paths import find_kind, task_from_paths
 from vardass.data.embedding_tasks import ScaledInputs, scaled_inputs
+from vardass.data.from_paths import find_kind, task_from_paths
+from vardass.data.images import small_size
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import write_text

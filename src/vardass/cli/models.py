@@ -35,10 +35,10 @@ from vardass.cli.embeddings import check_output, csv_text, make_folder
 from vardass.cli.run_options import TrustCode, parse_pairs
 from vardass.cli.terminal import print_line, titled_table
 from vardass.data.domains import Domain, Task, find_sample
-from vardass.data.images import IMAGENET
-from vardass.data.from_paths import domain_from_path, task_from_paths
-from vardass.data.registry import image_options, load_task
 from vardass.data.embedding_tasks import ScaledInputs, standardise_task
+from vardass.data.from_paths import domain_from_path, task_from_paths
+from vardass.data.images import IMAGENET
+from vardass.data.registry import image_options, load_task
 from vardass.data.splits import split_task
 from vardass.errors import InputError
 from vardass.files import write_text

@@ -29,7 +29,6 @@ __all__ = [
     "read_embeddings",
     "read_groups",
     "read_labels",
-    "row_groups",
 ]
 
 Columns: TypeAlias = "str | Sequence[str | int]"
@@ -83,6 +82,12 @@ def read_labels(path: PathLike, labels: str) -> NDArray[Any] | None:
         return file.column(labels) if labels in file.names else None
 
 
+def read_groups(path: Path, groups: range, *, columns: Columns | None = None) -> Iterator[NDArray[Any]]:
+    """Read some row groups of a file that `EmbeddingFile.in_parts` in blocks (b, d) of at most 65,536 rows."""
+    with open_embeddings(path) as file:
+        yield from file.blocks(columns, groups)
+
+
 def is_number(text: str) -> bool:
     """Whether a cell is a number."""
     try:
@@ -129,26 +134,6 @@ def _numbered(text: str, count: int) -> list[int]:
     return list(range(count))[start:stop]
 
 
-# --- parts of files that need not fit in memory ---
-
-
-def row_groups(path: Path) -> list[int]:
-    """Rows that are stored together in a ``.npy`` or ``.parquet`` file: 65,536 of the former, row groups of the latter.
-
-    Only the header or the footer is read.
-    """
-    with open_embeddings(path) as file:
-        if not file.in_parts:
-            raise InputError(f"{path} is {path.suffix}; only .npy and .parquet files are read in parts, convert it")
-        return file.groups()
-
-
-def read_groups(path: Path, groups: range, *, columns: Columns | None = None) -> Iterator[NDArray[Any]]:
-    """Read some of the `row_groups` of a file in blocks (b, d) of at most 65,536 rows; see `read_embeddings`."""
-    with open_embeddings(path) as file:
-        yield from file.blocks(columns, groups)
-
-
 # --- opening a file ---
 
 
@@ -183,8 +168,12 @@ class EmbeddingFile:
         raise NotImplementedError
 
     def groups(self) -> list[int]:
-        """Rows that are stored together."""
+        """Rows that are stored together: 65,536 of an ``.npy`` file, row groups of a ``.parquet`` file."""
         raise NotImplementedError
+
+    def feature_names(self, columns: Columns | None) -> list[str] | None:
+        """Names of the columns that are features, if these have names of their own."""
+        return None
 
     def blocks(self, columns: Columns | None, groups: range) -> Iterator[NDArray[Any]]:
         """Features of some groups, in blocks (b, d)."""
@@ -399,11 +388,7 @@ class _Table(EmbeddingFile):
     def blocks(
         self, columns: Columns | None, groups: range | None, leave_out: Collection[str] = ()
     ) -> Iterator[NDArray[Any]]:
-        # pandas stores an index other than 0, 1, 2, ... as such a column
-        places = [i for i, name in enumerate(self.schema.names) if not name.startswith("__index_level_")]
-        names = [self.names[i] for i in places] if self.names else None
-        chosen = [places[i] for i in _select_columns(columns, names, len(places), leave_out, self.path)]
-        chosen = self._numeric(chosen, asked=columns is not None)
+        chosen = self._choose(columns, leave_out)
         width, row = None, self.first
         for block in self.read(chosen, groups):
             if len(block[0]):
@@ -413,12 +398,20 @@ class _Table(EmbeddingFile):
                 row += len(found)
                 yield found
 
-    def _numeric(self, chosen: list[int], *, asked: bool) -> list[int]:
-        """Those of the chosen columns that are features: all, or the one that holds lists."""
+    def feature_names(self, columns: Columns | None) -> list[str] | None:
+        chosen = self._choose(columns, ())
+        return None if _is_list(self.schema.field(chosen[0]).type) else [self.names[i] for i in chosen]
+
+    def _choose(self, columns: Columns | None, leave_out: Collection[str]) -> list[int]:
+        """Columns that are features: those asked for, all, or the one that holds lists."""
+        # pandas stores an index other than 0, 1, 2, ... as such a column
+        places = [i for i, name in enumerate(self.schema.names) if not name.startswith("__index_level_")]
+        names = [self.names[i] for i in places] if self.names else None
+        chosen = [places[i] for i in _select_columns(columns, names, len(places), leave_out, self.path)]
         kinds = {i: self.schema.field(i).type for i in chosen}
         lists = [i for i in chosen if _is_list(kinds[i]) and _is_numeric(kinds[i].value_type)]
         other = [i for i in chosen if i not in lists and not _is_numeric(kinds[i])]
-        if len(lists) == 1 and (not asked or len(chosen) == 1):
+        if len(lists) == 1 and (columns is None or len(chosen) == 1):
             return lists  # beside a column of embeddings, the others are identifiers and labels
         if lists:
             names = [self.names[i] for i in lists]

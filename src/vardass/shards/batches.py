@@ -141,18 +141,18 @@ class ShardBatchSampler(MinibatchSampler):
         step = rounds * self.num_replicas + torch.arange(count)
         length = self.cursors * -(-self.n // self.batch_size)  # batches in which a cursor meets all row groups
         rows = []
-        for era in (step // length).unique().tolist():
+        for era in sorted(set((step // length).tolist())):
             own = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch, era))
             begin = torch.rand(self.cursors, dtype=torch.float64, generator=own)
             rows.append(self._draw(step[step // length == era] % length, begin, own))
-        return self._chunk(torch.cat(rows))
+        return self._weighted(torch.cat(rows))
 
     def _sample_chunk(self, generator: torch.Generator) -> Chunk:
         begin = torch.rand(self.cursors, dtype=torch.float64, generator=generator)
         step = torch.randint(self.n, (max(1, _DRAWS // self.batch_size),), generator=generator)
-        return self._chunk(self._draw(step, begin, generator))
+        return self._weighted(self._draw(step, begin, generator))
 
-    def _chunk(self, rows: Tensor) -> Chunk:
+    def _weighted(self, rows: Tensor) -> Chunk:
         strata = torch.arange(self.batch_size) if self.cursors == self.batch_size else None
         return Chunk(rows, self.sizes.double() / self.n, strata=strata)
 
@@ -263,11 +263,14 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
             if not block:
                 return
             rows = self.dataset.rows([index for batch in block for index in batch])
-            for batch, x in zip(block, rows.split([len(batch) for batch in block]), strict=True):
+            stop = 0
+            for batch in block:
+                start, stop = stop, stop + len(batch)
                 self._given += 1
                 if self._given > skip:
-                    even = [1.0 / len(batch)] * len(batch)
-                    yield x, torch.tensor(even if batch.weights is None else batch.weights, dtype=torch.float32)
+                    weights = [1.0 / len(batch)] * len(batch) if batch.weights is None else batch.weights
+                    # a copy: what a worker sends is the whole tensor that a slice is of
+                    yield rows[start:stop].clone(), torch.tensor(weights, dtype=torch.float32)
             skip = 0
 
     def state_dict(self) -> dict[str, Any]:

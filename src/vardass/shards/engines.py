@@ -63,11 +63,15 @@ def _by_processes(
             for task in as_completed(tasks):
                 yield tasks[task], task.result()
         except BrokenProcessPool:
-            raise VardassError(
-                f"one of {workers} workers died, perhaps for lack of memory; start again to go on, with fewer --workers"
-            ) from None
+            raise _died(workers) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _died(workers: int) -> VardassError:
+    return VardassError(
+        f"one of {workers} workers died, perhaps for lack of memory; start again to go on, with fewer --workers"
+    )
 
 
 def _begin(shared: Any) -> None:
@@ -98,6 +102,8 @@ def _by_ray(
                 yield under_way.pop(done[0]), ray.get(done[0])
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
+        except ray.exceptions.WorkerCrashedError:
+            raise _died(width) from None
         finally:
             for left in under_way:
                 ray.cancel(left)

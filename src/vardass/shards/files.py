@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vardass.data.embedding_files import Columns, read_groups, row_groups
+from vardass.data.embedding_files import Columns, open_embeddings, read_groups
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
-from vardass.validate import as_features, as_tensor, check_count
+from vardass.validate import as_features, as_tensor, check_count, shorten
 
 __all__ = ["Part", "Shard", "ShardDataset", "cut", "expand", "is_large", "open_shards", "read_part", "sample_rows"]
 
@@ -120,13 +120,24 @@ def is_large(path: Path) -> bool:
     return path.stat().st_size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
-def open_shards(paths: Sequence[Path]) -> list[Shard]:
+def open_shards(paths: Sequence[Path], columns: Columns | None = None) -> list[Shard]:
     """Look at headers and footers of ``.npy`` and ``.parquet`` files."""
     shards = []
+    first: tuple[Path, list[str]] | None = None
     for path in paths:
-        groups = tuple(row_groups(path))
+        with open_embeddings(path) as file:
+            if not file.in_parts:
+                raise InputError(f"{path} is {path.suffix}; only .npy and .parquet files are read in parts, convert it")
+            groups, names = tuple(file.groups()), file.feature_names(columns)
         now = path.stat()
         shards.append(Shard(path, now.st_size, now.st_mtime_ns, groups))
+        if names is not None:
+            first = first or (path, names)
+            if names != first[1]:  # numbers of one column would be taken for those of another
+                raise InputError(
+                    f"{path} has the columns {shorten(names)}, {first[0]} has {shorten(first[1])}; list the "
+                    "columns that all files have, in one order, with --columns, or leave the file out"
+                )
     if not any(shard.rows for shard in shards):
         raise InputError(f"there are no rows in {len(shards)} files, the first is {paths[0]}; write them again")
     return shards
@@ -238,7 +249,7 @@ class ShardDataset(Dataset[Tensor]):
     def __init__(
         self, paths: PathLike | Sequence[PathLike], *, columns: Columns | None = None, kept_groups: int = 16
     ) -> None:
-        self.shards: list[Shard] = open_shards([path.absolute() for path in expand(paths)])
+        self.shards: list[Shard] = open_shards([path.absolute() for path in expand(paths)], columns)
         self.columns = columns
         self.kept_groups = check_count(kept_groups, "kept_groups")
         self._groups = [(shard, group) for shard in self.shards for group in range(len(shard.groups))]

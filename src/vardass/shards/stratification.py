@@ -14,11 +14,13 @@ The folder of the result holds
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +33,9 @@ from torch import Tensor
 
 from vardass.data.embedding_files import Columns
 from vardass.errors import InputError
-from vardass.files import PathLike, as_path, atomic_write, write_text
+from vardass.files import PathLike, as_path, atomic_write, remove_temporary, write_text
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
+from vardass.locks import locked
 from vardass.samplers.base import kernel_name
 from vardass.shards.engines import each
 from vardass.shards.files import Part, Shard, cut, expand, open_shards, read_part, sample_rows
@@ -239,8 +242,22 @@ def stratify_shards(
     run = _Run(
         folder, shards, columns, unfitted, settings, engine, workers, progress or (lambda fraction, message: None)
     )
-    run.do()
+    with locked(folder / "work", work="stratify"), _named_if_full(folder):
+        remove_temporary(folder / "work")  # of workers that were killed
+        run.do()
     return ShardStrata.load(folder)
+
+
+@contextmanager
+def _named_if_full(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(
+            f"cannot write to {folder}: {error.strerror}; what is done is kept: make room, and start again to go on"
+        ) from None
 
 
 # --- what is there already ---
@@ -256,7 +273,7 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
         others = folder.iterdir() if manifest is None and folder.is_dir() else iter(())
         if folder.is_file() or any(not path.name.startswith(".") for path in others):
             raise InputError(f"{folder} exists and holds no strata; choose another --out")
-        shards = open_shards(paths)
+        shards = open_shards(paths, settings["columns"])
         folder.mkdir(parents=True, exist_ok=True)
         files = [{**asdict(shard), "path": str(shard.path)} for shard in shards]
         write_text(folder / "manifest.json", _json({**settings, "files": files}))
