@@ -116,7 +116,7 @@ def domain_from_path(
         Read labels, which must be classes of the model, or numbers; by default they are ignored.
     """
     kind: Kind = about["data_kind"]
-    shape, names, regression = tuple(about["input_shape"]), tuple(about["class_names"]), about["config"].regression
+    shape, names = tuple(about["input_shape"]), tuple(about["class_names"])
     found = find_kind([path], None)
     if found != kind:
         raise InputError(f"{path} holds {_plural(found)}, the model was trained on {_plural(kind)}; give those")
@@ -128,6 +128,7 @@ def domain_from_path(
             interpolation = data.get("interpolation", "bilinear")
             options = {"size": shape[1:], "channels": shape[0], "interpolation": interpolation}
         return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **options)
+    regression: bool = about["config"].regression
     marks = [_labels_name(path, name) for name in (labels or data.get("labels"), data.get("labels"))]
     table, values = read_labelled(
         path,
