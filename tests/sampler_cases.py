@@ -17,7 +17,6 @@ from vardass.samplers import (
     OrderedBatchSampler,
     PairedBatchSampler,
     StratifiedBatchSampler,
-    SwapOrderedBatchSampler,
     UniformBatchSampler,
     stratified,
     uniform,
@@ -50,7 +49,6 @@ MAKERS: dict[str, Callable[..., MinibatchSampler]] = {
     "balanced, tail, classes": lambda **o: BalancedBatchSampler(
         N, K, drop_last=False, groups=torch.arange(N) % 3, **QUICK, **o
     ),
-    "one domain, swaps": lambda **o: SwapOrderedBatchSampler(N, K, kernel="rbf", plan_rows=5, **o),
     "one domain, pairs": lambda **o: PairedBatchSampler(N, K, plan_rows=5, **QUICK, **o),
     "shares, stratified": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", **UNLIKE, **o),
     "shares, ordered": lambda **o: OrderedBatchSampler(N, K, plan_rows=5, **UNLIKE, **QUICK, **o),

@@ -63,7 +63,8 @@ def parts() -> tuple[Adapted, vardass.Refresher, CheckpointedSampler, Any]:
     refresher = vardass.Refresher(
         vardass.RefreshEvery(3), {"both": pairs}, {"both": lambda: vardass.extract_features(model.net, data, key="x")}
     )
-    return model, refresher, CheckpointedSampler(pairs), data
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return model, refresher, CheckpointedSampler(pairs, prepared_for=processes), data
 
 
 def with_accelerate(steps: int, *, save: Path | None = None, load: Path | None = None) -> dict[str, Any]:

@@ -214,15 +214,6 @@ def test_options_of_a_sampler_of_ones_own_are_compared_too() -> None:
         Strided(N, K, table=torch.zeros(3)).load_state_dict(state)
 
 
-def test_states_without_settings_still_load() -> None:
-    sampler, other = made("ordered"), made("ordered")
-    state = {
-        key: value for key, value in sampler.state_dict().items() if key != "settings"
-    }  # as version 0.1.0 wrote it
-    other.load_state_dict(state)
-    assert taken(sampler) == taken(other)
-
-
 def test_a_function_is_the_same_kernel_in_another_process() -> None:
     def mine(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x @ y.T

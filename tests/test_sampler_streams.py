@@ -7,7 +7,6 @@ import itertools
 import pickle
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,11 @@ from sampler_cases import (
     use_small_chunks,
     visits_once,
 )
-from vardass.errors import InputError, VardassWarning
+from vardass.errors import InputError
 from vardass.samplers import (
     BackgroundSampler,
     MinibatchSampler,
     RefreshableSampler,
-    UniformBatchSampler,
     stratified,
     uniform,
     with_weights,
@@ -268,20 +266,19 @@ def test_stateful_loader_resumes_after_the_last_batch(name: str, workers: int) -
 
 
 @each_sampler
-def test_a_state_of_the_last_batch_resumes_at_the_next_epoch(name: str) -> None:
-    sampler, other, counting = made(name), MAKERS[name](), MAKERS[name]()
+def test_a_state_of_the_last_batch_resumes_at_the_end_of_its_epoch(name: str) -> None:
+    sampler, other, counting, ahead = made(name), *(MAKERS[name]() for _ in range(3))
     stream = iter(sampler)
     taken(stream, len(sampler))
-    other.load_state_dict(sampler.state_dict())
-    counting.load_state_dict(sampler.state_dict())
-    assert taken(stream) == []
+    for each in (other, counting, ahead):
+        each.load_state_dict(sampler.state_dict())
+    counting.set_epoch(0)  # as a loop over epochs does that goes on with the one it was in
+    assert taken(stream) == taken(other) == taken(counting) == []
     following = taken(sampler)
-    assert taken(other) == following
-    assert other.epoch == 2
-    counting.set_epoch(0)  # a loop that counts epochs goes on with the one it was in
-    assert taken(counting) == []
     counting.set_epoch(1)
-    assert taken(counting) == following
+    ahead.set_epoch(1)  # a loop that goes on with the next one
+    assert taken(other) == taken(counting) == taken(ahead) == following
+    assert other.epoch == 2
 
 
 @each_sampler
@@ -292,22 +289,6 @@ def test_copies_go_on_where_the_stream_is(name: str) -> None:
     twins = [copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))]
     rest = taken(stream)
     assert all(taken(twin) == rest for twin in twins)
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_state_that_is_ahead_of_training_says_so(persistent: bool) -> None:
-    sampler = made("ordered", batches=20)
-    loader = DataLoader(with_weights(range(N)), batch_sampler=sampler, num_workers=2, persistent_workers=persistent)
-    for _ in range(2):
-        batches = iter(loader)
-        next(batches)
-        with pytest.warns(VardassWarning, match=r"4 batches ahead of training.*StatefulDataLoader.*or num_workers=0"):
-            assert sampler.state_dict()["position"] == 5
-        list(batches)
-        assert sampler.state_dict()["position"] == 0
-    alone = DataLoader(with_weights(range(N)), batch_sampler=sampler)
-    next(iter(alone))
-    assert sampler.state_dict()["position"] == 1
 
 
 # --- loaders --------------------------------------------------------------------------------------------------
@@ -330,25 +311,6 @@ def test_two_loaders_over_one_background_sampler_are_refused() -> None:
     next(both)
     with pytest.raises(InputError, match="two iterators take turns on one BackgroundSampler"):
         next(both)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_equal_seeds_of_two_data_sets_are_named(workers: int) -> None:
-    def loader(data: Any, seed: int = 0) -> DataLoader[Any]:
-        sampler = UniformBatchSampler(N, 4, seed=seed)
-        return DataLoader(with_weights(data), batch_sampler=sampler, num_workers=workers)
-
-    source, target = [range(N), range(0, 2 * N, 2)]
-    with pytest.warns(VardassWarning, match=rf"different data sets .* n={N} and seed=0: .*another seed"):
-        list(zip(loader(source), loader(target)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(zip(loader(source), loader(target, seed=1)))
-        list(zip(loader(source), loader(source)))  # to compare
-        for data in (source, target):  # one after the other
-            left = iter(loader(data))
-            next(left)
-        list(left)
 
 
 def test_one_loader_may_begin_again() -> None:

@@ -6,7 +6,7 @@ import torch
 import vardass
 from vardass.kernels import RBFMixture
 from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
-from vardass.samplers import PairedBatchSampler, SwapOrderedBatchSampler
+from vardass.samplers import PairedBatchSampler
 
 K, BATCHES = 12, 300
 normal = torch.Generator().manual_seed(1)
@@ -55,8 +55,6 @@ for label, sampler in samplers.items():
     sampler.refresh(z)
     show(label, sampler)
 
-other = z[blob < 3] + torch.tensor([0.8, 0.5])
-for label, kind in (("swap-ordered", SwapOrderedBatchSampler), ("paired", PairedBatchSampler)):
-    sampler = kind(len(z), K, role="source", **options)
-    sampler.refresh(z, other=other)
-    show(label, sampler)
+sampler = PairedBatchSampler(len(z), K, role="source", **options)
+sampler.refresh(z, other=z[blob < 3] + torch.tensor([0.8, 0.5]))
+show("paired", sampler)

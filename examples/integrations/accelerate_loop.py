@@ -32,14 +32,15 @@ class Adapted(nn.Module):
 both = ConcatDataset([TensorDataset(x, y), TensorDataset(target, torch.full((len(target),), -1))])
 sides = (vardass.OrderedBatchSampler(len(part), 16, endless=True, seed=seed) for seed, part in enumerate((x, target)))
 pairs = PairBatchSampler(*sides, batches=60)
-sampler = CheckpointedSampler(pairs)  # its state is that of the last batch that arrived
+accelerator = Accelerator(cpu=True)
+# its state is that of the last batch that arrived, of those that Accelerate shares out to so many processes
+sampler = CheckpointedSampler(pairs, prepared_for=accelerator.num_processes)
 torch.manual_seed(0)
 model = Adapted()
 net = model.net
 optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
 refresher = vardass.Refresher(vardass.RefreshEvery(50), pairs, lambda: vardass.extract_features(net, both))
 
-accelerator = Accelerator(cpu=True)
 loader = DataLoader(vardass.with_weights(both), batch_sampler=sampler)
 model, optimiser, loader = accelerator.prepare(model, optimiser, loader)
 accelerator.register_for_checkpointing(sampler, refresher)

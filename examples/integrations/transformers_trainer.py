@@ -39,7 +39,9 @@ target_rows = [{"x": row, "labels": torch.tensor(-1)} for row in target]  # not 
 both = ConcatDataset([source_rows, target_rows])
 sides = (vardass.OrderedBatchSampler(len(part), K, endless=True, seed=seed) for seed, part in enumerate((x, target)))
 pairs = PairBatchSampler(*sides, batches=60)
-sampler = CheckpointedSampler(pairs)
+arguments = TrainingArguments(tempfile.mkdtemp(), num_train_epochs=2, learning_rate=3e-3, ignore_data_skip=True,
+                              use_cpu=True, save_steps=75, disable_tqdm=True, report_to=[])  # fmt: skip
+sampler = CheckpointedSampler(pairs, prepared_for=arguments.world_size)
 
 
 class AdaptingTrainer(Trainer):
@@ -52,8 +54,6 @@ model = Adapted()
 refresher = vardass.Refresher(
     vardass.RefreshEvery(50), pairs, lambda: vardass.extract_features(model.net, both, key="x")
 )
-arguments = TrainingArguments(tempfile.mkdtemp(), num_train_epochs=2, learning_rate=3e-3, ignore_data_skip=True,
-                              use_cpu=True, save_steps=75, disable_tqdm=True, report_to=[])  # fmt: skip
 trainer = AdaptingTrainer(model, arguments, train_dataset=both, callbacks=[RefreshCallback(refresher, sampler)])
 trainer.train()
 with torch.no_grad():

@@ -272,10 +272,7 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way."""
-        pending = [
-            {"indices": list(batch), "weights": batch.weights, "strata": batch.strata, "pool": batch.pool}
-            for batch in self._pending.batches
-        ]
+        pending = [batch.state() for batch in self._pending.batches]
         return {"sampler": self.sampler.state_dict(), "pending": pending, "delivered": self._pending.delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -284,10 +281,7 @@ class Stream:
         self._batches = None
         self._pending.batches.clear()
         self._pending.delivered = state["delivered"]
-        for saved in state["pending"]:
-            batch = IndexBatch(saved["indices"])
-            batch.weights, batch.strata, batch.pool = saved["weights"], saved.get("strata"), saved.get("pool")
-            self._pending.batches.append(batch)
+        self._pending.batches.extend(IndexBatch.restored(saved) for saved in state["pending"])
 
     def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:
         return DataLoader(

@@ -12,13 +12,11 @@ from torch.utils.data import Sampler
 from vardass.errors import InputError
 from vardass.processes import process_group
 from vardass.samplers import IndexBatch
-from vardass.samplers.loaders_and_processes import self_of_caller, shares_out
 from vardass.validate import check_count, check_state
 
 __all__ = ["CheckpointedSampler", "leave_epoch"]
 
 Arrived = TypeVar("Arrived")
-_CARRIED = ("weights", "strata", "pool")  # by an IndexBatch, beside its indices
 
 
 class CheckpointedSampler(Sampler[IndexBatch]):
@@ -27,17 +25,16 @@ class CheckpointedSampler(Sampler[IndexBatch]):
     Workers of a loader ask ahead, and so do the loaders that ``accelerator.prepare`` gives, whose own state forgets
     strata. Wrap the sampler, and take the batches of the loader through `follow`. The wrapper is refreshed as the
     sampler is, and counts epochs itself: restored, another loop over the loader goes on with the very next batch.
+    Under several processes it keeps the batches of all of them, so that the state of one is the state of each.
 
     Parameters
     ----------
     sampler : MinibatchSampler or PairBatchSampler
         Made without ``num_replicas`` and ``rank``.
-
-    Notes
-    -----
-    Under several processes Accelerate shares out the batches; elsewhere the wrapper does, and keeps those of all
-    processes, so that the state of one is the state of each. With Accelerate register the wrapper:
-    ``accelerator.register_for_checkpointing(sampler)``.
+    prepared_for : int, optional
+        Processes that a library shares out the batches to: ``accelerator.num_processes``, or ``arguments.world_size``
+        of the Trainer. Where no library does, call `shard`. A process group of which neither was said is refused: a
+        sampler cannot see who takes its batches.
 
     Examples
     --------
@@ -64,14 +61,18 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         "use_fitted_state",
     )
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, *, prepared_for: int | None = None) -> None:
         self.inner = sampler  # libraries call set_epoch of an attribute named sampler, with counts of their own
         self.batch_size: int = sampler.batch_size
         self._under_way: deque[IndexBatch] = deque()
         self._is_restored = False
         self._has_ended = False  # nothing is left of the epoch but what is under way
         self._at_a_time = 1  # batches that arrive together, one at each process
-        self._rank: int | None = None  # which of them is for this one; None where somebody else shares them out
+        self._rank: int | None = None  # which of them is for this one; None where a library shares them out
+        self._is_prepared = prepared_for is not None
+        if prepared_for is not None:
+            self._at_a_time = check_count(prepared_for, "prepared_for")
+            sampler.shard(1, 0)  # all batches of all processes
 
     def __getattr__(self, name: str) -> Any:
         if name in self._passed_on:
@@ -82,12 +83,13 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         """Give this process every ``num_replicas``-th batch; before the first batch."""
         count = check_count(num_replicas, "num_replicas")
         rank = check_count(rank, "rank", low=0, high=count - 1)
-        if self._rank is not None and (count, rank) != (self._at_a_time, self._rank):
+        if self._is_prepared or (self._rank is not None and (count, rank) != (self._at_a_time, self._rank)):
+            by = "by the library that prepared the loader" if self._is_prepared else f"with rank={self._rank}"
             raise InputError(
-                f"batches are shared out already, with rank={self._rank} of {self._at_a_time}, got rank={rank} of "
-                f"{count}; call shard once"
+                f"batches are shared out already, {by} of {self._at_a_time}, got rank={rank} of {count}; call shard "
+                "once, and leave out prepared_for"
             )
-        self.inner.shard(1, 0)  # all batches of all processes
+        self.inner.shard(1, 0)
         if not self._is_endless and len(self.inner) < count:
             raise InputError(
                 f"an epoch of {len(self.inner)} batches is too short for num_replicas={count} processes; lower "
@@ -104,23 +106,16 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         return 1 if self._rank is None else self._at_a_time
 
     def __len__(self) -> int:
-        if shares_out(self_of_caller(), self):
-            self.inner.shard(1, 0)
         return len(self.inner) // self._drawn_together
 
     def __iter__(self) -> Iterator[IndexBatch]:
-        caller = self_of_caller()
-        if shares_out(caller, self):
-            self.inner.shard(1, 0)
-            self._at_a_time = 1 if caller.split_batches else caller.num_processes
-        else:
-            self._join(process_group())
+        if process_group() is not None and not self._is_prepared and self._rank is None:
+            raise InputError(
+                "there is a process group, and this CheckpointedSampler does not know who shares out its batches; "
+                "make it with prepared_for=accelerator.num_processes if Accelerate does, else call its "
+                "shard(num_replicas, rank)"
+            )
         return self._batches()
-
-    def _join(self, group: tuple[int, int] | None) -> None:
-        """Take part in a process group, unless somebody shares out or the stream began without it: then it says so."""
-        if group is not None and self._rank is None and not self.inner.position and not self._under_way:
-            self.shard(*group)
 
     def _batches(self) -> Iterator[IndexBatch]:
         if not self._is_restored:  # what a loop that was left had asked for
@@ -178,10 +173,9 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         has_ended = self._has_ended or self._rest_is_short()
         if has_ended:  # the rest does not suffice for all processes
             batches = batches[: len(batches) // self._at_a_time * self._at_a_time]
-        under_way = [{"indices": list(batch), **{name: getattr(batch, name) for name in _CARRIED}} for batch in batches]
         return {
             "sampler": self.inner.state_dict(),
-            "under_way": under_way,
+            "under_way": [batch.state() for batch in batches],
             "has_ended": has_ended,
             "processes": self._drawn_together,
         }
@@ -194,20 +188,13 @@ class CheckpointedSampler(Sampler[IndexBatch]):
                 f"the state has the keys {sorted(state)}, but not {sorted(missing)}; pass what "
                 "CheckpointedSampler.state_dict() gave"
             )
-        if state["processes"] > 1:  # else there was one, or somebody else shared out
-            self._join(process_group())
         if state["processes"] != self._drawn_together:
             raise InputError(
                 f"the state is of a sampler for {state['processes']} processes, here are {self._drawn_together}; "
                 "resume with as many, or start anew"
             )
         self.inner.load_state_dict(state["sampler"])
-        self._under_way.clear()
-        for saved in state["under_way"]:
-            batch = IndexBatch(saved["indices"])
-            for name in _CARRIED:
-                setattr(batch, name, saved.get(name))
-            self._under_way.append(batch)
+        self._under_way = deque(IndexBatch.restored(saved) for saved in state["under_way"])
         self._has_ended = state["has_ended"]
         self._is_restored = True
 

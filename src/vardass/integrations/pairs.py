@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vardass.errors import InputError
-from vardass.processes import process_group
+from vardass.refresh.refresher import warn_of_equal_seeds
 from vardass.samplers import IndexBatch
-from vardass.samplers.base import features_of_all
-from vardass.samplers.loaders_and_processes import WatchedSampler, self_of_caller, shares_out
+from vardass.samplers.base import BatchStream, features_of_all
 from vardass.validate import ArrayLike, check_count
 
 __all__ = ["PairBatchSampler"]
 
 
-class PairBatchSampler(WatchedSampler):
+class PairBatchSampler(BatchStream):
     """Source and target in one batch, as indices of ``ConcatDataset([source, target])``.
 
     The first ``source_size`` indices of a batch are of the source, the others of the target. The weights of either
@@ -51,8 +50,7 @@ class PairBatchSampler(WatchedSampler):
         for name, sampler in (("source", source), ("target", target)):
             if not getattr(sampler, "endless", False):
                 raise InputError(f"the {name} sampler ends after an epoch; make it with endless=True")
-        if source.seed == target.seed:
-            raise InputError(f"both samplers have seed={source.seed}, so that they draw in step; give one another seed")
+        warn_of_equal_seeds({"source": source, "target": target})
         self.source, self.target = source, target
         self.n = source.n + target.n
         self.source_size = source.batch_size
@@ -65,9 +63,8 @@ class PairBatchSampler(WatchedSampler):
         self._is_restored = False
 
     def __len__(self) -> int:
-        is_whole = self.source._is_told or shares_out(self_of_caller(), self)
-        count = self.source.num_replicas if is_whole else (process_group() or (1, 0))[0]
-        return self.batches // count
+        processes: int = self.source._process_count
+        return self.batches // processes
 
     def shard(self, num_replicas: int, rank: int) -> None:
         """Give this process every ``num_replicas``-th batch of both streams; before the first batch."""
@@ -78,17 +75,16 @@ class PairBatchSampler(WatchedSampler):
         for sampler in (self.source, self.target):
             sampler.shard(num_replicas, rank)
 
-    def _find_processes(self, is_shared_out: bool) -> None:
+    def _join_process_group(self) -> None:
         for sampler in (self.source, self.target):
-            sampler._find_processes(is_shared_out)
+            sampler._join_process_group()
 
     def _batches(self) -> Iterator[IndexBatch]:
         if self._streams is None:
             self._streams = iter(self.source), iter(self.target)
         streams = self._streams
         rounds = self.batches // self.source.num_replicas
-        # an epoch that was left goes on only if its state was restored; one of which nothing is left has ended
-        if not self._is_restored or self.position >= rounds:
+        if not self._is_restored:  # an epoch that was left does not go on
             self.position = 0
         self._is_restored = False
         while self.position < rounds:
@@ -127,7 +123,6 @@ class PairBatchSampler(WatchedSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; the same on every process."""
-        self._warn_of_batches_under_way()
         states = {"source": self.source.state_dict(), "target": self.target.state_dict()}
         return {"batches": self.batches, "position": self.position, **states}
 

@@ -64,7 +64,6 @@ SAMPLERS = {
     "stratified": "min-sum strata",
     "ordered": "ordered",
     "balanced": "balanced",
-    "swap-ordered": "swap-ordered (follow-up)",
     "paired": "paired (follow-up)",
 }
 UNIFORM = ("uniform-replacement", "uniform")  # DomainBed and the paper draw with replacement

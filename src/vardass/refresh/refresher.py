@@ -120,7 +120,7 @@ class Refresher:
             n = getattr(self.samplers[name], "n", None)
             if isinstance(source, FeatureBank) and n is not None and n != source.n and group is None:
                 raise InputError(f"sampler {name!r} has n={n}, its bank n={source.n}; use the same data set")
-        self._warn_of_equal_seeds()
+        warn_of_equal_seeds(self.samplers)
         self._kernels: dict[str, Kernel | None] = {}
         self._scales: dict[str, float] = {}
         self._aged: list[tuple[float, float]] = []  # variances before and after, of a refresh under way
@@ -145,19 +145,6 @@ class Refresher:
                     f"group= needs samplers that make strata over processes, but {name!r} is a "
                     f"{type(sampler).__name__}; use StratifiedBatchSampler"
                 )
-
-    def _warn_of_equal_seeds(self) -> None:
-        seen: dict[Any, str] = {}
-        for name, sampler in self.samplers.items():
-            if hasattr(sampler, "seed") and hasattr(sampler, "n") and not getattr(sampler, "plans_both_domains", False):
-                other = seen.setdefault((type(sampler), sampler.n, sampler.seed), name)
-                if other != name:
-                    warnings.warn(
-                        f"samplers {other!r} and {name!r} have the same n={sampler.n} and seed={sampler.seed}: their "
-                        "draws move in step and are not independent; give one of them another seed",
-                        VardassWarning,
-                        stacklevel=3,
-                    )
 
     def step(self, step: int, *, now: bool = False) -> dict[str, Any] | None:
         """Refresh all samplers if it is time, or if ``now`` says so, after ``step`` batches.
@@ -393,6 +380,21 @@ class Refresher:
         kernel = as_kernel(self.samplers[name].kernel).with_state(part)
         if kernel.is_fitted:
             self._kernels[name] = kernel
+
+
+def warn_of_equal_seeds(samplers: Mapping[str, Any]) -> None:
+    """Warn of samplers by name that draw in step, unless that is how they plan both domains together."""
+    seen: dict[Any, str] = {}
+    for name, sampler in samplers.items():
+        if hasattr(sampler, "seed") and hasattr(sampler, "n") and not getattr(sampler, "plans_both_domains", False):
+            other = seen.setdefault((type(sampler), sampler.n, sampler.seed), name)
+            if other != name:
+                warnings.warn(
+                    f"samplers {other!r} and {name!r} have the same n={sampler.n} and seed={sampler.seed}: their "
+                    "draws move in step and are not independent; give one of them another seed",
+                    VardassWarning,
+                    stacklevel=3,
+                )
 
 
 def _some_rows(features: ArrayLike) -> Tensor:

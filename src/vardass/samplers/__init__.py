@@ -7,7 +7,6 @@ from vardass.samplers.class_alignment import ClassAlignment, align_classes
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
-from vardass.samplers.swap_ordered import SwapOrderedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 from vardass.samplers.weighted_batches import IndexBatch, with_weights
 
@@ -22,7 +21,6 @@ __all__ = [
     "PairedBatchSampler",
     "RefreshableSampler",
     "StratifiedBatchSampler",
-    "SwapOrderedBatchSampler",
     "UniformBatchSampler",
     "align_classes",
     "with_weights",

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from vardass.errors import InputError, VardassError
-from vardass.samplers.base import MinibatchSampler, features_of_all
-from vardass.samplers.loaders_and_processes import WatchedSampler
+from vardass.samplers.base import BatchStream, MinibatchSampler, features_of_all
 from vardass.samplers.weighted_batches import IndexBatch
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_tensor, check_count
@@ -48,7 +47,7 @@ class _Server:
         return {"rows": rows, **how, "strata": strata, "refreshed": features is not None}
 
 
-class BackgroundSampler(WatchedSampler):
+class BackgroundSampler(BatchStream):
     """Let another thread refresh a sampler and draw from it; the stream stays a function of the seed.
 
     Batches are asked for ``ahead`` at a time, as soon as fewer than that many are in store. `refresh` hands the
@@ -132,9 +131,9 @@ class BackgroundSampler(WatchedSampler):
     def _processes(self) -> tuple[int, int]:
         return self._sampler.num_replicas, self._sampler.rank
 
-    def _find_processes(self, is_shared_out: bool) -> None:
+    def _join_process_group(self) -> None:
         if self._link is None and not self.position:  # afterwards the sampler belongs to the other thread
-            self._sampler._find_processes(is_shared_out)
+            self._sampler._join_process_group()
 
     def _next(self) -> IndexBatch:
         self._connect()
@@ -150,7 +149,7 @@ class BackgroundSampler(WatchedSampler):
             self.strata = Strata.from_dict(answer["strata"])
         batch = IndexBatch(answer["rows"][self._used])
         batch.weights = answer["weights"]
-        strata, batch.pool = answer.get("draws", (None, None))
+        strata, batch.pool = answer["draws"]
         batch.strata = strata if strata is None else strata[: len(batch)]
         self._used += 1
         self.position += 1
@@ -170,8 +169,8 @@ class BackgroundSampler(WatchedSampler):
     def refresh(self, features: ArrayLike, **groups: ArrayLike) -> None:
         """Hand the current ``features`` (n, d) over; see the class for when they apply.
 
-        ``groups`` and ``shares``, or ``other``, are for samplers that have them, see `StratifiedBatchSampler`,
-        `SwapOrderedBatchSampler` and `PairedBatchSampler`.
+        ``groups`` and ``shares``, or ``other``, are for samplers that have them, see `StratifiedBatchSampler` and
+        `PairedBatchSampler`.
         """
         if not self.needs_features:
             return
@@ -215,7 +214,7 @@ class BackgroundSampler(WatchedSampler):
         if self._link is None:
             return
         try:
-            self._saved = self._state()["sampler"]
+            self._saved = self.state_dict()["sampler"]
         except BaseException:
             self._is_lost = True
             raise
@@ -227,22 +226,18 @@ class BackgroundSampler(WatchedSampler):
 
     def copy_of_sampler(self) -> MinibatchSampler:
         """A copy of the sampler behind, after all that it was asked for; this stream stays where it is."""
-        state = self._state()["sampler"]
+        state = self.state_dict()["sampler"]
         twin = copy.deepcopy(self._sampler)
         twin.load_state_dict(state)
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy starts a thread of its own, and goes on from here
-        saved = self._state()["sampler"]
+        saved = self.state_dict()["sampler"]
         return {**super().__getstate__(), "_link": None, "_saved": saved}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; waits for the batches that are on their way."""
-        self._warn_of_batches_under_way()
-        return self._state()
-
-    def _state(self) -> dict[str, Any]:
         if self._link is None:  # not begun, or closed: nothing is on its way, and no thread need be started
             inner = self._sampler.state_dict() if self._saved is None else self._saved
         else:
@@ -276,8 +271,7 @@ class BackgroundSampler(WatchedSampler):
                 self._receive()
             self._link.send("load", state["sampler"])
             self._link.receive()
-        # states of version 0.1.0 do not say which answers begin with a refresh
-        self._store = deque({"refreshed": answer["strata"] is not None, **answer} for answer in state["store"])
+        self._store = deque(dict(answer) for answer in state["store"])
         self._used = state["used"]
         self.position = state["position"]
         self.shares = state["sampler"]["extra"].get("shares")

@@ -171,9 +171,8 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features, self._labels = state["features"], state["labels"]
-        self._missed = state.get("missed", 0.0)
-        self.strata = None if state.get("strata") is None else Strata.from_dict(state["strata"])
+        self._features, self._labels, self._missed = (state[name] for name in ("features", "labels", "missed"))
+        self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
 
 
 _ROWS = 128  # batches that are planned together, at most

@@ -10,26 +10,22 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_check
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel
 from vardass.processes import process_group
 from vardass.registry import declared_options
-from vardass.samplers.loaders_and_processes import (
-    WatchedSampler,
-    called_by_torchdata,
-    self_of_caller,
-    shares_out,
-)
 from vardass.samplers.weighted_batches import IndexBatch
 from vardass.validate import ArrayLike, as_features, check_count, check_seed, check_state
 
-__all__ = ["Chunk", "MinibatchSampler", "RefreshableSampler", "StreamOptions", "derive_seed"]
+__all__ = ["BatchStream", "Chunk", "MinibatchSampler", "RefreshableSampler", "StreamOptions", "derive_seed"]
 
 _STATE_VERSION = 1
 _LISTED = 8192  # indices that are held as a list
 # restored, or compared apart
 _NOT_COMPARED = ("seed", "batches", "endless", "num_replicas", "rank", "groups", "shares")
+_SAME = ("sampler", "version", "n", "batch_size", "num_replicas")
 _COUNTS = ("epoch", "position", "refreshes", "base")  # whole numbers in a state
 
 
@@ -117,7 +113,38 @@ class Chunk(NamedTuple):
     pool: int | None = None
 
 
-class MinibatchSampler(WatchedSampler, ABC):
+class BatchStream(Sampler[IndexBatch], ABC):
+    """A stream of batches for one iterator at a time."""
+
+    _iteration: object | None = None  # the iterator that was begun last
+
+    @abstractmethod
+    def _batches(self) -> Iterator[IndexBatch]:
+        """Yield the batches."""
+
+    @abstractmethod
+    def _join_process_group(self) -> None:
+        """Share the stream with the processes of a group, before the first batch, unless that is settled."""
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        self._join_process_group()
+        return self._one_iterator()
+
+    def _one_iterator(self) -> Iterator[IndexBatch]:
+        mine = self._iteration = object()
+        for batch in self._batches():
+            yield batch
+            if self._iteration is not mine:
+                raise InputError(
+                    f"two iterators take turns on one {type(self).__name__}, and each would get a part of its stream; "
+                    "give every loader a sampler of its own, with another seed"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iteration": None}
+
+
+class MinibatchSampler(BatchStream, ABC):
     """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
 
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
@@ -140,8 +167,8 @@ class MinibatchSampler(WatchedSampler, ABC):
     num_replicas, rank : int, optional
         Under several processes with one seed, process ``rank`` gets every ``num_replicas``-th batch of the
         stream. Batches left over at the end of an epoch are dropped. Without them the sampler asks the process
-        group of ``torch.distributed``, if there is one, when the first batch is taken, unless Accelerate shares
-        out the batches; ``num_replicas=1`` gives every process the same batches. See also `shard`.
+        group of ``torch.distributed``, if there is one, when the first batch is taken. ``num_replicas=1`` gives every
+        process all batches: set it where a library shares them out, as ``accelerator.prepare`` does. See also `shard`.
 
     Attributes
     ----------
@@ -186,13 +213,11 @@ class MinibatchSampler(WatchedSampler, ABC):
         self.seed = check_seed(seed)
         self.endless = bool(endless)
         self._total = self._default_batches() if batches is None else check_count(batches, "batches")
-        self._is_told = False  # of the processes that share the stream
         self._set_processes(1 if num_replicas is None else num_replicas, 0 if rank is None else rank)
-        self._is_told = num_replicas is not None or rank is not None
+        self._is_shared = num_replicas is not None or rank is not None  # whether the processes are settled
         self.epoch = 0
         self.position = 0
         self._started = False  # whether the current epoch has handed out a batch
-        self._chosen_epoch: int | None = None  # by `set_epoch`, until an iteration begins
         self._refreshes = 0
         self._base = 0  # round at which the present strata or plan took over
         self._chunk: Chunk | None = None
@@ -217,9 +242,9 @@ class MinibatchSampler(WatchedSampler, ABC):
             If the stream is shared out already in another way, or has begun.
         """
         if (num_replicas, rank) == (self.num_replicas, self.rank):
-            self._is_told = True
+            self._is_shared = True
             return
-        if self._is_told:
+        if self._is_shared:
             raise InputError(
                 f"this sampler is shared out already, with rank={self.rank} of num_replicas={self.num_replicas}, got "
                 f"rank={rank} of {num_replicas}; leave out num_replicas and rank where the sampler is made"
@@ -230,7 +255,7 @@ class MinibatchSampler(WatchedSampler, ABC):
                 f"{rank}); call it before the first batch"
             )
         self._set_processes(num_replicas, rank)
-        self._is_told = True
+        self._is_shared = True
 
     def _set_processes(self, num_replicas: int, rank: int) -> None:
         num_replicas = check_count(num_replicas, "num_replicas")
@@ -247,21 +272,19 @@ class MinibatchSampler(WatchedSampler, ABC):
     def _has_begun(self) -> bool:
         return self._started or self.position > 0
 
-    def _find_processes(self, is_shared_out: bool) -> None:
-        if is_shared_out:
-            if self.num_replicas > 1:
-                raise InputError(
-                    f"batches would be shared out twice: by this sampler (num_replicas={self.num_replicas}) and by the "
-                    "library that prepared its loader; leave out num_replicas and rank"
-                )
-            self._is_told = True
-        group = None if self._is_told else process_group()
+    @property
+    def _process_count(self) -> int:
+        """Processes that share the stream, or will from the first batch on."""
+        return self.num_replicas if self._is_shared or self._has_begun else (process_group() or (1, 0))[0]
+
+    def _join_process_group(self) -> None:
+        group = None if self._is_shared else process_group()
         if group is None:
             return
         if not self._has_begun:
             self.shard(*group)
             return
-        self._is_told = True  # once is enough
+        self._is_shared = True  # one warning is enough
         warnings.warn(
             f"there is a process group of {group[0]}, but this {type(self).__name__} began without it, so that every "
             "process gets the same batches; make it after init_process_group, or call shard before the first batch",
@@ -307,17 +330,13 @@ class MinibatchSampler(WatchedSampler, ABC):
     def __len__(self) -> int:
         if self.endless:
             raise TypeError(f"an endless {type(self).__name__} has no length; set endless=False")
-        if self._is_told or self._has_begun or shares_out(self_of_caller(), self):
-            return self._rounds
-        count, _ = process_group() or (1, 0)  # not fixed yet: a library may wrap the sampler before the first batch
-        return self._total // count
+        return self._total // self._process_count
 
     def set_epoch(self, epoch: int) -> None:
         """Start the given epoch at the next iteration; one whose state was just restored is continued."""
         epoch = check_count(epoch, "epoch", low=0)
         if self._started or epoch != self.epoch:
             self._begin_epoch(epoch)
-        self._chosen_epoch = epoch
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch, self.position, self._base, self._started = epoch, 0, 0, False
@@ -328,10 +347,6 @@ class MinibatchSampler(WatchedSampler, ABC):
         # a stream that was left in the middle of an epoch goes on only if its state was restored
         if self._started:
             self._begin_epoch(self.epoch + 1)
-        # a restored epoch of which nothing is left: the next one, unless a loop that counts epochs asks for this one
-        if not self.endless and self.position >= self._rounds and self._chosen_epoch != self.epoch:
-            self._begin_epoch(self.epoch + 1)
-        self._chosen_epoch = None
         while self.endless or self.position < self._rounds:
             row = self._row(self.position)
             self._started = True
@@ -390,7 +405,7 @@ class MinibatchSampler(WatchedSampler, ABC):
         if not self.needs_features:
             return
         if self._has_begun:
-            self._find_processes(False)
+            self._join_process_group()
         x = features_of_all(features, self.n)
         self._refreshes += 1
         try:
@@ -447,13 +462,10 @@ class MinibatchSampler(WatchedSampler, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; the same on every process.
 
-        It is that of the last batch handed out. Workers of a plain DataLoader ask ahead: a warning says by how much.
-        With torchdata's StatefulDataLoader, whose state holds that of its sampler, nothing is lost.
+        It is that of the last batch handed out. A DataLoader with workers asks ahead, by ``prefetch_factor`` batches
+        for each: a run that resumes from this state leaves them out. Save the state of torchdata's StatefulDataLoader
+        there, or that of a ``CheckpointedSampler``.
         """
-        self._warn_of_batches_under_way()
-        return self._state()
-
-    def _state(self) -> dict[str, Any]:
         return {
             "sampler": type(self).__name__,
             "version": _STATE_VERSION,
@@ -471,28 +483,29 @@ class MinibatchSampler(WatchedSampler, ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the stream that ``state`` was taken from, in this or in a new process."""
+        """Continue the stream that ``state`` was taken from, in this or in a new process.
+
+        The next iteration yields what was left of the epoch, which after its last batch is nothing.
+        """
         check_state(state, self)
-        group = None if self._is_told else process_group()
+        group = None if self._is_shared else process_group()
         if group is not None and state.get("num_replicas") == group[0] and not self._has_begun:
             self.shard(*group)
-        mine = self._state()
-        same = {key: mine[key] for key in ("sampler", "version", "n", "batch_size", "num_replicas")}
-        check_state(state.get("settings", {}), self)
-        theirs = {**state, **state.get("settings", {})}  # states of version 0.1.0 hold no settings
-        for key, value in {**same, **mine["settings"]}.items():
-            if theirs.get(key, value) != value:
-                raise InputError(
-                    f"the state has {key}={theirs[key]!r}, this sampler {key}={value!r}; "
-                    "make the sampler with the same arguments or start anew"
-                )
-        if missing := [key for key in mine if key not in state and key != "settings"]:
+        mine = self.state_dict()
+        if missing := [key for key in mine if key not in state]:
             raise InputError(
                 f"the state has the keys {sorted(state)}, but not {missing}; "
                 f"pass what {type(self).__name__}.state_dict() gave"
             )
-        for part in (state["extra"], state["chunk"] or {}):
+        for part in (state["settings"], state["extra"], state["chunk"] or {}):
             check_state(part, self)
+        theirs = {**state, **state["settings"]}
+        for key, value in {**{key: mine[key] for key in _SAME}, **mine["settings"]}.items():
+            if theirs.get(key) != value:
+                raise InputError(
+                    f"the state has {key}={theirs.get(key)!r}, this sampler {key}={value!r}; "
+                    "make the sampler with the same arguments or start anew"
+                )
         counts = [check_count(state[key], f"{key} of the state", low=0) for key in _COUNTS]
         seed = check_seed(state["seed"])
         self._load_extra_state(state["extra"])
@@ -500,12 +513,11 @@ class MinibatchSampler(WatchedSampler, ABC):
         self.epoch, self.position, self._refreshes, self._base = counts
         self._chunk = None
         if state["chunk"] is not None:
-            saved = {name: state["chunk"].get(name) for name in Chunk._fields}  # older ones hold no strata
-            self._set_chunk(Chunk(**saved), state["chunk"]["first"])
+            saved = dict(state["chunk"])
+            first = saved.pop("first")
+            self._set_chunk(Chunk(**saved), first)
         # the next iteration continues instead of starting another epoch
         self._started = False
-        # torchdata counts epochs itself, and takes the rest of this one, be it empty, for its end
-        self._chosen_epoch = self.epoch if called_by_torchdata() else self._chosen_epoch
 
 
 def features_of_all(features: ArrayLike, n: int) -> Tensor:

@@ -70,5 +70,4 @@ class GroupedSampler(MinibatchSampler, ABC):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        if "groups" in state:  # earlier states hold none, and their groups did not change
-            self.groups, self.shares = state["groups"], state["shares"]
+        self.groups, self.shares = state["groups"], state["shares"]

@@ -96,7 +96,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features, self._missed = state["features"], state.get("missed", 0.0)
+        self._features, self._missed = state["features"], state["missed"]
 
 
 def centred_on(strata: Strata, features: Tensor) -> Tensor:

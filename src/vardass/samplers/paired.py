@@ -19,21 +19,21 @@ The assignments are made by exchanges (`couple_rows`): on trained features their
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import Kernel, KernelLike
-from vardass.samplers.base import Chunk, StreamOptions
-from vardass.samplers.plan import PLAN_RANK, SWAP_ROUNDS, couple_rows
-from vardass.samplers.two_domains import TwoDomainSampler
+from vardass.kernels import KernelLike, as_kernel, fitted_kernel
+from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
+from vardass.samplers.plan import PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
+from vardass.validate import ArrayLike, as_features, as_generator, check_count, choose
 
 __all__ = ["PairedBatchSampler"]
 
 
-class PairedBatchSampler(TwoDomainSampler):
+class PairedBatchSampler(MinibatchSampler):
     """One of two samplers, of source and target, whose batches consist of quadruplets.
 
     Make both with the same seed, refresh both at the same time with the features of both domains,
@@ -76,6 +76,8 @@ class PairedBatchSampler(TwoDomainSampler):
     (4, None)
     """
 
+    plans_both_domains: ClassVar[bool] = True
+
     def __init__(
         self,
         n: int,
@@ -89,17 +91,14 @@ class PairedBatchSampler(TwoDomainSampler):
         swap_rounds: int = SWAP_ROUNDS,
         **options: Unpack[StreamOptions],
     ) -> None:
-        super().__init__(
-            n,
-            batch_size,
-            role=role,
-            other_batch_size=other_batch_size,
-            kernel=kernel,
-            plan_rows=plan_rows,
-            plan_rank=plan_rank,
-            swap_rounds=swap_rounds,
-            **options,
-        )
+        super().__init__(n, batch_size, **options)
+        as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
+        self.kernel = kernel
+        self.role = choose(role, "role", ("source", "target"))
+        self.other_batch_size = batch_size if other_batch_size is None else other_batch_size
+        self.plan_rows = check_count(plan_rows, "plan_rows", low=2)
+        self.plan_rank = check_count(plan_rank, "plan_rank")
+        self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         if batch_size % 2:
             raise InputError(f"batch_size={batch_size} cannot be cut into pairs; use batch_size={batch_size + 1}")
         if self.other_batch_size != batch_size:
@@ -109,26 +108,51 @@ class PairedBatchSampler(TwoDomainSampler):
             )
         self._features: Tensor | None = None  # centred on the mean of each domain; of both, source first, or of its own
         self._sizes: list[int] = []  # samples of the domains that they are of
+        self._other: Tensor | None = None  # what a refresh was given
 
-    def _fit_alone(self, features: Tensor, kernel: Kernel) -> None:
-        self._features, self._sizes = self._kernel_features(features, kernel), [self.n]
+    def refresh(self, features: ArrayLike, *, other: ArrayLike | None = None) -> None:
+        """As for `MinibatchSampler.refresh`, with the features (n', d) of the ``other`` domain."""
+        self._other = None if other is None else as_features(other, "other")
+        try:
+            super().refresh(features)
+        finally:
+            self._other = None
 
-    def _fit_together(self, features: Tensor, other: Tensor, kernel: Kernel, planned: Tensor) -> None:
-        self._sizes = list(self._in_order(len(features), len(other)))
-        self._features = torch.cat([part - part.mean(0) for part in torch.split(planned, self._sizes)])
+    def _fit(self, features: Tensor) -> None:
+        domains = [features]
+        if self._other is not None:
+            if self._other.shape[1] != features.shape[1]:
+                raise InputError(
+                    f"features have {features.shape[1]} columns, those of the other domain {self._other.shape[1]}; "
+                    "pass both from the same network"
+                )
+            domains.insert(0 if self._side else 1, self._other.to(features))
+        both = torch.cat(domains)
+        kernel = fitted_kernel(self.kernel, both)
+        generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
+        planned = plan_features(both, kernel, self.plan_rank, generator=generator).features
+        self._sizes = [len(domain) for domain in domains]
+        if len(domains) == 2:
+            planned = torch.cat([part - part.mean(0) for part in torch.split(planned, self._sizes)])
+        self._features = planned
+
+    @property
+    def _side(self) -> int:
+        return 0 if self.role == "source" else 1
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
+        if len(self._sizes) < 2:  # not planned together: the draws of the other sampler, of the same seed, must differ
+            generator = torch.Generator().manual_seed(derive_seed(generator.initial_seed(), self._side))
         if self._features is None:
-            return self._uniform_chunk(generator)
-        alone = len(self._sizes) == 1
-        generator = self._own(generator) if alone else generator
+            count = -(-self.plan_rows // self.num_replicas) * self.num_replicas
+            rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
+            return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64))
         most = min(self.plan_rows, *(n // self.batch_size for n in self._sizes))
         count = max(1, most // self.num_replicas) * self.num_replicas
         parts = torch.split(self._features, self._sizes)
         pairs = [self._pairs(part, count * self.batch_size, generator) for part in parts]
-        if alone:
-            mine = pairs[0]
-        else:
+        mine = pairs[0]
+        if len(pairs) == 2:
             means = [part[each].mean(1) for part, each in zip(parts, pairs)]
             matched = self._assigned(means[0], -means[1], generator)
             mine = pairs[self._side][matched[self._side]]

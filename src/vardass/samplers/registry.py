@@ -15,7 +15,6 @@ from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
-from vardass.samplers.swap_ordered import SwapOrderedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 
 __all__ = ["SAMPLER_NAMES", "SamplerEntry", "check_takes_shares", "find_sampler", "make_sampler"]
@@ -29,7 +28,6 @@ _KINDS: Registry[type[MinibatchSampler]] = Registry(
         "vardass": StratifiedBatchSampler,
         "ordered": OrderedBatchSampler,
         "balanced": BalancedBatchSampler,
-        "swap-ordered": SwapOrderedBatchSampler,
         "paired": PairedBatchSampler,
         "kmeans++": "vardass.paper.diverse_samplers:KMeansPlusPlusBatchSampler",
         "dpp": "vardass.paper.diverse_samplers:DPPBatchSampler",
@@ -94,10 +92,9 @@ def make_sampler(
     name : str
         ``"package.module:Name"`` for a sampler of one's own, a subclass of ``MinibatchSampler``, or one of
         ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
-        paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs; the order of
-        one of the paper's follow-ups and the quadruplets of another (``"swap-ordered"`` and ``"paired"``, which plan
-        both domains together); the paper's rivals k-means++, k-DPP and k-means on inputs, whose features are to be the
-        inputs and which is refreshed once, or on the network's features.
+        paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs;
+        quadruplets of both domains, by two samplers that plan them together; the paper's rivals k-means++, k-DPP and
+        k-means, on inputs, which are then its features at its only refresh, or on the network's features.
     n, batch_size : int
         Samples of the data set and of a batch.
     kernel : Kernel or name

@@ -54,6 +54,17 @@ class IndexBatch(list[int]):
             return part
         return picked
 
+    def state(self) -> dict[str, Any]:
+        """Indices and what they carry, in plain values; `restored` makes the batch again."""
+        return {"indices": list(self), "weights": self.weights, "strata": self.strata, "pool": self.pool}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> IndexBatch:
+        """The batch that `state` describes."""
+        batch = cls(state["indices"])
+        batch.weights, batch.strata, batch.pool = state["weights"], state["strata"], state["pool"]
+        return batch
+
 
 class WeightedDataset(Dataset[Any]):
     """A dataset whose samples end with their weight, and their stratum if asked for; made by `with_weights`."""
