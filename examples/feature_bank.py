@@ -49,14 +49,14 @@ for step, ((xs, ys, rows, ws), (xt, target_rows, wt)) in enumerate(zip(*loaders)
         break
     refreshes += refresher.step(step) is not None
     zs, zt = featuriser(xs), featuriser(xt)
-    refresher.observe("source", rows, zs, step=step, weights=ws)  # into the bank; says how far they moved
-    refresher.observe("target", target_rows, zt, step=step, weights=wt)
+    refresher.observe("source", rows, zs, weights=ws)  # into the bank; says how far they moved
+    refresher.observe("target", target_rows, zt, weights=wt)
     loss = cross_entropy(classifier(zs), ys, reduction="none") @ ws + vardass.mmd2(zs, zt, weights_x=ws, weights_y=wt)
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
 
-print(f"{refreshes} refreshes, seconds: { {part: round(s, 2) for part, s in refresher.account.seconds.items()} }")
+print(f"{refreshes} refreshes, seconds: { {part: round(s, 2) for part, s in refresher.timer.seconds.items()} }")
 with torch.no_grad():
     guess = classifier(featuriser(inputs["target"])).argmax(1)
 print(f"target accuracy after {steps} steps: {(guess == y_labels).double().mean():.3f}")

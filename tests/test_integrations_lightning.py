@@ -168,7 +168,7 @@ def test_a_bank_is_part_of_the_checkpoint(tmp_path: Path) -> None:
     banks = [callback.refresher.sources["target"].state_dict() for callback in (before, after)]
     assert torch.equal(banks[0]["rows"], banks[1]["rows"])
     assert after.step == 9
-    assert after.refresher.account.seconds == before.refresher.account.seconds
+    assert after.refresher.timer.seconds == before.refresher.timer.seconds
 
 
 def test_what_would_go_wrong_is_refused() -> None:

@@ -146,8 +146,8 @@ def test_what_needs_all_features_on_one_process_is_refused(tmp_path: Path) -> No
             OrderedBatchSampler(N, K).refresh_over_processes(x, group)
         with pytest.raises(InputError, match="VarianceRefresh"):
             Refresher(VarianceRefresh(0.1), StratifiedBatchSampler(N, K), lambda: x, group=group)
-        with pytest.raises(InputError, match=r"still=0\.1 needs"):
-            Refresher(RefreshEvery(1), StratifiedBatchSampler(N, K), lambda: x, group=group, still=0.1)
+        with pytest.raises(InputError, match=r"min_movement=0\.1 needs"):
+            Refresher(RefreshEvery(1), StratifiedBatchSampler(N, K), lambda: x, group=group, min_movement=0.1)
         with pytest.raises(InputError, match="n=1200, k=8"):
             StratifiedBatchSampler(N + 1, K).refresh_over_processes(x, group)
     finally:

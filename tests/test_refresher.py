@@ -26,7 +26,7 @@ from vardass.refresh import (
     Refresher,
     RefreshEvery,
     RefreshPolicy,
-    TimeAccount,
+    Timer,
     VarianceRefresh,
 )
 from vardass.samplers import (
@@ -92,61 +92,35 @@ class Clock:
 
 def test_parts_sum_to_the_total_also_when_nested() -> None:
     clock = Clock()
-    account = TimeAccount(clock=clock)
-    with account("training"):
+    timer = Timer(clock=clock, device="cpu")
+    with timer("training"):
         clock.now += 5
-        with account("features"):
+        with timer("features"):
             clock.now += 2
-            with account("training"):
+            with timer("training"):
                 clock.now += 1
         clock.now += 3
     clock.now += 50  # belongs to nobody
 
     def fail() -> None:
-        with account("solver"):
+        with timer("solver"):
             clock.now += 4
             raise RuntimeError("no solution")
 
     with pytest.raises(RuntimeError, match="no solution"):
         fail()
-    with account("features"):
+    with timer("features"):
         clock.now += 5
-    assert account.seconds == {"training": 9.0, "features": 7.0, "solver": 4.0}
-    assert account.counts == {"training": 2, "features": 2, "solver": 1}
-    assert account.total == 20.0
-    assert account.share() == {"training": 0.45, "features": 0.35, "solver": 0.2}
-    assert account.as_dict() == {"seconds/training": 9.0, "seconds/features": 7.0, "seconds/solver": 4.0}
-    lines = account.report().splitlines()
-    assert [line.split() for line in lines] == [
-        ["part", "seconds", "share", "times", "each"],
-        ["training", "9.000", "45.0%", "2", "4.5"],
-        ["features", "7.000", "35.0%", "2", "3.5"],
-        ["solver", "4.000", "20.0%", "1", "4"],
-        ["total", "20.000"],
-    ]
-    assert len({len(line) for line in lines[1:4]}) == 1
+    assert timer.seconds == {"training": 9.0, "features": 7.0, "solver": 4.0}
+    assert timer.counts == {"training": 2, "features": 2, "solver": 1}
 
 
-def test_account_of_a_loader_resume_and_reset() -> None:
-    clock = Clock()
-    account = TimeAccount(clock=clock, device="cpu")
-
-    def slow() -> Any:
-        for item in "ab":
-            clock.now += 1
-            yield item
-
-    for item in account.iterate("drawing", slow()):
-        assert item in "ab"
-        clock.now += 10
-    account.add("drawing", 0.5, count=0)
-    assert account.seconds == {"drawing": 2.5}
-    other = TimeAccount()
-    other.load_state_dict(account.state_dict())
-    other.add("solver", 2.5)
-    assert other.share() == {"drawing": 0.5, "solver": 0.5}
-    other.reset()
-    assert (other.total, other.share(), other.seconds) == (0, {}, {})
+def test_a_timer_resumes() -> None:
+    timer, other = Timer(), Timer()
+    timer.add("drawing", 2.5, count=0)
+    other.load_state_dict(timer.state_dict())
+    other.add("drawing", 0.5)
+    assert (other.seconds, other.counts) == ({"drawing": 3.0}, {"drawing": 1})
     with pytest.raises(InputError, match="must not be negative, got -1"):
         other.add("solver", -1.0)
     with pytest.raises(InputError, match="needs 'seconds' and 'counts'"):
@@ -193,7 +167,7 @@ def test_refresher_refreshes_all_that_need_it_and_logs() -> None:
         RefreshEvery(5),
         samplers,
         {"source": bank, "target": slowly, "extra": never},
-        account=TimeAccount(clock=clock),
+        timer=Timer(clock=clock),
     )
     with pytest.raises(InputError, match="0 of n=60 rows"):
         refresher.step(0)
@@ -211,8 +185,8 @@ def test_refresher_refreshes_all_that_need_it_and_logs() -> None:
     assert log["source/reduction"] == pytest.approx(log["source/uniform_variance"] / log["source/variance"])
     assert not [key for key in log if key.startswith("extra")]
     assert all(isinstance(value, int | float) for value in log.values())
-    assert refresher.account.seconds["features"] == 6.0
-    assert refresher.account.counts == {"features": 7, "solver": 6}
+    assert refresher.timer.seconds["features"] == 6.0
+    assert refresher.timer.counts == {"features": 7, "solver": 6}
 
 
 def test_refresher_without_anything_to_do() -> None:
@@ -230,7 +204,7 @@ def moving(policy: RefreshPolicy, speed: float, steps: int, kernel: Any = "mmd")
     for step in range(1, steps):
         rows = torch.randint(60, (8,), generator=torch.Generator().manual_seed(step))
         z = math.cos(speed * step) * x + math.sin(speed * step) * direction
-        refresher.observe("source", rows, z[rows], step=step)
+        refresher.observe("source", rows, z[rows])
         due += [step] if refresher.step(step) else []
     return due, refresher
 
@@ -299,7 +273,7 @@ def test_refresher_resumes() -> None:
     assert isinstance(other.policy, DriftRefresh)
     assert other.policy.drift == pytest.approx(refresher.policy.drift, rel=1e-6)
     assert other.policy.last_step == refresher.policy.last_step
-    assert other.account.counts == refresher.account.counts
+    assert other.timer.counts == refresher.timer.counts
     with pytest.raises(InputError, match=r"samplers \['source'\], here are \['0'\]"):
         Refresher(DriftRefresh(), StrataSampler(60), bank).load_state_dict(refresher.state_dict())
 
@@ -387,7 +361,7 @@ def test_bad_refreshers(run: Callable[[], Any], words: str) -> None:
         Refresher(NeverRefresh(), Uniform(), FeatureBank(60)),
         FeatureBank(60),
         NeverRefresh(),
-        TimeAccount(),
+        Timer(),
         StratifiedBatchSampler(60, 4),
     ],
 )
@@ -480,7 +454,7 @@ def test_a_sampler_whose_features_stand_still_is_left_alone(make: Any) -> None:
     features = {"still": z, "moving": z.clone()}
     samplers = {name: make(600, 8, seed=seed, endless=True) for seed, name in enumerate(features)}
     refresher = Refresher(
-        RefreshEvery(1), samplers, {name: partial(features.get, name) for name in features}, still=1e-3
+        RefreshEvery(1), samplers, {name: partial(features.get, name) for name in features}, min_movement=1e-3
     )
     first = refresher.step(0)
     assert first is not None
@@ -495,12 +469,12 @@ def test_a_sampler_whose_features_stand_still_is_left_alone(make: Any) -> None:
     log = refresher.step(1)
     assert log is not None
     assert log["still/seconds_solver"] == 0.0 < log["moving/seconds_solver"]
-    assert refresher.account.counts["skipped"] == 1
+    assert refresher.timer.counts["skipped"] == 1
     assert [sampler.state_dict()["refreshes"] for sampler in samplers.values()] == [1, 2]
     drawn += [next(streams["still"]) for _ in range(3)]  # the plan goes on
     assert drawn == list(islice(alone, 6))
     # movement is that since the last refresh, not since the last question, and a copy of the state knows it too
-    other = Refresher(RefreshEvery(1), samplers, refresher.sources, still=1e-3)
+    other = Refresher(RefreshEvery(1), samplers, refresher.sources, min_movement=1e-3)
     other.load_state_dict(refresher.state_dict())
     features["still"] = z + (1.3e-3 * spread) ** 0.5 * noise
     other.step(2)
@@ -515,16 +489,18 @@ def test_what_stands_still_is_refreshed_where_more_than_features_counts() -> Non
         StratifiedBatchSampler(60, 4),
         lambda: z,
         groups=lambda _: {"0": {"groups": (z[:, 0] > 0).long()}},
-        still=1,
+        min_movement=1,
     )
-    observed = Refresher(VarianceRefresh(shortest=1, longest=1), StratifiedBatchSampler(60, 4), lambda: z, still=1)
-    without = Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z, still=1)
+    observed = Refresher(
+        VarianceRefresh(shortest=1, longest=1), StratifiedBatchSampler(60, 4), lambda: z, min_movement=1
+    )
+    without = Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z, min_movement=1)
     for refresher in (always, grouped, observed, without):
         refresher.step(0)
         if refresher is without:  # a state of an earlier version
             refresher.load_state_dict({key: value for key, value in refresher.state_dict().items() if key != "seen"})
         refresher.step(1)
-        assert "skipped" not in refresher.account.counts
+        assert "skipped" not in refresher.timer.counts
         assert refresher.samplers["0"].state_dict()["refreshes"] == 2
-    with pytest.raises(InputError, match="still must be a share"):
-        Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z, still=-0.1)
+    with pytest.raises(InputError, match="min_movement must be a number of at least 0"):
+        Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z, min_movement=-0.1)

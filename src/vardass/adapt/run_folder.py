@@ -15,7 +15,7 @@ from torch import Tensor
 from vardass.adapt.config import RunConfig
 from vardass.errors import InputError, VardassError
 from vardass.files import atomic_write, write_text
-from vardass.refresh import TimeAccount
+from vardass.refresh import Timer
 
 __all__ = [
     "CHECKPOINT_FILE",
@@ -217,7 +217,7 @@ class History:
             raise VardassError(f"the loss is not finite at step {step}: {losses}; lower lr={lr} or the penalty")
         return losses
 
-    def message(self, step: int, steps: int, account: TimeAccount) -> str:
+    def message(self, step: int, steps: int, account: Timer) -> str:
         """One line for a progress bar: step, loss, variance reduction and where the time goes."""
         parts = [f"step {step} of {steps}"]
         if self.device.type == "cpu" and "total" in self._sums:

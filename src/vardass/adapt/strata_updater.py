@@ -19,7 +19,7 @@ from vardass.analysis.doctor import Limits, strata_leave
 from vardass.data.splits import derived_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
-from vardass.refresh import FeatureBank, NeverRefresh, Refresher, RefreshPolicy, TimeAccount
+from vardass.refresh import FeatureBank, NeverRefresh, Refresher, RefreshPolicy, Timer
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.refresh.policies import POLICIES
 from vardass.registry import check_options
@@ -48,7 +48,7 @@ __all__ = [
 POLICY_NAMES = tuple(name for name in POLICIES if name != "every")
 
 _LARGE = 32_768  # samples from which strata take seconds: there it is measured first whether they can help
-_STILL = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
+_MIN_MOVEMENT = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
 _REFERENCE_ROWS = 2048  # of a feature bank that estimator reference looks at; of a larger bank so many are drawn
 
 
@@ -227,7 +227,7 @@ class StrataUpdater:
         *,
         device: torch.device,
         processes: Processes,
-        account: TimeAccount,
+        account: Timer,
     ) -> None:
         self.config, self.algorithm, self.streams = config, algorithm, streams
         self.device, self.processes, self.account = device, processes, account
@@ -250,9 +250,9 @@ class StrataUpdater:
                 for name in streams
             },
             groups=self._other_domain if find_sampler(config.sampler).kind.plans_both_domains else self.classes,
-            account=account,
+            timer=account,
             share=False,  # `_send_strata` does it, with the rest of what the leading process decides
-            still=_STILL,
+            min_movement=_MIN_MOVEMENT,
         )
 
     def measure_first(self) -> None:
@@ -267,7 +267,7 @@ class StrataUpdater:
         if self.processes.leads or self.algorithm.uses_banks:
             with self.account("features"):
                 for name, bank in self.banks.items():
-                    bank.update(torch.arange(bank.n), self.all_features(name), step=0)
+                    bank.update(torch.arange(bank.n), self.all_features(name))
         if find_sampler(self.config.sampler).of_inputs:
             for stream in self.streams.values() if self.processes.leads else ():
                 with self.account("solver"):
@@ -306,7 +306,7 @@ class StrataUpdater:
             if not self.processes.leads:
                 self.streams[name].sampler.load_state_dict(state)
 
-    def after_step(self, step: int, draws: Mapping[str, Draw], features: Mapping[str, Tensor]) -> None:
+    def after_step(self, draws: Mapping[str, Draw], features: Mapping[str, Tensor]) -> None:
         """Store the features that a step computed; a batch that only SDAT's ascent looked at is computed anew."""
         for name in self.banks:
             found = features.get(name)
@@ -322,11 +322,11 @@ class StrataUpdater:
                 source = self.refresher.sources[name]
                 if self.processes.leads and isinstance(source, FeatureBank):
                     if self._only_keeps:
-                        source.keep(draw.rows, whole, step)
+                        source.keep(draw.rows, whole)
                         continue
-                    self.refresher.observe(name, draw.rows, whole, step=step, weights=draw.batch.weights)
+                    self.refresher.observe(name, draw.rows, whole, weights=draw.batch.weights)
                 elif self.algorithm.uses_banks:
-                    self.banks[name].update(draw.rows, whole, step)
+                    self.banks[name].update(draw.rows, whole)
 
     def with_banks(self, draws: dict[str, Draw], step: int) -> dict[str, Draw]:
         """Give each batch the bank of its domain, where the loss looks at it.

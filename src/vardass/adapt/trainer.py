@@ -34,7 +34,7 @@ from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, derived_seed
 from vardass.errors import InputError, VardassError
-from vardass.refresh import FeatureBank, TimeAccount
+from vardass.refresh import FeatureBank, Timer
 from vardass.samplers import RefreshableSampler
 from vardass.validate import Progress
 
@@ -116,7 +116,7 @@ class Trainer:
                 f"{', '.join(self.own_parts) or 'backward'}= stays in this process, but devices={config.devices} "
                 "starts others; leave it out, or name parts as package.module:Name in the settings"
             )
-        self.account = TimeAccount(device=self.device)
+        self.account = Timer(device=self.device)
         self.history = History(self.device)
         source = Inputs(splits.source_train, self.device)
         self.input_shape = source.shape
@@ -222,7 +222,7 @@ class Trainer:
             self.history.add_losses(parts)
         if self.strata.banks:
             with self.account("features"):
-                self.strata.after_step(self.step, draws, features)
+                self.strata.after_step(draws, features)
         self.step += 1
 
     def _update(self, draws: dict[str, Draw]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -4,7 +4,6 @@
 >>> from vardass.refresh import FeatureBank, RefreshEvery
 >>> policy, bank = RefreshEvery(100), FeatureBank(4)
 >>> bank.fill(torch.nn.Identity(), torch.eye(4))
-4
 >>> bank.features() if policy.due(0) else None
 tensor([[1., 0., 0., 0.],
         [0., 1., 0., 0.],
@@ -24,7 +23,7 @@ from vardass.refresh.policies import (
     VarianceRefresh,
 )
 from vardass.refresh.refresher import Refresher
-from vardass.refresh.time_account import TimeAccount
+from vardass.refresh.timer import Timer
 
 __all__ = [
     "DriftRefresh",
@@ -35,7 +34,7 @@ __all__ = [
     "RefreshEvery",
     "RefreshPolicy",
     "Refresher",
-    "TimeAccount",
+    "Timer",
     "VarianceRefresh",
     "extract_features",
 ]

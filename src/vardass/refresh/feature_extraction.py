@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from vardass.errors import InputError
 from vardass.validate import Progress, check_count, row_blocks
 
-__all__ = ["PassOptions", "as_device", "evaluation_mode", "extract_features", "feature_batches"]
-
-
-class PassOptions(TypedDict, total=False):
-    """Options of a forward pass; `extract_features` explains them."""
-
-    batch_size: int
-    device: torch.device | str | None
-    num_workers: int
-    autocast_dtype: torch.dtype | None
-    forward: Callable[[Any, Any], Tensor] | None
-    select: Callable[[Any], Any] | None
-    key: str | int | None
-    collate_fn: Callable[[list[Any]], Any] | None
+__all__ = ["as_device", "evaluation_mode", "extract_features"]
 
 
 def extract_features(
@@ -37,7 +24,14 @@ def extract_features(
     dtype: torch.dtype = torch.float32,
     eval_mode: bool = True,
     progress: Progress | None = None,
-    **options: Unpack[PassOptions],
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    num_workers: int = 0,
+    autocast_dtype: torch.dtype | None = None,
+    forward: Callable[[Any, Any], Tensor] | None = None,
+    select: Callable[[Any], Any] | None = None,
+    key: str | int | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Tensor:
     """Compute the features of every sample, in the order of the data set: (n, d).
 
@@ -61,7 +55,7 @@ def extract_features(
     progress : callable, optional
         ``progress(share_done, message)`` after each batch.
     batch_size : int
-        Samples in a forward pass, 256 unless told.
+        Samples in a forward pass.
     device : device, optional
         Where inputs go: by default where the model's first parameter is. Floating-point inputs of a model in half or
         double precision become of that precision.
@@ -93,17 +87,30 @@ def extract_features(
     >>> extract_features(torch.nn.Flatten(), data, batch_size=2).shape
     torch.Size([5, 3])
     """
+    batch_size = check_count(batch_size, "batch_size")
+    num_workers = check_count(num_workers, "num_workers", low=0)
+    place = _device_of(model) if device is None else as_device(device)
+    precision = _precision_of(model) if autocast_dtype is None else None
     n = _row_count(data)
     out: Tensor | None = None
     pieces: list[Tensor] = []
-    done = 0
+    done, width = 0, None
     with evaluation_mode(model) if eval_mode else nullcontext():
-        for z in feature_batches(model, data, **options):
+        for batch in _batches(data, batch_size, num_workers, collate_fn, place):
+            inputs = _placed(_inputs(batch, key) if select is None else select(batch), place, precision)
+            # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
+            autocast = torch.autocast(
+                place.type, dtype=autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
+            )
+            with torch.no_grad(), autocast:
+                z = model(inputs) if forward is None else forward(model, inputs)
+            _check_output(z, len(inputs) if isinstance(inputs, Tensor) else None, width)
+            z, width = z.detach(), z.shape[1]
             if n is None:  # an iterable does not say how long it is
                 pieces.append(z.to(device=out_device, dtype=dtype))
             else:
                 if out is None:
-                    out = torch.empty(n, z.shape[1], dtype=dtype, device=out_device)
+                    out = torch.empty(n, width, dtype=dtype, device=out_device)
                 if done + len(z) > n:
                     raise InputError(f"the model gave more than {n} rows of features for {n} samples")
                 out[done : done + len(z)].copy_(z)
@@ -136,40 +143,6 @@ def evaluation_mode(model: Any) -> Iterator[None]:
             module.training = flag
 
 
-def feature_batches(
-    model: Any,
-    data: Any,
-    rows: Tensor | None = None,
-    *,
-    batch_size: int = 256,
-    device: torch.device | str | None = None,
-    num_workers: int = 0,
-    autocast_dtype: torch.dtype | None = None,
-    forward: Callable[[Any, Any], Tensor] | None = None,
-    select: Callable[[Any], Any] | None = None,
-    key: str | int | None = None,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-) -> Iterator[Tensor]:
-    """Yield the features (batch, d) of all samples in order, or of the given ``rows`` in theirs."""
-    batch_size = check_count(batch_size, "batch_size")
-    num_workers = check_count(num_workers, "num_workers", low=0)
-    place = _device_of(model) if device is None else as_device(device)
-    precision = _precision_of(model) if autocast_dtype is None else None
-    batches = _batches(data, rows, batch_size, num_workers, collate_fn, place)
-    width: int | None = None
-    for batch in batches:
-        inputs = _placed(_inputs(batch, key) if select is None else select(batch), place, precision)
-        # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
-        autocast = torch.autocast(
-            place.type, dtype=autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
-        )
-        with torch.no_grad(), autocast:
-            z = model(inputs) if forward is None else forward(model, inputs)
-        _check_output(z, len(inputs) if isinstance(inputs, Tensor) else None, width)
-        width = z.shape[1]
-        yield z.detach()
-
-
 def _row_count(data: Any) -> int | None:
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset) or data.batch_size is None:
@@ -180,50 +153,29 @@ def _row_count(data: Any) -> int | None:
     return len(data)
 
 
-class _RowBatches:
-    """A batch sampler over given rows."""
-
-    def __init__(self, rows: Tensor, batch_size: int) -> None:
-        self.rows, self.batch_size = rows, batch_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for rows in row_blocks(len(self.rows), self.batch_size):
-            yield self.rows[rows].tolist()
-
-    def __len__(self) -> int:
-        return -(-len(self.rows) // self.batch_size)
-
-
 def _batches(
     data: Any,
-    rows: Tensor | None,
     batch_size: int,
     num_workers: int,
     collate_fn: Callable[[list[Any]], Any] | None,
     device: torch.device,
 ) -> Iterable[Any]:
     if isinstance(data, Tensor):
-        if rows is None:
-            return (data[block] for block in row_blocks(len(data), batch_size))
-        wanted = rows.to(data.device)
-        return (data[wanted[block]] for block in row_blocks(len(wanted), batch_size))
+        return (data[block] for block in row_blocks(len(data), batch_size))
     if isinstance(data, DataLoader):
         _check_order(data)
         return data
     while getattr(data, "weights_attached", False):
         data = data.dataset
-    options: dict[str, Any] = {
-        "num_workers": num_workers,
-        "collate_fn": collate_fn,
-        "pin_memory": device.type == "cuda",
-        "generator": torch.Generator(),  # otherwise each pass would move the global random state
-    }
-    if isinstance(data, IterableDataset):
-        return DataLoader(data, batch_size=batch_size, **options)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        if rows is None:
-            rows = torch.arange(len(data))
-        return DataLoader(data, batch_sampler=_RowBatches(rows, batch_size), **options)
+    if isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        return DataLoader(
+            data,
+            batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # otherwise each pass would move the global random state
+        )
     if isinstance(data, Iterable):
         return data
     raise InputError(f"data must be a data set, a loader or a tensor, got {type(data).__name__}")

@@ -15,8 +15,8 @@ from vardass.kernels import Kernel, as_kernel, fitted_kernel
 from vardass.processes import Peers, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
-from vardass.refresh.time_account import TimeAccount
-from vardass.validate import ArrayLike, as_features, check_state
+from vardass.refresh.timer import Timer
+from vardass.validate import ArrayLike, as_features, check_number, check_state
 from vardass.variance import measure_strata
 
 __all__ = ["FeatureSource", "Refresher"]
@@ -40,7 +40,7 @@ class Refresher:
         ``groups(step)`` is called before each refresh and returns, for samplers by name, further arguments of their
         ``refresh``: ``groups`` and ``shares``, such as ``align_classes(...).by_domain``, or ``other``; an empty mapping
         leaves all as they are. Under a process group only the first process calls it.
-    account : TimeAccount, optional
+    timer : Timer, optional
         Gets the seconds, in the parts "features" and "solver".
     share : bool
         Under a process group of ``torch.distributed`` the first process decides, makes the strata and sends them to
@@ -50,8 +50,8 @@ class Refresher:
         Of ``torch.distributed``: each source then gives the features of this process's own rows, which stay where they
         are, and the strata are those of the rows of all processes, in the order of their ranks. Only for
         `StratifiedBatchSampler`, whose n is that of all processes, and for policies that go by time; not with
-        ``groups`` or ``still``.
-    still : float
+        ``groups`` or ``min_movement``.
+    min_movement : float
         Leave a sampler alone whose features have moved by less than this share of their spread since it was last
         refreshed, Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples; 0 leaves none alone. Only under policies that go
         by time, and where ``groups`` has nothing new. At 0.001 the variance of the MMD and CORAL losses was up to 4 %
@@ -78,10 +78,10 @@ class Refresher:
         sources: FeatureSource | Sequence[FeatureSource] | Mapping[str, FeatureSource],
         *,
         groups: Callable[[int], Mapping[str, Mapping[str, ArrayLike]]] | None = None,
-        account: TimeAccount | None = None,
+        timer: Timer | None = None,
         share: bool = True,
         group: Any = None,
-        still: float = 0.0,
+        min_movement: float = 0.0,
     ) -> None:
         if not isinstance(policy, RefreshPolicy):
             raise InputError(
@@ -90,7 +90,7 @@ class Refresher:
         self.policy = policy
         self.samplers: dict[str, Any] = _named(samplers)
         self.sources: dict[str, FeatureSource] = _named(sources)
-        self.account = TimeAccount() if account is None else account
+        self.timer = Timer() if timer is None else timer
         if self.samplers.keys() != self.sources.keys():
             raise InputError(
                 f"samplers are named {sorted(self.samplers)}, sources {sorted(self.sources)}; "
@@ -99,9 +99,7 @@ class Refresher:
         self.groups = groups
         self.share = bool(share)
         self.group = group
-        if isinstance(still, bool) or not isinstance(still, int | float) or not 0.0 <= still < math.inf:
-            raise InputError(f"still must be a share of the spread of features, 0 or more, got {still!r}; try 0.001")
-        self.still = float(still)
+        self.min_movement = check_number(min_movement, "min_movement", low=0.0, below=math.inf, remedy="try 0.001")
         self.worthwhile: Callable[[Any, Tensor], float | None] | None = None
         if group is not None:
             self._check_own_rows()
@@ -131,13 +129,13 @@ class Refresher:
         """Refuse what needs the features of all samples on one process."""
         needs = {
             "groups": self.groups is not None,
-            f"still={self.still}": self.still > 0.0,
+            f"min_movement={self.min_movement}": self.min_movement > 0.0,
             type(self.policy).__name__: self.policy.observes is not None,
         }
         if what := [name for name, is_set in needs.items() if is_set]:
             raise InputError(
                 f"group= leaves the features on their processes, but {what[0]} needs all of them on one; use a policy "
-                "that goes by time, such as RefreshEvery(100), without groups and still, or gather the features"
+                "that goes by time, such as RefreshEvery(100), without groups and min_movement, or gather the features"
             )
         for name, sampler in self.samplers.items():
             if getattr(sampler, "needs_features", True) and not hasattr(sampler, "refresh_over_processes"):
@@ -155,7 +153,7 @@ class Refresher:
             Plain numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
             ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``,
             ``"<name>/uniform_variance"`` and ``"<name>/reduction"``. A sampler whose features stood still has none of
-            these, and the account counts it in the part "skipped". Strata that are made in the background are
+            these, and the timer counts it in the part "skipped". Strata that are made in the background are
             measured, and reported, at the first step that finds them in use. None if there is nothing to report.
         """
         log: dict[str, Any] = {"step": step}
@@ -179,7 +177,7 @@ class Refresher:
         return process_group() if self.share else None
 
     @property
-    def _leads(self) -> bool:
+    def _is_first(self) -> bool:
         return self._group is None or self._group[1] == 0
 
     def _is_due(self, step: int) -> bool:
@@ -202,9 +200,9 @@ class Refresher:
         return arrived
 
     def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
-        if self.groups is None or not self._leads:
+        if self.groups is None or not self._is_first:
             return {}
-        with self.account("features"):
+        with self.timer("features"):
             found = self.groups(step)
         if not found.keys() <= self.samplers.keys():
             raise InputError(f"groups(step) returned {sorted(found)}, samplers are named {sorted(self.samplers)}")
@@ -212,25 +210,25 @@ class Refresher:
 
     def _refresh(self, name: str, sampler: Any, groups: Mapping[str, ArrayLike]) -> dict[str, Any]:
         source = self.sources[name]
-        before = dict(self.account.seconds)
-        with self.account("features"):
+        before = dict(self.timer.seconds)
+        with self.timer("features"):
             features = source.features() if isinstance(source, FeatureBank) else source()
             skipped = self._stands_still(name, features) and not groups
-            if self._group is not None and self.still:
+            if self._group is not None and self.min_movement:
                 skipped = bool(Peers().from_first(lambda: skipped))
         if skipped:
-            self.account.add("skipped", 0.0)
-            spent = self.account.seconds["features"] - before.get("features", 0.0)
+            self.timer.add("skipped", 0.0)
+            spent = self.timer.seconds["features"] - before.get("features", 0.0)
             return {f"{name}/seconds_features": spent, f"{name}/seconds_solver": 0.0}
-        with self.account("solver"):
+        with self.timer("solver"):
             left = None
             if self.worthwhile is not None and not groups and self._group is None:
                 left = self.worthwhile(sampler, as_features(features))
         if left is not None:
-            self.account.add("skipped", 0.0)
+            self.timer.add("skipped", 0.0)
             return {f"{name}/left": left}
-        with self.account("solver"):
-            measured = self.policy.observes == "variance" and self._leads
+        with self.timer("solver"):
+            measured = self.policy.observes == "variance" and self._is_first
             old = self._variance(name, features) if measured else 0.0
             if self.group is not None:
                 sampler.refresh_over_processes(features, self.group)
@@ -249,21 +247,21 @@ class Refresher:
                 self._take_scale(name, as_features(features))
         if isinstance(source, FeatureBank):
             source.mark()
-        if self.still:
+        if self.min_movement:
             self._seen[name] = _some_rows(features).clone()
         parts = ("features", "solver")
-        log = {f"{name}/seconds_{part}": self.account.seconds[part] - before.get(part, 0.0) for part in parts}
+        log = {f"{name}/seconds_{part}": self.timer.seconds[part] - before.get(part, 0.0) for part in parts}
         return log if name in self._awaited else {**log, **self._strata_log(name)}
 
     def _stands_still(self, name: str, features: ArrayLike) -> bool:
         seen = self._seen.get(name)
-        if not self.still or seen is None or self.policy.observes is not None:
+        if not self.min_movement or seen is None or self.policy.observes is not None:
             return False
         z = _some_rows(features)
         if z.shape != seen.shape:
             return False
         spread = (z - z.mean(0)).double().square().sum()
-        return bool((z - seen.to(z)).double().square().sum() < self.still * spread)
+        return bool((z - seen.to(z)).double().square().sum() < self.min_movement * spread)
 
     def _refresh_all_processes(self, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:
         """Refresh ``sampler`` from the features of the first process, and let the others have what it found."""
@@ -277,7 +275,7 @@ class Refresher:
         message = Peers().from_first(made)
         if not sends_strata:  # the same features give the same strata
             sampler.refresh(message[0], **message[1])
-        elif not self._leads:
+        elif not self._is_first:
             sampler.use_fitted_state(message)
 
     def _strata_log(self, name: str) -> dict[str, float]:
@@ -318,7 +316,6 @@ class Refresher:
         indices: ArrayLike | list[int],
         features: ArrayLike,
         *,
-        step: int | None = None,
         weights: ArrayLike | None = None,
     ) -> None:
         """Store the features of a trained batch in the bank of sampler ``name``, and note their drift.
@@ -329,7 +326,7 @@ class Refresher:
         ----------
         name : str
             Of the sampler.
-        indices, features, step, weights
+        indices, features, weights
             As for `FeatureBank.update` and `FeatureBank.drift`.
         """
         bank = self.sources.get(name)
@@ -341,13 +338,13 @@ class Refresher:
                 self._take_kernel(name, bank.features())
             drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
             self.policy.observe(drift=drift, scale=self._scales[name])
-        bank.update(indices, features, step)
+        bank.update(indices, features)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the policy, the account and the fitted kernels; samplers and banks have their own."""
+        """State of the policy, the timer and the fitted kernels; samplers and banks have their own."""
         return {
             "policy": self.policy.state_dict(),
-            "account": self.account.state_dict(),
+            "timer": self.timer.state_dict(),
             "scales": dict(self._scales),
             "kernels": {name: kernel.state() for name, kernel in self._kernels.items() if kernel is not None},
             "seen": dict(self._seen),
@@ -366,7 +363,7 @@ class Refresher:
         if not {*state["scales"], *kernels} <= self.samplers.keys():
             raise InputError(f"the state is of samplers {sorted(state['scales'])}, here are {sorted(self.samplers)}")
         self.policy.load_state_dict(state["policy"])
-        self.account.load_state_dict(state["account"])
+        self.timer.load_state_dict(state["timer"])
         self._scales = dict(state["scales"])
         self._seen = dict(state.get("seen", {}))
         self._kernels = {}

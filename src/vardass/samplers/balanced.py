@@ -10,9 +10,9 @@ from torch.nn.functional import one_hot
 
 from vardass.kernels import KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, StreamOptions, derive_seed
-from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import centred_on, coupled_rows
 from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
+from vardass.samplers.stratified import GroupedSampler
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
 from vardass.solvers.labels import SizeLimits, bisection_labels

@@ -11,10 +11,9 @@ from vardass.kernels import Kernel
 from vardass.registry import Registry, check_options, declared_options
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import MinibatchSampler
-from vardass.samplers.groups import GroupedSampler
 from vardass.samplers.ordered import OrderedBatchSampler
 from vardass.samplers.paired import PairedBatchSampler
-from vardass.samplers.stratified import StratifiedBatchSampler
+from vardass.samplers.stratified import GroupedSampler, StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 
 __all__ = ["SAMPLER_NAMES", "SamplerEntry", "check_takes_shares", "find_sampler", "make_sampler"]
