@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from conftest import gen
 from vardass.samplers import (
     BalancedBatchSampler,
     IndexBatch,
@@ -67,10 +68,6 @@ each_learning = pytest.mark.parametrize("name", LEARNING)
 def round_length(name: str) -> int:
     """Batches that visit all samples once."""
     return N // K + ("tail" in name)
-
-
-def gen(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def cloud(n: int = N, seed: int = 0) -> Tensor:

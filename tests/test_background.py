@@ -200,12 +200,12 @@ def test_a_lost_stream_goes_on_from_a_state() -> None:
 def test_a_state_of_a_closed_stream_starts_no_thread() -> None:
     sampler = BackgroundSampler(MAKERS["ordered"](), ahead=AHEAD)
     assert sampler.state_dict()["position"] == 0
-    assert sampler._link is None
+    assert sampler._thread is None
     list(islice(sampler, 3))
     sampler.close()
     other = BackgroundSampler(MAKERS["ordered"](), ahead=AHEAD, in_process=True)
     other.load_state_dict(sampler.state_dict())
-    assert sampler._link is None
+    assert sampler._thread is None
     assert [list(b) for b in islice(sampler, 8)] == [list(b) for b in islice(other, 8)]
     sampler.close()
 

@@ -12,18 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
+from conftest import normal
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, LinearKernel, RBFMixture
 from vardass.refresh import FeatureBank
 from vardass.refresh.feature_bank import _last_occurrence
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
 
 X = normal(23, 5)
 

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from conftest import normal
 from vardass.errors import InputError
 from vardass.refresh import FeatureBank, extract_features
 from vardass.samplers import with_weights
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def network() -> nn.Sequential:

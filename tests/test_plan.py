@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from conftest import gen
 from vardass import lowrank
 from vardass.kernels import RBFMixture, as_kernel
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler, StratifiedBatchSampler, plan
@@ -32,10 +33,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "torch":
             patch.setattr(plan, "compiled_loops", lambda tensor: None)
         yield request.param
-
-
-def gen(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def centred(n: int, r: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -257,9 +254,9 @@ def test_the_search_ends_when_it_gains_little() -> None:
     assert torch.equal(ended, after[1])
     # what the features miss of a row is more than the error that the first round left
     missed = 1.01 * energies[0] / 60 / float(weights.square().sum())
-    ended = couple_rows(table, features, weights, rounds=40, generator=gen(), tol=0.0, missed=missed)
+    ended = couple_rows(table, features, weights, rounds=40, generator=gen(), tol=0.0, residual=missed)
     assert torch.equal(ended, after[0])
-    ended = couple_rows(table, features, weights, rounds=40, generator=gen(), tol=0.0, missed=0.9 * missed)
+    ended = couple_rows(table, features, weights, rounds=40, generator=gen(), tol=0.0, residual=0.9 * missed)
     assert not torch.equal(ended, after[0])
 
 

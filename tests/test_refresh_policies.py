@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from vardass.errors import InputError
 from vardass.refresh import (
     DriftRefresh,
-    EpochRefresh,
     GrowingRefresh,
     NeverRefresh,
     RefreshEvery,
@@ -38,8 +37,6 @@ def steps_due(policy: RefreshPolicy, until: int) -> list[int]:
         (RefreshEvery(100), [0, 100, 200, 300]),
         (RefreshEvery(100, start=50), [50, 150, 250, 350]),
         (RefreshEvery(150, start=7), [7, 157, 307]),
-        (EpochRefresh(120), [0, 120, 240, 360]),
-        (EpochRefresh(60, epochs=3, start=60), [60, 240]),
         (NeverRefresh(), []),
         # intervals 10, 15, 22.5, 33.75, 50.6, 75.9, 113.9, each rounded down
         (GrowingRefresh(10, 1.5, 1000), [0, 10, 25, 47, 80, 130, 205, 318]),
@@ -104,7 +101,6 @@ def test_bad_policies(make: Callable[[], Any], words: str) -> None:
 
 def test_readable_repr() -> None:
     assert repr(RefreshEvery(100)) == "RefreshEvery(period=100, start=0)"
-    assert repr(EpochRefresh(7)) == "EpochRefresh(steps_per_epoch=7, epochs=1, start=0)"
     assert repr(NeverRefresh()) == "NeverRefresh()"
     assert repr(DriftRefresh()) == "DriftRefresh(threshold=0.3, shortest=25, longest=1000, window=10, start=0)"
 
@@ -201,7 +197,6 @@ def test_observing_policies_answer_each_step_once(make: Callable[..., Any]) -> N
     "make",
     [
         lambda: RefreshEvery(10),
-        lambda: EpochRefresh(10),
         lambda: GrowingRefresh(3),
         NeverRefresh,
         lambda: DriftRefresh(0.5, shortest=2, longest=30, window=3),

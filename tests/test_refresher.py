@@ -16,6 +16,7 @@ import torch.multiprocessing
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from conftest import normal
 from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, LinearKernel, RBFMixture
@@ -39,11 +40,6 @@ from vardass.samplers import (
 from vardass.solvers import stratify
 from vardass.strata import Strata
 from vardass.variance import measure_strata, stratified_variance, uniform_variance
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
 
 # --- spread of strata ------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.feature_extraction import extract_features
 from vardass.refresh.policies import (
     DriftRefresh,
-    EpochRefresh,
     GrowingRefresh,
     NeverRefresh,
     RefreshEvery,
@@ -27,7 +26,6 @@ from vardass.refresh.timer import Timer
 
 __all__ = [
     "DriftRefresh",
-    "EpochRefresh",
     "FeatureBank",
     "GrowingRefresh",
     "NeverRefresh",

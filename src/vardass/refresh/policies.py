@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.registry import Registry
+from vardass.registry import Registry, declared_options
 from vardass.validate import check_count, check_state
 
 __all__ = [
     "POLICIES",
     "DriftRefresh",
-    "EpochRefresh",
     "GrowingRefresh",
     "NeverRefresh",
     "RefreshEvery",
@@ -53,7 +52,6 @@ class RefreshPolicy(ABC):
     """
 
     observes: ClassVar[str | None] = None
-    _shown: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def due(self, step: int) -> bool:
@@ -106,7 +104,8 @@ class RefreshPolicy(ABC):
         """Restore what `_state` gave."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._shown)})"
+        shown = ", ".join(f"{name}={getattr(self, name, None)!r}" for name in declared_options(type(self)))
+        return f"{type(self).__name__}({shown})"
 
 
 # --- by time ------------------------------------------------------------------------------------------
@@ -129,8 +128,6 @@ class RefreshEvery(RefreshPolicy):
     [0, 100, 200, 300]
     """
 
-    _shown: ClassVar[tuple[str, ...]] = ("period", "start")
-
     def __init__(self, period: int = 100, *, start: int = 0) -> None:
         self.period = check_count(period, "period", remedy="NeverRefresh() never refreshes")
         self.start = check_count(start, "start", low=0)
@@ -139,33 +136,6 @@ class RefreshEvery(RefreshPolicy):
         """Whether ``step`` is ``start`` plus a multiple of ``period``."""
         step = check_count(step, "step", low=0)
         return step >= self.start and (step - self.start) % self.period == 0
-
-
-class EpochRefresh(RefreshEvery):
-    """Refresh before the first batch and at the end of every epoch, or of every few.
-
-    Parameters
-    ----------
-    steps_per_epoch : int
-        Batches in an epoch, ``len(sampler)``.
-    epochs : int
-        Epochs between refreshes.
-    start : int
-        Step of the first refresh; ``start=steps_per_epoch`` leaves out the one before the first batch.
-
-    Examples
-    --------
-    >>> policy = EpochRefresh(40, epochs=2)
-    >>> [step for step in range(161) if policy.due(step)]
-    [0, 80, 160]
-    """
-
-    _shown: ClassVar[tuple[str, ...]] = ("steps_per_epoch", "epochs", "start")
-
-    def __init__(self, steps_per_epoch: int, *, epochs: int = 1, start: int = 0) -> None:
-        self.steps_per_epoch = check_count(steps_per_epoch, "steps_per_epoch")
-        self.epochs = check_count(epochs, "epochs")
-        super().__init__(self.steps_per_epoch * self.epochs, start=start)
 
 
 class NeverRefresh(RefreshPolicy):
@@ -206,8 +176,6 @@ class GrowingRefresh(RefreshPolicy):
     >>> [step for step in range(170) if policy.due(step)]
     [0, 10, 25, 47, 80, 120, 160]
     """
-
-    _shown: ClassVar[tuple[str, ...]] = ("first", "factor", "longest", "start")
 
     def __init__(self, first: int = 10, factor: float = 1.5, longest: int | None = 1000, *, start: int = 0) -> None:
         self.first = check_count(first, "first")
@@ -324,7 +292,6 @@ class DriftRefresh(_ObservingPolicy):
     """
 
     observes = "drift"
-    _shown: ClassVar[tuple[str, ...]] = ("threshold", "shortest", "longest", "window", "start")
 
     def __init__(
         self,
@@ -342,14 +309,7 @@ class DriftRefresh(_ObservingPolicy):
         self.window = check_count(window, "window")
         self._recent: deque[Tensor | float] = deque(maxlen=self.window)
 
-    def observe(
-        self,
-        *,
-        drift: Tensor | float | None = None,
-        scale: float = 1.0,
-        variance: float | None = None,
-        rise: float | None = None,
-    ) -> None:
+    def observe(self, *, drift: Tensor | float | None = None, scale: float = 1.0, **others: Any) -> None:
         """Add the drift of one batch, divided by ``scale``, to the running mean."""
         if not scale >= 0:
             raise InputError(f"scale must not be negative, got {scale}; use measure_strata(...).within")
@@ -416,7 +376,6 @@ class VarianceRefresh(_ObservingPolicy):
     """
 
     observes = "variance"
-    _shown: ClassVar[tuple[str, ...]] = ("tolerance", "shortest", "longest", "start")
 
     def __init__(self, tolerance: float = 0.2, shortest: int = 25, longest: int = 1000, *, start: int = 0) -> None:
         super().__init__(shortest=shortest, longest=longest, start=start)
@@ -426,14 +385,7 @@ class VarianceRefresh(_ObservingPolicy):
         self._reference: float | None = None
         self._latest: float | None = None
 
-    def observe(
-        self,
-        *,
-        drift: Tensor | float | None = None,
-        scale: float = 1.0,
-        variance: float | None = None,
-        rise: float | None = None,
-    ) -> None:
+    def observe(self, *, variance: float | None = None, rise: float | None = None, **others: Any) -> None:
         """Take the present variance of the strata, or what a refresh has won back."""
         if rise is not None:
             if math.isnan(rise):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,32 +19,19 @@ from vardass.validate import ArrayLike, as_tensor, check_count
 __all__ = ["BackgroundSampler"]
 
 
-class _Server:
-    """The sampler behind a `BackgroundSampler`: answers requests one after the other, in whichever thread."""
+class _InThisThread:
+    """Does what is submitted at once, in the place of a thread: the same stream."""
 
-    def __init__(self, sampler: MinibatchSampler) -> None:
-        self.sampler = sampler
-        self.batches = iter(sampler)
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
-    def answer(self, request: str, argument: Any) -> Any:
-        if request == "state":
-            return self.sampler.state_dict()
-        if request == "load":
-            self.sampler.load_state_dict(argument)
-            self.batches = iter(self.sampler)
-            return None
-        features, groups, count = argument
-        strata = None
-        if features is not None:
-            self.sampler.refresh(features, **groups)
-            found: Strata | None = getattr(self.sampler, "strata", None)
-            strata = None if found is None else found.to_dict()
-        drawn = [next(self.batches) for _ in range(count)]
-        # between two refreshes all batches have the same weights
-        rows = [list(batch) for batch in drawn]
-        first = drawn[0]
-        how = {"weights": first.weights, "draws": (first.strata, first.pool)}
-        return {"rows": rows, **how, "strata": strata, "refreshed": features is not None}
+    def shutdown(self) -> None:
+        """Nothing runs."""
 
 
 class BackgroundSampler(BatchStream):
@@ -106,11 +93,11 @@ class BackgroundSampler(BatchStream):
         self.position = 0
         self._sampler = sampler
         self._in_process = bool(in_process)
-        self._link: _Link | None = None
+        self._thread: ThreadPoolExecutor | _InThisThread | None = None
+        self._drawn: Iterator[IndexBatch] | None = None  # of the sampler, in the thread
         self._store: deque[dict[str, Any]] = deque()  # answers, the first of them partly used
         self._used = 0
-        self._asked: deque[bool] = deque()  # answers still to come: whether they begin with a refresh
-        self._saved: dict[str, Any] | None = None  # of the sampler, while there is no thread
+        self._asked: deque[tuple[Future[Any], bool]] = deque()  # answers to come, and whether they begin with a refresh
         self._is_lost = False
 
     # --- the stream -----------------------------------------------------------------------------------
@@ -121,7 +108,7 @@ class BackgroundSampler(BatchStream):
 
     def shard(self, num_replicas: int, rank: int) -> None:
         """As for `MinibatchSampler`."""
-        if (self._link is not None or self.position) and (num_replicas, rank) != self._processes:
+        if (self._thread is not None or self.position) and (num_replicas, rank) != self._processes:
             raise InputError(
                 f"the background thread has begun before shard({num_replicas}, {rank}); call it before the first batch"
             )
@@ -132,7 +119,7 @@ class BackgroundSampler(BatchStream):
         return self._sampler.num_replicas, self._sampler.rank
 
     def _join_process_group(self) -> None:
-        if self._link is None and not self.position:  # afterwards the sampler belongs to the other thread
+        if self._thread is None and not self.position:  # afterwards the sampler belongs to the other thread
             self._sampler._join_process_group()
 
     def _next(self) -> IndexBatch:
@@ -164,7 +151,7 @@ class BackgroundSampler(BatchStream):
     def is_refreshing(self) -> bool:
         """Whether features were handed over of which no batch has come yet."""
         to_begin = list(self._store)[1 if self._used else 0 :]
-        return any(self._asked) or any(answer["refreshed"] for answer in to_begin)
+        return any(refreshed for _, refreshed in self._asked) or any(answer["refreshed"] for answer in to_begin)
 
     def refresh(self, features: ArrayLike, **groups: ArrayLike) -> None:
         """Hand the current ``features`` (n, d) over; see the class for when they apply.
@@ -185,14 +172,30 @@ class BackgroundSampler(BatchStream):
         self._ask(x.detach().to("cpu", copy=True), copies)
 
     def _ask(self, features: Tensor | None, groups: Mapping[str, Tensor] | None = None) -> None:
-        assert self._link is not None
-        self._link.send("draw", (features, groups or {}, self.ahead))
-        self._asked.append(features is not None)
+        assert self._thread is not None
+        answer = self._thread.submit(self._draw, features, groups or {})
+        self._asked.append((answer, features is not None))
+
+    def _draw(self, features: Tensor | None, groups: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Refresh and draw, in the thread."""
+        assert self._drawn is not None
+        strata: Strata | None = None
+        if features is not None:
+            self._sampler.refresh(features, **groups)
+            strata = getattr(self._sampler, "strata", None)
+        drawn = [next(self._drawn) for _ in range(self.ahead)]
+        first = drawn[0]
+        return {
+            "rows": [list(batch) for batch in drawn],
+            "weights": first.weights,  # between two refreshes those of all batches
+            "draws": (first.strata, first.pool),
+            "strata": None if strata is None else strata.to_dict(),
+            "refreshed": features is not None,
+        }
 
     def _receive(self) -> None:
-        assert self._link is not None
-        self._asked.popleft()  # also if the answer is an error
-        self._store.append(self._link.receive())
+        answer, _ = self._asked.popleft()  # also if it is an error
+        self._store.append(answer.result())
 
     # --- the thread -----------------------------------------------------------------------------------
 
@@ -202,51 +205,51 @@ class BackgroundSampler(BatchStream):
                 "a refresh in the background failed and the stream ended with it; load a state with load_state_dict, "
                 "or make a new sampler"
             )
-        if self._link is None:
-            self._link = _Link(self._sampler, in_process=self._in_process)
-            if self._saved is not None:
-                self._link.send("load", self._saved)
-                self._link.receive()
-                self._saved = None
+        if self._thread is None:
+            self._thread = (
+                _InThisThread() if self._in_process else ThreadPoolExecutor(1, thread_name_prefix="vardass-background")
+            )
+            self._continue()
+
+    def _continue(self) -> None:
+        """Draw from where the sampler is, not from the beginning of its next epoch."""
+        self._sampler.load_state_dict(self._sampler.state_dict())
+        self._drawn = iter(self._sampler)
 
     def close(self) -> None:
         """End the thread. The stream goes on where it was if another batch is asked for."""
-        if self._link is None:
+        if self._thread is None:
             return
         try:
-            self._saved = self.state_dict()["sampler"]
+            self._wait()
         except BaseException:
             self._is_lost = True
             raise
         finally:
-            self._link.close()
-            self._link = None
+            self._thread.shutdown()
+            self._thread = self._drawn = None
 
     # --- copies and state -----------------------------------------------------------------------------
 
     def copy_of_sampler(self) -> MinibatchSampler:
         """A copy of the sampler behind, after all that it was asked for; this stream stays where it is."""
-        state = self.state_dict()["sampler"]
-        twin = copy.deepcopy(self._sampler)
-        twin.load_state_dict(state)
-        return twin
+        self._wait()
+        return copy.deepcopy(self._sampler)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy starts a thread of its own, and goes on from here
-        saved = self.state_dict()["sampler"]
-        return {**super().__getstate__(), "_link": None, "_saved": saved}
+        self._wait()
+        return {**super().__getstate__(), "_thread": None, "_drawn": None}  # a copy starts a thread of its own
+
+    def _wait(self) -> None:
+        """Receive what is on its way; afterwards the thread has nothing to do."""
+        while self._asked:
+            self._receive()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; waits for the batches that are on their way."""
-        if self._link is None:  # not begun, or closed: nothing is on its way, and no thread need be started
-            inner = self._sampler.state_dict() if self._saved is None else self._saved
-        else:
-            while self._asked:
-                self._receive()
-            self._link.send("state", None)
-            inner = self._link.receive()
+        self._wait()
         return {
-            "sampler": inner,
+            "sampler": self._sampler.state_dict(),
             "store": [dict(answer) for answer in self._store],
             "used": self._used,
             "position": self.position,
@@ -262,44 +265,15 @@ class BackgroundSampler(BatchStream):
                 f"the state has {found}, a background sampler's has {sorted(names)}; "
                 "make the sampler with the same arguments or start anew"
             )
-        if self._link is None:
-            self._sampler.load_state_dict(state["sampler"])  # says so if it is another sampler's
-            self._saved, self._is_lost = state["sampler"], False
+        if self._thread is None:
             self._asked.clear()
-        else:
-            while self._asked:
-                self._receive()
-            self._link.send("load", state["sampler"])
-            self._link.receive()
+        self._wait()
+        self._sampler.load_state_dict(state["sampler"])  # says so if it is another sampler's
+        self._is_lost = False
+        if self._thread is not None:
+            self._continue()
         self._store = deque(dict(answer) for answer in state["store"])
         self._used = state["used"]
         self.position = state["position"]
         self.shares = state["sampler"]["extra"].get("shares")
         self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
-
-
-class _Link:
-    """Requests to a `_Server` and its answers, in order."""
-
-    def __init__(self, sampler: MinibatchSampler, *, in_process: bool) -> None:
-        self._server = _Server(sampler)
-        self._answers: deque[Future[Any]] = deque()
-        self._thread = None if in_process else ThreadPoolExecutor(1, thread_name_prefix="vardass-background")
-
-    def send(self, request: str, argument: Any) -> None:
-        if self._thread is not None:
-            self._answers.append(self._thread.submit(self._server.answer, request, argument))
-            return
-        done: Future[Any] = Future()
-        try:
-            done.set_result(self._server.answer(request, argument))
-        except Exception as error:
-            done.set_exception(error)
-        self._answers.append(done)
-
-    def receive(self) -> Any:
-        return self._answers.popleft().result()
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()

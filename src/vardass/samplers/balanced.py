@@ -84,7 +84,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
         self._labels: Tensor | None = None
-        self._missed = 0.0  # error of a sample that is not worth a further sweep
+        self._residual = 0.0  # error of a sample that is not worth a further sweep
         self.strata: Strata | None = None  # with shares
 
     @property
@@ -96,7 +96,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         kernel = fitted_kernel(self.kernel, features)
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         low_rank = plan_features(features, kernel, self.plan_rank, generator=generator)
-        planned, self._missed = low_rank.features, NEGLIGIBLE * float(low_rank.residual.mean())
+        planned, self._residual = low_rank.features, NEGLIGIBLE * float(low_rank.residual.mean())
         if self.shares is not None and self.groups is not None:
             options: dict[str, Any] = {"kernel": kernel, "seed": derive_seed(self.seed, self._refreshes), "equal": True}
             found = stratify_groups(features, self.batch_size, self.groups, shares=self.shares, **options)
@@ -123,7 +123,7 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
             return super()._plan(left, generator)
         count = max(1, self.n // self.batch_size // self.num_replicas) * self.num_replicas
         rows = coupled_rows(
-            self.strata, count, self._features, rounds=self.swap_rounds, missed=self._missed, generator=generator
+            self.strata, count, self._features, rounds=self.swap_rounds, residual=self._residual, generator=generator
         )
         return Chunk(rows, self.strata.exact_weights)
 
@@ -144,7 +144,9 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
         features -= features.mean(0)
         table = torch.arange(len(features), device=device).view(entries.shape)
         weights = features.new_full((self.batch_size,), 1.0 / self.batch_size)
-        table = couple_rows(table, features, weights, rounds=self.swap_rounds, missed=self._missed, generator=generator)
+        table = couple_rows(
+            table, features, weights, rounds=self.swap_rounds, residual=self._residual, generator=generator
+        )
         return entries.reshape(-1)[table.to("cpu")[torch.randperm(len(table), generator=generator)]]
 
     def _first_part(self, strata: Tensor, generator: torch.Generator) -> Tensor:
@@ -166,12 +168,12 @@ class BalancedBatchSampler(GroupedSampler, EpochSampler):
 
     def _extra_state(self) -> dict[str, Any]:
         strata = None if self.strata is None else self.strata.to_dict()
-        mine = {"features": self._features, "labels": self._labels, "missed": self._missed, "strata": strata}
+        mine = {"features": self._features, "labels": self._labels, "residual": self._residual, "strata": strata}
         return {**super()._extra_state(), **mine}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features, self._labels, self._missed = (state[name] for name in ("features", "labels", "missed"))
+        self._features, self._labels, self._residual = (state[name] for name in ("features", "labels", "residual"))
         self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
 
 

@@ -65,7 +65,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         self.plan_rank = check_count(plan_rank, "plan_rank")
         self.swap_rounds = check_count(swap_rounds, "swap_rounds", low=0)
         self._features: Tensor | None = None
-        self._missed = 0.0  # error of a sample that is not worth a further sweep
+        self._residual = 0.0  # error of a sample that is not worth a further sweep
 
     def _fit(self, features: Tensor) -> None:
         kernel = fitted_kernel(self.kernel, features)
@@ -74,7 +74,7 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         self._stratify(features, planned)  # strata of many samples are found on the same features
         assert self.strata is not None
         self._features = centred_on(self.strata, planned.features)
-        self._missed = NEGLIGIBLE * float(planned.residual.mean())
+        self._residual = NEGLIGIBLE * float(planned.residual.mean())
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         if self.strata is None or self._features is None:
@@ -86,17 +86,17 @@ class OrderedBatchSampler(StratifiedBatchSampler):
             self._features,
             draws=self.draws_per_stratum,
             rounds=self.swap_rounds,
-            missed=self._missed,
+            residual=self._residual,
             generator=generator,
         )
         return Chunk(rows, self._column_weights)
 
     def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "features": self._features, "missed": self._missed}
+        return {**super()._extra_state(), "features": self._features, "residual": self._residual}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features, self._missed = state["features"], state["missed"]
+        self._features, self._residual = state["features"], state["residual"]
 
 
 def centred_on(strata: Strata, features: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def coupled_rows(
     *,
     draws: int = 1,
     rounds: int,
-    missed: float,
+    residual: float,
     generator: torch.Generator,
 ) -> Tensor:
     """Plan (count, k * draws) of strata whose rows are coupled on ``features`` (n, r), in random order."""
@@ -126,7 +126,7 @@ def coupled_rows(
         units = units.view(-1, draws)
         features, units = features[units].mean(1), torch.arange(len(units), device=units.device).view(count, -1)
     weights = strata.exact_weights
-    missed /= draws  # residuals of different samples are independent
-    units = couple_rows(units, features, weights, rounds=rounds, missed=missed, generator=generator).to("cpu")
+    residual /= draws  # residuals of different samples are independent
+    units = couple_rows(units, features, weights, rounds=rounds, residual=residual, generator=generator).to("cpu")
     rows = table.view(-1, draws)[units].view(count, -1) if draws > 1 else units
     return rows[torch.randperm(count, generator=generator)]

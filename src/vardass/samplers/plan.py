@@ -104,7 +104,7 @@ def couple_rows(
     rounds: int,
     generator: torch.Generator,
     tol: float = 5e-3,
-    missed: float = 0.0,
+    residual: float = 0.0,
 ) -> Tensor:
     """Swap entries within columns to make every row's weighted mean close to zero.
 
@@ -128,9 +128,9 @@ def couple_rows(
         On the CPU.
     tol : float
         See ``rounds``.
-    missed : float
+    residual : float
         Mean residual diagonal of the features. The search also ends once Σ |E_t|² is below what they miss of it,
-        T Σ_h w_h² ``missed``.
+        T Σ_h w_h² ``residual``.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def couple_rows(
     # drawn here, so that the generator is the only source of randomness
     orders = torch.stack([torch.randperm(count, generator=generator) for _ in range(rounds)])
     size = count // -(-count // _GROUP)
-    enough = count * missed * float(weights.square().sum())
+    enough = count * residual * float(weights.square().sum())
     if (compiled := compiled_loops(features)) is not None:
         arrays = (table.clone(), features.contiguous(), weights.contiguous(), orders)
         compiled.couple_rows(*(array.numpy() for array in arrays), size, tol, enough)
