@@ -1,6 +1,6 @@
 """Tables and figure of the sweeps of adaptation.yaml.
 
-    python benchmarks/adaptation_report.py ../runs    # folders of sweeps: first to results/adaptation.jsonl.gz
+    python benchmarks/adaptation_report.py ../runs    # folders of sweeps: first added to results/adaptation.jsonl.gz
     python benchmarks/adaptation_report.py            # from that file
 
 One line of the file is one run: what it was, and for each evaluation the scores that a run may be chosen by and the
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 from common import RESULTS, markdown
 
 from vardass.files import atomic_write
@@ -36,10 +37,12 @@ CANDIDATES = (
     "equal",
     "equal, schedule",
     "equal, schedule, classes",
+    "equal, schedule, confusion",
+    "equal, schedule, classes, confusion",
     "balanced, schedule, classes",
     "min-sum, schedule, classes",
 )
-SHIPPED = ("equal, schedule, classes", 3.0)  # `vardass adapt`
+SHIPPED = ("equal, schedule, classes, confusion", 3.0)  # `vardass adapt`
 SCORES = {"source": "source_accuracy", "entropy": "target_entropy", "information": "target_information"}
 SCORES |= {"density": "target_density", "mmd": "mmd", "target": "target_accuracy"}
 LOWER = ("entropy", "mmd")  # is better
@@ -48,13 +51,14 @@ ABOUT = """{runs:,} runs of `vardass sweep benchmarks/adaptation.yaml` (commands
 six data sets, four pairs of domains each, 800 steps, everything equal but what a row says, the same seeds for all rows.
 Accuracies are in % on target samples that were not trained on, of the model that the run chose; no target label was
 used before that. Gains are over uniform batches with λ = 1, in points; ± is the standard error over pairs of domains
-and repeats: two in the rows of that file, but one on office-home; one in those of adaptation_others.yaml.
+and repeats: {repeats}.
 
 `uniform`, `vardass` (the paper's sampler), `kmeans-features`, `kmeans++`, `stratified` (min-sum strata), `equal`
 (min-sum strata of equal size), `ordered` and `balanced` have a constant penalty. `schedule`: 100 steps of the task
-alone, then 100 in which the penalty rises. `limit`, no option any more: the discrepancy never pulls
-at the features harder than the task. `classes`: the same classes on both sides of a batch from step 300, or from step
-100 if class shares explain 0.35 of the discrepancy. `erm` is source only."""
+alone, then 100 in which the penalty rises. `limit`, no option any more: the discrepancy never pulls at the features
+harder than the task. `classes`: the same classes on both sides of a batch from step 300, or from step 100 if class shares explain 0.35 of the
+discrepancy. `confusion`: 0.3 times the class confusion of the target's predictions (the loss of MCC) rises with the
+penalty. `erm` is source only."""
 
 REGRET = """Mean regret in points, over all runs with a discrepancy: the best target accuracy of a run's evaluations
 less that of the chosen one. Evaluations compete from the full penalty on."""
@@ -64,14 +68,15 @@ less that of the chosen one. Evaluations compete from the full penalty on."""
 
 
 def export(folders: Path) -> None:
-    """One short line for each finished run of the sweeps in ``folders``."""
-    lines = []
+    """Add one short line for each finished run of the sweeps in ``folders``."""
+    lines = gzip.decompress(RECORDS.read_bytes()).decode().splitlines() if RECORDS.exists() else []
     for folder in sorted(path for path in folders.iterdir() if (path / "records.jsonl").exists()):
         for record in read_records(folder):
             if record.status != "finished":
                 print(f"left out, failed: {record.run_id} {record.error}")
                 continue
             config, spec = record.spec.config, record.spec
+            sweep = yaml.safe_load((folder / "sweep.yaml").read_text())
             line = {
                 "data": spec.data_name,
                 "task": spec.task,
@@ -79,7 +84,7 @@ def export(folders: Path) -> None:
                 "arm": spec.cell["sampler"],
                 "penalty": config["algorithm_options"].get("penalty", 1.0),
                 "batch": config["batch_size"],
-                "repeat": spec.repeat,
+                "repeat": spec.repeat + 10 * sweep["seed"],  # another seed of the sweep is another repeat
                 "chosen": record.result["selected_step"],
                 "accuracy": round(100 * record.result["target_accuracy"], 3),
                 "from": config["algorithm_options"].get("delay", 0) + config["algorithm_options"].get("ramp", 0),
@@ -155,7 +160,8 @@ STEPS = {
     "equal strata": ("equal", 1.0),
     "+ schedule": ("equal, schedule", 1.0),
     "+ classes": ("equal, schedule, classes", 1.0),
-    "+ λ = 3: `vardass adapt`": SHIPPED,
+    "+ λ = 3": ("equal, schedule, classes", 3.0),
+    "+ confusion: `vardass adapt`": SHIPPED,
 }
 
 
@@ -320,6 +326,14 @@ def draw(runs: pd.DataFrame, penalties: list[float]) -> None:
     save_figure(figure, RESULTS / "adaptation.png")
 
 
+def _repeats(runs: pd.DataFrame) -> str:
+    """How many repeats rows have."""
+    counts = runs[runs.batch == 32].groupby(["data", "loss", "arm", "penalty"]).repeat.nunique()
+    few, many = int(counts.min()), int(counts.max())
+    shipped = runs[(runs.arm == SHIPPED[0]) & (runs.penalty == SHIPPED[1]) & (runs.batch == 32)].repeat.nunique()
+    return f"{few} to {many} for each row, {shipped} for `vardass adapt`"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="?", type=Path)
@@ -332,7 +346,7 @@ def main() -> None:
     one = [("erm", 1.0), *((arm, 1.0) for arm in arms)]
     others = [(arm, penalty) for penalty in penalties if penalty != 1.0 for arm in [BASE, *arms]]
     commits = ", ".join(dict.fromkeys(runs.commit))
-    parts = ["# What adapts", "", ABOUT.format(runs=len(runs), commit=commits), "", "## In short", ""]
+    parts = ["# What adapts", "", ABOUT.format(runs=len(runs), commit=commits, repeats=_repeats(runs)), "", "## In short", ""]
     parts += [short_table(runs), "", by_data_table(runs), "", "## Batches of 32, λ = 1", ""]
     for loss in LOSSES:
         parts += [accuracy_table(runs, one, loss), ""]
