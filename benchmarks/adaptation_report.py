@@ -62,9 +62,9 @@ shares explain 0.35 of the discrepancy. `confusion`: 0.3 times the class confusi
 of MCC) rises with the penalty. `erm` is source only."""
 
 GAP = """|R_s - R_t|² of held-out features after training with CORAL, λ = 1, one repeat, geometric means over pairs of
-domains. Relative: over the mean of |R_s|² and |R_t|², which does not change with the scale of the features. Uniform batches
-lower the plain value by shrinking features. Relative to their size, the domains stay two to five times further apart
-than with strata on four of the six data sets."""
+domains. Relative: over the mean of |R_s|² and |R_t|², which does not change with the scale of the features.
+Uniform batches lower the plain value by shrinking features. Relative to their size, the domains stay two to five
+times further apart than with strata on four of the six data sets."""
 
 REGRET = """Mean regret in points, over all runs with a discrepancy: the best target accuracy of a run's evaluations
 less that of the chosen one. Evaluations compete from the full penalty on."""
