@@ -77,7 +77,7 @@ def test_columns_that_are_constant_in_the_sources_are_told(trained, tmp_path, ca
     np.savez(tmp_path / "b.npz", z=x)
     paths = ("--source", tmp_path / "a.npz", "--target", tmp_path / "b.npz", "--out", tmp_path / "run")
     assert main([str(part) for part in ("adapt", *paths, "--steps", 2, "--batch-size", 8)]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    line, *_ = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: 1 of 3 columns are constant in the sources, such as column 1 (from 0)")
     assert "always 0.25" in line
     x[3, 0] = -1e30

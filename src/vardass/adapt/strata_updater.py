@@ -258,7 +258,8 @@ class StrataUpdater:
     def measure_first(self) -> None:
         """Leave a sampler of many samples uniform where any strata would leave most of a batch's variance.
 
-        At each refresh it is measured on some rows, see `strata_leave`, in a small part of the time that strata take.
+        Until it has strata it is measured on some rows, see `strata_leave`, at every bandwidth: narrow ones can carry
+        nearly all of the variance, and the wide ones, on which strata do help, all of the gradient.
         """
         self.refresher.worthwhile = _not_worth_strata
 
@@ -400,7 +401,8 @@ class StrataUpdater:
 def _not_worth_strata(sampler: Any, features: Tensor) -> float | None:
     """Share of the variance that strata would leave, where that is too much to pay for them; else None."""
     k = getattr(sampler, "strata_count", None)
-    if k is None or len(features) <= _LARGE:
+    # a sampler that has strata was found worth them: not measured again, by a resumed run neither
+    if k is None or len(features) <= _LARGE or getattr(sampler, "strata", None) is not None:
         return None
     left = strata_leave(features, k, kernel=sampler.kernel)
     return left if left > Limits().worth ** 2 else None

@@ -23,9 +23,9 @@ from vardass.cli.embeddings import make_folder
 from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
 from vardass.cli.terminal import progress_bar
-from vardass.data.domains import Domain, Kind, Task, TensorInputs
-from vardass.data.embedding_tasks import ScaledInputs, scaled_inputs
-from vardass.data.from_paths import find_kind, task_from_paths
+from vardass.data.domains import Domain, Kind, Task
+from vardass.data.embedding_tasks import ScaledInputs
+from vardass.data.from_paths import domain_from_path, find_kind, task_from_paths
 from vardass.data.images import small_size
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
@@ -77,7 +77,7 @@ def doctor(
     reading: dict[str, Any] = {"key": key, "labels": labels, "columns": columns}
     algorithm: Algorithm | None = None
     if model is not None:
-        algorithm, task = _of_run(model.expanduser(), source, target, found_kind, reading, trust_code)
+        algorithm, task = _of_run(model, source, target, reading, trust_code)
     else:
         reading |= {"standardise": standardise, "regression": regression}
         if found_kind == "image":
@@ -192,39 +192,12 @@ def _warmed_up(task: Task, kind: Kind, steps: int, batch_size: int, seed: int) -
         )
 
 
-def _of_run(
-    run: Path, source: Path, target: Path, kind: Kind, reading: dict[str, Any], trust_code: bool
-) -> tuple[Algorithm, Task]:
+def _of_run(run: Path, source: Path, target: Path, given: dict[str, Any], trust_code: bool) -> tuple[Algorithm, Task]:
     """The chosen model of a run, and the two domains read as it read its own."""
-    algorithm, about, data = load_run(run, trust_code=trust_code)
-    if kind != about["data_kind"]:
-        raise InputError(f"{source} holds {kind} data, the model was trained on {about['data_kind']} data; give those")
-    shape = tuple(about["input_shape"])
-    how = {name: value if value is not None else data.get(name) for name, value in reading.items()}
-    if kind == "image":
-        how |= {"size": shape[1:], "channels": shape[0], "interpolation": data.get("interpolation", "bilinear")}
-    elif kind == "audio":
-        how["front_end"] = data.get("front_end")
-    task = task_from_paths([source], target, kind, **how, standardise=False, regression=about["config"].regression)
-    if tuple(task.class_names) != tuple(about["class_names"]):
-        raise InputError(
-            f"{source} has the classes {list(task.class_names)}, the model {about['class_names']}; give its source"
-        )
-    if data.get("scale"):
-        scaled = [_scaled(domain, data["scale"]) for domain in (*task.sources, task.target)]
-        task = Task(task.name, tuple(scaled[:-1]), scaled[-1])
-    return algorithm, task
-
-
-def _scaled(domain: Domain, scale: dict[str, Any]) -> Domain:
-    table = domain.dataset
-    assert isinstance(table, TensorInputs)
-    if table.tensor.shape[1] != len(scale["mean"]):
-        raise InputError(
-            f"{domain.name} has {table.tensor.shape[1]} features, the model was trained on {len(scale['mean'])}; "
-            "use the same encoder and columns"
-        )
-    return domain.with_inputs(scaled_inputs(table.tensor, scale, domain.name))
+    algorithm, about, how = load_run(run, trust_code=trust_code)
+    how |= {name: value for name, value in given.items() if value is not None}
+    labelled = domain_from_path(source, about, how, labelled=True)
+    return algorithm, Task(f"{source.stem}->{target.stem}", (labelled,), domain_from_path(target, about, how))
 
 
 def _write(found: Diagnosis, out: Path, title: str) -> list[Path]:

@@ -131,19 +131,7 @@ def load_run(run: Path, *, device: str = "auto", trust_code: bool) -> tuple[Algo
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Classes of some samples.
-
-    Attributes
-    ----------
-    samples : sequence of str
-        Files, or rows from 0.
-    classes : Tensor of shape (n,)
-        Positions in ``class_names``.
-    confidences : Tensor of shape (n,)
-        Largest probability of each sample.
-    class_names : sequence of str
-        Names of the classes.
-    """
+    """Samples (files, or rows from 0), positions (n,) of their classes in ``class_names``, and their probability."""
 
     samples: Sequence[str]
     classes: Tensor
@@ -181,17 +169,7 @@ class Predictions:
 
 @dataclass(frozen=True, eq=False)
 class PredictedNumbers:
-    """Numbers of some samples, by a regression.
-
-    Attributes
-    ----------
-    samples : sequence of str
-        Files, or rows from 0.
-    values : Tensor of shape (n, m)
-        In their own units.
-    names : sequence of str
-        Of the m numbers.
-    """
+    """Samples (files, or rows from 0) and their numbers (n, m), in their own units, by a regression."""
 
     samples: Sequence[str]
     values: Tensor
@@ -227,7 +205,7 @@ def predict_domain(
     if not bool(found.isfinite().all()):
         row = int(found.isfinite().all(1).int().argmin())
         raise InputError(
-            f"the model gives {found[row].tolist()} for sample {sample_names(domain, root)[row]}, which is no "
+            f"the model gives {found[row].tolist()} for sample {sample_names(domain, root)[row]}, not a "
             "prediction; check its values, or train again with a lower learning rate"
         )
     if algorithm.units is not None:

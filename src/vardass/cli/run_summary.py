@@ -20,7 +20,7 @@ from vardass.backend import were_compiled
 from vardass.cli.models import PredictedNumbers, Predictions
 from vardass.errors import InputError
 from vardass.files import atomic_write, write_text
-from vardass.plots import require_matplotlib
+from vardass.plots import new_figure, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,24 +42,9 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  #
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """The end of a run.
+    """The end of a run: scores are those of the target, None without labels, of the samples that ``measured_on`` says.
 
-    Attributes
-    ----------
-    task : str
-        Name of the task.
-    result : RunResult
-        What the trainer returned.
-    predictions : Predictions or PredictedNumbers
-        Of target samples.
-    target_scores : mapping of str to float, or None
-        The accuracy, or scores of a regression; None where the target has no labels.
-    measured_on : str
-        Which target samples the scores are of.
-    source_labels : Tensor
-        Classes (n,) that were trained on; of a regression numbers.
-    doctor : str or None
-        Short form of the diagnosis of the chosen model's features, where it was made.
+    ``source_labels`` (n,) were trained on; ``doctor`` is the short diagnosis of the chosen model, where it was made.
     """
 
     task: str
@@ -268,14 +253,10 @@ def _draw_run(result: RunResult, folder: Path, *, title: str) -> Path | None:
         return None
     if not result.metrics:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels: list[Callable[[Axes, RunResult], None]] = [_losses, _scores, _seconds]
     if any("source/variance" in line for line in result.metrics):
         panels.insert(2, _variances)
-    figure = Figure(figsize=(3.6 * len(panels), 3.8))
-    FigureCanvasAgg(figure)
+    figure = new_figure(3.6 * len(panels), 3.8)
     for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
         draw(axes, result)
         for side in ("top", "right"):

@@ -16,13 +16,7 @@ __all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "Sample
 
 @dataclass(frozen=True)
 class Advice:
-    """One line: what to use for ``topic``, and why.
-
-    Examples
-    --------
-    >>> print(Advice("sampler", "balanced", "5 % of the noise of uniform batches"))
-    sampler: balanced (5 % of the noise of uniform batches)
-    """
+    """One line: what to use for ``topic``, and why."""
 
     topic: str
     choice: str
@@ -48,16 +42,6 @@ class KernelPart:
     neighbour : float
         Mean similarity κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the other most like it; near 0 for the
         identity.
-
-    Examples
-    --------
-    >>> import torch, vardass
-    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    >>> found = vardass.diagnose(z[:100], z[100:], batch_size=8, gradient=False)
-    >>> [part.name for part in found.parts]
-    ['γ=0.001', 'γ=0.01', 'γ=0.1', 'γ=1', 'γ=10']
-    >>> found.parts[0].neighbour > found.parts[-1].neighbour
-    True
     """
 
     name: str
@@ -86,14 +70,6 @@ class SamplerEffect:
     gradient_bias : float or None
         Distance of that mean from the whole gradient: how strongly the excess pulls. Bandwidths at which the kernel is
         the identity add to the excess, but have no slope. 0 where it is below what the drawn batches can tell.
-
-    Examples
-    --------
-    >>> import torch, vardass
-    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    >>> found = vardass.diagnose(z[:100], z[100:], batch_size=8)
-    >>> found["balanced"].gradient_noise < found["uniform"].gradient_noise
-    True
     """
 
     name: str
@@ -123,16 +99,6 @@ class ClassShares:
     explained : float
         Share of MMD² that vanishes if the source's classes get the pseudo-labels' shares, see `explained_by_shares`:
         near 1 the shares differ, near 0 the inputs have shifted and pseudo-labels with them.
-
-    Examples
-    --------
-    >>> import torch, vardass
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> classes = torch.arange(200) % 2
-    >>> z = torch.randn(200, 4, generator=generator) + 5.0 * classes[:, None]
-    >>> found = vardass.diagnose(z, z[classes == 1], labels=classes, batch_size=8, gradient=False)
-    >>> found.classes.source, found.classes.distance.value
-    ((0.5, 0.5), 0.5)
     """
 
     names: tuple[str, ...]
@@ -193,14 +159,6 @@ class Diagnosis:
         Without labels None.
     advice : tuple of Advice
         Sampler, estimator, batch size, class alignment, scaling.
-
-    Examples
-    --------
-    >>> import torch, vardass
-    >>> z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    >>> found = vardass.diagnose(z[:100], z[100:] + 1.0, batch_size=8)
-    >>> found.sizes, found.batches_per_epoch, found.advice[0].topic
-    ((100, 100), 12, 'sampler')
     """
 
     loss: str
@@ -298,13 +256,7 @@ def _percent(share: float) -> str:
 
 
 class Limits(NamedTuple):
-    """Thresholds of the rules.
-
-    Examples
-    --------
-    >>> Limits().worth, Limits(worth=0.5).worth
-    (0.8, 0.5)
-    """
+    """Thresholds of the rules."""
 
     worth: float = 0.9
     """Share of uniform batches' noise (root mean square) that a sampler may leave: 0.9 is a fifth less variance."""
