@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vardass.adapt import Algorithm, Batch, Network, algorithm_options, make_algorithm, make_network
-from vardass.adapt.algorithms.adversary import GradientReversal, domain_loss
+from vardass.adapt.algorithms.adversarial import GradientReversal, domain_loss
 from vardass.adapt.algorithms.base import at_ascent
 from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.errors import InputError

@@ -198,7 +198,7 @@ def test_strata_within_classes_keep_the_class_shares(sampler: str) -> None:
 def test_half_precision_scales_the_loss_and_leaves_out_steps_that_overflow() -> None:
     settings = config(precision="16-mixed", sampler="uniform", algorithm="dann", steps=3, optimiser="sgd", lr=0.1)
     trainer, full = Trainer(settings, SPLITS), Trainer(settings.changed(precision="32-true"), SPLITS)
-    trainer.scaler.scaler._init_scale = 2.0**4  # type: ignore[union-attr]
+    trainer.scaler._init_scale = 2.0**4
     trainer.run()
     full.run()
     assert trainer.scaler.state_dict()["scale"] == 2.0**4
@@ -207,7 +207,7 @@ def test_half_precision_scales_the_loss_and_leaves_out_steps_that_overflow() -> 
     for name in ("network.head.weight", "discriminator.0.weight"):
         half, whole = (run.algorithm.get_parameter(name).detach() - before[name] for run in (trainer, full))
         assert 0.0 < float((half - whole).norm()) < 0.15 * float(whole.norm()), name
-    overflowing.scaler.scaler._init_scale = 2.0**127  # type: ignore[union-attr]
+    overflowing.scaler._init_scale = 2.0**127
     overflowing.run()
     assert all(torch.equal(value, before[name]) for name, value in overflowing.algorithm.named_parameters())
     assert overflowing.scaler.state_dict()["scale"] == 2.0**124
@@ -486,3 +486,34 @@ def test_strata_that_cannot_help_are_not_paid_for(dimensions: int, stratified: b
     assert (trainer.streams["source"].sampler.strata is not None) == stratified  # type: ignore[attr-defined]
     assert ("source/left" in found) != stratified
     assert ("source/reduction" in found) == stratified
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"target_batch_size": 2.5}, "target_batch_size"),
+        ({"optimiser": "sgdd"}, "optimiser"),
+        ({"device": "abacus"}, "device"),
+        ({"refresh_every": "drifts"}, "refresh_every"),
+        ({"refresh_every": "drift", "feature_source": "full"}, "feature_source"),
+        ({"class_shares": "uniform", "algorithm": "erm"}, "class_shares"),
+        ({"class_shares": "source", "regression": True}, "class_shares"),
+        ({"selection": "source-r2"}, "selection"),
+    ],
+)
+def test_an_error_names_the_setting(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        RunConfig(**settings)
+    assert caught.value.field == field
+    if len(settings) == 1 and field != "selection":  # which others it goes with is another question
+        with pytest.raises(InputError) as caught:
+            RunConfig.checked(field, settings[field])
+        assert caught.value.field == field
+
+
+def test_a_run_has_few_settings() -> None:
+    assert len(RunConfig.model_fields) <= 35

@@ -58,20 +58,7 @@ class MissingExtraError(VardassError, ImportError):
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Say which extra brings the package that an import within cannot find.
-
-    Raises
-    ------
-    MissingExtraError
-        Instead of ModuleNotFoundError, unless it is a module of vardass itself that is missing.
-
-    Examples
-    --------
-    >>> with needs_extra("sklearn"):
-    ...     import no_such_package
-    Traceback (most recent call last):
-    vardass.errors.MissingExtraError: this needs no_such_package, which is not installed: pip install 'vardass[sklearn]'
-    """
+    """Say which extra brings the package that an import within cannot find."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -90,19 +90,19 @@ class Peers:
         self._first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this process is the first."""
         return self.rank == 0
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What ``make`` returns on the first process, on all; it is called on that one only."""
-        box = [_attempt(make) if self.leads else None]
+        box = [_attempt(make) if self.is_first else None]
         self._talk(lambda: torch.distributed.broadcast_object_list(box, src=self._first, group=self.group))
         return self._opened(box, sender=0)
 
     def to_first(self, value: Any) -> list[Any] | None:
         """What each process calls this with, on the first; None on the others."""
-        boxes: list[Any] | None = [None] * self.count if self.leads else None
+        boxes: list[Any] | None = [None] * self.count if self.is_first else None
         sent = _packed(value)
         self._talk(lambda: torch.distributed.gather_object(sent, boxes, dst=self._first, group=self.group))
         return None if boxes is None else [_unpacked(box) for box in boxes]

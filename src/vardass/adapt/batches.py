@@ -6,7 +6,7 @@ import math
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -233,6 +233,7 @@ class Stream:
         self.processes = processes or Processes()
         self._pending = _PendingBatches(sampler, self.processes, None if self._crops is None else crop_seed)
         self._batches: Iterator[Any] | None = None
+        self._known_weights: tuple[Sequence[float] | None, Tensor | None] = None, None
 
     def draw(self, *, augment_seed: int | None = None) -> Draw:
         """The next batch, on the device: the samples of this process, labels and weights of all."""
@@ -249,7 +250,10 @@ class Stream:
             x = inputs.data.index_select(0, rows)
         else:
             x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
-        weights = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
+        if indices.weights is not self._known_weights[0]:  # a sampler has one list of them between refreshes
+            made = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
+            self._known_weights = indices.weights, made
+        weights = self._known_weights[1]
         y = None if self.labels is None else self.labels.index_select(0, rows)
         x = inputs.prepare(
             x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None and inputs.may_crop

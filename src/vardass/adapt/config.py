@@ -223,7 +223,7 @@ class RunConfig(BaseModel):
         "less often (in 2,000 steps 12 refreshes, as good as 20 at equal distances); drift, when the features have "
         "moved; or variance, as often as keeps the strata's variance near that of fresh ones.",
         json_schema_extra={
-            "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "enum": list(POLICY_NAMES)}]
+            "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "examples": list(POLICY_NAMES)}]
         },
     )
     refresh_options: Options = Field(
@@ -317,22 +317,16 @@ class RunConfig(BaseModel):
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
-        """``value`` as the setting ``name`` holds it, without the others; whether they fit together is not looked at.
-
-        Examples
-        --------
-        >>> RunConfig.checked("refresh_every", 50)
-        50
-        """
+        """``value`` as the setting ``name`` holds it; whether it fits the others is not looked at."""
         try:
             return getattr(_alone(choose(name, "setting", cls.model_fields))(**{name: value}), name)
         except ValidationError as error:
             raise as_input_error(error) from None
 
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        """Type of a forward pass in mixed precision, or None."""
-        return autocast_dtype(self.precision)
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Within it a forward pass has the precision of the run."""
+        half = autocast_dtype(self.precision)
+        return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
 
     @property
     def pass_options(self) -> dict[str, Any]:
@@ -340,7 +334,7 @@ class RunConfig(BaseModel):
         return {
             "batch_size": self.eval_batch_size,
             "num_workers": self.workers,
-            "autocast_dtype": self.autocast_dtype,
+            "autocast_dtype": autocast_dtype(self.precision),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -348,13 +342,7 @@ class RunConfig(BaseModel):
         return self.model_dump()
 
     def to_json(self) -> dict[str, Any]:
-        """All settings as a file holds them.
-
-        Raises
-        ------
-        InputError
-            If an option is an object that no file can hold, such as a kernel of one's own.
-        """
+        """All settings as a file holds them."""
         try:
             settings: dict[str, Any] = json.loads(json.dumps(self.to_dict(), default=_plain_number))
         except TypeError as error:

@@ -128,7 +128,7 @@ class Processes:
         self.rank, self.count = rank, count
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this process refreshes, evaluates and writes for all."""
         return self.rank == 0
 
@@ -150,7 +150,7 @@ class Processes:
         """The value that the leading process has."""
         if self.count == 1:
             return value
-        box = [value if self.leads else None]
+        box = [value if self.is_first else None]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
@@ -243,7 +243,7 @@ def _run_one(rank: int, count: int, meeting: str, job: dict[str, Any], messages:
     try:
         processes, device = _join_group(job["kind"], rank, init_method=meeting, rank=rank, world_size=count)
         trainer = job["make_trainer"](*job["given"], observed=job["observed"], processes=processes, device=device)
-        trainer.run(resume=job["resume"], progress=report if processes.leads else None)
+        trainer.run(resume=job["resume"], progress=report if processes.is_first else None)
     except VardassError as error:
         kind = "InputError" if isinstance(error, InputError) else "VardassError"
         messages.put(("error", kind, str(error)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ __all__ = [
     "PARTS",
     "PRECISIONS",
     "SCHEDULE_NAMES",
-    "LossScaling",
+    "ScaledOptimiser",
     "Schedule",
     "autocast_dtype",
     "check_optimiser_options",
@@ -172,45 +172,7 @@ def plain_backward(loss: Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
 
 
-class LossScaling:
-    """Scaled losses of a run in ``"16-mixed"``, where small gradients would vanish; for other precisions nothing.
-
-    All optimisers of a step see one scale: it changes only when the step is over.
-    """
-
-    def __init__(self, precision: str, device: torch.device) -> None:
-        self.scaler = torch.amp.GradScaler(device.type) if precision == "16-mixed" else None
-
-    def wrap(self, optimisers: dict[str, Optimizer]) -> dict[str, Optimizer]:
-        """Optimisers that undo the scale."""
-        scaler = self.scaler
-        if scaler is None:
-            return optimisers
-        return {role: cast(Optimizer, _ScaledOptimiser(optimiser, scaler)) for role, optimiser in optimisers.items()}
-
-    def around(self, backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """``backward`` of a scaled loss."""
-        scaler = self.scaler
-        if scaler is None:
-            return backward
-        return lambda loss: backward(scaler.scale(loss))
-
-    def step_is_over(self) -> None:
-        """Lower the scale after an overflow, raise it after many steps without one."""
-        if self.scaler is not None:
-            self.scaler.update()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scale and its history; empty without scaling."""
-        return {} if self.scaler is None else self.scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
-        if self.scaler is not None and state:
-            self.scaler.load_state_dict(state)
-
-
-class _ScaledOptimiser:
+class ScaledOptimiser:
     """An optimiser whose gradients were scaled with the loss; a step with gradients that overflowed is left out."""
 
     def __init__(self, optimiser: Optimizer, scaler: torch.amp.GradScaler) -> None:

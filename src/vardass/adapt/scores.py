@@ -292,13 +292,6 @@ class Evaluation:
         Of each domain.
     probabilities, labels : dict of str to Tensor of shape (n, C) and (n,)
         What they were computed from, float64 and int64, on the CPU.
-
-    Examples
-    --------
-    >>> p, y = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).double(), torch.tensor([0, 1])
-    >>> scores = classification_scores(p, y)
-    >>> sorted(Evaluation(scores, {"photos": scores}, {"photos": p}, {"photos": y}).to_dict())
-    ['class_names', 'domains', 'overall']
     """
 
     overall: ClassificationScores

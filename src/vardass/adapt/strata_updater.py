@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -32,7 +33,7 @@ from vardass.samplers.class_alignment import (
 )
 from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
-from vardass.validate import as_generator, check_count, check_number, unknown
+from vardass.validate import as_generator, check_count, check_number, choose
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -76,6 +77,7 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
 
 # --- classes ------------------------------------------------------------------------------------------
 
+_STEPS, _SHARES = ("start", "early"), ("explained", "confidence", "floor", "smoothing")  # options
 _START = 300  # steps before the first pseudo-labels: a network that is not adapted yet gives many wrong ones
 
 
@@ -111,18 +113,11 @@ class ClassAligner:
     @staticmethod
     def check(config: RunConfig) -> None:
         """Refuse settings that do not go together."""
-        checks: dict[str, Any] = {
-            "start": lambda value: check_count(value, "start", low=0),
-            "early": lambda value: check_count(value, "early", low=0),
-            "explained": lambda value: check_number(value, "explained", low=0.0),
-            "confidence": lambda value: check_number(value, "confidence", low=0.0, high=1.0),
-            "floor": lambda value: check_number(value, "floor", low=0.0, high=1.0),
-            "smoothing": lambda value: check_number(value, "smoothing", low=0.0, high=1.0),
-        }
         for name, value in config.class_options.items():
-            if name not in checks:
-                raise unknown("option of class_shares:", name, checks)
-            checks[name](value)
+            if choose(name, "option of class_shares:", (*_STEPS, *_SHARES)) in _STEPS:
+                check_count(value, name, low=0)
+            else:
+                check_number(value, name, low=0.0, high=math.inf if name == "explained" else 1.0)
         if config.class_shares in CLASS_SHARES:
             ClassAligner._check_parts(config)
 
@@ -145,7 +140,8 @@ class ClassAligner:
         if config.refresh_every == 0 or find_sampler(config.sampler).of_inputs:
             raise InputError(
                 f"{what} takes predictions at each refresh, got refresh_every={config.refresh_every} and sampler "
-                f"{config.sampler!r}, which are never refreshed; use refresh_every=100 and another sampler"
+                f"{config.sampler!r}, which are never refreshed; use refresh_every=100 and another sampler",
+                field="class_shares",
             )
 
     def __call__(self, step: int) -> Mapping[str, Mapping[str, Any]]:
@@ -179,7 +175,8 @@ def _need_target(shares: str, algorithm: str, *, uses_target: bool) -> None:
     if not uses_target:
         raise InputError(
             f"class_shares={shares!r} aligns source and target, but {algorithm!r} draws no target batches; use "
-            "class_shares='none'"
+            "class_shares='none'",
+            field="class_shares",
         )
 
 
@@ -265,12 +262,12 @@ class StrataUpdater:
 
     def begin(self) -> None:
         """Fill the banks, and make the strata that come from inputs."""
-        if self.processes.leads or self.algorithm.uses_banks:
+        if self.processes.is_first or self.algorithm.uses_banks:
             with self.account("features"):
                 for name, bank in self.banks.items():
                     bank.update(torch.arange(bank.n), self.all_features(name))
         if find_sampler(self.config.sampler).of_inputs:
-            for stream in self.streams.values() if self.processes.leads else ():
+            for stream in self.streams.values() if self.processes.is_first else ():
                 with self.account("solver"):
                     stream.sampler.refresh(stream.inputs.flat(workers=self.config.workers))
             self._send_strata()
@@ -285,7 +282,7 @@ class StrataUpdater:
 
     def before_step(self, step: int, *, stop: bool = False) -> tuple[bool, dict[str, Any] | None]:
         """Refresh if it is time, and agree with the other processes on whether to ``stop``."""
-        log = None if stop or not self.processes.leads else self._refresh(step)
+        log = None if stop or not self.processes.is_first else self._refresh(step)
         if self.processes.count > 1:
             stop, log = self.processes.same((stop, log))
             if log is not None:
@@ -304,7 +301,7 @@ class StrataUpdater:
             return
         states = {name: stream.sampler.state_dict() for name, stream in self.streams.items()}
         for name, state in self.processes.same(states).items():
-            if not self.processes.leads:
+            if not self.processes.is_first:
                 self.streams[name].sampler.load_state_dict(state)
 
     def after_step(self, draws: Mapping[str, Draw], features: Mapping[str, Tensor]) -> None:
@@ -321,7 +318,7 @@ class StrataUpdater:
             if found is not None:
                 draw, whole = draws[name], self.processes.whole(found)
                 source = self.refresher.sources[name]
-                if self.processes.leads and isinstance(source, FeatureBank):
+                if self.processes.is_first and isinstance(source, FeatureBank):
                     if self._only_keeps:
                         source.keep(draw.rows, whole)
                         continue
@@ -375,9 +372,7 @@ class StrataUpdater:
         return Bank(rows, weights, strata.labels.to(rows.device))
 
     def _features_of(self, draw: Draw) -> Tensor:
-        half = self.config.autocast_dtype
-        autocast = torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None)
-        with evaluation_mode(self.algorithm), torch.no_grad(), autocast:
+        with evaluation_mode(self.algorithm), torch.no_grad(), self.config.autocast(self.device):
             return self.algorithm.features(draw.batch.x)
 
     def _renewed(self, name: str) -> Tensor:

@@ -26,7 +26,7 @@ from vardass.adapt.model import (
     save_model,
     types_of,
 )
-from vardass.adapt.optimisation import LossScaling, Schedule, make_optimisers, plain_backward
+from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers, plain_backward
 from vardass.adapt.reproducibility import deferred_interrupt, randomness_restored, seed_everything, tell_user
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
@@ -130,11 +130,14 @@ class Trainer:
             built = synchronised_statistics(built, self.device)
         built.processes = self.processes
         self.algorithm = built
-        self.scaler = LossScaling(config.precision, self.device)
+        # all optimisers of a step see one scale: it changes only when the step is over
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "16-mixed")
         self.optimisers = make_optimisers(config, built)
         self.schedule = Schedule(config.lr_schedule, config.steps, self.optimisers)
-        self._scaled = self.scaler.wrap(self.optimisers)
-        self.backward = self._gradients(self.scaler.around(backward or plain_backward))
+        self._scaled: dict[str, Any] = dict(self.optimisers)
+        if self.scaler.is_enabled():
+            self._scaled = {role: ScaledOptimiser(each, self.scaler) for role, each in self.optimisers.items()}
+        self.backward = self._gradients(backward or plain_backward)
         self.streams = training_streams(config, splits, source, built, self.processes, samplers=samplers)
         self.strata = StrataUpdater(
             config, built, self.streams, device=self.device, processes=self.processes, account=self.account
@@ -228,24 +231,20 @@ class Trainer:
     def _update(self, draws: dict[str, Draw]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         source = draws["source"].batch
         target = draws["target"].batch if "target" in draws else None
-        half = self.config.autocast_dtype
         recorder: AbstractContextManager[dict[str, Tensor]] = nullcontext({})
         if self.strata.banks:
             recorder = recorded_features(self.algorithm, source, target)
-        autocast = torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None)
-        with recorder as features, autocast:
+        with recorder as features, self.config.autocast(self.device):
             parts = self.algorithm.update(source, target, self.step, optimisers=self._scaled, backward=self.backward)
-        self.scaler.step_is_over()
+        self.scaler.update()
         self.processes.average_statistics(self.algorithm)
         return features, parts
 
     def _gradients(self, backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """``backward``, after which all processes have the same gradients."""
-        if self.processes.count == 1:
-            return backward
+        """``backward`` of the scaled loss, after which all processes have the same gradients."""
 
         def averaged(loss: Tensor) -> None:
-            backward(loss)
+            backward(self.scaler.scale(loss))
             self.processes.average_gradients(self.algorithm.parameters())
 
         return averaged
@@ -284,28 +283,28 @@ class Trainer:
                 before = spent.get(part, 0.0)
                 lost = max(0.0, before - self.account.seconds.get(part, 0.0))
                 self.account.add(part, lost + seconds - before, count=0)
-            if self.processes.leads:
+            if self.processes.is_first:
                 self.folder.write_metrics(self.history.metrics)  # without those of steps that are to be done again
         else:
             self._check_begin(resume)
             if not self.step:
-                if self.folder is not None and self.processes.leads:
+                if self.folder is not None and self.processes.is_first:
                     self.folder.begin(self.config)
                 self.strata.begin()
-        if self.tensorboard is not None and self.processes.leads:
+        if self.tensorboard is not None and self.processes.is_first:
             self.tensorboard.begin(self.step)
 
     def _evaluate(self) -> None:
         with self.account("evaluation"):
             losses = self.history.take_losses(self.step, self.config.lr)
-            found = self.evaluator(self.algorithm, self.step) if self.processes.leads else None
+            found = self.evaluator(self.algorithm, self.step) if self.processes.is_first else None
             scores, judged = self.processes.same(found)
             if self.choice.offer(self.step, judged):
                 self._kept = {name: value.detach().clone() for name, value in self.algorithm.state_dict().items()}
         line = {"step": self.step, **losses, **scores, "score": judged.score, "best_step": self.choice.step}
         line |= {**self.history.strata_log, "seconds": dict(self.account.seconds)}
         self.history.metrics.append(line)
-        if self.processes.leads:
+        if self.processes.is_first:
             if self.folder is not None:
                 self.folder.add_metrics(line)
             if self.tensorboard is not None:
@@ -340,7 +339,7 @@ class Trainer:
 
     def _tell_if_interrupted(self) -> None:
         alone = self._starts_processes or self.processes.count == 1
-        if self.step < self.config.steps and self.processes.leads and alone:
+        if self.step < self.config.steps and self.processes.is_first and alone:
             kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
             tell_user(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
 
@@ -382,7 +381,7 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"])
         for role, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state["optimisers"][role])
-        self.scaler.load_state_dict(state.get("scaler", {}))
+        self.scaler.load_state_dict(state["scaler"])
         for name, stream in self.streams.items():
             stream.load_state_dict(state["streams"][name])
         for name, bank in self.banks.items():
@@ -393,12 +392,12 @@ class Trainer:
         self.history.load_state_dict(state)
 
     def _save(self) -> None:
-        if self.folder is not None and self.processes.leads:
+        if self.folder is not None and self.processes.is_first:
             with self.account("saving"):
                 self.folder.save(self.config, self.state_dict())
 
     def _save_model(self, result: RunResult) -> None:
-        if self.out is not None and self.processes.leads:
+        if self.out is not None and self.processes.is_first:
             save_model(result, self.out / MODEL_FILE, self.splits.source_train, input_shape=self.input_shape)
 
 

@@ -304,8 +304,8 @@ def _run(
         note(f"about {words_of_time(seconds)} for {config.steps:,} steps on {trainer.device}{shorter}{hint}")
 
     # under torchrun each process runs the whole command
-    with locked(out, work="run") if trainer.processes.leads else nullcontext():
-        if trainer.processes.leads:
+    with locked(out, work="run") if trainer.processes.is_first else nullcontext():
+        if trainer.processes.is_first:
             check()  # once more: another run may have been here
             remove_temporary(out)
         write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")

@@ -251,27 +251,7 @@ def matching_weights(products: Tensor, *, effective_size: float, most: float, st
     The minimum over Σ w = 1, 0 ≤ w ≤ ``most``/n and Σ w² ≤ 1/(``effective_size`` n) is found by splitting (ADMM): in
     turn the quadratic form on the plane Σ w = 1, which is one product with a fixed matrix, and the nearest points of
     the box and of the ball. A fixed number of steps needs no look at the values, which would make a GPU wait.
-
-    Parameters
-    ----------
-    products : Tensor of shape (n, n)
-        A, positive semi-definite: inner products of the rows' deviations from what is to be matched.
-    effective_size, most : float
-        As for `StreamWeights`.
-    steps : int
-        Of the splitting.
-
-    Returns
-    -------
-    Tensor of shape (n,)
-        Weights that meet all constraints up to rounding.
-
-    Examples
-    --------
-    >>> phi = torch.tensor([-1.0, 0.0, 3.0], dtype=torch.float64)  # to have a mean of zero
-    >>> w = matching_weights(torch.outer(phi, phi), effective_size=0.5, most=3.0)
-    >>> abs(float(w @ phi)) < 1e-6
-    True
+    ``products`` are A (n, n), the inner products of the rows' deviations from what is to be matched.
     """
     n = len(products)
     even, limit, radius = 1.0 / n, most / n, math.sqrt((1.0 / effective_size - 1.0) / n)

@@ -1,9 +1,8 @@
 """Training rules for unsupervised domain adaptation, one in each file."""
 
+from vardass.adapt.algorithms.adversarial import CDAN, DANN
 from vardass.adapt.algorithms.arm import ARM
 from vardass.adapt.algorithms.base import ERM, Algorithm, weighted_mean
-from vardass.adapt.algorithms.cdan import CDAN
-from vardass.adapt.algorithms.dann import DANN
 from vardass.adapt.algorithms.discrepancy import CORAL, MMD
 from vardass.adapt.algorithms.mcc import MCC
 from vardass.adapt.algorithms.registry import ALGORITHM_NAMES, algorithm_options, make_algorithm

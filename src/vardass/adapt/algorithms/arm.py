@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from vardass.adapt.algorithms.base import Algorithm, Backward, CommonOptions, Losses, trainable
+from vardass.adapt.algorithms.base import Algorithm, Losses, trainable
 from vardass.adapt.networks import Network, widen_input
 from vardass.adapt.networks.base import seeded
 from vardass.data.splits import derived_seed
@@ -44,13 +43,6 @@ class ARM(Algorithm):
         Columns of a vector's context.
     **common
         See ``Algorithm``.
-
-    Examples
-    --------
-    >>> from vardass.adapt import Batch, make_network
-    >>> rule = ARM(make_network("mlp", (3,), 2, hidden=(4,)), 2, support_size=4)
-    >>> sorted(rule.losses(Batch(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])), None, 0))
-    ['task', 'total']
     """
 
     name: ClassVar[str] = "arm"
@@ -65,10 +57,9 @@ class ARM(Algorithm):
         support_size: int = 8,
         context_width: int = 64,
         context_dim: int = 16,
-        **common: Unpack[CommonOptions],
+        **common: Any,
     ) -> None:
         super().__init__(network, num_classes, **common)
-        self._step = 0
         self.support_size = self.seen_together = check_count(support_size, "support_size")
         check_count(context_width, "context_width")
         shape = network.input_shape
@@ -93,19 +84,6 @@ class ARM(Algorithm):
         self._step = step
         task = self.task_loss(self.source_features(source), source)
         return {"total": task, "task": task}
-
-    def update(
-        self,
-        source: Batch,
-        target: Batch | None,
-        step: int,
-        *,
-        optimisers: dict[str, Optimizer],
-        backward: Backward,
-    ) -> Losses:
-        """Take one step; all its passes have the same support sets."""
-        self._step = step
-        return super().update(source, target, step, optimisers=optimisers, backward=backward)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """One role, ``network``, the context network included."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, TypeAlias, TypedDict
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,10 @@ from vardass.kernels import Kernel
 from vardass.losses import Batch
 from vardass.validate import ArrayLike, as_weights, check_flag, check_number, choose
 
-__all__ = ["ERM", "Algorithm", "Backward", "CommonOptions", "Losses", "trainable", "weighted_mean", "zero_gradients"]
+__all__ = ["ERM", "Algorithm", "Backward", "Losses", "trainable", "weighted_mean", "zero_gradients"]
 
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
-
-
-class CommonOptions(TypedDict, total=False):
-    """Options that every algorithm takes, see ``Algorithm``."""
-
-    regression: bool
-    task_weighting: str
-    sharpness: float
-    joint_forward: bool | None
-    seed: int | None
 
 
 class Algorithm(nn.Module):
@@ -108,6 +98,7 @@ class Algorithm(nn.Module):
     seen_together = 1
     uses_banks = False
     full_strength = 0
+    _step = 0  # of the update under way: all its passes see the same
 
     def __init__(
         self,
@@ -178,6 +169,7 @@ class Algorithm(nn.Module):
             Called with the loss; writes gradients to ``.grad``. It may scale the loss, or average the
             gradients over processes.
         """
+        self._step = step
         return self.descend(lambda: self.losses(source, target, step), source, target, optimisers, backward)
 
     def descend(
@@ -282,16 +274,7 @@ class Algorithm(nn.Module):
 
 
 class ERM(Algorithm):
-    """Empirical risk minimisation: the cross-entropy of the source batch.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from vardass.adapt import Batch, make_network
-    >>> rule = ERM(make_network("mlp", (3,), 2, hidden=(4,)), 2)
-    >>> sorted(rule.losses(Batch(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])), None, 0))
-    ['task', 'total']
-    """
+    """Empirical risk minimisation: the cross-entropy of the source batch."""
 
     name: ClassVar[str] = "erm"
     uses_target: ClassVar[bool] = False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from vardass.adapt.algorithms.base import Algorithm, CommonOptions, Losses
+from vardass.adapt.algorithms.base import Algorithm, Losses
 from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
@@ -15,17 +15,7 @@ from vardass.losses import Batch, CORALLoss, MMDLoss
 from vardass.losses.estimators import estimator_name
 from vardass.validate import check_count, check_number
 
-__all__ = ["CORAL", "MMD", "Discrepancy", "DiscrepancyOptions"]
-
-
-class DiscrepancyOptions(CommonOptions, total=False):
-    """Options that MMD and CORAL share, see ``Discrepancy``."""
-
-    penalty: float
-    delay: int
-    ramp: int
-    confusion: float
-    estimator: str
+__all__ = ["CORAL", "MMD", "Discrepancy"]
 
 
 class Discrepancy(Algorithm):
@@ -64,7 +54,7 @@ class Discrepancy(Algorithm):
         ramp: int = 0,
         confusion: float = 0.0,
         estimator: str = "v",
-        **common: Unpack[CommonOptions],
+        **common: Any,
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.penalty = check_number(penalty, "penalty", low=0.0)
@@ -122,16 +112,6 @@ class MMD(Discrepancy):
         See ``vardass.losses.mmd2``. The default is the paper's mixture.
     **shared
         See ``Discrepancy`` and ``Algorithm``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from vardass.adapt import Batch, make_network
-    >>> rule = MMD(make_network("mlp", (3,), 2, hidden=(4,)), 2, penalty=2.0)
-    >>> source, target = Batch(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])), Batch(torch.ones(4, 3))
-    >>> losses = rule.losses(source, target, 0)
-    >>> bool(torch.isclose(losses["total"], losses["task"] + 2.0 * losses["mmd"]))
-    True
     """
 
     name: ClassVar[str] = "mmd"
@@ -143,7 +123,7 @@ class MMD(Discrepancy):
         *,
         kernel: KernelLike | None = None,
         preset: str | None = None,
-        **shared: Unpack[DiscrepancyOptions],
+        **shared: Any,
     ) -> None:
         super().__init__(network, num_classes, **shared)
         self.loss = MMDLoss(kernel=kernel, estimator=self.estimator, preset=preset)
@@ -175,16 +155,6 @@ class CORAL(Discrepancy):
         of your own `use_populations` does. Until then ``preset="paper"`` has weights |S_h| / n.
     **shared
         See ``Discrepancy`` and ``Algorithm``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from vardass.adapt import Batch, make_network
-    >>> rule = CORAL(make_network("mlp", (3,), 2, hidden=(4,)), 2)
-    >>> x = torch.randn(4, 3)
-    >>> losses = rule.losses(Batch(x, torch.tensor([0, 1, 0, 1])), Batch(x), 0)
-    >>> losses["coral"].item() < 1e-9  # the batches are equal
-    True
     """
 
     name: ClassVar[str] = "coral"
@@ -198,7 +168,7 @@ class CORAL(Discrepancy):
         include_mean: bool | None = None,
         correction: str | None = None,
         normalization: str | None = None,
-        **shared: Unpack[DiscrepancyOptions],
+        **shared: Any,
     ) -> None:
         super().__init__(network, num_classes, **shared)
         self._waits = correction == "population"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from vardass.adapt.algorithms.base import Algorithm, CommonOptions, Losses
+from vardass.adapt.algorithms.base import Algorithm, Losses
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.losses import Batch
@@ -27,14 +27,6 @@ class MCC(Algorithm):
         Divides the target's logits.
     **common
         See ``Algorithm``.
-
-    Examples
-    --------
-    >>> from vardass.adapt import make_network
-    >>> rule = MCC(make_network("mlp", (3,), 2, hidden=(4,)), 2)
-    >>> x = torch.randn(4, 3)
-    >>> sorted(rule.losses(Batch(x, torch.tensor([0, 1, 0, 1])), Batch(x), 0))
-    ['confusion', 'task', 'total']
     """
 
     name: ClassVar[str] = "mcc"
@@ -47,7 +39,7 @@ class MCC(Algorithm):
         *,
         penalty: float = 1.0,
         temperature: float = 2.5,
-        **common: Unpack[CommonOptions],
+        **common: Any,
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.penalty = check_number(penalty, "penalty", low=0.0)

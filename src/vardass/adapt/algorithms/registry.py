@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vardass.adapt.algorithms.adversarial import CDAN, DANN
 from vardass.adapt.algorithms.arm import ARM
 from vardass.adapt.algorithms.base import ERM, Algorithm
-from vardass.adapt.algorithms.cdan import CDAN
-from vardass.adapt.algorithms.dann import DANN
 from vardass.adapt.algorithms.discrepancy import CORAL, MMD
 from vardass.adapt.algorithms.mcc import MCC
 from vardass.adapt.networks import Network

@@ -145,15 +145,6 @@ def widen_input(network: Network, extra: int) -> None:
     A convolution's new channels copy the weights of the old ones in turn (new channel i is a copy of channel
     i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
     get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from vardass.adapt import make_network
-    >>> network = make_network("mlp", (3,), 2, hidden=(4,))
-    >>> widen_input(network, 2)
-    >>> network.features(torch.zeros(1, 5)).shape
-    torch.Size([1, 4])
     """
     shape = network.input_shape
     if shape is None or len(shape) not in (1, 3):

@@ -1,0 +1,405 @@
+"""Adversarial algorithms: DANN and CDAN, their discriminators, the gradient reversal and the smoothed domain loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from vardass.adapt.algorithms.base import Algorithm, Backward, Losses, zero_gradients
+from vardass.adapt.algorithms.mcc import entropy
+from vardass.adapt.networks import Network
+from vardass.adapt.networks.base import seeded
+from vardass.losses import Batch
+from vardass.validate import as_generator, as_weights, check_count, check_flag, check_number, choose
+
+__all__ = ["CDAN", "DANN", "Adversarial", "GradientReversal", "domain_loss", "domain_shares"]
+
+_REFERENCE_WIDTH, _DOMAINBED_WIDTH = 1024, 256
+
+
+class _Reverse(torch.autograd.Function):
+    """Identity whose gradient is multiplied by -c."""
+
+    @staticmethod
+    def forward(x: Tensor, coefficient: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (coefficient,) = ctx.saved_tensors
+        return -coefficient.to(grads[0].dtype) * grads[0], None
+
+
+class GradientReversal(nn.Module):
+    """Identity forward, gradient times -c backward, with c rising from 0: c = 2h / (1 + exp(-a i/N)) - h.
+
+    i counts the calls in training mode and is saved with the state. With the defaults of TLlib c is 0.46 at
+    i = 1000 and 0.905 at i = 3000.
+
+    Parameters
+    ----------
+    high : float
+        h, the limit of c.
+    rate : float
+        a; the original paper of DANN has 10, with N the length of the training.
+    steps : int
+        N.
+    """
+
+    calls: Tensor
+
+    def __init__(self, *, high: float = 1.0, rate: float = 1.0, steps: int = 1000) -> None:
+        super().__init__()
+        self.high, self.rate, self.steps = high, rate, steps
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def coefficient(self) -> Tensor:
+        """C of the next call, a scalar."""
+        progress = self.calls.float() / self.steps
+        return 2.0 * self.high / (1.0 + torch.exp(-self.rate * progress)) - self.high
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        coefficient = self.coefficient
+        if self.training and torch.is_grad_enabled():
+            self.calls += 1
+        result: Tensor = _Reverse.apply(x, coefficient)  # type: ignore[no-untyped-call]
+        return result
+
+
+class Adversarial(Algorithm):
+    """Base of DANN and CDAN: cross-entropy + λ times the loss of a discriminator behind a gradient reversal.
+
+    Parameters
+    ----------
+    penalty : float
+        λ.
+    smoothing : float
+        ε of ELS (environment label smoothing), at most 1/2: the domain labels are 1 - ε and ε. 0 is none.
+    reversal_high, reversal_rate, reversal_steps
+        Schedule of the reversal, see ``GradientReversal``.
+    **common
+        See ``Algorithm``.
+    """
+
+    uses_target: ClassVar[bool] = True
+    discriminator: nn.Module
+
+    def __init__(
+        self,
+        network: Network,
+        num_classes: int,
+        *,
+        penalty: float = 1.0,
+        smoothing: float = 0.0,
+        reversal_high: float = 1.0,
+        reversal_rate: float = 1.0,
+        reversal_steps: int = 1000,
+        **common: Any,
+    ) -> None:
+        super().__init__(network, num_classes, **common)
+        self.penalty = check_number(penalty, "penalty", low=0.0)
+        self.smoothing = check_number(
+            smoothing, "smoothing", low=0.0, high=0.5, remedy="beyond one half the two domains change places"
+        )
+        self.reversal = GradientReversal(
+            high=check_number(reversal_high, "reversal_high", low=0.0),
+            rate=check_number(reversal_rate, "reversal_rate", low=0.0),
+            steps=check_count(reversal_steps, "reversal_steps"),
+        )
+
+    def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
+        """Return ``task``, ``domain`` and their sum."""
+        target = self.need_target(target)
+        z_s, z_t = self.pair_features(source, target)
+        logits_s = self.network.head(z_s)
+        task = self.output_loss(logits_s, source)
+        domain = self.domain(z_s, z_t, logits_s, source, target)
+        return {"total": task + self.penalty * domain, "task": task, "domain": domain}
+
+    def domain(self, z_s: Tensor, z_t: Tensor, logits_s: Tensor, source: Batch, target: Batch) -> Tensor:
+        """Return the discriminator's loss, its gradient reversed for the features."""
+        raise NotImplementedError
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Roles ``network`` and ``discriminator``."""
+        return {**super().parameter_groups(), "discriminator": list(self.discriminator.parameters())}
+
+
+def domain_shares(source: Batch, target: Batch, like: Tensor, *, balanced: bool) -> Tensor:
+    """Return the weight of each row of the concatenated batches in a domain loss: (b_s + b_t,), sum 1.
+
+    Each domain has one half if ``balanced``, else the share of its rows, which for uniform weights is the
+    plain mean over all rows; within a domain the sampling weights apply.
+    """
+    n_s, n_t = source.size, target.size
+    share_s = 0.5 if balanced else n_s / (n_s + n_t)
+    parts = []
+    for batch, share, name in ((source, share_s, "source weights"), (target, 1.0 - share_s, "target weights")):
+        w = as_weights(batch.weights, batch.size, like, name)
+        parts.append(like.new_full((batch.size,), share / batch.size) if w is None else share * w)
+    return torch.cat(parts)
+
+
+def domain_loss(logits: Tensor, n_source: int, shares: Tensor, *, smoothing: float = 0.0) -> Tensor:
+    """Return Σ_i q_i BCE(logit_i, label_i), with label 1 - ε for the first ``n_source`` rows and ε for the rest."""
+    labels = torch.full_like(logits, smoothing)
+    labels[:n_source] = 1.0 - smoothing
+    return (shares * F.binary_cross_entropy_with_logits(logits, labels, reduction="none")).sum()
+
+
+def _hidden_width(width: int | str, inputs: int) -> int:
+    """Return a discriminator's width; ``"auto"`` is 4 times its inputs, between 32 and 1024."""
+    if isinstance(width, str):
+        choose(width, "discriminator_width", ("auto",))
+        return min(_REFERENCE_WIDTH, max(32, 4 * inputs))
+    return check_count(width, "discriminator_width")
+
+
+def _discriminator(inputs: int, width: int) -> nn.Sequential:
+    """Return TLlib's: two hidden layers with BatchNorm and ReLU, one logit that means "source"."""
+    return nn.Sequential(
+        nn.Linear(inputs, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, 1),
+        nn.Flatten(0),
+    )
+
+
+# --- DANN ---------------------------------------------------------------------------------------------
+
+
+class DANN(Adversarial):
+    """Features that a discriminator cannot tell apart (Ganin et al. 2016).
+
+    The paper does not say which of the two forms it used.
+
+    Parameters
+    ----------
+    adversary : {"grl", "alternating"}
+        ``"grl"`` is TLlib's: one step for all, gradient reversal, one logit, each domain one half of the
+        loss. ``"alternating"`` is DomainBed's: of every 1 + ``d_steps_per_g_step`` steps one trains the
+        network on task - λ domain and the others train the discriminator, with two logits and the mean over
+        all rows. There both optimisers are Adam with betas (0.5, 0.9).
+    discriminator_width : int or "auto", optional
+        None: 1024 for ``"grl"``, 256 for ``"alternating"``. ``"auto"``: 4 times the features, within 32 and
+        1024.
+    discriminator_depth, discriminator_dropout
+        Of the alternating form: linear layers, and dropout before each ReLU.
+    d_steps_per_g_step : int
+        Discriminator steps for each step of the network.
+    grad_penalty : float
+        Times Σ_i q_i |∂ CE_i / ∂ z_i|², part of the alternating form's domain loss.
+    **shared
+        See ``Adversarial`` and ``Algorithm``.
+    """
+
+    name: ClassVar[str] = "dann"
+    takes_regression: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        network: Network,
+        num_classes: int,
+        *,
+        adversary: str = "grl",
+        discriminator_width: int | str | None = None,
+        discriminator_depth: int = 3,
+        discriminator_dropout: float = 0.0,
+        d_steps_per_g_step: int = 1,
+        grad_penalty: float = 0.0,
+        **shared: Any,
+    ) -> None:
+        super().__init__(network, num_classes, **shared)
+        self.adversary = choose(adversary, "adversary", ("grl", "alternating"))
+        self.grad_penalty = check_number(grad_penalty, "grad_penalty", low=0.0)
+        self.d_steps_per_g_step = check_count(d_steps_per_g_step, "d_steps_per_g_step")
+        inputs = network.feature_dim
+        depth = check_count(discriminator_depth, "discriminator_depth", low=2)
+        dropout = check_number(discriminator_dropout, "discriminator_dropout", low=0.0, below=1.0)
+        with seeded(self.seed):
+            if discriminator_width is None:
+                discriminator_width = _REFERENCE_WIDTH if self.adversary == "grl" else _DOMAINBED_WIDTH
+            width = _hidden_width(discriminator_width, inputs)
+            if self.adversary == "grl":
+                self.discriminator = _discriminator(inputs, width)
+            else:
+                self.discriminator = _two_logits(inputs, width, depth, dropout)
+
+    def domain(self, z_s: Tensor, z_t: Tensor, logits_s: Tensor, source: Batch, target: Batch) -> Tensor:
+        """Return half the source's and half the target's binary cross-entropy."""
+        logits = self.discriminator(self.reversal(torch.cat([z_s, z_t])))
+        shares = domain_shares(source, target, logits, balanced=True)
+        return domain_loss(logits, len(z_s), shares, smoothing=self.smoothing)
+
+    def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
+        """Return ``task``, ``domain`` and the total; in the alternating form that of the network, task - λ domain."""
+        if self.adversary == "grl":
+            return super().losses(source, target, step)
+        target = self.need_target(target)
+        z_s, z_t = self.pair_features(source, target)
+        task = self.task_loss(z_s, source)
+        domain = self.alternating_domain(torch.cat([z_s, z_t]), source, target)
+        return {"total": task - self.penalty * domain, "task": task, "domain": domain}
+
+    def alternating_domain(self, z: Tensor, source: Batch, target: Batch) -> Tensor:
+        """Return the discriminator's loss at the features ``z`` (b_s + b_t, d) of both batches."""
+        if self.grad_penalty and not z.requires_grad:
+            z.requires_grad_()
+        logits = self.discriminator(z)
+        shares = domain_shares(source, target, logits, balanced=False)
+        labels = torch.full_like(logits, self.smoothing)
+        is_source = torch.arange(len(z), device=z.device) < source.size
+        labels[torch.arange(len(z), device=z.device), (~is_source).long()] = 1.0 - self.smoothing
+        each = F.cross_entropy(logits, labels, reduction="none")
+        loss = (shares * each).sum()
+        if self.grad_penalty:
+            (slope,) = torch.autograd.grad(each.sum(), z, create_graph=True)
+            loss = loss + self.grad_penalty * (shares * slope.square().sum(1)).sum()
+        return loss
+
+    def update(
+        self,
+        source: Batch,
+        target: Batch | None,
+        step: int,
+        *,
+        optimisers: dict[str, Optimizer],
+        backward: Backward,
+    ) -> Losses:
+        """Take one step; in the alternating form of the network or of the discriminator, by ``step``.
+
+        A discriminator's step returns only ``domain``, which is its total.
+        """
+        if self.adversary == "grl":
+            return super().update(source, target, step, optimisers=optimisers, backward=backward)
+        target = self.need_target(target)
+        role = self.turn(step)
+        if role == "network":
+            # the discriminator gets gradients too: they are forgotten before its own step
+            return self.descend(
+                lambda: self.losses(source, target, step), source, target, {role: optimisers[role]}, backward
+            )
+        zero_gradients(optimisers)
+        with torch.no_grad():  # a discriminator's step has no use for the network's gradient
+            z = torch.cat(self.pair_features(source, target))
+        domain = self.alternating_domain(z, source, target)
+        backward(domain)
+        optimisers[role].step()
+        return {"total": domain.detach(), "domain": domain.detach()}
+
+    def turn(self, step: int) -> str:
+        """Return the role that ``step`` trains in the alternating form; with one discriminator step, network first."""
+        steps = self.d_steps_per_g_step
+        return "discriminator" if (step + 1) % (1 + steps) < steps else "network"
+
+
+def _two_logits(inputs: int, width: int, depth: int, dropout: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for layer in range(depth - 1):
+        layers += [nn.Linear(width if layer else inputs, width), nn.Dropout(dropout), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 2))
+
+
+# --- CDAN ---------------------------------------------------------------------------------------------
+
+
+class _OuterMap(nn.Module):
+    """The flattened outer product of predictions (b, C) and features (b, d): (b, C d)."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.width = features * classes
+
+    def forward(self, z: Tensor, p: Tensor) -> Tensor:
+        """Return p ⊗ z."""
+        return (p[:, :, None] * z[:, None, :]).flatten(1)
+
+
+class _RandomisedMap(nn.Module):
+    """(1/√D) (R_z z) * (R_p p) with fixed standard normal R: inner products have the mean of ``_OuterMap``'s.
+
+    The matrices are buffers, so that a checkpoint keeps them.
+    """
+
+    random_z: Tensor
+    random_p: Tensor
+
+    def __init__(self, features: int, classes: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("random_z", torch.randn(features, width, generator=generator))
+        self.register_buffer("random_p", torch.randn(classes, width, generator=generator))
+
+    def forward(self, z: Tensor, p: Tensor) -> Tensor:
+        """Return (b, D)."""
+        return (z @ self.random_z.to(z.dtype)) * (p @ self.random_p.to(p.dtype)) / math.sqrt(self.width)
+
+
+class CDAN(Adversarial):
+    """Conditional domain-adversarial network (Long et al. 2018).
+
+    Parameters
+    ----------
+    entropy : bool
+        CDAN+E: rows weigh in proportion to 1 + exp(-H) with H the entropy of the prediction.
+    randomised : bool
+        The randomised map instead of the outer product, for many classes times features.
+    randomised_dim : int
+        Its width D.
+    discriminator_width : int or "auto"
+        ``"auto"``: 4 times the inputs, within 32 and 1024.
+    **shared
+        See ``Adversarial`` and ``Algorithm``; ``sharpness`` makes this SDAT.
+    """
+
+    name: ClassVar[str] = "cdan"
+    map: _OuterMap | _RandomisedMap
+
+    def __init__(
+        self,
+        network: Network,
+        num_classes: int,
+        *,
+        entropy: bool = False,
+        randomised: bool = False,
+        randomised_dim: int = 1024,
+        discriminator_width: int | str = 1024,
+        **shared: Any,
+    ) -> None:
+        super().__init__(network, num_classes, **shared)
+        self.entropy = check_flag(entropy, "entropy")
+        check_count(randomised_dim, "randomised_dim")
+        if check_flag(randomised, "randomised"):
+            generator = as_generator(self.seed)
+            self.map = _RandomisedMap(network.feature_dim, num_classes, randomised_dim, generator)
+        else:
+            self.map = _OuterMap(network.feature_dim, num_classes)
+        with seeded(self.seed):
+            width = _hidden_width(discriminator_width, self.map.width)
+            self.discriminator = _discriminator(self.map.width, width)
+
+    def domain(self, z_s: Tensor, z_t: Tensor, logits_s: Tensor, source: Batch, target: Batch) -> Tensor:
+        """Return the binary cross-entropy over the rows of both batches; predictions carry no gradient."""
+        p = torch.cat([logits_s, self.network.head(z_t)]).detach().softmax(1)
+        joint = self.map(torch.cat([z_s, z_t]), p.to(z_s.dtype))
+        logits = self.discriminator(self.reversal(joint))
+        shares = domain_shares(source, target, logits, balanced=False)
+        if self.entropy:
+            shares = shares * (1.0 + torch.exp(-entropy(p)))
+            shares = shares / shares.sum()
+        return domain_loss(logits, len(z_s), shares, smoothing=self.smoothing)
