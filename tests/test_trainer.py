@@ -49,7 +49,7 @@ def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in state.items():
         path = f"{prefix}/{key}"
-        if "seconds" in path or "account" in path:
+        if "seconds" in path or "timer" in path:
             continue
         if isinstance(value, list | tuple):
             value = dict(enumerate(value))
