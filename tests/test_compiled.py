@@ -66,9 +66,14 @@ def test_coupling_returns_the_total_of_its_table(rows: int, k: int, size: int) -
     weights = torch.full((k,), 1.0 / k, dtype=torch.float64)
     orders = torch.stack([torch.randperm(rows, generator=gen(seed)) for seed in range(3)])
     arrays = (table.clone(), phi, weights, orders)
-    total = backend.compiled_loops(phi).couple_rows(*(array.numpy() for array in arrays), size, 0.0, 0.0)
+    buffers = [torch.zeros(shape).double().numpy() for shape in ((rows, 16), (size, 16), (16, size), (size, size))]
+    places = np.zeros((2, size), np.int64)
+    known = (array.numpy() for array in arrays)
+    first, total = backend.compiled_loops(phi).couple_rows(*known, size, 0.0, 0.0, *buffers, *places)
+    assert first == pytest.approx(float(plan.row_errors(table, phi, weights).square().sum()))
     assert total == pytest.approx(float(plan.row_errors(arrays[0], phi, weights).square().sum()))
-    assert total <= float(plan.row_errors(table, phi, weights).square().sum()) * (1 + 1e-12)
+    coupled = plan.couple_rows(table, phi, weights, rounds=3, generator=gen())
+    assert float(plan.row_errors(coupled, phi, weights).square().sum()) <= first * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -171,7 +176,7 @@ def test_compiled_mixture_is_the_sum_of_gaussians(scale: float) -> None:
 def test_centred_matrix_has_the_same_distances(dtype: torch.dtype) -> None:
     matrix = RBFMixture().matrix(clouds(150).to(dtype))
     centred = matrix.clone()
-    backend.compiled_loops(matrix).centre(centred.numpy())
+    ExactView.centred(centred)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(centred.mean(0), torch.zeros(150, dtype=dtype), atol=tolerance, rtol=0)
     apart = [m.diagonal()[:, None] + m.diagonal() - 2 * m for m in (matrix, centred)]
@@ -187,19 +192,50 @@ def test_rank_follows_the_strata_and_the_spectrum() -> None:
     assert stratify(x, 8, kernel="rbf", rank=20).info["rank"] == 20
 
 
+def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+
+
+CENTRE = "_compiled().centre(np.zeros((3, 3))); "
+
+
 def test_it_is_known_whether_loops_were_compiled_or_found_on_disk(tmp_path: Path) -> None:
     program = (
         "import sys, numpy as np; from vardass.backend import _compiled, were_compiled; before = were_compiled(); "
-        "sys.stderr.isatty = lambda: True; _compiled().centre(np.zeros((3, 3))); print(before, were_compiled())"
+        f"sys.stderr.isatty = lambda: True; {CENTRE}print(before, were_compiled())"
     )
     for known, said in (("False True", "compiling on first use"), ("False False", "")):
-        found = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        found = run(program, NUMBA_CACHE_DIR=str(tmp_path))
         assert found.stdout.strip() == known
         assert said in found.stderr
         assert bool(said) == bool(found.stderr)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_package_that_cannot_be_written_to_works(writable: bool, tmp_path: Path) -> None:
+    """What is compiled goes to the user's folder, and nowhere where that cannot be written to either."""
+    places = "InTreeCacheLocator" if writable else "CacheLocator"
+    program = (
+        "import numpy as np; from numba.core import caching\n"
+        "def refuse(self): raise OSError('read-only')\n"
+        "for name, place in vars(caching).items():\n"
+        f"    if '{places}' in name: place.ensure_cache_path = refuse\n"
+        "from vardass.backend import _compiled\n"
+        f"{CENTRE}print(_compiled().centre.stats.cache_path)"
+    )
+    shown = run(program, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR="").stdout.strip()
+    assert (str(tmp_path) in shown) == writable
+    assert writable or shown == "None"
+
+
+def test_warmup_compiles_all_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vardass.cli.stratify import warmup
+
+    warmup()
+    loops = backend._compiled()
+    assert loops is not None
+    for name in loops.__all__:
+        precisions = {str(array.dtype) for signature in getattr(loops, name).signatures for array in signature[:1]}
+        single = name in ("gaussian_mixture", "shifted")
+        assert precisions >= ({"float32"} if single else {"float32", "float64"}) or name == "couple_rows", name

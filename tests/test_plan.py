@@ -431,5 +431,5 @@ def test_plans_are_not_spent_on_telling_landmarks_from_other_samples(
     found = noise()
     with monkeypatch.context() as patch:
         fit = lowrank._fit
-        patch.setattr(lowrank, "_fit", lambda *given, alike: fit(*given, alike=False))
+        patch.setattr(lowrank, "_fit", lambda *given, leave_one_out: fit(*given, leave_one_out=False))
         assert found < 0.8 * noise()

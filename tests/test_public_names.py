@@ -49,6 +49,7 @@ PUBLIC = [
             "strata",
             "paper.theory",
             "variance",
+            "view",
         )
     ),
 ]

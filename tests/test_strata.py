@@ -103,7 +103,7 @@ def test_reduction_and_gap_where_a_variance_is_zero() -> None:
 def test_copies_with_a_bound_and_on_a_device_leave_the_original_alone() -> None:
     strata = example(bound=None)
     assert strata.sizes.tolist() == [3, 1, 4]  # cached before the copies are made
-    bounded = strata.with_bound(LowerBound(0.1, 0.0, "semidefinite"))
+    bounded = dataclasses.replace(strata, bound=LowerBound(0.1, 0.0, "semidefinite"))
     assert bounded.gap == pytest.approx(1.5)
     assert strata.bound is None
     moved = strata.to("cpu")

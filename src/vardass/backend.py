@@ -34,7 +34,7 @@ def _compiled() -> ModuleType | None:
     from vardass import compiled
 
     if sys.stderr.isatty() and not any(Path(compiled.centre.stats.cache_path or "").glob("compiled.*.nbi")):
-        print("vardass: compiling on first use, about ten seconds", file=sys.stderr)
+        print("vardass: compiling on first use, some seconds; `vardass warmup` does it beforehand", file=sys.stderr)
     return compiled
 
 

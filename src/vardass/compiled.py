@@ -1,19 +1,20 @@
 """Hot loops compiled with numba: kernel values, bisection, moves and exchanges of points, greedy assignment, plans.
 
 Each has a twin in torch or numpy, which runs on a GPU and where numba is not installed. Import this module only
-through `backend.compiled_loops`, which says whether it can be used: importing
-numba takes longer than most of the loops.
+through `backend.compiled_loops`, which says whether it can be used: importing numba takes longer than most of the
+loops.
 
-The loops release the GIL. They are compiled at the first call for each precision, up to two seconds each, and
-then kept on disk: beside this file, in the user's cache folder where that cannot be written to, or where
-``NUMBA_CACHE_DIR`` says.
+The loops release the GIL. They are compiled at the first call for each precision and then kept on disk. Users
+wait for that, so the loops are few and plain: none of numpy's functions, which take numba a tenth of a second or more
+each, and where there are many buffers callers pass them.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 __all__ = [
     "bisect",
@@ -22,7 +23,6 @@ __all__ = [
     "gaussian_mixture",
     "greedy_in_order",
     "kmeanspp",
-    "move_points",
     "nearest_strata",
     "shifted",
     "swap_points",
@@ -30,52 +30,57 @@ __all__ = [
     "sweep_nearest",
 ]
 
-Floats = NDArray[np.floating]
-Ints = NDArray[np.int64]
 
-# Loops over elements where numpy has one expression: each of numpy's functions, assignments of arrays and sums of them
-# takes numba a tenth of a second or more to compile, and users wait for that.
-
-
-@njit(nogil=True, cache=True)
-def _copy(values: NDArray[np.generic], out: NDArray[np.generic]) -> None:
-    for i in range(len(out)):
-        out[i] = values[i]
+def _can_be_kept() -> bool:
+    """Whether numba finds a folder for what it compiles: beside this file, the user's, or that of NUMBA_CACHE_DIR."""
+    try:
+        njit(cache=True)(_can_be_kept)
+    except RuntimeError:  # each process then compiles anew
+        return False
+    return True
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def _products(a: Floats, b: Floats, out: Floats) -> None:
-    """``a @ b`` of (s, r) and (r, s), two rows and four columns at a time: no call of a library that starts threads."""
+_loop = partial(njit, nogil=True, cache=_can_be_kept(), error_model="numpy", no_cfunc_wrapper=True)
+# called by loops only: compiled with them and kept in their files
+_part = partial(njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True)
+
+
+@_part()
+def _sort(keys, items, count):
+    """Sort the first ``count`` keys, and items with them, ascending (Shell's method)."""
+    gap = count
+    while gap > 1:
+        gap = 1 if gap < 5 else (gap * 5 - 1) // 11
+        for p in range(gap, count):
+            key, item, q = keys[p], items[p], p
+            while q >= gap and keys[q - gap] > key:
+                keys[q], items[q] = keys[q - gap], items[q - gap]
+                q -= gap
+            keys[q], items[q] = key, item
+
+
+@_part(fastmath=True)
+def _products(a, b, out):
+    """``a @ b`` of (s, r) and (r, s), four columns at a time: no call of a library that starts threads."""
     s, r = a.shape
-    unrolled = r - r % 4
     for i in range(s):
+        u, x = a[i], out[i]
         for j in range(s):
-            out[i, j] = 0
-    for i in range(0, s - 1, 2):
-        u, v = a[i], a[i + 1]
-        x, y = out[i], out[i + 1]
-        for c in range(0, unrolled, 4):
+            x[j] = 0
+        # an odd last row goes by single columns: its rounding is part of the streams
+        fours = 0 if s % 2 and i == s - 1 else r - r % 4
+        for c in range(0, fours, 4):
             u0, u1, u2, u3 = u[c], u[c + 1], u[c + 2], u[c + 3]
-            v0, v1, v2, v3 = v[c], v[c + 1], v[c + 2], v[c + 3]
             b0, b1, b2, b3 = b[c], b[c + 1], b[c + 2], b[c + 3]
             for j in range(s):
                 x[j] += u0 * b0[j] + u1 * b1[j] + u2 * b2[j] + u3 * b3[j]
-                y[j] += v0 * b0[j] + v1 * b1[j] + v2 * b2[j] + v3 * b3[j]
-        for c in range(unrolled, r):
-            u0, v0, b0 = u[c], v[c], b[c]
+        for c in range(fours, r):
             for j in range(s):
-                x[j] += u0 * b0[j]
-                y[j] += v0 * b0[j]
-    if s % 2:
-        u, x = a[s - 1], out[s - 1]
-        for c in range(r):
-            u0, b0 = u[c], b[c]
-            for j in range(s):
-                x[j] += u0 * b0[j]
+                x[j] += u[c] * b[c, j]
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def _sum_of_squares(errors: Floats) -> float:
+@_part(fastmath=True)
+def _sum_of_squares(errors):
     total = 0.0
     for t in range(errors.shape[0]):
         for c in range(errors.shape[1]):
@@ -83,34 +88,23 @@ def _sum_of_squares(errors: Floats) -> float:
     return total
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def _add_entries(errors: Floats, table: Ints, features: Floats, weights: Floats, rows: Ints, h: int) -> None:
+@_part(fastmath=True)
+def _add_entries(errors, table, features, weights, rows, h):
     for t in rows:
         for c in range(features.shape[1]):
             errors[t, c] += weights[h] * features[table[t, h], c]
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def couple_rows(
-    table: Ints, features: Floats, weights: Floats, orders: Ints, size: int, tol: float, enough: float
-) -> float:
+@_loop(fastmath=True)
+def couple_rows(table, features, weights, orders, size, tol, enough, errors, rest, own, inner, member, place):
     """Match the entries of each column of ``table`` (T, k) to the rows anew, in place; see `vardass.samplers.plan`.
 
     Groups of ``size`` rows in the order of ``orders`` (sweeps, T) share out their entries of a column by exchanges,
-    pair after pair until none helps. Returns Σ |E_t|², which is no more than before; ends early once it is below
-    ``enough``, or a sweep after the first gains less than ``tol`` of it.
+    pair after pair until none helps. Ends early once Σ |E_t|² is below ``enough``, or a sweep after the first gains
+    less than ``tol`` of it. Returns it before and after; ``errors`` (T, r) begin as 0.
     """
     count, k = table.shape
     r = features.shape[1]
-    rest = np.empty((size, r), features.dtype)
-    own = np.empty((r, size), features.dtype)
-    inner = np.empty((size, size), features.dtype)
-    member = np.empty(size, np.int64)
-    place = np.empty(size, np.int64)
-    kept = np.empty((count, k), np.int64)
-    for t in range(count):
-        _copy(table[t], kept[t])
-    errors = np.zeros((count, r), features.dtype)
     for h in range(k):
         _add_entries(errors, table, features, weights, orders[0], h)
     first = _sum_of_squares(errors)
@@ -135,7 +129,7 @@ def couple_rows(
                         square += entry[c] * entry[c]
                     for c in range(r):
                         own[c, i] = entry[c]
-                    noise = max(noise, square)
+                    noise = square if square > noise else noise
                 noise *= w * 1e-6  # rounding of the sums is no gain
                 _products(rest, own, inner)
                 for _ in range(size):
@@ -161,15 +155,11 @@ def couple_rows(
         before, total = total, _sum_of_squares(errors)
         if total < enough or (turn and total >= (1.0 - tol) * before):
             break
-    if total > first:
-        for t in range(count):
-            _copy(kept[t], table[t])
-        return first
-    return total
+    return first, total
 
 
-@njit(nogil=True, cache=True)
-def _relabel(scores: Floats, kernel: Floats, diag: Floats, labels: Ints, i: int, target: int) -> None:
+@_part()
+def _relabel(scores, kernel, diag, labels, i, target):
     left, joined, inner = scores[labels[i]], scores[target], kernel[i]
     own_left, own_joined = left[i], joined[i]
     for j in range(len(labels)):
@@ -180,67 +170,11 @@ def _relabel(scores: Floats, kernel: Floats, diag: Floats, labels: Ints, i: int,
     labels[i] = target
 
 
-@njit(nogil=True, cache=True)
-def move_points(
-    scores: Floats,
-    kernel: Floats,
-    diag: Floats,
-    labels: Ints,
-    sizes: Floats,
-    low: int,
-    high: int,
-    noise: float,
-    worthwhile: float,
-) -> float:
-    """Moves of single points, best first, in place; see ``vardass.solvers.min_sum``. Returns the decrease of J."""
-    k, q = scores.shape
-    decrease = 0.0
-    gain = np.empty(q, scores.dtype)
-    best = np.empty(q, np.int64)
-    for _ in range(8 * q):
-        proposed = 0
-        for i in range(q):
-            best[i] = -1
-            gain[i] = 0
-        for h in range(k):
-            if sizes[h] < high:
-                for i in range(q):
-                    if best[i] < 0 or scores[h, i] < scores[best[i], i]:
-                        best[i] = h
-        for i in range(q):
-            if best[i] >= 0 and sizes[labels[i]] > low:
-                gain[i] = scores[labels[i], i] - scores[best[i], i]
-            proposed += gain[i] > noise
-        if proposed == 0:
-            break
-        before = decrease
-        for i in range(q):
-            gain[i] = -gain[i]
-        order = np.argsort(gain)
-        for place in range(proposed):
-            i = order[place]
-            source, target = labels[i], best[i]
-            if sizes[source] <= low or sizes[target] >= high:
-                continue
-            current = scores[source, i] - scores[target, i]
-            if current > noise:
-                decrease += current
-                sizes[source] -= 1
-                sizes[target] += 1
-                _relabel(scores, kernel, diag, labels, i, target)
-        if decrease - before < worthwhile:
-            break
-    return decrease
-
-
-@njit(nogil=True, cache=True, fastmath=True)
-def swap_points(
-    scores: Floats, kernel: Floats, diag: Floats, labels: Ints, at_limit: NDArray[np.bool_], noise: float
-) -> float:
+@_loop(fastmath=True)
+def swap_points(scores, kernel, diag, labels, at_limit, noise, own, gain, there, never):
     """One sweep of exchanges of points of strata ``at_limit`` (k,) with others, in place; returns the decrease of J."""
     k, q = scores.shape
     decrease = 0.0
-    own, gain, there = np.empty(q, scores.dtype), np.empty(q, scores.dtype), np.empty(k, scores.dtype)
     for j in range(q):
         own[j] = scores[labels[j], j]
     for i in range(q):
@@ -249,12 +183,12 @@ def swap_points(
             continue
         for h in range(k):
             there[h] = scores[h, i]
-        there[a] = np.finfo(scores.dtype).max / 4  # no exchange within a stratum
+        there[a] = never  # no exchange within a stratum
         inner, here = kernel[i], scores[a]
-        fixed, best = own[i] + 2 * diag[i], -np.finfo(scores.dtype).max
+        fixed, best = own[i] + 2 * diag[i], -4 * there[a]
         for j in range(q):
             gain[j] = own[j] - here[j] + 2 * diag[j] - 4 * inner[j] - there[labels[j]]
-            best = max(best, gain[j])
+            best = gain[j] if gain[j] > best else best
         if fixed + best > noise:
             partner = 0
             while partner < q - 1 and gain[partner] < best:
@@ -269,8 +203,8 @@ def swap_points(
     return decrease
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _place_of_least(values: Floats) -> int:
+@_part(inline="always")
+def _place_of_least(values):
     """Where the least of ``values`` (k,) is, none of which is negative; the first place of several."""
     if values.itemsize == 4:  # as integers such numbers have the same order: the place fits behind them
         bits, least = values.view(np.int32), np.int64(2**63 - 1)
@@ -284,8 +218,8 @@ def _place_of_least(values: Floats) -> int:
     return best
 
 
-@njit(nogil=True, cache=True)
-def greedy_in_order(distances: Floats, orders: Ints, parallel: int) -> tuple[Ints, NDArray[np.float64]]:
+@_loop()
+def greedy_in_order(distances, orders, parallel):
     """Algorithm 2 for given orders: strata of the points in visiting order (trials, n), and costs (trials,).
 
     ``distances`` (n, k) are at least the smallest number above 0, so that sizes decide between strata at distance 0.
@@ -318,8 +252,8 @@ def greedy_in_order(distances: Floats, orders: Ints, parallel: int) -> tuple[Int
 _IN_ORDER = {"nnan", "ninf", "nsz", "arcp", "contract"}
 
 
-@njit(nogil=True, cache=True, fastmath=_IN_ORDER, inline="always")
-def _power_of_two(t: np.float32) -> np.float32:
+@_part(fastmath=_IN_ORDER, inline="always")
+def _power_of_two(t):
     """2^t for t <= 0 in single precision, to 2e-7 of itself; below 2^-126 it is 2^-126."""
     t = t if t > np.float32(-126.0) else np.float32(-126.0)
     whole = np.int32(t - np.float32(0.5))
@@ -334,8 +268,8 @@ def _power_of_two(t: np.float32) -> np.float32:
     return e * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def shifted(x: Floats, shift: Floats) -> tuple[Floats, Floats]:
+@_loop(fastmath=True)
+def shifted(x, shift):
     """``x - shift`` (n, d) and the squared norms of its rows (n,)."""
     n, d = x.shape
     moved, norms = np.empty((n, d), x.dtype), np.empty(n, x.dtype)
@@ -349,8 +283,8 @@ def shifted(x: Floats, shift: Floats) -> tuple[Floats, Floats]:
     return moved, norms
 
 
-@njit(nogil=True, cache=True, fastmath=_IN_ORDER)
-def _row_of_distances(row: Floats, x: Floats, y: Floats, norm: float, norm_y: Floats, reach: float, d2: Floats) -> None:
+@_part(fastmath=_IN_ORDER)
+def _row_of_distances(row, x, y, norm, norm_y, reach, d2):
     """|x - y_j|² (m,) from ``row`` <x, y_j> (m,), exact where that is too coarse."""
     eps = np.float32(1.1920929e-07)
     zero = np.float32(0)
@@ -368,24 +302,15 @@ def _row_of_distances(row: Floats, x: Floats, y: Floats, norm: float, norm_y: Fl
     if close > 0:
         for j in range(len(row)):
             error = eps * (norm + norm_y[j])
-            if error >= small and d2[j] < max(near, np.float32(1e5) * error):
+            if error >= small and (d2[j] < near or d2[j] < np.float32(1e5) * error):
                 other, value = y[j], zero
                 for c in range(len(x)):
                     value += (x[c] - other[c]) * (x[c] - other[c])
                 d2[j] = value
 
 
-@njit(nogil=True, cache=True, fastmath=_IN_ORDER)
-def gaussian_mixture(
-    products: Floats,
-    x: Floats,
-    y: Floats,
-    norm_x: Floats,
-    norm_y: Floats,
-    rates: Floats,
-    reach: float,
-    symmetric: bool,
-) -> None:
+@_loop(fastmath=_IN_ORDER)
+def gaussian_mixture(products, x, y, norm_x, norm_y, rates, reach, symmetric):
     """Turn ``products`` <x_i, y_j> (n, m) into Σ_rate exp(-rate |x_i - y_j|²), in place; single precision.
 
     See ``vardass.kernels.squared_distances`` for ``reach``. There one limit holds for all pairs, here each pair has
@@ -407,16 +332,16 @@ def gaussian_mixture(
     if symmetric:
         for top in range(0, n, 32):  # tiles that stay in cache
             for left in range(0, top + 32, 32):
-                for i in range(top, min(top + 32, n)):
-                    for j in range(left, min(left + 32, i)):
+                for i in range(top, top + 32 if top + 32 < n else n):
+                    for j in range(left, left + 32 if left + 32 < i else i):
                         products[i, j] = products[j, i]
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def centre(matrix: Floats) -> None:
+@_loop(fastmath=True)
+def centre(matrix):
     """Subtract s_i + s_j from a symmetric ``matrix`` (n, n), in place, so that its rows have the mean 0."""
     n = len(matrix)
-    shift = np.empty(n)
+    shift, single = np.empty(n), np.empty(n, matrix.dtype)
     mean = 0.0
     for i in range(n):
         row, total = matrix[i], 0.0
@@ -425,7 +350,6 @@ def centre(matrix: Floats) -> None:
         shift[i] = total / n
         mean += shift[i]
     mean /= n
-    single = np.empty(n, matrix.dtype)
     for i in range(n):
         single[i] = shift[i] - mean / 2
     for i in range(n):
@@ -434,8 +358,8 @@ def centre(matrix: Floats) -> None:
             row[j] -= own + single[j]
 
 
-@njit(nogil=True, cache=True)
-def _draw(mass: NDArray[np.float64], level: float) -> int:
+@_part()
+def _draw(mass, level):
     """Where the running sum of ``mass`` (n,) passes the share ``level`` of its total."""
     total, reached, heaviest = 0.0, 0.0, 0
     for i in range(len(mass)):
@@ -448,8 +372,8 @@ def _draw(mass: NDArray[np.float64], level: float) -> int:
     return heaviest  # rounding of the total
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def _inner_products(vectors: Floats, i: int, out: Floats) -> None:
+@_part(fastmath=True)
+def _inner_products(vectors, i, out):
     point = vectors[i]
     for j in range(len(vectors)):
         other, inner = vectors[j], vectors[0, 0] * 0
@@ -458,8 +382,8 @@ def _inner_products(vectors: Floats, i: int, out: Floats) -> None:
         out[j] = inner
 
 
-@njit(nogil=True, cache=True)
-def kmeanspp(values: Floats, residual: Floats, diag: Floats, levels: NDArray[np.float64]) -> Ints:
+@_loop()
+def kmeanspp(values, residual, diag, levels):
     """Seeds of k-means++ for uniform ``levels`` (k,); see ``vardass.solvers.labels.kernel_kmeanspp``.
 
     ``values`` are low-rank features (n, r) with their ``residual`` (n,), or the full matrix (n, n) with an empty one.
@@ -477,7 +401,8 @@ def kmeanspp(values: Floats, residual: Floats, diag: Floats, levels: NDArray[np.
             _inner_products(values, seed, column)
             column[seed] += residual[seed]
         else:
-            _copy(values[seed], column)
+            for i in range(n):
+                column[i] = values[seed, i]
         unchosen[seed] = 0.0
         total = 0.0
         for i in range(n):
@@ -486,86 +411,82 @@ def kmeanspp(values: Floats, residual: Floats, diag: Floats, levels: NDArray[np.
             mass[i] = nearest[i] * unchosen[i]
             total += mass[i]
         if not total > 0.0:
-            _copy(unchosen, mass)
+            for i in range(n):
+                mass[i] = unchosen[i]
     return seeds
 
 
-_BINS = 512
+BINS = 512
 
 
-@njit(nogil=True, cache=True)
-def _cut(members: Ints, along: Floats, importance: Floats, left: int, strata: int) -> int:
+@_part()
+def _cut(members, along, importance, left, strata, places, counts, amounts):
     """Put the members with the smallest ``along`` first, in place; return how many go with ``left`` of ``strata``.
 
-    Bins say where the cut falls, and only the members of that bin are sorted.
+    Bins say where the cut falls, and only the members of that bin are sorted. ``places`` (3, n) is a buffer.
     """
     length = len(members)
+    bins, unsorted, inside = places[0], places[1], places[2]
     lowest, highest = along[0], along[0]
     for value in along:
-        lowest, highest = min(lowest, value), max(highest, value)
-    scale = (_BINS - 0.5) / (highest - lowest) if highest > lowest else 0.0
-    bins, unsorted = np.empty(length, np.int64), np.empty(length, np.int64)
-    counts, amounts = np.zeros(_BINS, np.int64), np.zeros(_BINS)
+        lowest = value if value < lowest else lowest
+        highest = value if value > highest else highest
+    scale = (BINS - 0.5) / (highest - lowest) if highest > lowest else 0.0
     even = len(importance) == 0
     total = 0.0
+    for place in range(BINS):
+        counts[place], amounts[place] = 0, 0.0
     for p in range(length):
         bins[p] = int((along[p] - lowest) * scale)
         unsorted[p] = members[p]
         counts[bins[p]] += 1
         amounts[bins[p]] += 1.0 if even else importance[members[p]]
-    for place in range(_BINS):
+    for place in range(BINS):
         total += amounts[place]
     share = length * left // strata + 0.5 if even else total * (left / strata)
     place, before, amount = 0, 0, 0.0
-    while place < _BINS - 1 and amount + amounts[place] < share:
+    while place < BINS - 1 and amount + amounts[place] < share:
         amount += amounts[place]
         before += counts[place]
         place += 1
-    least, most = left, length - (strata - left)  # each stratum needs a point
+    cut, least, most = before, left, length - (strata - left)  # each stratum needs a point
     if most < before or least > before + counts[place]:
-        ranks = np.argsort(along)
+        _sort(along, members, length)
+    else:
+        low, middle, high = 0, 0, before + counts[place]
         for p in range(length):
-            members[p] = unsorted[ranks[p]]
-        return min(max(before, least), most)
-    inside, values = np.empty(counts[place], np.int64), np.empty(counts[place], along.dtype)
-    low, middle, high = 0, 0, before + counts[place]
-    for p in range(length):
-        if bins[p] < place:
-            members[low] = unsorted[p]
-            low += 1
-        elif bins[p] > place:
-            members[high] = unsorted[p]
-            high += 1
-        else:
-            inside[middle], values[middle] = unsorted[p], along[p]
-            middle += 1
-    ranks = np.argsort(values)
-    for p in range(middle):
-        members[before + p] = inside[ranks[p]]
-    cut = before
-    for p in range(middle):
-        amount += 1.0 if even else importance[members[before + p]]
-        if amount >= share:
-            break
-        cut += 1
-    return min(max(cut, least), most)
+            if bins[p] < place:
+                members[low] = unsorted[p]
+                low += 1
+            elif bins[p] > place:
+                members[high] = unsorted[p]
+                high += 1
+            else:
+                inside[middle], along[middle] = unsorted[p], along[p]
+                middle += 1
+        _sort(along, inside, counts[place])
+        for p in range(middle):
+            members[before + p] = inside[p]
+        for p in range(middle):
+            amount += 1.0 if even else importance[inside[p]]
+            if amount >= share:
+                break
+            cut += 1
+    cut = least if cut < least else cut
+    return most if cut > most else cut
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def bisect(z: Floats, k: int, importance: Floats) -> Ints:
+@_loop(fastmath=True)
+def bisect(z, k, importance, order, labels, vectors, spread, distances, parts, places, counts, amounts):
     """Cut n points (n, m) into k strata; see ``vardass.solvers.labels.bisection_labels``.
 
     An empty ``importance`` asks for equal sizes.
     """
     n, m = z.shape
     zero = z[0, 0] * 0
-    order = np.arange(n)
-    labels = np.empty(n, np.int64)
-    parts = np.empty((k + 1, 3), np.int64)  # a stack of (first place in order, points, strata)
-    parts[0, 0], parts[0, 1], parts[0, 2] = 0, n, k
+    parts[0, 0], parts[0, 1], parts[0, 2] = 0, n, k  # a stack of (first place in order, points, strata)
     waiting, label = 1, 0
-    mean, centred, axis, turned = np.empty(m, z.dtype), np.empty(m, z.dtype), np.empty(m, z.dtype), np.empty(m, z.dtype)
-    spread = np.empty((m, m), z.dtype)
+    mean, centred, axis, turned = vectors[0], vectors[1], vectors[2], vectors[3]
     while waiting > 0:
         waiting -= 1
         start, length, strata = parts[waiting, 0], parts[waiting, 1], parts[waiting, 2]
@@ -598,11 +519,13 @@ def bisect(z: Floats, k: int, importance: Floats) -> Ints:
         for c in range(m):
             if spread[c, c] > spread[widest, widest]:
                 widest = c
-        _copy(spread[widest], axis)
+        for c in range(m):
+            axis[c] = spread[widest, c]
         for _ in range(24):
             largest = zero
             for c in range(m):
-                largest = max(largest, abs(axis[c]))
+                size = axis[c] if axis[c] > zero else -axis[c]
+                largest = size if size > largest else largest
             if largest == 0:
                 break
             for a in range(m):
@@ -613,24 +536,21 @@ def bisect(z: Floats, k: int, importance: Floats) -> Ints:
             for c in range(m):
                 axis[c] = turned[c] / largest
             # the next round divides again: only the direction matters
-        along = np.empty(length, z.dtype)
+        along = distances[:length]
         for p in range(length):
             point, inner = z[members[p]], zero
             for c in range(m):
                 inner += point[c] * axis[c]
             along[p] = inner
         left = strata // 2
-        cut = _cut(members, along, importance, left, strata)
+        cut = _cut(members, along, importance, left, strata, places, counts, amounts)
         parts[waiting, 0], parts[waiting, 1], parts[waiting, 2] = start + cut, length - cut, strata - left
         parts[waiting + 1, 0], parts[waiting + 1, 1], parts[waiting + 1, 2] = start, cut, left
         waiting += 2
-    return labels
 
 
-@njit(nogil=True, cache=True, fastmath=_IN_ORDER)
-def nearest_strata(
-    cross: Floats, diag: Floats, labels: Ints, sizes: Floats, diag_sums: Floats, high: int, nearest: NDArray[np.int32]
-) -> None:
+@_loop(fastmath=_IN_ORDER)
+def nearest_strata(cross, diag, labels, sizes, diag_sums, high, nearest):
     """Fill ``nearest`` (b, c) with c of the k > c strata that b points may best move to, the best one among them.
 
     ``cross`` (b, k) is <φ_i, Σ φ> of points and strata. Place j is for the best of the strata h with h % c = j, which
@@ -664,22 +584,8 @@ def nearest_strata(
                 found[j] = np.int32(start + j) if better else found[j]
 
 
-@njit(nogil=True, cache=True, fastmath=True)
-def sweep_nearest(
-    features: Floats,
-    residual: Floats,
-    diag: Floats,
-    labels: Ints,
-    sums: Floats,
-    sizes: Floats,
-    diag_sums: Floats,
-    nearest: NDArray[np.int32],
-    gaps: Floats,
-    limit: float,
-    low: int,
-    high: int,
-    noise: float,
-) -> tuple[float, int]:
+@_loop(fastmath=True)
+def sweep_nearest(features, residual, diag, labels, sums, sizes, diag_sums, nearest, gaps, limit, low, high, noise):
     """Let each of n points in turn move to the best of the strata in ``nearest`` (n, c), in place.
 
     ``sums`` (k, r) are Σ φ of the strata; ``noise`` is the share of a score that is rounding. A point that moves puts
@@ -731,32 +637,20 @@ def sweep_nearest(
     return decrease, moves
 
 
-@njit(nogil=True, cache=True, fastmath=True)
+@_loop(fastmath=True)
 def sweep_exact(
-    matrix: Floats,
-    diag: Floats,
-    labels: Ints,
-    cross: Floats,
-    sizes: Floats,
-    diag_sums: Floats,
-    low: int,
-    high: int,
-    noise: float,
-    worthwhile: float,
-) -> float:
-    """`move_points` on all n points of the full matrix (n, n); ``cross`` (k, n) is Σ_{j in S_h} K_ij.
+    matrix, diag, labels, cross, sizes, diag_sums, low, high, noise, worthwhile, lowest, gain, best, proposed, never
+):
+    """Moves of single points of the full matrix (n, n), best first, in place; returns the decrease of J.
 
-    Rounds are made until one gains less than ``worthwhile``; ``noise`` is the share of a score that is rounding.
+    ``cross`` (k, n) is Σ_{j in S_h} K_ij. Rounds are made until one gains less than ``worthwhile``; ``noise`` is the
+    share of a score that is rounding.
     """
     k, n = cross.shape
-    lowest = np.empty(n, matrix.dtype)
-    gain = np.empty(n, matrix.dtype)
-    best = np.empty(n, np.int32)
-    proposed = np.empty(n, np.int64)
     decrease = 0.0
     for _ in range(8 * n):
         for i in range(n):
-            lowest[i] = np.inf
+            lowest[i] = never
         for h in range(k):
             row, size, total = cross[h], sizes[h], diag_sums[h]
             if size < high:
@@ -773,9 +667,9 @@ def sweep_exact(
                 gain[count], proposed[count] = lowest[i] - own, i
                 count += 1
         before = decrease
-        order = np.argsort(gain[:count])
+        _sort(gain, proposed, count)
         for rank in range(count):
-            i = proposed[order[rank]]
+            i = proposed[rank]
             source, target, own_diag = labels[i], best[i], diag[i]
             if sizes[source] <= low or sizes[target] >= high:
                 continue

@@ -185,36 +185,28 @@ def _with_exact_close_pairs(
 ) -> Tensor:
     if same:
         d2.fill_diagonal_(0.0)
-    if reach > 0.0:
-        _recompute_close_pairs(d2, x, y, norm_x, norm_y, reach, same)
-    return d2
-
-
-def _recompute_close_pairs(
-    d2: Tensor, x: Tensor, y: Tensor, norm_x: Tensor, norm_y: Tensor, reach: float, same: bool
-) -> None:
+    if reach <= 0.0:
+        return d2
     if d2.is_cuda and d2.numel() <= _BATCH_PAIRS:  # to look at the error would stop a training loop
-        _copy_double_distances(d2, x, y, same)
-        return
+        return _copy_double_distances(d2, x, y, same)
     error = torch.finfo(x.dtype).eps * (float(norm_x.max()) + float(norm_y.max()))
     if error < 1e-6 * reach:
-        return
+        return d2
     # flatter kernels still see distant pairs: recompute also where the error is large against the distance
     close = d2 < max(reach, 1e5 * error)
     if same:
         close.fill_diagonal_(False)
     i, j = close.nonzero(as_tuple=True)
     if len(i) * x.shape[1] > 4 * d2.numel():  # too many to gather: one product in double precision instead
-        _copy_double_distances(d2, x, y, same)
-        return
+        return _copy_double_distances(d2, x, y, same)
     d2[i, j] = (x[i] - y[j]).square().sum(1)
+    return d2
 
 
-def _copy_double_distances(d2: Tensor, x: Tensor, y: Tensor, same: bool) -> None:
+def _copy_double_distances(d2: Tensor, x: Tensor, y: Tensor, same: bool) -> Tensor:
     x, y = x.double(), y.double()
     d2.copy_((x.square().sum(1)[:, None] + y.square().sum(1) - 2.0 * (x @ y.T)).clamp_min_(0.0))
-    if same:
-        d2.fill_diagonal_(0.0)
+    return d2.fill_diagonal_(0.0) if same else d2
 
 
 def mixture_reach(rates: Sequence[float]) -> float:
@@ -441,14 +433,7 @@ class CoralKernel(Kernel):
 
 @dataclass(frozen=True)
 class LinearKernel(Kernel):
-    """κ(z, z') = zᵀz'. Its strata are those of size-weighted k-means on the features themselves.
-
-    Examples
-    --------
-    >>> LinearKernel().matrix(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
-    tensor([[5., 3.],
-            [3., 9.]])
-    """
+    """κ(z, z') = zᵀz'. Its strata are those of size-weighted k-means on the features themselves."""
 
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
         return x @ (x if y is None else y).T
@@ -467,14 +452,7 @@ class LinearKernel(Kernel):
 
 @dataclass(frozen=True)
 class PolynomialKernel(Kernel):
-    """κ(z, z') = (gamma zᵀz' + coef0)^degree.
-
-    Examples
-    --------
-    >>> PolynomialKernel(degree=2).matrix(torch.tensor([[1.0], [2.0]]))
-    tensor([[ 4.,  9.],
-            [ 9., 25.]])
-    """
+    """κ(z, z') = (gamma zᵀz' + coef0)^degree."""
 
     degree: int = 2
     gamma: float = 1.0
@@ -497,14 +475,7 @@ class PolynomialKernel(Kernel):
 
 @dataclass(frozen=True)
 class LaplacianKernel(Kernel):
-    """κ(z, z') = exp(-gamma |z - z'|₁).
-
-    Examples
-    --------
-    >>> LaplacianKernel(gamma=0.5).matrix(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-    tensor([[1.0000, 0.3679],
-            [0.3679, 1.0000]])
-    """
+    """κ(z, z') = exp(-gamma |z - z'|₁)."""
 
     gamma: float = 1.0
 
@@ -587,11 +558,6 @@ def as_kernel(kernel: Any) -> Kernel:
 
     ``"mmd"`` is the paper's RBF mixture, ``"rbf"`` a single Gaussian with unit bandwidth (the paper's
     Figure 4).
-
-    Examples
-    --------
-    >>> as_kernel("coral"), as_kernel(lambda x, y: x @ y.T).is_fitted
-    (CoralKernel(), True)
     """
     if isinstance(kernel, Kernel):
         return kernel
@@ -610,11 +576,6 @@ def fitted_kernel(kernel: KernelLike, x: Tensor, *, check_range: bool = True) ->
 
     Features whose kernel overflows are refused, unless ``check_range`` is False: to look at values would make a
     training loop wait for the device.
-
-    Examples
-    --------
-    >>> fitted_kernel("coral", torch.tensor([[1.0], [3.0]])).mean
-    tensor([2.])
     """
     known = as_kernel(kernel)
     fitted = known if known.is_fitted else known.fit(x)

@@ -31,16 +31,6 @@ class FeatureMap:
     """A fitted map z -> φ(z) (r,): Nystrom through landmarks, or explicit where the kernel has one.
 
     It can be applied to points it has not seen, block by block, so shards of one data set share it.
-
-    Examples
-    --------
-    >>> from vardass.kernels import RBFMixture
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(300, 2, generator=generator)
-    >>> phi = fit_feature_map(x, RBFMixture((0.1,)), rank=32, generator=generator)
-    >>> features, residual = phi(x[:5])
-    >>> len(features), bool((residual < 0.1).all())  # what the features miss of κ(z, z)
-    (5, True)
     """
 
     kernel: Kernel
@@ -50,7 +40,7 @@ class FeatureMap:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features (n, r), not centred, and the residual diagonal (n,) of rows ``x`` (n, d)."""
         features = self.features(x)
-        return features, self.missed(x, features)
+        return features, self.residual(x, features)
 
     def features(self, x: Tensor) -> Tensor:
         """Features (n, r) of rows ``x`` (n, d), not centred."""
@@ -63,7 +53,7 @@ class FeatureMap:
             torch.mm(self._basis(x[block]), self.transform, out=features[block])
         return features
 
-    def missed(self, x: Tensor, features: Tensor) -> Tensor:
+    def residual(self, x: Tensor, features: Tensor) -> Tensor:
         """κ(z, z) minus what ``features`` (n, r) of the rows ``x`` hold of it: (n,)."""
         if self.landmarks is None:
             return x.new_zeros(len(x))
@@ -94,11 +84,11 @@ def low_rank_features(
 
     See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
     """
-    fit = _fit(x, kernel, rank, landmarks, pivoting, generator, alike=True)
+    fit = _fit(x, kernel, rank, landmarks, pivoting, generator, leave_one_out=True)
     features = fit.basis @ fit.feature_map.transform if len(fit.basis) == len(x) else fit.feature_map.features(x)
-    if fit.alone is not None:
-        features[fit.landmarks] -= fit.alone[:, None] * fit.feature_map.transform
-    residual = fit.feature_map.missed(x, features)
+    if fit.own_part is not None:
+        features[fit.landmarks] -= fit.own_part[:, None] * fit.feature_map.transform
+    residual = fit.feature_map.residual(x, features)
     # a common shift changes no distance and makes later sums exact
     features -= features.mean(0)
     return features, residual
@@ -134,20 +124,11 @@ def fit_feature_map(
         in proportion to κ(z, z), which is faster and with many landmarks as good.
     generator : torch.Generator
         On the device of ``x``.
-
-    Examples
-    --------
-    >>> from vardass.kernels import LinearKernel
-    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
-    >>> phi = fit_feature_map(x, LinearKernel(), rank=2, generator=torch.Generator().manual_seed(0))
-    >>> features, residual = phi(x)
-    >>> torch.allclose(features @ features.T, x @ x.T, atol=1e-5)
-    True
     """
     return _fit(x, kernel, rank, landmarks, pivoting, generator).feature_map
 
 
-MISSED_BLOCKS, MISSED_ROWS = 64, 512
+RANDOM_BLOCKS, BLOCK_ROWS = 64, 512
 """Random blocks of rows, and rows of each, on which what a map misses of a mean over all pairs is measured."""
 
 
@@ -155,27 +136,19 @@ def random_row_blocks(sizes: Sequence[int], generator: torch.Generator) -> list[
     """Random subsets of the rows of some sets: 64 times distinct rows of each, 512 or all if there are fewer.
 
     Once all rows of each, where no set has more than 512.
-
-    Examples
-    --------
-    >>> [(len(first), len(second)) for first, second in random_row_blocks([100, 300], torch.Generator())]
-    [(100, 300)]
-    >>> blocks = random_row_blocks([1000, 300], torch.Generator())
-    >>> len(blocks), [len(rows) for rows in blocks[0]]
-    (64, [512, 300])
     """
 
     def shuffled(n: int) -> Tensor:
         return torch.randperm(n, generator=generator, device=generator.device)
 
-    if max(sizes) <= MISSED_ROWS:
+    if max(sizes) <= BLOCK_ROWS:
         return [[shuffled(n) for n in sizes]]
     columns = []
     for n in sizes:
-        if n >= MISSED_BLOCKS * MISSED_ROWS:
-            columns.append(list(shuffled(n)[: MISSED_BLOCKS * MISSED_ROWS].view(MISSED_BLOCKS, -1)))
+        if n >= RANDOM_BLOCKS * BLOCK_ROWS:
+            columns.append(list(shuffled(n)[: RANDOM_BLOCKS * BLOCK_ROWS].view(RANDOM_BLOCKS, -1)))
         else:
-            columns.append([shuffled(n)[:MISSED_ROWS] for _ in range(MISSED_BLOCKS)])
+            columns.append([shuffled(n)[:BLOCK_ROWS] for _ in range(RANDOM_BLOCKS)])
     return [list(rows) for rows in zip(*columns)]
 
 
@@ -183,7 +156,7 @@ class _Fit(NamedTuple):
     feature_map: FeatureMap
     basis: Tensor  # what the map multiplies for the rows that it was chosen on, all of them if they are few
     landmarks: Tensor | None = None  # their rows
-    alone: Tensor | None = None  # part of κ(z, z) of each that the others do not hold, where it is to be left out
+    own_part: Tensor | None = None  # part of κ(z, z) of each that the others do not hold, where it is to be left out
 
 
 def _fit(
@@ -194,7 +167,7 @@ def _fit(
     pivoting: str,
     generator: torch.Generator,
     *,
-    alike: bool = False,  # landmarks shall be seen as other rows
+    leave_one_out: bool = False,  # landmarks shall be seen as other rows
 ) -> _Fit:
     choose(pivoting, "pivoting", [*_ROUNDS, "uniform"])
     count = landmarks or 2 * rank
@@ -212,11 +185,11 @@ def _fit(
         chosen = _random_pivots(sample, kernel, count, generator, rounds=_ROUNDS[pivoting])
     points = sample[chosen].contiguous()
     columns = kernel.matrix(sample, points)
-    whiten, alone = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
+    whiten, own_part = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
     whitened = columns @ whiten.to(x.dtype)
-    alike &= len(x) >= 2 * count
-    if alike:
-        whitened[chosen] -= (alone[:, None] * whiten).to(x.dtype)
+    leave_one_out &= len(x) >= 2 * count
+    if leave_one_out:
+        whitened[chosen] -= (own_part[:, None] * whiten).to(x.dtype)
     # the precision of the kernel values is enough to tell which directions lead
     axes, mean = _principal_axes(whitened)
     if axes.shape[1] > rank > 1:
@@ -224,9 +197,9 @@ def _fit(
         rest = mean - axes @ (axes.T @ mean)
         axes = torch.cat([axes, rest[:, None] / rest.norm().clamp_min(torch.finfo(x.dtype).tiny)], dim=1)
     feature_map = FeatureMap(kernel, points, (whiten @ axes[:, :rank].double()).to(x.dtype))
-    if not alike:
+    if not leave_one_out:
         return _Fit(feature_map, columns)
-    return _Fit(feature_map, columns, chosen if rows is None else rows[chosen], alone.to(x.dtype))
+    return _Fit(feature_map, columns, chosen if rows is None else rows[chosen], own_part.to(x.dtype))
 
 
 def _whitening(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -234,12 +207,6 @@ def _whitening(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
     And 1 / (K⁻¹)_ll for each row (L,), the Schur complement: how much of K_ll the other rows do not hold. ``eps`` is
     the rounding of the entries, relative to their size.
-
-    Examples
-    --------
-    >>> whiten, alone = _whitening(torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64), 1e-7)
-    >>> (whiten @ whiten.T).tolist(), alone.tolist()
-    ([[0.25, 0.0], [0.0, 1.0]], [4.0, 1.0])
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal()
@@ -251,11 +218,11 @@ def _whitening(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(matrix)
     least = max(30.0 * eps * float(values[-1].clamp_min(0.0)), torch.finfo(torch.float64).tiny)
     keep = values > least
-    alone = (vectors.square() / values.clamp_min(least)).sum(1).reciprocal()
-    alone = torch.where(alone > 2.0 * least, alone, 0.0)  # the rest is rounding
+    own_part = (vectors.square() / values.clamp_min(least)).sum(1).reciprocal()
+    own_part = torch.where(own_part > 2.0 * least, own_part, 0.0)  # the rest is rounding
     if not bool(keep.any()):  # a kernel that is zero on the data: one column of zeros
-        return matrix.new_zeros(len(matrix), 1), alone
-    return vectors[:, keep] / values[keep].sqrt(), alone
+        return matrix.new_zeros(len(matrix), 1), own_part
+    return vectors[:, keep] / values[keep].sqrt(), own_part
 
 
 def _principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,14 +234,14 @@ def _principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
 
 def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Generator, *, rounds: int) -> Tensor:
     """Block randomly pivoted Cholesky: indices (at most count,) of distinct rows of ``x``."""
-    missed = kernel.diag(x).double().clamp_min(0.0)
-    floor = 1e-6 * missed.sum()
+    unexplained = kernel.diag(x).double().clamp_min(0.0)
+    floor = 1e-6 * unexplained.sum()
     factor = x.new_zeros(len(x), 0)
     chosen = torch.zeros(0, dtype=torch.int64, device=x.device)
     size = max(1, -(-count // rounds))
-    while float(missed.sum()) > float(floor):
-        open_rows = int((missed > 0).sum())
-        picks = torch.multinomial(missed, min(size, count - len(chosen), open_rows), generator=generator)
+    while float(unexplained.sum()) > float(floor):
+        open_rows = int((unexplained > 0).sum())
+        picks = torch.multinomial(unexplained, min(size, count - len(chosen), open_rows), generator=generator)
         chosen = torch.cat([chosen, picks])
         if len(chosen) >= count:
             break
@@ -283,8 +250,8 @@ def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Gener
         keep = values > 1e-5 * values[-1].clamp_min(1e-300)
         new = columns @ (vectors[:, keep] / values[keep].sqrt()).to(x.dtype)
         factor = torch.cat([factor, new], dim=1)
-        missed = (missed - new.double().square().sum(1)).clamp_min(0.0)
-        missed[chosen] = 0.0
+        unexplained = (unexplained - new.double().square().sum(1)).clamp_min(0.0)
+        unexplained[chosen] = 0.0
     if len(chosen) == 0:  # a kernel that is zero on the data
         chosen = torch.zeros(1, dtype=torch.int64, device=x.device)
     return chosen

@@ -58,7 +58,7 @@ def robust_scale(reference: Tensor) -> dict[str, Any]:
 def scale_columns(features: Tensor, scale: Scale) -> Tensor:
     """Features (n, d) minus the means, divided by the deviations and cut, as `robust_scale` says.
 
-    Without ``"clip"``, as runs of before stored it, nothing is cut.
+    Without ``"clip"`` nothing is cut.
     """
     scaled = (features - features.new_tensor(scale["mean"])) / features.new_tensor(scale["deviation"])
     clip = scale.get("clip")

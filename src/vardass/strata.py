@@ -29,23 +29,10 @@ _PLAIN_FIELDS = ("k", "variance", "uniform_variance", "variance_stderr", "solver
 
 @dataclass(frozen=True)
 class LowerBound:
-    """What no partition into k strata can go below.
+    """What no partition into k strata can go below: Var(μ̂) is at least ``variance``.
 
-    Attributes
-    ----------
-    variance : float
-        Bound on Var(μ̂).
-    stderr : float
-        Standard error of the bound where it was estimated from sampled rows; 0 where it is rigorous.
-    method : str
-        ``"nearest-neighbour"`` or ``"semidefinite"``.
-
-    Examples
-    --------
-    >>> from vardass import stratify
-    >>> strata = stratify(torch.randn(60, 2, generator=torch.Generator().manual_seed(0)), 6, bound=True)
-    >>> 0 < strata.bound.variance <= strata.variance, strata.bound.method
-    (True, 'nearest-neighbour')
+    ``stderr`` is 0 where that is rigorous, else the bound was estimated from sampled rows; ``method`` is
+    ``"nearest-neighbour"`` or ``"semidefinite"``.
     """
 
     variance: float
@@ -239,10 +226,6 @@ class Strata(StrataSummary):
             found[rows] = (outer[rows, None] * sizes + own - 2.0 * sums).argmin(1)
         return found
 
-    def with_bound(self, bound: LowerBound) -> Strata:
-        """Return the same strata with a lower bound attached."""
-        return replace(self, bound=bound)
-
     def to(self, device: torch.device | str) -> Strata:
         """Return the same strata with labels on ``device``."""
         return replace(self, labels=self.labels.to(device))
@@ -279,8 +262,7 @@ class Strata(StrataSummary):
             raise InputError(f"not strata of version {_VERSION}; make them with Strata.to_dict or Strata.save")
         try:
             bound = None if state["bound"] is None else LowerBound(**state["bound"])
-            fields = {name: state[name] for name in _PLAIN_FIELDS if name != "shares"}
-            fields["shares"] = state.get("shares")  # older states have none
+            fields = {name: state[name] for name in _PLAIN_FIELDS}
             fields["k"] = check_count(fields["k"], "k", high=len(state["labels"]))
             return cls(labels=state["labels"], bound=bound, **fields)
         except (KeyError, TypeError) as error:

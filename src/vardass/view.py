@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ Beyond, the full matrix costs n², so low-rank features take its place, and sums
 
 _BLOCK_NUMBERS = 2**22  # held at a time
 _PAIRS = 20_000  # random pairs that estimate a sum over all
-_PAIRS_MISSED = 2_000  # the same for the small part that low-rank features miss
+_CORRECTING_PAIRS = 2_000  # the same for the small part that low-rank features miss
 _PACK_ROWS = 256  # small strata are evaluated together: a stratum of two rows is not worth a call
 
 
@@ -116,17 +117,17 @@ class View(ABC):
         """K_ij among the q points in ``rows``, some of which may be the same: (q, q)."""
         return self.block(rows)
 
-    @abstractmethod
     def totals(self, labels: Tensor, k: int) -> Tensor:
         """Σ φ_i of each stratum, for `products`: (k, width)."""
+        return self.multiply(torch.nn.functional.one_hot(labels, k).to(self.diag)).T
 
-    @abstractmethod
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Σ w_i φ_i over ``rows`` (q,), as one row of totals: (width,)."""
+        return self.columns(rows).to(weights) @ weights
 
-    @abstractmethod
     def products(self, totals: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
         """<φ_i, Σ φ_j> of the b points in ``rows`` with c ``totals``, without residuals: (b, c)."""
+        return totals[:, rows].T
 
     def stratum_sums(self, labels: Tensor, k: int) -> Tensor:
         """A_ih = Σ_{j in S_h} K_ij for all i and h: (n, k)."""
@@ -153,7 +154,9 @@ class View(ABC):
         self, labels: Tensor, k: int, truth: KernelView, generator: torch.Generator, known: float | None = None
     ) -> tuple[float, float]:
         """J under the kernel itself and its standard error; ``known`` is J of this view, if it was computed."""
-        return (self.objective(labels, k) if known is None else known), 0.0
+        if known is None:
+            known = self.whole if k == 1 else self.objective(labels, k)
+        return known, 0.0
 
     def centroid_distances(self, labels: Tensor, k: int) -> Tensor:
         """|φ_i - μ_h|² to each stratum mean (Algorithm 1, step 2): (n, k). An empty stratum is infinitely far."""
@@ -223,32 +226,19 @@ class ExactView(View):
         return cls(matrix)
 
     def totals(self, labels: Tensor, k: int) -> Tensor:
-        """Sums of rows of the symmetric matrix: O(n²), whatever k is."""
         return self.matrix.new_zeros(k, self.n).index_add_(0, labels, self.matrix)
 
-    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """A weighted sum of rows, in the precision of the weights."""
-        return self.columns(rows).to(weights) @ weights
-
-    def products(self, totals: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
-        """They are products already."""
-        return totals[:, rows].T
-
     def columns(self, columns: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Rows of the matrix, which is symmetric."""
         return self.matrix[columns, rows].T
 
     def block(self, rows: Tensor | slice) -> Tensor:
-        """A submatrix."""
         return self.matrix[rows, rows] if isinstance(rows, slice) else self.matrix[rows].index_select(1, rows)
 
     def multiply(self, right: Tensor) -> Tensor:
-        """A product, in blocks where the precisions differ."""
         blocks = row_blocks(self.n, max(1, _BLOCK_NUMBERS // self.n))
         return torch.cat([self.matrix[block].to(right.dtype) @ right for block in blocks])
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        """Entries."""
         return self.matrix[first, second]
 
     @cached_property
@@ -258,11 +248,9 @@ class ExactView(View):
         return (self.diag - 2.0 * mean + mean.mean()).clamp_min_(0.0)
 
     def in_full(self) -> ExactView:
-        """Itself."""
         return self
 
     def arrays(self) -> tuple[Tensor, Tensor]:
-        """The matrix."""
         return self.matrix, self.diag[:0]
 
 
@@ -291,22 +279,12 @@ class LowRankView(View):
         self.diag = self.features.square().sum(1) + self.residual
 
     @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        kernel: Kernel,
-        rank: int = DEFAULT_RANK,
-        *,
-        landmarks: int | None = None,
-        pivoting: str = "rpcholesky",
-        generator: torch.Generator,
-    ) -> LowRankView:
-        """The rows of ``x`` (n, d) under a fitted ``kernel``; see `low_rank_features`."""
-        return cls(*low_rank_features(x, kernel, rank, landmarks=landmarks, pivoting=pivoting, generator=generator))
+    def of(cls, x: Tensor, kernel: Kernel, rank: int = DEFAULT_RANK, **options: Any) -> LowRankView:
+        """The rows of ``x`` (n, d) under a fitted ``kernel``; `low_rank_features` has the options."""
+        return cls(*low_rank_features(x, kernel, rank, **options))
 
     @property
     def width(self) -> int:
-        """Columns of the features."""
         return self.features.shape[1]
 
     @cached_property
@@ -339,7 +317,6 @@ class LowRankView(View):
         return LowRankView(kept, self.residual + dropped.square().sum(1))
 
     def totals(self, labels: Tensor, k: int) -> Tensor:
-        """Sums of features."""
         sums = self.features.new_zeros(k, self.width)
         if not self.features.is_cuda:
             return sums.index_add_(0, labels, self.features)
@@ -349,15 +326,12 @@ class LowRankView(View):
         return sums
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """A weighted sum of features."""
         return weights.to(self.features) @ self.features[rows]
 
     def products(self, totals: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
-        """Products of features."""
         return self.features[rows] @ totals.T
 
     def columns(self, columns: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Inner products, with the residual where a point meets itself."""
         values = self.features[rows] @ self.features[columns].T
         start, stop, _ = rows.indices(self.n)
         met = ((columns >= start) & (columns < stop)).nonzero().flatten()
@@ -365,24 +339,20 @@ class LowRankView(View):
         return values
 
     def block(self, rows: Tensor | slice) -> Tensor:
-        """Inner products, with the residual on the diagonal."""
         picked = self.features[rows]
         matrix = picked @ picked.T
         matrix.diagonal().add_(self.residual[rows])
         return matrix
 
     def among(self, rows: Tensor) -> Tensor:
-        """With the residual wherever a point meets itself."""
         distinct, place = torch.unique(rows, return_inverse=True)
         return self.block(distinct)[place][:, place]
 
     def multiply(self, right: Tensor) -> Tensor:
-        """Through the features."""
         features = self.features.to(right.dtype)
         return features @ (features.T @ right) + self.residual.to(right.dtype)[:, None] * right
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        """Inner products."""
         return (self.features[first] * self.features[second]).sum(1)
 
     def pair_distances(self, first: Tensor, second: Tensor) -> Tensor:
@@ -398,11 +368,9 @@ class LowRankView(View):
 
     @property
     def whole(self) -> float:
-        """J of a single stratum."""
         return float(self.n * self.spread.sum(dtype=torch.float64) - self.residual.sum(dtype=torch.float64))
 
     def within(self, labels: Tensor, k: int) -> Tensor:
-        """|Σ φ|² + Σ r of each stratum."""
         if k == 1:
             sums = self.features.sum(0, keepdim=True, dtype=torch.float64)
         else:
@@ -422,15 +390,12 @@ class LowRankView(View):
         return truth.estimated_objective(labels, k, generator, seen=self, known=known)
 
     def coordinates(self, k: int, generator: torch.Generator) -> Tensor:
-        """The features."""
         return self.features
 
     def arrays(self) -> tuple[Tensor, Tensor]:
-        """Features and residual."""
         return self.features, self.residual
 
     def mean_products(self, rows: Tensor) -> Tensor:
-        """Through the mean of the features."""
         features = self.features[rows]
         return features @ features.mean(0) + self.residual[rows] / len(rows)
 
@@ -453,13 +418,11 @@ class KernelView(View):
 
     @cached_property
     def diag(self) -> Tensor:  # type: ignore[override]
-        """κ(z, z) of each row."""
         blocks = row_blocks(len(self.x), max(1, 2**23 // self.x.shape[1]))
         return torch.cat([self.kernel.diag(self.rows(block)) for block in blocks])
 
     @property
     def n(self) -> int:
-        """Number of rows."""
         return len(self.x)
 
     @property
@@ -473,36 +436,19 @@ class KernelView(View):
         return picked.to(self.dtype)
 
     def columns(self, columns: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Evaluated."""
         return self.kernel.matrix(self.rows(rows), self.rows(columns))
 
     def block(self, rows: Tensor | slice) -> Tensor:
-        """Evaluated."""
         return self.kernel.matrix(self.rows(rows))
 
-    def totals(self, labels: Tensor, k: int) -> Tensor:
-        """Products with all rows."""
-        return self.multiply(torch.nn.functional.one_hot(labels, k).to(self.diag)).T
-
-    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Products with all rows."""
-        return self.columns(rows).to(weights) @ weights
-
-    def products(self, totals: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
-        """They are products already."""
-        return totals[:, rows].T
-
     def multiply(self, right: Tensor) -> Tensor:
-        """Block by block."""
         x = self.rows(slice(None))
         return torch.cat([block.to(right.dtype) @ right for _, block in self.kernel.blocks(x)])
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        """Evaluated pair by pair."""
         return self.kernel.paired(self.rows(first), self.rows(second))
 
     def pair_distances(self, first: Tensor, second: Tensor) -> Tensor:
-        """Evaluated pair by pair."""
         return self.kernel.paired_distances(self.rows(first), self.rows(second))
 
     def mean_to_all(self, points: Tensor) -> Tensor:
@@ -514,11 +460,9 @@ class KernelView(View):
 
     @property
     def whole(self) -> float:
-        """J of a single stratum."""
         return self.objective(torch.zeros(self.n, dtype=torch.int64, device=self.x.device), 1)
 
     def objective(self, labels: Tensor, k: int) -> float:
-        """From scatters, in which nothing cancels."""
         sizes = torch.bincount(labels, minlength=k)
         return max(0.0, float((sizes.double() * self.scatter(labels, sizes)).sum()))
 
@@ -552,10 +496,12 @@ class KernelView(View):
         """J from random pairs and its standard error; or ``known``, that of ``seen``, and what this one misses."""
         sizes = torch.bincount(labels, minlength=k).double()
         pairs = float((sizes * (sizes - 1)).sum()) / 2
-        missed, error = self.mean_missed(seen, labels, k, generator)
-        return max(0.0, known + pairs * missed), pairs * error
+        correction, error = self.mean_correction(seen, labels, k, generator)
+        return max(0.0, known + pairs * correction), pairs * error
 
-    def mean_missed(self, seen: View | None, labels: Tensor, k: int, generator: torch.Generator) -> tuple[float, float]:
+    def mean_correction(
+        self, seen: View | None, labels: Tensor, k: int, generator: torch.Generator
+    ) -> tuple[float, float]:
         """Mean and standard error of d_ij, minus that of ``seen`` if there is one, over random pairs within strata."""
         sizes = torch.bincount(labels, minlength=k)
         pairs = (sizes * (sizes - 1)).double()
@@ -563,7 +509,7 @@ class KernelView(View):
             return 0.0, 0.0
         order = torch.arange(len(labels), device=labels.device) if k == 1 else labels.argsort(stable=True)
         starts = sizes.cumsum(0) - sizes
-        count = _PAIRS if seen is None else _PAIRS_MISSED
+        count = _PAIRS if seen is None else _CORRECTING_PAIRS
         stratum = torch.multinomial(pairs, count, replacement=True, generator=generator)
         size = sizes[stratum]
 
@@ -574,10 +520,10 @@ class KernelView(View):
         first, second = below(size), below(size - 1)
         second = second + (second >= first)  # any member but the first
         i, j = order[starts[stratum] + first], order[starts[stratum] + second]
-        missed = self.pair_distances(i, j)
+        found = self.pair_distances(i, j)
         if seen is not None:
-            missed = missed - seen.pair_distances(i, j)
-        return float(missed.double().mean()), float(missed.double().std()) / count**0.5
+            found = found - seen.pair_distances(i, j)
+        return float(found.double().mean()), float(found.double().std()) / count**0.5
 
     def pair_mean(self, features: Tensor, residual: Tensor, generator: torch.Generator) -> tuple[float, float]:
         """Mean κ over all n² pairs and its standard error, from features (n, r) that are not centred.

@@ -57,14 +57,7 @@ _INPUT_ROWS = 1024  # rows that go through a model at a time
 
 
 class Estimate(NamedTuple):
-    """A Monte Carlo value and its standard error, batches counted as independent.
-
-    Examples
-    --------
-    >>> value, stderr = Estimate(0.5, 0.1)
-    >>> value - 2 * stderr > 0  # two standard errors above zero
-    True
-    """
+    """A Monte Carlo value and its standard error, batches counted as independent."""
 
     value: float
     stderr: float
@@ -74,20 +67,10 @@ class Estimate(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Batches of one domain.
+    """Batches of one domain: ``rows`` (b, k), and their ``weights`` (b, k), double, of which each row sums to 1.
 
-    Attributes
-    ----------
-    rows : Tensor of shape (b, k)
-        Sample indices.
-    weights : Tensor of shape (b, k)
-        Their weights, double; each row sums to 1.
-    weighted : bool
-        False where the sampler gives no weights, so that losses are called without them.
-    strata : Tensor of shape (k,) or None
-        Stratum of each sample of a batch, where the samples are independent draws.
-    pool : int or None
-        See `IndexBatch`.
+    Losses are called without weights where the sampler gives none. ``strata`` (k,) and ``pool`` are those of an
+    `IndexBatch`, for independent draws.
     """
 
     rows: Tensor
@@ -236,18 +219,9 @@ def _on(batches: Batches, device: torch.device) -> Batches:
 
 @dataclass(frozen=True)
 class EmbeddingErrors:
-    """One domain under a kernel.
+    """One domain under a kernel fitted to it: |μ̂ - μ|² (b,) of the batches of each sampler.
 
-    Attributes
-    ----------
-    kernel : Kernel
-        Fitted to the domain.
-    errors : list of Tensor of shape (b,)
-        |μ̂ - μ|² of the batches of each sampler.
-    squared_bias : list of float or None
-        |mean of μ̂ - μ|² for each sampler; None for a domain too large.
-    spread : float or None
-        E|φ(z) - μ|², the variance of a single uniform draw; None for a domain too large.
+    And for a domain that is not too large, |mean of μ̂ - μ|² for each, and ``spread``, E|φ(z) - μ|² of one uniform draw.
     """
 
     kernel: Kernel
@@ -350,16 +324,9 @@ def as_loss(loss: Any, kernel: Kernel, x: Tensor, y: Tensor) -> Loss:
 
 
 class Producer:
-    """Features of chosen samples as a function of parameters: a model's, or those of a linear layer.
+    """Features of chosen samples as a function of parameters: those of a model of ``inputs`` (n, ...) of each domain.
 
-    Parameters
-    ----------
-    domains : list of Tensor of shape (n, d)
-        Features of source and target.
-    model : nn.Module or None
-        None: the parameters are a matrix A (d, d), zero, and the features z + z A.
-    inputs : list of arrays of shape (n, ...)
-        What the model takes.
+    Without a model they are a matrix A (d, d), zero, and the features are z + z A of ``domains`` (n, d).
     """
 
     def __init__(self, domains: list[Tensor], model: nn.Module | None, inputs: list[ArrayLike | None]) -> None:
@@ -469,7 +436,7 @@ def _slopes(loss: Loss, features: list[Tensor]) -> list[Tensor]:
     return [slopes[: len(features[0])], slopes[len(features[0]) :]]
 
 
-def _told(loss: Loss, batches: list[Batches]) -> dict[str, Any]:
+def _strata_of(loss: Loss, batches: list[Batches]) -> dict[str, Any]:
     """How the batches were drawn, for an unbiased loss."""
     if getattr(loss.value, "estimator", "v") != "unbiased":
         return {}
@@ -487,11 +454,11 @@ def loss_noise(
     loss: Loss, domains: list[Tensor], batches: list[Batches], pairing: list[int], whole: Whole
 ) -> dict[str, Any]:
     """Mean, bias and variance of the loss of source batch i with target batch ``pairing[i]``."""
-    values, told = [], _told(loss, batches)
+    values, strata = [], _strata_of(loss, batches)
     for i, j in enumerate(pairing):
         (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
         weights = {"weights_x": weights_x, "weights_y": weights_y}
-        values.append(loss.value(domains[0][rows_x], domains[1][rows_y], **weights, **told))
+        values.append(loss.value(domains[0][rows_x], domains[1][rows_y], **weights, **strata))
     values_of_pairs = torch.stack(values).double()
     count = len(values)
     mean, variance = float(values_of_pairs.mean()), float(values_of_pairs.var())
@@ -510,11 +477,11 @@ def gradient_noise(
     truth = whole.gradient
     assert truth is not None
     total = torch.zeros_like(truth)
-    errors, told = [], _told(loss, batches)
+    errors, strata = [], _strata_of(loss, batches)
     for i, j in enumerate(pairing):
         (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
         weights = {"weights_x": weights_x, "weights_y": weights_y}
-        value = loss.value(producer(0, rows_x), producer(1, rows_y), **weights, **told)
+        value = loss.value(producer(0, rows_x), producer(1, rows_y), **weights, **strata)
         error = producer.gradient(value) - truth
         errors.append(error.square().sum())
         total += error

@@ -63,12 +63,6 @@ class Coreset:
         E|φ - μ|² of a row: the expected error of one uniform draw.
     kernel : str
         The kernel, as fitted.
-
-    Examples
-    --------
-    >>> found = coreset(torch.randn(200, 3, generator=torch.Generator().manual_seed(0)), 10)
-    >>> len(found.indices), found.error < found.uniform_error
-    (10, True)
     """
 
     indices: Tensor
@@ -335,11 +329,6 @@ def simplex_minimum(matrix: Tensor, linear: Tensor, start: Tensor) -> Tensor:
         b.
     start : Tensor of shape (m,)
         Where to begin.
-
-    Examples
-    --------
-    >>> simplex_minimum(torch.eye(2).double(), torch.zeros(2).double(), torch.tensor([1.0, 0.0]).double())
-    tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     w, m = start.clone(), len(start)
     scale = float(matrix.abs().max())

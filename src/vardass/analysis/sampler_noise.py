@@ -67,15 +67,6 @@ class SamplerRow:
         and the part of it that is not bias.
     refresh_seconds, batch_seconds : float
         For refreshing the samplers of all domains, and for drawing one batch of each, its share of a plan included.
-
-    Examples
-    --------
-    >>> from vardass import UniformBatchSampler
-    >>> z = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    >>> report = variance_report({"uniform": UniformBatchSampler(50, 10)}, z, batches=20)
-    >>> row = report.rows[0]
-    >>> row.name, row.batch_sizes, row.exact_variance > 0
-    ('uniform', (10,), True)
     """
 
     name: str
@@ -112,15 +103,6 @@ class VarianceReport:
         How many were drawn.
     notes : tuple of str
         What a reader of the numbers has to know.
-
-    Examples
-    --------
-    >>> from vardass import BalancedBatchSampler, UniformBatchSampler
-    >>> z = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
-    >>> samplers = {"uniform": UniformBatchSampler(80, 10), "balanced": BalancedBatchSampler(80, 10)}
-    >>> report = variance_report(samplers, z, batches=40)
-    >>> report.baseline, [row.name for row in report.rows]
-    ('uniform', ['uniform', 'balanced'])
     """
 
     rows: tuple[SamplerRow, ...]

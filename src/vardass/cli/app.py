@@ -14,7 +14,7 @@ from vardass.cli.embeddings import compare, coreset
 from vardass.cli.figure import figure
 from vardass.cli.models import evaluate, export, predict
 from vardass.cli.report import report, tables
-from vardass.cli.stratify import stratify
+from vardass.cli.stratify import stratify, warmup
 from vardass.cli.sweep import status, sweep
 
 __all__ = ["app"]
@@ -60,5 +60,6 @@ for command in (
     figure,
     report,
     demo,
+    warmup,
 ):
     app.command()(command)

@@ -11,23 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from vardass.backend import were_compiled
+from vardass.backend import compiled_loops, were_compiled
 from vardass.cli.embeddings import COLUMNS, GAMMAS, KERNEL, SCALE, check_output, chosen_kernel
 from vardass.cli.terminal import bar, plain_table, print_line, progress_bar
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
 from vardass.files import atomic_write, plain
 from vardass.kernels import Kernel
+from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.shards import ShardStrata, stratify_shards
 from vardass.shards.files import expand, is_large
 from vardass.solvers import stratify as make_strata
 from vardass.strata import Strata
 
-__all__ = ["stratify"]
+__all__ = ["stratify", "warmup"]
 
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans; interior-point, of Figure 3, for small n."
 _FILES = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or several .npy or .parquet files, or a quoted pattern."
@@ -314,3 +316,23 @@ def _histogram(outcome: _Outcome, console: Console) -> Table:
     for label, count in histogram.items():
         table.add_row(label, f"{count} strata", bar(count / max(histogram.values()), console))
     return table
+
+
+def warmup() -> None:
+    """Compile what is compiled on first use, once, for example while a container image is built."""
+    loops = compiled_loops(torch.zeros(1))
+    if loops is None:
+        print("nothing to compile: numba is not installed (pip install 'vardass[fast]')")
+        return
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(2500, 6, generator=torch.Generator().manual_seed(0), dtype=dtype)
+        some = x[:300]
+        make_strata(x, 40)
+        make_strata(some, 20, equal=True)
+        make_strata(some, 20, init="kmeans++", rank=4)
+        make_strata(some, 20, solver="dynamic-kmeans", max_iter=1)
+        for kind in (OrderedBatchSampler, BalancedBatchSampler):
+            sampler = kind(len(some), 20)
+            sampler.refresh(some)
+            next(iter(sampler))
+    print(f"compiled, and kept in {loops.centre.stats.cache_path or 'no folder: none can be written to'}")

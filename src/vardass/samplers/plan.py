@@ -146,9 +146,12 @@ def couple_rows(
     size = count // -(-count // _GROUP)
     enough = count * residual * float(weights.square().sum())
     if (compiled := compiled_loops(features)) is not None:
-        arrays = (table.clone(), features.contiguous(), weights.contiguous(), orders)
-        compiled.couple_rows(*(array.numpy() for array in arrays), size, tol, enough)
-        return arrays[0]
+        coupled, r = table.clone(memory_format=torch.contiguous_format), features.shape[1]
+        known = (array.numpy() for array in (coupled, features.contiguous(), weights.contiguous(), orders))
+        floats = (features.new_zeros(shape).numpy() for shape in ((count, r), (size, r), (r, size), (size, size)))
+        places = orders.new_empty(2, size).numpy()
+        before, after = compiled.couple_rows(*known, size, tol, enough, *floats, *places)
+        return coupled if after <= before else table.clone()
     coupled, total = table.clone(), 0.0
     errors = features.new_zeros(count, features.shape[1])
     for turn, order in enumerate(orders.to(table.device)):

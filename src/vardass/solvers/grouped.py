@@ -19,16 +19,10 @@ __all__ = ["Groups", "fits", "share_out", "stratify_groups"]
 
 
 class Groups(NamedTuple):
-    """Disjoint groups of samples and the mixture of them that batches stand for.
+    """Disjoint groups of samples and the mixture Σ_g share_g P_g that batches stand for.
 
-    Attributes
-    ----------
-    of_sample : Tensor of shape (n,)
-        Group of each sample, 0 to g - 1, or -1 for none.
-    counts : Tensor of shape (g,)
-        Samples in each group, at least one.
-    shares : Tensor of shape (g,)
-        Share of each group in the mixture Σ_g share_g P_g, above 0, in double precision, summing to 1.
+    ``of_sample`` (n,) is the group of each sample, 0 to g - 1, or -1 for none; ``counts`` (g,) are at least 1;
+    ``shares`` (g,) are above 0, in double precision, and sum to 1.
     """
 
     of_sample: Tensor

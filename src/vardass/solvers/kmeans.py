@@ -38,32 +38,9 @@ def dynamic_kmeans(
     best ones seen are kept and returned: the result is never worse than the start.
 
     The paper names neither a stopping rule nor an iteration limit. Here the loop ends when ``patience``
-    iterations in a row brought no improvement of J, when J is 0, or after ``max_iter`` iterations.
-
-    Parameters
-    ----------
-    view : View
-        The n points.
-    k : int
-        Number of strata.
-    limits : SizeLimits
-        Sizes that strata may have. Algorithm 2 knows no limits and may leave strata empty; its strata are
-        repaired before the next distance update.
-    labels : Tensor of shape (n,)
-        Strata to start from (step 1), within ``limits``.
-    generator : int or torch.Generator, optional
-        Source of randomness.
-    trials, parallel : int
-        Random trials of Algorithm 2 and rows that it assigns at once; the paper takes 100 and 10.
-    max_iter, patience : int
-        Stopping rule, see above.
-    progress : callable, optional
-        Called after each iteration with the fraction of ``max_iter`` done and a message.
-
-    Returns
-    -------
-    Solution
-        ``converged`` is False where ``max_iter`` ended the loop.
+    iterations in a row brought no improvement of J, when J is 0, or after ``max_iter`` iterations. Algorithm 2 knows
+    no size limits and may leave strata empty; its strata are repaired before the next distance update. ``trials`` and
+    ``parallel`` are its random trials and the rows that it assigns at once; the paper takes 100 and 10.
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
     patience = check_count(patience, "patience")
@@ -114,21 +91,8 @@ def greedy_assignment(
     Point i goes to the stratum j with the smallest D_ij (n_j + 1), where n_j counts the points that j has
     got so far. Each trial visits the points in its own random order; ``parallel`` points in a row see the
     same n_j. The trial with the lowest cost Σ_i D_{i,a_i} |S_{a_i}| (equation 16 with D fixed) wins.
-    Among strata at distance 0 the emptiest is taken, otherwise ties go to the first.
-
-    Parameters
-    ----------
-    distances : Tensor of shape (n, k)
-        Squared distance of each point to each stratum mean, not negative; infinity forbids a stratum.
-    trials, parallel : int
-        Number of random orders, and of points assigned at once; the paper takes 100 and 10.
-    generator : int or torch.Generator, optional
-        Source of randomness.
-
-    Returns
-    -------
-    Tensor of shape (n,)
-        Strata, int64. Some may be empty.
+    Among strata at distance 0 the emptiest is taken, otherwise ties go to the first. Infinite ``distances`` (n, k)
+    forbid a stratum, and some may be left empty.
     """
     if distances.ndim != 2 or 0 in distances.shape or not distances.is_floating_point():
         raise InputError(
@@ -162,24 +126,7 @@ def _best_of_trials(distances: Tensor, trials: int, parallel: int, generator: to
 
 
 def _greedy_in_order(distances: Tensor, orders: Tensor, parallel: int) -> tuple[Tensor, Tensor]:
-    """Algorithm 2 for given orders, all trials side by side.
-
-    Parameters
-    ----------
-    distances : Tensor of shape (n, k)
-        D.
-    orders : Tensor of shape (trials, n)
-        Row t is the permutation in which trial t visits the points.
-    parallel : int
-        Points assigned with the same interim sizes.
-
-    Returns
-    -------
-    picked : Tensor of shape (trials, n)
-        Stratum of the point visited at each position.
-    costs : Tensor of shape (trials,)
-        Cost of each trial, in double precision.
-    """
+    """Algorithm 2 for given orders (trials, n): stratum of the point at each position (trials, n), costs (trials,)."""
     n, k = distances.shape
     # the floor lets the size decide between strata at distance 0
     table = distances.clamp_min(torch.finfo(distances.dtype).tiny)
@@ -228,34 +175,9 @@ def kernel_kmeans(
     Each iteration moves every point to the nearest stratum mean; strata left empty take the points farthest
     from their own mean. The inertia Σ_h Σ_{i in S_h} |φ_i - μ_h|² never rises. The loop ends when no label
     changes, when the inertia falls by no more than ``tol`` times itself (tight size limits can make it rise:
-    that iteration is then dropped), or after ``max_iter`` iterations.
+    that iteration is then dropped), or after ``max_iter`` iterations. J, which it does not minimise, may rise.
 
-    Called with a ``LowRankView`` of raw features and zero residual this is ordinary k-means.
-
-    Parameters
-    ----------
-    view : View
-        The n points.
-    k : int
-        Number of strata.
-    limits : SizeLimits
-        Sizes that strata may have.
-    labels : Tensor of shape (n,)
-        Strata to start from, within ``limits``.
-    generator : int or torch.Generator, optional
-        Not used: all solvers are called alike.
-    max_iter : int
-        Iteration limit.
-    tol : float
-        Relative fall of the inertia that counts as none; 0 goes on until no label changes.
-    progress : callable, optional
-        Called after each iteration with the fraction of ``max_iter`` done and a message.
-
-    Returns
-    -------
-    Solution
-        Its inertia is never above that of the start. Its ``objective`` is J as for every solver and may be:
-        k-means does not minimise it.
+    With a `LowRankView` of raw features and zero residual this is ordinary k-means.
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
     if not tol >= 0.0:

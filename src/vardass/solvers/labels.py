@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,17 +147,9 @@ class SizeLimits:
 
 
 def repair_sizes(labels: Tensor, distances: Distances, limits: SizeLimits) -> Tensor:
-    """Return labels within ``limits``, moving as few points as needed and the cheapest ones first.
+    """Return ``labels`` (n,) within ``limits``, moving as few points as needed and the cheapest ones first.
 
-    Parameters
-    ----------
-    labels : Tensor of shape (n,)
-        Strata, perhaps too small, too large or empty.
-    distances : Distances
-        Cost of each point in each stratum. Infinite for an empty stratum, which then takes the points
-        farthest from their own mean.
-    limits : SizeLimits
-        Must be feasible for n and k.
+    An empty stratum, infinitely far, takes the points farthest from their own mean.
     """
     k = distances.k
     labels = labels.clone()
@@ -240,19 +233,7 @@ def within_limits(view: View, labels: Tensor, k: int, limits: SizeLimits) -> Ten
 def given_labels(
     given: Strata | ArrayLike | None, n: int, k: int, name: str, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return strata that a user wants to start from as labels (n,), int64, or raise an InputError.
-
-    Parameters
-    ----------
-    given : Strata or array of shape (n,)
-        Whole numbers in 0..k-1; some strata may be empty.
-    n, k : int
-        Samples and strata.
-    name : str
-        The argument, for the message.
-    device : torch.device or str
-        Where the result shall be.
-    """
+    """Strata that a user wants to start from as labels (n,), int64, or an InputError that names the argument."""
     values: Any = given
     if isinstance(given, Strata):
         if given.k != k:
@@ -272,25 +253,11 @@ def given_labels(
 
 
 def kernel_kmeanspp(view: View, k: int, generator: int | torch.Generator | None = None) -> Tensor:
-    """Draw k distinct seeds by k-means++ in the kernel's feature space (Algorithm 1, step 1).
+    """Draw k distinct seeds by k-means++ in the kernel's feature space (Algorithm 1, step 1): (k,) int64.
 
     The first is uniform, each next one has a probability proportional to its squared distance
     d_ij = K_ii + K_jj - 2 K_ij to the nearest seed so far; one candidate for each draw. When every point
     left coincides with a seed the draw is uniform among the points not yet chosen.
-
-    Parameters
-    ----------
-    view : View
-        n points. One kernel column is asked for at a time: O(n k) kernel values, O(n) memory.
-    k : int
-        Number of seeds, at most n.
-    generator : int or torch.Generator, optional
-        Source of randomness.
-
-    Returns
-    -------
-    Tensor of shape (k,)
-        Indices of the seeds, int64, in the order they were drawn.
     """
     k = check_count(k, "k", high=view.n, remedy="there is one seed for each stratum and none is drawn twice")
     diag = view.diag
@@ -358,27 +325,14 @@ _PADDED = 2**18  # rows, padding included, that are cut together
 
 
 def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = None) -> Tensor:
-    """Cut n points (n, r) into k strata.
+    """Cut n points (n, r), columns by falling variance, into k strata: labels (n,).
 
     Each part is cut across its own principal axis in proportion to the number of strata that either side
     will hold. A level's cuts are made together: O(n log k) work in ⌈log₂ k⌉ levels.
 
-    Parameters
-    ----------
-    features : Tensor of shape (n, r)
-        Columns by falling variance; the first 32 are used.
-    k : int
-        Number of strata, at most n.
-    importance : Tensor of shape (n,), optional
-        What strata shall hold equal amounts of. The min-sum cost of a part with m points of spread σ, cut
-        into k' strata, falls as (m σ)² / k', so strata are best given in proportion to m σ; for a kernel
-        whose features have unequal lengths, those lengths are the spread. Without it sizes differ by at
-        most one.
-
-    Returns
-    -------
-    Tensor of shape (n,)
-        Labels 0 to k - 1.
+    ``importance`` (n,) is what strata shall hold equal amounts of; without it sizes differ by at most one. The
+    min-sum cost of a part with m points of spread σ, cut into k' strata, falls as (m σ)² / k', so strata are best
+    given in proportion to m σ; for a kernel whose features have unequal lengths, those lengths are the spread.
     """
     n = len(features)
     device = features.device
@@ -386,7 +340,12 @@ def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = No
     z = z / z.abs().amax().clamp_min(torch.finfo(z.dtype).tiny)  # so that squares stay finite
     if (loops := compiled_loops(z)) is not None:
         amounts = z.new_empty(0) if importance is None else importance.contiguous()
-        return torch.from_numpy(loops.bisect(z.contiguous().numpy(), k, amounts.numpy()))
+        labels, m = torch.empty(n, dtype=torch.int64), z.shape[1]
+        floats = (z.new_empty(shape).numpy() for shape in ((4, m), (m, m), (n,)))
+        integers = (np.empty(shape, np.int64) for shape in ((k + 1, 3), (3, n), loops.BINS))
+        given = z.contiguous().numpy(), k, amounts.numpy(), np.arange(n), labels.numpy()
+        loops.bisect(*given, *floats, *integers, np.empty(loops.BINS))
+        return labels
     order = torch.arange(n, device=device)
     # part p is order[start[p] : start[p] + length[p]] and will hold strata[p] strata
     start = torch.zeros(1, dtype=torch.int64, device=device)

@@ -91,8 +91,10 @@ class _ExactState(_State):
 
     def sweep(self, loops: ModuleType, limits: SizeLimits, noise: float, worthwhile: float) -> tuple[float, int]:
         arrays = (self.matrix, self.diag, self.labels, self.cross, self.sizes, self.diag_sums)
-        sizes = (limits.low, limits.high)
-        return float(loops.sweep_exact(*(a.numpy() for a in arrays), *sizes, noise, worthwhile)), 1
+        known = [a.numpy() for a in arrays]
+        buffers = [np.empty(len(self.diag), dtype) for dtype in (known[0].dtype, known[0].dtype, np.int32, np.int64)]
+        rules = limits.low, limits.high, noise, worthwhile
+        return float(loops.sweep_exact(*known, *rules, *buffers, float("inf"))), 1
 
     def within(self) -> float:
         return float(self.cross.gather(0, self.labels[None]).sum(dtype=torch.float64))
@@ -192,27 +194,7 @@ def min_sum(
     tol: float = 1e-4,
     progress: Progress | None = None,
 ) -> Solution:
-    """Descend from ``labels`` until a pass over all points gains less than ``tol`` of the objective.
-
-    Parameters
-    ----------
-    view : View
-        Exact or low rank.
-    k : int
-        Number of strata.
-    limits : SizeLimits
-        Honoured by every move; ``labels`` must hold them.
-    labels : Tensor of shape (n,)
-        Strata to start from, within ``limits``.
-    generator : int or torch.Generator, optional
-        Not used: all solvers are called alike.
-    max_passes : int
-        Passes over all n points.
-    tol : float
-        Relative gain of a pass below which the descent ends.
-    progress : callable, optional
-        Called with the fraction done and a message.
-    """
+    """Descend from ``labels`` (n,), within ``limits``, until a pass gains less than ``tol`` of the objective."""
     max_passes = check_count(max_passes, "max_passes", low=0)
     if not tol >= 0.0:
         raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no move gains")
@@ -325,20 +307,8 @@ def _move_many(state: _State, block: slice, scores: Tensor, gain: Tensor, noise:
 class _Part:
     """q points whose strata are improved while all other points stay where they are.
 
-    Parameters
-    ----------
-    scores : array of shape (k, q)
-        W transposed.
-    kernel : array of shape (q, q)
-        K_ij among them.
-    diag : array of shape (q,)
-        K_ii.
-    labels : array of shape (q,)
-        Strata of the q points.
-    sizes : array of shape (k,)
-        Sizes of all strata.
-    loops : module, optional
-        See ``vardass.backend``; without it the same steps are made in numpy.
+    ``scores`` (k, q) is W transposed, ``kernel`` (q, q) K_ij among them, ``sizes`` (k,) those of all strata; with
+    ``loops`` exchanges are compiled.
     """
 
     def __init__(
@@ -382,9 +352,6 @@ class _Part:
         One look at all gains proposes many moves. Each is checked again, exactly, against the moves made
         since, before it is made.
         """
-        if self.loops is not None:
-            arrays = (self.scores, self.kernel, self.diag, self.labels, self.sizes)
-            return float(self.loops.move_points(*arrays, limits.low, limits.high, noise, worthwhile))
         decrease = 0.0
         for _ in range(8 * len(self.labels)):
             full = self.sizes >= limits.high
@@ -422,7 +389,9 @@ class _Part:
         if not at_limit.any():
             return 0.0
         if self.loops is not None:
-            return float(self.loops.swap_points(self.scores, self.kernel, self.diag, self.labels, at_limit, noise))
+            known = self.scores, self.kernel, self.diag, self.labels, at_limit, noise
+            buffers = (np.empty_like(self.diag), np.empty_like(self.diag), np.empty_like(self.scores[:, 0]))
+            return float(self.loops.swap_points(*known, *buffers, float(np.finfo(self.diag.dtype).max) / 4))
         decrease = 0.0
         for i in self.points.tolist():
             a = self.labels[i]

@@ -226,8 +226,8 @@ class SampledRule:
 
         def judged(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
             pairs = float((sums.sizes * (sums.sizes - 1)).sum()) / 2
-            missed, error = truth.mean_missed(problem, groups, len(sums.sizes), generator)
-            return max(0.0, sums.objective() + pairs * missed) / (draws * n**2), pairs * error / (draws * n**2)
+            correction, error = truth.mean_correction(problem, groups, len(sums.sizes), generator)
+            return max(0.0, sums.objective() + pairs * correction) / (draws * n**2), pairs * error / (draws * n**2)
 
         return BatchVariances(*judged(totals, labels, 1), *judged(totals.together(), torch.zeros_like(labels), rule.k))
 

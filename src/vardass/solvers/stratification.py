@@ -326,7 +326,7 @@ def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
 def _check_kernel_features(given: LowRankView, n: int) -> None:
     if not isinstance(given, LowRankView):
         raise InputError(
-            f"kernel_features must be LowRankView, got {type(given).__name__}; make them with low_rank_features"
+            f"kernel_features must be LowRankView, got {type(given).__name__}; make them with LowRankView.of"
         )
     if len(given.features) != n:
         raise InputError(
