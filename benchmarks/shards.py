@@ -145,7 +145,7 @@ def write_groups(folder: Path, x: NDArray[np.float32], labels: NDArray[np.int32]
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{i:02d}.parquet" for i in range(20)]
     for path, rows, mine in zip(files, np.array_split(x, 20), np.array_split(labels, 20)):
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), x.shape[1])
@@ -154,34 +154,30 @@ def write_groups(folder: Path, x: NDArray[np.float32], labels: NDArray[np.int32]
     return files, [path.with_suffix(".npy") for path in files]
 
 
-def draws(folder: Path, n: int = 1_000_000, k: int = 128, batches: int = 640, seeds: int = 400) -> None:
+def draws(folder: Path, n: int = 1_000_000, k: int = 128, batches: int = 256, seeds: int = 40) -> None:
     """Row groups read for each batch, and the variance of its mean beside that of independent draws."""
+    folder.mkdir(parents=True, exist_ok=True)
     x = np.ascontiguousarray(rows(n, 0)[:, :64], dtype=np.float32)
-    np.save(folder / "x.npy", x)
-    strata = stratify_shards(
-        folder / "x.npy", k, out=folder / "strata", kernel=RBFMixture(scale="median"), sample=2**14
-    )
+    if not (folder / "x.npy").exists():
+        np.save(folder / "x.npy", x)
+    kernel = RBFMixture(scale="median")
+    strata = stratify_shards(folder / "x.npy", k, out=folder / "strata", kernel=kernel, sample=2**14)
     weights = (strata.sizes / n).double()
-    table, known = [], []
-    for name, order in (("shuffled", np.arange(n)), ("sorted by the first column", np.argsort(x[:, 0]))):
-        files, labels = write_groups(folder / name.split()[0], x[order], strata.labels[order])
-        here = replace(
-            strata, files=tuple(files), labels_files=tuple(labels), rows=tuple(len(np.load(path)) for path in labels)
-        )
+    known: list[dict[str, Any]] = []
+    for name, order in (("shuffled", np.arange(n)), ("sorted", np.argsort(x[:, 0]))):
+        files, labels = write_groups(folder / name, x[order], strata.labels[order])
+        lengths = tuple(len(part) for part in np.array_split(order, 20))
+        here = replace(strata, files=tuple(files), labels_files=tuple(labels), rows=lengths)
         mine = torch.from_numpy(x[order])
-        independent = None
-        for way, cursors, ahead in (
-            ("one by one", None, 0),
-            ("ahead", None, 64),
-            *(("ahead", c, 64) for c in (k, 32, 8, 1)),
-        ):
+        for cursors, ahead in ((None, 0), (None, 64), (k, 64), (8, 64), (1, 64)):
             if cursors is None:
                 sampler: Any = StratifiedBatchSampler(n, k, endless=True)
                 sampler.use(here.strata())
             else:
                 sampler = ShardBatchSampler(here, cursors=cursors, endless=True)
             dataset = ShardDataset(files)
-            count, used = (16, time.process_time()) if not ahead else (batches, time.process_time())
+            count = batches if ahead else 8
+            used = time.process_time()
             if ahead:
                 for _ in islice(ShardBatches(dataset, sampler, ahead=ahead), count):
                     pass
@@ -189,26 +185,30 @@ def draws(folder: Path, n: int = 1_000_000, k: int = 128, batches: int = 640, se
                 for batch in islice(sampler, count):
                     dataset.rows(batch)
             used = time.process_time() - used
-            drawn = torch.cat([sampler.sample_batches(4, seed=seed).rows for seed in range(seeds)])
-            means = torch.einsum("k,bkd->bd", weights, mine[drawn].double())
-            variance = float(means.var(0).sum())
-            independent = variance if independent is None else independent
-            row = {
-                "files": name,
-                "draws": "independent" if cursors is None else f"{cursors} cursors",
-                "read": way,
-                "groups": dataset.groups_read / count,
-                "milliseconds": 1e3 * used / count,
-                "variance": variance / independent,
-            }
-            known.append(row)
-            table.append([f"{value:.3g}" if isinstance(value, float) else value for value in row.values()])
+            row = {"files": name, "cursors": cursors, "ahead": ahead, "groups": dataset.groups_read / count}
+            known.append({**row, "milliseconds": 1e3 * used / count})
+            if ahead:
+                drawn = torch.cat([sampler.sample_batches(32, seed=seed).rows for seed in range(seeds)])
+                means = torch.stack([weights @ mine[batch].double() for batch in drawn])
+                known[-1]["variance"] = float(means.var(0).sum())
+            print(known[-1], flush=True)
+    independent = {row["files"]: row["variance"] for row in reversed(known) if row["cursors"] is None and row["ahead"]}
+    table = [
+        [
+            row["files"],
+            "independent" if row["cursors"] is None else f"{row['cursors']} cursors",
+            f"{row['ahead']} batches ahead" if row["ahead"] else "batch by batch",
+            f"{row['groups']:.3g}",
+            f"{row['milliseconds']:.3g}",
+            f"{row['variance'] / independent[row['files']]:.2f}" if "variance" in row else "",
+        ]
+        for row in known
+    ]
     header = ["files", "draws", "read", "row groups a batch", "ms of CPU a batch", "variance / independent"]
     text = (
-        f"{n:,} rows of 64 float32 numbers in 20 Parquet files with row groups of 4,096, k = {k}, 16 row groups kept. "
-        f"Ahead: 64 batches are read together. {batches} batches ({16} one by one); variance of the weighted mean of a "
-        f"batch over {4 * seeds:,} batches of {seeds} streams, beside that of independent draws (one standard error is "
-        "about 3 %)."
+        f"{n:,} rows of 64 float32 numbers in 20 Parquet files with row groups of 4,096 (260 of them), shuffled or "
+        f"sorted by the first column; k = {k}, 16 row groups kept. {batches} batches, 8 where each is read by itself. "
+        f"Variance of the weighted mean of a batch, over {32 * seeds:,} batches of {seeds} streams."
     )
     write_results("shard_batches", "Batches over many files", [text, markdown(header, table)], {"rows": known})
 

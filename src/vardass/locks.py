@@ -25,19 +25,7 @@ HOLDER_FILE = "holder.json"
 def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterator[None]:
     """Hold the lock of ``folder``, which the operating system frees when its holder dies, however it dies.
 
-    Parameters
-    ----------
-    folder : Path
-        Existing folder.
-    wait : float
-        Seconds to wait for another holder to go away.
-    work : str
-        What the lock is for; the message to a second one says it.
-
-    Raises
-    ------
-    InputError
-        If another process has it (the message names it) or the folder cannot be written to.
+    Another holder is waited for ``wait`` seconds, then named in an InputError, which also says what ``work`` it does.
     """
     lock = FileLock(folder / LOCK_FILE)
     try:

@@ -220,17 +220,8 @@ def resample(
 ) -> Tensor:
     """Change the sampling rate of ``wave``, shape (..., n), to a result of length ceil(n new_rate / rate).
 
-    Parameters
-    ----------
-    wave : Tensor of shape (..., n)
-        Samples at ``rate`` per second.
-    rate, new_rate : int
-        Per second.
-    method : {"polyphase", "linear"}
-        Band-limited: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of ``zeros`` zero
-        crossings on each side. Or straight lines between samples, which folds high frequencies into low ones.
-    zeros : int
-        Longer filters cut more sharply.
+    Polyphase is band-limited: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of ``zeros`` zero
+    crossings on each side. Linear draws straight lines between samples, which folds high frequencies into low ones.
     """
     rate = check_count(rate, "rate")
     new_rate = check_count(new_rate, "new_rate")

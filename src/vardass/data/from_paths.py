@@ -50,24 +50,10 @@ def task_from_paths(
     regression: bool = False,
     **options: Any,
 ) -> Task:
-    """Make a task of folders of files, or of files of embeddings.
+    """Make a task of folders of files, with the options of `folder_domain`, or of files of embeddings.
 
-    The labels of the target are loaded if they are there, and stay hidden until the model is chosen.
-
-    Parameters
-    ----------
-    sources, target : paths
-        Labelled domains, and the one to adapt to.
-    kind : {"features", "image", "audio"}
-        From `find_kind`.
-    key, labels, columns : str, optional
-        Of embeddings. ``{name}`` in ``labels`` stands for the name of the file without ending.
-    standardise : bool
-        Scale the columns of embeddings, see `standardise_task`.
-    regression : bool
-        Labels of embeddings are numbers to predict.
-    **options
-        Of files: size, channels, interpolation, front_end, cache, see `folder_domain`.
+    The labels of the target are loaded if they are there, and stay hidden until the model is chosen. ``{name}`` in
+    ``labels`` stands for the name of the file without ending.
     """
     if kind != "features":
         if regression:
@@ -102,18 +88,9 @@ def domain_from_path(
 ) -> Domain:
     """Samples to predict, read as those that the model was trained on.
 
-    Parameters
-    ----------
-    path : Path
-        Folder of files, or file of embeddings.
-    about : mapping
-        Of the model, from ``load_model``.
-    data : mapping
-        How the run read its data; with what `preparation` said of them.
-    key, labels : str, optional
-        Arrays of features and labels in a file of embeddings, if they are others than in training.
-    labelled : bool
-        Read labels, which must be classes of the model, or numbers; by default they are ignored.
+    ``about`` is that of ``load_model``, ``data`` how the run read its data, with what `preparation` said of them.
+    ``key`` and ``labels`` name other arrays of embeddings than in training. Labels are read only if ``labelled``, and
+    must be classes of the model, or numbers.
     """
     kind: Kind = about["data_kind"]
     shape, names = tuple(about["input_shape"]), tuple(about["class_names"])

@@ -129,13 +129,9 @@ DATASETS: Registry[DatasetInfo] = Registry(
 
 
 def find_dataset(name: str) -> DatasetInfo:
-    """The data set of a name, or the one that ``"package.module:name"`` makes.
+    """The data set of a name, capitals and underscores as you like, or the one that ``"package.module:name"`` makes.
 
-    Parameters
-    ----------
-    name : str
-        One of `DATASETS`, capitals and underscores as you like; or module and name of a `DatasetInfo` or of a
-        function ``load(task, root, **options) -> Task``. The tasks of a function cannot be listed.
+    That may be a `DatasetInfo` or a function ``load(task, root, **options) -> Task``, whose tasks cannot be listed.
     """
     own = ":" in str(name)
     found: Any = DATASETS.find(name if own else str(name).replace("_", "-"), any_case=True)

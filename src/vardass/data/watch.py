@@ -110,21 +110,8 @@ def watch_names(root: PathLike | None = None) -> tuple[str, ...]:
 def load_watch_task(task: str, root: PathLike | None = None, *, standardised: bool = True, clip: bool = True) -> Task:
     """Task between wrists and groups of people, such as ``"left-A->right-B"`` or ``"left-A+left-B->right-A"``.
 
-    Parameters
-    ----------
-    task : str
-        Sources and target.
-    root : None
-        Not used; the data come with the package.
-    standardised : bool
-        Scale the 78 features by mean and deviation of the sources together.
-    clip : bool
-        Do so robustly, as embeddings are by default: what is beyond 8 deviations, a few values in a thousand, is cut.
-
-    Examples
-    --------
-    >>> load_watch_task("left-A->right-B").target
-    Domain('right-B', 1222 samples, 7 classes, labelled)
+    The 78 features are scaled by mean and deviation of the sources together, with ``clip`` robustly, as embeddings are
+    by default: what is beyond 8 deviations, a few values in a thousand, is cut.
     """
     sources, target = parse_pair(task, _DOMAINS, "watch")
     tables = watch_domains()

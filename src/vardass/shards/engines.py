@@ -29,18 +29,8 @@ def each(
 ) -> Iterator[tuple[int, Result]]:
     """Yield ``(i, function(shared, parts[i]))`` as they are done, each computed by one thread.
 
-    Parameters
-    ----------
-    function : callable
-        Of a module, so that workers can import it.
-    shared : object
-        Sent to each worker once.
-    parts : sequence
-        One task each.
-    engine : {"local", "ray"}
-        A single local worker is this process itself.
-    workers : int, optional
-        Tasks at a time; default: as many as there are CPUs.
+    ``function`` is one that workers can import; ``shared`` is sent to each of them once. By default there are as many
+    as CPUs; a single local worker is this process itself.
     """
     if choose(engine, "engine", ENGINES) == "ray":
         yield from _by_ray(function, shared, parts, workers)

@@ -29,22 +29,12 @@ _PART_ROWS = 2**18  # rows of a part: seconds of work, which is what a restart c
 
 @dataclass(frozen=True)
 class Shard:
-    """One file as it was when it was opened.
+    """One file as it was when it was opened."""
 
-    Attributes
-    ----------
-    path : Path
-        Absolute.
-    size, mtime_ns : int
-        Bytes and time of the last change.
-    groups : tuple of int
-        Rows that are stored together.
-    """
-
-    path: Path
-    size: int
-    mtime_ns: int
-    groups: tuple[int, ...]
+    path: Path  # absolute
+    size: int  # bytes
+    mtime_ns: int  # of the last change
+    groups: tuple[int, ...]  # rows that are stored together
 
     @property
     def rows(self) -> int:
@@ -68,26 +58,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Part:
-    """Row groups of one file that are worked on together.
-
-    Attributes
-    ----------
-    shard : Shard
-        The file.
-    groups : range
-        Its row groups.
-    row : int
-        First row of the part in the file.
-    start : int
-        The same row, counted through all files.
-    rows : int
-        Number of rows.
-    """
+    """Row groups of one file that are worked on together."""
 
     shard: Shard
     groups: range
-    row: int
-    start: int
+    row: int  # the first one, in the file
+    start: int  # the same, counted through all files
     rows: int
 
 
