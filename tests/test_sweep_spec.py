@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sweep_yaml import BASE, changed, load
 from vardass.adapt.config import RunConfig
-from vardass.data import derived_seed, task_names
+from vardass.data import named_seed, task_names
 from vardass.errors import InputError
 from vardass.lab.record import RunSpec
 from vardass.lab.search import draw, named_space
@@ -97,8 +97,8 @@ def test_runs_do_not_share_mutable_settings(tmp_path: Path) -> None:
 
 def test_seeds(tmp_path: Path) -> None:
     for run in load(tmp_path, BASE).runs():
-        assert run.config["seed"] == derived_seed("run", 3, run.repeat, run.search) % 2**31
-        assert run.split_seed == derived_seed("split", 3, run.repeat) % 2**31
+        assert run.config["seed"] == named_seed("run", 3, run.repeat, run.search) % 2**31
+        assert run.split_seed == named_seed("split", 3, run.repeat) % 2**31
     runs = load(tmp_path, BASE).runs()
     assert len({run.config["seed"] for run in runs}) == 6
     assert len({run.split_seed for run in runs}) == 2

@@ -18,7 +18,7 @@ from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.devices import Processes
 from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
-from vardass.data.splits import TaskSplits, derived_seed
+from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassWarning
 from vardass.refresh import extract_features
 from vardass.samplers import (
@@ -105,7 +105,7 @@ class Inputs:
                 VardassWarning,
                 stacklevel=2,
             )
-            generator = torch.Generator().manual_seed(derived_seed("projection", width))
+            generator = torch.Generator().manual_seed(named_seed("projection", width))
             directions = torch.randn(width, _WIDEST, generator=generator).div_(_WIDEST**0.5).to(self.device)
 
         def project(_: Any, x: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class _PendingBatches:
         if self.crop_seed is None:
             return batch if self.processes.count == 1 else batch[mine]
         places = enumerate(batch[mine], mine.start)
-        return [(row, derived_seed("crop", self.crop_seed, number, place)) for place, row in places]
+        return [(row, named_seed("crop", self.crop_seed, number, place)) for place, row in places]
 
 
 class Stream:
@@ -370,7 +370,7 @@ def training_streams(
             together = entry.kind.plans_both_domains  # two that do have one seed
             if together:
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
-            seed = derived_seed("sampler", "pair" if together else name, config.seed)
+            seed = named_seed("sampler", "pair" if together else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
         processes.part(sampler.batch_size)  # says so if it cannot be shared
         if config.background and sampler.needs_features:
@@ -383,7 +383,7 @@ def training_streams(
             workers=config.workers,
             processes=processes,
             preprocessing=algorithm.network.preprocessing,
-            crop_seed=derived_seed("crops", name, config.seed) if augmented else None,
+            crop_seed=named_seed("crops", name, config.seed) if augmented else None,
         )
 
     labels = splits.source_train.known_labels()

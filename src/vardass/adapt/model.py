@@ -24,7 +24,7 @@ from vardass.adapt.selection import SCORE_NAMES, label_scores, outputs
 from vardass.data.domains import Domain, Kind
 from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
-from vardass.data.splits import TaskSplits, derived_seed
+from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.refresh import extract_features
@@ -124,8 +124,8 @@ def build_algorithm(
                 f"regression={not config.regression}; give both the same"
             )
         return algorithm
-    network_options = {"seed": derived_seed("network", config.seed), **config.network_options}
-    algorithm_options = {"seed": derived_seed("algorithm", config.seed) % 2**31, **config.algorithm_options}
+    network_options = {"seed": named_seed("network", config.seed), **config.network_options}
+    algorithm_options = {"seed": named_seed("algorithm", config.seed) % 2**31, **config.algorithm_options}
     if config.regression:
         network_options["regression"] = algorithm_options["regression"] = True
     whole = make_network(config.network if network is None else network, input_shape, num_classes, **network_options)

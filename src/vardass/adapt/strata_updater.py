@@ -17,7 +17,7 @@ from vardass.adapt.batches import Draw, Stream, pass_over
 from vardass.adapt.devices import Processes
 from vardass.adapt.selection import outputs
 from vardass.analysis.doctor import Limits, strata_leave
-from vardass.data.splits import derived_seed
+from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
 from vardass.refresh import FeatureBank, NeverRefresh, Refresher, RefreshPolicy, Timer
@@ -350,7 +350,7 @@ class StrataUpdater:
             if len(rows) <= most:
                 return Bank(rows, weights)
             # independent of the batch, so that the mean stays as it is
-            generator = as_generator(derived_seed("bank", name, self.config.seed, step), rows.device)
+            generator = as_generator(named_seed("bank", name, self.config.seed, step), rows.device)
             if weights is None:
                 return Bank(
                     rows[torch.randint(len(rows), (most,), generator=generator, device=rows.device)], mean=rows.mean(0)

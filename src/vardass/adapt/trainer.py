@@ -32,7 +32,7 @@ from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
 from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
-from vardass.data.splits import TaskSplits, derived_seed
+from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassError
 from vardass.refresh import FeatureBank, Timer
 from vardass.samplers import RefreshableSampler
@@ -219,7 +219,7 @@ class Trainer:
             draws = self.strata.with_banks(draws, self.step)
         with self.account("training"):
             # dropout and the like draw from the global generators: their state is a function of the step alone
-            seed_everything(derived_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
+            seed_everything(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
             self.schedule.before_step(self.step)
             features, parts = self._update(draws)
             self.history.add_losses(parts)
@@ -260,7 +260,7 @@ class Trainer:
     def _augment_seed(self, name: str) -> int | None:
         if self.config.augment not in (name, "both"):
             return None
-        return derived_seed("augment", name, self.config.seed, self.step, *self._own_seed)
+        return named_seed("augment", name, self.config.seed, self.step, *self._own_seed)
 
     # --- beginning, evaluation, end -------------------------------------------------------------------
 

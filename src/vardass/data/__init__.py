@@ -10,7 +10,7 @@ from vardass.data.embedding_tasks import embedding_task
 from vardass.data.folders import folder_domain, folder_task
 from vardass.data.images import ImageDataset, ImagePreprocessing, augment, normalise, random_crops
 from vardass.data.registry import DATASETS, DatasetInfo, load_task, task_names
-from vardass.data.splits import TaskSplits, derived_seed, split_task
+from vardass.data.splits import TaskSplits, named_seed, split_task
 from vardass.data.watch import WatchData, load_watch, watch_domains
 from vardass.scaling import standardise
 
@@ -28,12 +28,12 @@ __all__ = [
     "TensorInputs",
     "WatchData",
     "augment",
-    "derived_seed",
     "embedding_task",
     "folder_domain",
     "folder_task",
     "load_task",
     "load_watch",
+    "named_seed",
     "normalise",
     "random_crops",
     "split_task",

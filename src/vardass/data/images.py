@@ -171,9 +171,8 @@ class ImageDataset(FileDataset):
         Files that Pillow reads.
     size : int or (int, int)
         Height and width of the result.
-    channels : {3, 1, None}
-        3 turns all images into RGB, 1 into grey. None takes what the first image has, and images that
-        differ from it are errors.
+    channels : {3, 1}
+        3 turns all images into RGB, 1 into grey.
     cache : bool
         Keep decoded images, as bytes, in memory that the workers share. Random crops are read from the file.
     interpolation : str
@@ -201,20 +200,19 @@ class ImageDataset(FileDataset):
         self,
         paths: Sequence[PathLike],
         size: int | tuple[int, int] = 224,
-        channels: int | None = 3,
+        channels: int = 3,
         cache: bool = False,
         interpolation: str = "bilinear",
         crops: bool = True,
     ) -> None:
         super().__init__(paths, "image")
-        if channels not in (None, 1, 3):
-            raise InputError(f"channels must be 3, 1 or None, got {channels!r}; 3 is RGB, 1 is grey")
+        if channels not in _MODES:
+            raise InputError(f"channels must be 3 or 1, got {channels!r}; 3 is RGB, 1 is grey")
         _pillow()
         self.size = _height_and_width(size)
         self.interpolation = choose(interpolation, "interpolation", _INTERPOLATIONS)
         self.crops = check_flag(crops, "crops")
-        self.mixed = channels is None
-        self.channels = _channels(self.paths[0]) if channels is None else channels
+        self.channels = channels
         self.cache = SharedCache(len(paths), (self.channels, *self.size), torch.uint8) if cache else None
 
     def decode(self, index: int) -> Tensor:
@@ -230,12 +228,6 @@ class ImageDataset(FileDataset):
     def _image(self, index: int) -> Any:
         path = self.paths[index]
         image = _open(path)
-        found = _count(image)
-        if self.mixed and found != self.channels:
-            raise InputError(
-                f"{path} has {found} channels, {self.paths[0]} has {self.channels}; turn all into one kind with "
-                "channels=3 (RGB) or channels=1 (grey)"
-            )
         if image.mode.startswith(("I", "F")):
             image = _eight_bit(image, path)
         return image.convert(_MODES[self.channels])
@@ -445,14 +437,6 @@ def _open(path: str) -> Any:
         raise InputError(
             f"cannot decode the image {path} ({size} bytes): {reason.splitlines()[0]}; replace or remove the file"
         ) from None
-
-
-def _count(image: Any) -> int:
-    return 1 if image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I") else 3
-
-
-def _channels(path: str) -> int:
-    return _count(_open(path))
 
 
 def _eight_bit(image: Any, path: str) -> Any:

@@ -12,7 +12,7 @@ from vardass.data.domains import Domain, Task, unite
 from vardass.errors import InputError
 from vardass.validate import check_count
 
-__all__ = ["TaskSplits", "derived_seed", "split_task"]
+__all__ = ["TaskSplits", "named_seed", "split_task"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +45,12 @@ class TaskSplits:
     target_val: Domain
 
 
-def derived_seed(*parts: object) -> int:
+def named_seed(*parts: object) -> int:
     """A seed below 2^62 made from numbers and names, the same in each process and on each machine.
 
     Examples
     --------
-    >>> derived_seed(0, "photos") == derived_seed(0, "photos"), derived_seed(0, "photos") == derived_seed(1, "photos")
+    >>> named_seed(0, "photos") == named_seed(0, "photos"), named_seed(0, "photos") == named_seed(1, "photos")
     (True, False)
     """
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 2
@@ -126,7 +126,7 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
 
 
 def _shuffle(domain: Domain, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(derived_seed("split", seed, domain.name))
+    generator = torch.Generator().manual_seed(named_seed("split", seed, domain.name))
     return torch.randperm(len(domain), generator=generator)
 
 

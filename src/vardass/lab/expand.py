@@ -17,7 +17,7 @@ from vardass.adapt.networks import NETWORK_NAMES, make_network
 from vardass.adapt.networks.registry import _builder, _check_options
 from vardass.adapt.selection import _NEED_SOURCE
 from vardass.data.registry import find_dataset
-from vardass.data.splits import derived_seed
+from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.lab.record import RunSpec
 from vardass.lab.search import Distribution, draw, named_space
@@ -42,8 +42,8 @@ def expand(spec: Specification) -> list[RunSpec]:
     cells = [list(_cells(spec, part, tries)) for part in spec.data]
     runs = []
     for repeat in range(spec.repeats):
-        split_seed = derived_seed("split", spec.seed, repeat) % _SEED_RANGE
-        seeds = [derived_seed("run", spec.seed, repeat, search) % _SEED_RANGE for search in range(spec.search.size)]
+        split_seed = named_seed("split", spec.seed, repeat) % _SEED_RANGE
+        seeds = [named_seed("run", spec.seed, repeat, search) % _SEED_RANGE for search in range(spec.search.size)]
         for part, compared in zip(spec.data, cells, strict=True):
             configs = [
                 [_trial(spec, cell, repeat, search, seed, tries) for search, seed in enumerate(seeds)]

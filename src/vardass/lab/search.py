@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.config import Flag
-from vardass.data.splits import derived_seed
+from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.lab.yaml_file import Entry
 from vardass.validate import choose
@@ -126,7 +126,7 @@ def draw(space: Mapping[str, Distribution], *, seed: int, repeat: int, search: i
     >>> draw(space, seed=0, repeat=0, search=1)["batch_size"] in range(8, 128)
     True
     """
-    quantiles = {key: (derived_seed("draw", seed, repeat, search, key) >> 9) / 2**53 for key in space}  # below 1
+    quantiles = {key: (named_seed("draw", seed, repeat, search, key) >> 9) / 2**53 for key in space}  # below 1
     return {key: each.at(quantiles[key]) for key, each in space.items()}
 
 

@@ -14,7 +14,7 @@ from vardass.data.domains import Domain, Task, pair_names
 from vardass.data.folders import files_in, folder_domain, folder_task, locate, subfolders
 from vardass.data.images import ImageDataset
 from vardass.data.registry import DatasetInfo
-from vardass.data.splits import derived_seed
+from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.validate import check_count, choose
@@ -95,7 +95,7 @@ def _subset(patches: Sequence[_Patch], hospital: int, count: int | None, seed: i
         high=len(patches),
         remedy="lower per_hospital, or use None for all",
     )
-    generator = torch.Generator().manual_seed(derived_seed("camelyon17", seed, hospital))
+    generator = torch.Generator().manual_seed(named_seed("camelyon17", seed, hospital))
     rows = torch.randperm(len(patches), generator=generator)[:count].sort().values
     return [patches[i] for i in rows.tolist()]
 

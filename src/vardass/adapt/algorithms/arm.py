@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vardass.adapt.algorithms.base import Algorithm, Losses, trainable
 from vardass.adapt.networks import Network, widen_input
 from vardass.adapt.networks.base import seeded
-from vardass.data.splits import derived_seed
+from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.losses import Batch
 from vardass.validate import ArrayLike, as_generator, as_weights, check_count
@@ -100,7 +100,7 @@ class ARM(Algorithm):
                 f"support_size={self.support_size} needs batches of at least as many samples, got {source.size}; lower "
                 "support_size or enlarge batch_size"
             )
-        generator = as_generator(derived_seed("support", self._step))
+        generator = as_generator(named_seed("support", self._step))
         order = torch.randperm(source.size, generator=generator)
         joined = self.with_context(source.x, source.weights, rows=source.size, domains=source.domains, order=order)
         return self.processes.whole(self.network.features(joined))
