@@ -196,7 +196,7 @@ def draws(folder: Path, n: int = 1_000_000, k: int = 128, batches: int = 256, se
     table = [
         [
             row["files"],
-            "independent" if row["cursors"] is None else f"{row['cursors']} cursors",
+            "independent" if row["cursors"] is None else f"{row['cursors']} cursor{'s' * (row['cursors'] > 1)}",
             f"{row['ahead']} batches ahead" if row["ahead"] else "batch by batch",
             f"{row['groups']:.3g}",
             f"{row['milliseconds']:.3g}",
