@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from vardass.analysis.batch_noise import Estimate
 from vardass.files import plain
-from vardass.samplers.class_alignment import EXPLAINED, FEWEST_CLASSES
+from vardass.samplers.class_alignment import FEWEST_CLASSES
 from vardass.scaling import CLIP
 
 __all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "SamplerEffect", "advise"]
@@ -272,8 +272,9 @@ class Limits(NamedTuple):
     """Share of values beyond the clip that asks for scaling; a normal distribution has 1e-15."""
     class_distance: float = 0.2
     """Distance of class shares, above chance and two standard errors, from which aligned batches gain."""
-    explained: float = EXPLAINED
-    """Share of MMD² that different class shares must explain: below, the inputs have shifted."""
+    explained: float = 0.8
+    """Share of MMD² that different class shares must explain: below, the inputs have shifted too, and pseudo-labels
+    with them. Watch data, whose shares are equal, have 0.5 by pseudo-labels of a network that is not adapted."""
     agreement: float = 0.6
     """Share of pseudo-labels that a second classifier must confirm before batches are built on them."""
     epoch: int = 4
@@ -364,7 +365,7 @@ def _classes(found: Diagnosis, limits: Limits) -> Advice:
         return Advice(topic, "not needed", f"{differ}, not clearly more than {least:.2f}")
     explained = f"explains {_percent(max(shares.explained, 0.0))} of MMD²"
     if shares.explained < limits.explained:
-        why = f"{differ}, but that {explained}: the inputs have shifted"
+        why = f"{differ}, but that {explained}: the inputs have shifted too"
         return Advice(topic, "not yet", f"{why}; let the discrepancy act first, as vardass adapt does")
     return Advice(topic, "yes", f"{differ}, which {explained}, and {confirmed}")
 
