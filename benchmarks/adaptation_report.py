@@ -22,8 +22,8 @@ import yaml
 from common import RESULTS, markdown
 
 from vardass.files import atomic_write
-from vardass.lab.store import read_records
-from vardass.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION, dress, new_figure, save_figure
+from vardass.lab.store import read_records, record_files
+from vardass.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION, new_figure, save_figure, style_axes
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 RECORDS = RESULTS / "adaptation.jsonl.gz"
@@ -76,7 +76,7 @@ less that of the chosen one. Evaluations compete from the full penalty on."""
 def export(folders: Path) -> None:
     """Add one short line for each finished run of the sweeps in ``folders``."""
     lines = gzip.decompress(RECORDS.read_bytes()).decode().splitlines() if RECORDS.exists() else []
-    for folder in sorted(path for path in folders.iterdir() if (path / "records.jsonl").exists()):
+    for folder in sorted(path for path in folders.iterdir() if path.is_dir() and record_files(path)):
         for record in read_records(folder):
             if record.status != "finished":
                 print(f"left out, failed: {record.run_id} {record.error}")
@@ -339,7 +339,7 @@ def draw(runs: pd.DataFrame, penalties: list[float]) -> None:
         axes.minorticks_off()
         axes.set_xlabel("penalty λ")
         axes.set_title(loss.upper(), loc="left", fontweight="bold")
-        dress(axes)
+        style_axes(axes)
     figure.axes[0].set_ylabel("target accuracy, %")
     figure.axes[1].legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.02, 0.07))
     figure.tight_layout()

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vardass import table
 from vardass.files import atomic_write
 
 HERE = Path(__file__).parent
@@ -99,6 +100,5 @@ def write_results(name: str, title: str, tables: list[str], data: Any) -> None:
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+    """A Markdown table of texts that may have marks of their own."""
+    return table.markdown(header, rows, right=False, quoted=True)

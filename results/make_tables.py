@@ -9,8 +9,8 @@ import numpy as np
 from vardass.files import atomic_write
 from vardass.lab.averages import ALGORITHMS, Label, collect, current_records
 from vardass.lab.page import write_page
-from vardass.lab.render import render
 from vardass.lab.tables import make_tables
+from vardass.table import markdown, render
 
 HERE = Path(__file__).parent
 
@@ -47,10 +47,8 @@ def gains_text(folder: Path) -> str:
     for algorithm in ("erm", "coral", "mmd"):
         labels = list(dict.fromkeys(label for each in data for label in each.labels if label.algorithm == algorithm))
         reference = Label(algorithm, "uniform-replacement")
-        lines += ["", f"| {ALGORITHMS[algorithm]} | " + " | ".join(each.name for each in data) + " | mean |"]
-        lines += ["|---|" + "---:|" * (len(data) + 1)]
         levels = [100 * np.nanmean(each.values(reference)) for each in data]
-        lines += [_row("uniform, in %", [f"{level:.1f}" for level in levels], f"{np.mean(levels):.1f}")]
+        rows = [["uniform, in %", *(f"{level:.1f}" for level in levels), f"{np.mean(levels):.1f}"]]
         for label in sorted(labels):
             if label != reference:
                 found = [100 * (each.values(label) - each.values(reference)).ravel() for each in data]
@@ -58,12 +56,10 @@ def gains_text(folder: Path) -> str:
                 shown = [f"{gain.mean():+.1f} ± {error:.1f}" for gain, error in zip(found, errors, strict=True)]
                 mean = np.mean([gain.mean() for gain in found])
                 error = np.sqrt(np.sum(np.square(errors))) / len(data)
-                lines += [_row(label.sampler_name, shown, f"{mean:+.1f} ± {error:.1f}")]
+                rows.append([label.sampler_name, *shown, f"{mean:+.1f} ± {error:.1f}"])
+        header = [ALGORITHMS[algorithm], *(each.name for each in data), "mean"]
+        lines += ["", markdown(header, rows, quoted=True)]
     return "\n".join(lines) + "\n"
-
-
-def _row(name: str, shown: list[str], mean: str) -> str:
-    return f"| {name} | " + " | ".join([*shown, mean]) + " |"
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def collect() -> dict[str, str]:
     for preset in ("watch-quick", "demo"):
         found[f"run ids {preset}"] = run_ids(preset)
     for folder in ("samplers", "algorithms", "refresh"):
-        found[f"tables {folder}"] = command("tables", str(RESULTS / folder))
+        found[f"tables {folder}"] = command("tables", str(RESULTS / folder), "--table", "all")
     return found
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from table_records import best_names, entries, random_records, run, write_records
-from vardass.lab.averages import Cell, Label, best_of, collect
+from vardass.lab.averages import Label, best_of, collect
 from vardass.lab.page import make_page
-from vardass.lab.render import entry_text, render
 from vardass.lab.statistics import difference, holm, mean_and_error
 from vardass.lab.tables import compare_samplers, make_tables
+from vardass.table import Average, entry_text, render
 
 
 def test_the_standard_error_divides_by_n_minus_1():
@@ -184,7 +184,7 @@ def test_a_gain_is_over_repeats_in_which_both_have_all_tasks():
         )
     (one,) = compare_samplers(collect(records))
     assert (one.gain.wins, one.gain.ties, one.gain.losses, one.gain.pairs) == (2, 1, 0, 3)
-    assert one.gain.cell.mean == pytest.approx(15)  # of repeat 0 alone
+    assert one.gain.average.mean == pytest.approx(15)  # of repeat 0 alone
     assert not one.gain.whole
     assert (one.p, one.equivalence_p, one.gain.result.mean) == (None, None, None)
     table, wins = make_tables(collect(records), "pairs")
@@ -198,7 +198,7 @@ def test_gains_are_differences_of_the_means_in_table_1():
     cells = entries(make_tables(results, "1")[0])
     for one in compare_samplers(results):
         names = [(label.row_name, label.algorithm_name) for label in (one.label, one.reference)]
-        assert one.gain.cell.mean == pytest.approx(cells[names[0]].mean - cells[names[1]].mean)
+        assert one.gain.average.mean == pytest.approx(cells[names[0]].mean - cells[names[1]].mean)
 
 
 class Best(HTMLParser):
@@ -265,11 +265,11 @@ def test_uniform_with_replacement_is_what_others_are_compared_with():
 
 
 def test_one_whole_cell_alone_is_not_best():
-    whole, other, partial = Cell(1.0, None, 1, 1), Cell(2.0, None, 1, 1), Cell(3.0, None, 1, 2)
+    whole, other, partial = Average(1.0, None, 1, 1), Average(2.0, None, 1, 1), Average(3.0, None, 1, 2)
     assert best_of({"a": whole, "b": None, "c": partial}) == set()
     assert best_of({"a": whole, "b": other, "c": partial}) == {"b"}
     assert best_of({"a": whole, "b": other, "c": partial}, lowest=True) == {"a"}
-    assert best_of({"a": whole, "b": Cell(1.04, None, 1, 1)}) == {"a", "b"}  # the same as shown
+    assert best_of({"a": whole, "b": Average(1.04, None, 1, 1)}) == {"a", "b"}  # the same as shown
 
 
 def test_csv_has_all_digits_of_a_p_value():

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from quick_figures import quick
 from vardass.kernels import LinearKernel
-from vardass.paper.figures.base import render
+from vardass.paper.figures import draw_figure
 from vardass.paper.figures.figure3 import (
-    Scale,
+    Effort,
     fixed_distance_rows,
     random_problem,
     relaxed_value,
@@ -24,7 +24,7 @@ from vardass.solvers.kmeans import greedy_assignment
 from vardass.variance import uniform_variance
 
 DOUBLE = torch.float64
-TINY = Scale(problems=1, trials=(1, 10), parallel=(1, 10), fixed_trials=10, runs=10, repeats=3)
+TINY = Effort(problems=1, trials=(1, 10), parallel=(1, 10), fixed_trials=10, runs=10, repeats=3)
 
 
 def loss_by_definition(distances: Tensor, labels: Tensor) -> float:
@@ -84,7 +84,7 @@ def test_relaxed_value_is_the_loss_where_nothing_is_split() -> None:
 
 
 def test_budget_counts_sequential_steps() -> None:
-    scale = Scale(problems=1, trials=(1,), parallel=(1,), fixed_trials=100, runs=1, repeats=1)
+    scale = Effort(problems=1, trials=(1,), parallel=(1,), fixed_trials=100, runs=1, repeats=1)
     assert [trials_of_budget(p, scale) for p in (1, 2, 10, 20)] == [10, 20, 100, 200]  # of 100, 50, 10 and 5 steps
 
 
@@ -131,7 +131,7 @@ def test_figure_3_verdicts_follow_the_rows() -> None:
 
 
 def test_figure_3_shows_its_panels_in_the_papers_order_and_dots_without_stems() -> None:
-    drawn = render(quick(3))
+    drawn = draw_figure(quick(3))
     panels = {axes.get_title(loc="left")[1]: axes for axes in drawn.axes}
     places = [(-round(axes.get_position().y0, 2), axes.get_position().x0) for _, axes in sorted(panels.items())]
     assert sorted(panels) == ["a", "b", "c", "d", "e"]

@@ -15,8 +15,7 @@ from quick_figures import quick
 from vardass import __version__
 from vardass.errors import InputError
 from vardass.paper import figures
-from vardass.paper.figures import NUMBERS, Claim, FigureResult, make_figure, write_figure
-from vardass.paper.figures.base import render
+from vardass.paper.figures import NUMBERS, Claim, FigureResult, draw_figure, make_figure, write_figure
 
 
 def without_seconds(result: FigureResult) -> list[dict[str, str | int | float]]:
@@ -71,7 +70,7 @@ def test_files_are_whole_and_the_same_again(number: int, tmp_path: Path) -> None
 @pytest.mark.parametrize(("number", "column", "panels"), [(4, "method", 3), (5, "batches", 3)])
 def test_every_curve_is_in_a_legend(number: int, column: str, panels: int) -> None:
     result = quick(number)
-    drawn = render(result)
+    drawn = draw_figure(result)
     assert len(drawn.axes) == panels
     names = {row[column] for row in result.select()} - {"lower bound"}
     legends = [*drawn.legends, *(axes.get_legend() for axes in drawn.axes)]
@@ -87,7 +86,7 @@ def test_the_number_of_threads_is_the_users_again_afterwards(monkeypatch: pytest
             raise RuntimeError("stopped")
         return result
 
-    monkeypatch.setitem(figures._FIGURES, 2, stub)
+    monkeypatch.setattr(figures, "_FIGURES", {"2": stub})
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quick_figures import quick, rho
-from vardass.paper.figures.base import render
+from vardass.paper.figures import draw_figure
 from vardass.paper.figures.figure1 import (
     COVARIANCES,
+    StratumMoments,
     all_partitions,
     mmd_variance,
     of_partitions,
     random_covariances,
+    rho_text,
     shaken_labels,
 )
 from vardass.paper.figures.figure2 import (
@@ -28,7 +30,6 @@ from vardass.paper.figures.figure2 import (
     random_strata,
     strata_moments,
 )
-from vardass.paper.figures.surrogates import StratumMoments, rho_text
 from vardass.paper.theory import log_stirling2, theorem4
 from vardass.variance import stratified_variance
 
@@ -226,7 +227,7 @@ def test_figure_2_verdicts_follow_the_rows() -> None:
 
 def test_figure_2_shows_the_ratio_below_each_panel() -> None:
     result = quick(2)
-    axes = render(result).axes
+    axes = draw_figure(result).axes
     assert len(axes) == 16
     for row, distribution in ((1, "normal"), (3, "lognormal")):
         for column, d in enumerate((1, 2, 8, 32)):

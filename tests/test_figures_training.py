@@ -15,7 +15,7 @@ from vardass.paper.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, RAW, SOL
 from vardass.paper.figures.figure4 import claims as claims_of_figure4
 from vardass.paper.figures.figure5 import (
     Aging,
-    Record,
+    FeatureHistory,
     Trace,
     Way,
     before_refreshes,
@@ -100,7 +100,7 @@ def moving(step):
 
 def traces_of(*ways, every=1, steps=9):
     recorded = list(range(0, steps, every))
-    record = Record(recorded, [moving(step) for step in recorded], RBF, 5, seed=3)
+    record = FeatureHistory(recorded, [moving(step) for step in recorded], RBF, 5, seed=3)
     aging = follow(ways, record)
     assert aging.uniform == pytest.approx([uniform_variance(moving(s), 5, kernel=RBF) for s in recorded], rel=1e-12)
     return [aging.traces[way.name] for way in ways]

@@ -10,50 +10,50 @@ from table_records import best_names, brute_values, entries, random_records, run
 from vardass.errors import InputError
 from vardass.lab.averages import Label, collect
 from vardass.lab.record import Record
-from vardass.lab.render import FORMATS, entry_text, render
 from vardass.lab.tables import make_tables
+from vardass.table import FORMATS, entry_text, render
 
 
 def test_the_highest_score_wins_whatever_the_target_accuracy_or_the_oracle_say():
     records = [run(0.9, score=0.2, search=0), run(0.4, score=0.8, search=1), run(0.99, score=0.7, search=2)]
     for order in itertools.permutations(records):
-        assert collect(order)["watch"].cell(Label("mmd", "uniform")).mean == 0.4
+        assert collect(order)["watch"].average(Label("mmd", "uniform")).mean == 0.4
 
 
 def test_equal_scores_go_to_the_lowest_search_number_in_any_order():
     records = [run(0.1 * search, score=0.5, search=search) for search in (3, 1, 2)]
     for order in itertools.permutations(records):
-        assert collect(order)["watch"].cell(Label("mmd", "uniform")).mean == pytest.approx(0.1)
+        assert collect(order)["watch"].average(Label("mmd", "uniform")).mean == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("score", [None, math.nan, "0.9", True])
 def test_a_run_without_a_score_is_chosen_only_if_there_is_no_other(score):
     label = Label("mmd", "uniform")
-    assert collect([run(0.9, score=0.1), run(0.4, search=1, score=0.0)])["watch"].cell(label).mean == 0.9
+    assert collect([run(0.9, score=0.1), run(0.4, search=1, score=0.0)])["watch"].average(label).mean == 0.9
     bad = Record(run(0.3).spec, "finished", {"target_accuracy": 0.3, "score": score})
-    assert collect([bad])["watch"].cell(label).mean == 0.3
-    assert collect([bad, run(0.4, search=1, score=-5.0)])["watch"].cell(label).mean == 0.4
+    assert collect([bad])["watch"].average(label).mean == 0.3
+    assert collect([bad, run(0.4, search=1, score=-5.0)])["watch"].average(label).mean == 0.4
 
 
 def test_a_chosen_run_without_target_accuracy_is_missing_and_not_replaced_by_the_second_best():
-    cell = collect([run(None, score=0.9), run(0.8, score=0.1, search=1)])["watch"].cell(Label("mmd", "uniform"))
+    cell = collect([run(None, score=0.9), run(0.8, score=0.1, search=1)])["watch"].average(Label("mmd", "uniform"))
     assert cell.mean is None
     assert (cell.repeats, cell.expected, cell.whole) == (0, 1, False)
 
 
 def test_a_failed_run_leaves_its_cell_but_marks_it():
     records = [run(0.5, search=0), run(0.6, search=1, status="failed")]
-    cell = collect(records)["watch"].cell(Label("mmd", "uniform"), scale=100)
+    cell = collect(records)["watch"].average(Label("mmd", "uniform"), scale=100)
     assert (cell.mean, cell.runs, cell.expected_runs, cell.failed) == (50, 1, 2, 1)
     assert entry_text(cell) == "50.0 ± – (1/2 runs)"
     assert cell.whole  # an outcome of the search
     missing = collect([*records[:1], run(0.5, sampler="dpp"), run(0.5, sampler="dpp", search=1)])["watch"]
-    assert not missing.cell(Label("mmd", "uniform")).whole  # its search is not at its end
+    assert not missing.average(Label("mmd", "uniform")).whole  # its search is not at its end
 
 
 def test_a_finished_record_replaces_a_failed_one_of_the_same_run():
     for order in itertools.permutations([run(0.5, status="failed"), run(0.5)]):
-        assert collect(order)["watch"].cell(Label("mmd", "uniform")).whole
+        assert collect(order)["watch"].average(Label("mmd", "uniform")).whole
 
 
 def test_two_sweeps_with_other_settings_under_one_name_are_refused():

@@ -12,7 +12,7 @@ from vardass.cli.report import report
 from vardass.errors import InputError
 from vardass.lab.averages import collect
 from vardass.lab.page import make_page, strata_view, write_page
-from vardass.lab.page.curves import MOST_CURVES, MOST_POINTS
+from vardass.lab.page.content import MOST_CURVES, MOST_POINTS
 from vardass.lab.page.strata_view import principal_plane, strata_content
 from vardass.lab.tables import compare_samplers
 
@@ -151,7 +151,7 @@ def test_gains_are_those_of_the_pairs_table(tmp_path):
         gain = compared[row["label"]]
         assert row["reference"] == "Uniform, with replacement"
         shown = [row[name] for name in ("mean", "stderr", "low", "high")]
-        exact = [gain.cell.mean, gain.cell.stderr, gain.result.low, gain.result.high]
+        exact = [gain.average.mean, gain.average.stderr, gain.result.low, gain.result.high]
         assert shown == [None if value is None else pytest.approx(value, rel=1e-3) for value in exact]
         assert row["mark"] == ("(1/3)" if row["label"] == "ordered" else "")
     colours = {cell["sampler"]: cell["colour"] for cell in data["curves"]["cells"]}
@@ -282,6 +282,29 @@ def test_a_single_run(tmp_path):
     assert "finished" in parsed.words
     assert any(row == ["classes", '["PEN", "ABD"]'] for rows in parsed.tables.values() for row in rows)
     assert any(row == ["lr", "0.001235"] for rows in parsed.tables.values() for row in rows)
+
+
+def test_a_run_shows_its_chosen_step_and_what_was_evaluated(tmp_path):
+    run_folder(tmp_path)
+    words = Parsed(make_page(tmp_path, strata=False)).words
+    assert words[words.index("chosen model") + 1].startswith("step ")
+    (tmp_path / "result.json").write_text(json.dumps({"predicted": {EVIL: 3}}), encoding="utf-8")
+    text = make_page(tmp_path, strata=False)
+    assert EVIL not in text
+    assert [EVIL, "3"] in [row for rows in Parsed(text).tables.values() for row in rows]
+    (tmp_path / "scores").mkdir()
+    overall = {"classes": {"cat": {}, EVIL: {}}, "confusion": [[5, 1], [0, 7]]}
+    (tmp_path / "scores" / "evaluation.json").write_text(json.dumps({"overall": overall}), encoding="utf-8")
+    rows = Parsed(make_page(tmp_path, strata=False)).tables["confusion"]
+    assert rows == [["class", "cat", EVIL], ["cat", "5", "1"], [EVIL, "0", "7"]]
+
+
+def test_only_pages_about_the_watch_data_or_given_features_show_strata(tmp_path):
+    mine = [replace(one, spec=replace(one.spec, dataset="embeddings"), run_id="") for one in sweep(repeats=1)]
+    assert "Strata and minibatches" not in make_page(write(tmp_path / "mine", mine))
+    file = tmp_path / "features.npy"
+    np.save(file, np.random.default_rng(0).normal(size=(60, 3)).astype("f4"))
+    assert "features.npy" in make_page(tmp_path / "mine", features=file)
 
 
 def test_an_oracle_is_named(tmp_path):

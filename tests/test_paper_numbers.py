@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from table_records import best_names, entries, random_records, run
-from vardass.lab.averages import Cell, collect
+from vardass.lab.averages import collect
 from vardass.lab.record import Record
-from vardass.lab.render import FORMATS, render
 from vardass.lab.spec import load_sweep
 from vardass.lab.tables import make_tables
 from vardass.paper import numbers as paper
 from vardass.paper.theory import spearman
+from vardass.table import FORMATS, Average, render
 
 NUMBERS_OF_PAPER = paper.paper_numbers()
 # rows of the appendix whose average is not that of the tasks beside it, to rounding (printed average, mean of tasks)
@@ -133,15 +133,15 @@ def test_bold_is_the_best_but_for_three():
 
 
 def test_paper_entries_are_found_by_our_names():
-    assert paper.paper_entry("accuracy", "camelyon17", "VaRDASS", "MMD") == Cell(95.2, 0.6, 5, 5)
-    assert paper.paper_entry("methods", "spawrious", "CDAN + ELS", "-") == Cell(70.6, 1.9, 5, 5)
-    assert paper.paper_entry("seconds", "office-home", "k-means++", "-") == Cell(1977, 65, 5, 5)
+    assert paper.paper_entry("accuracy", "camelyon17", "VaRDASS", "MMD") == Average(95.2, 0.6, 5, 5)
+    assert paper.paper_entry("methods", "spawrious", "CDAN + ELS", "-") == Average(70.6, 1.9, 5, 5)
+    assert paper.paper_entry("seconds", "office-home", "k-means++", "-") == Average(1977, 65, 5, 5)
     assert paper.paper_entry("ratio", "humpbacks", "VaRDASS", "-") == pytest.approx(17.6)
-    assert paper.paper_entry("refresh", "humpbacks", "MMD + VaRDASS", "T=500") == Cell(92.3, 1.7, 5, 5)
-    assert paper.paper_entry("splits", "spawrious", "CORAL + DPP", "O2O-easy") == Cell(79.8, 3.4, 5, 5)
-    assert paper.paper_entry("splits", "humpbacks", "CORAL", "3") == Cell(83.6, 4.2, 5, 5)
+    assert paper.paper_entry("refresh", "humpbacks", "MMD + VaRDASS", "T=500") == Average(92.3, 1.7, 5, 5)
+    assert paper.paper_entry("splits", "spawrious", "CORAL + DPP", "O2O-easy") == Average(79.8, 3.4, 5, 5)
+    assert paper.paper_entry("splits", "humpbacks", "CORAL", "3") == Average(83.6, 4.2, 5, 5)
     assert paper.paper_entry("splits", "office-home", "MMD", "R-P") == 64.6
-    assert paper.paper_entry("discrepancy", "humpbacks", "VaRDASS", "MMD") == Cell(6.008, 0.321, 5, 5)
+    assert paper.paper_entry("discrepancy", "humpbacks", "VaRDASS", "MMD") == Average(6.008, 0.321, 5, 5)
     for nothing in [
         ("accuracy", "camelyon17", "ordered", "MMD"),
         ("accuracy", "camelyon17", "VaRDASS", "DANN"),
@@ -186,7 +186,7 @@ def test_ours_stand_beside_the_papers_where_names_match():
     both = {(t.kind, t.data): t for t in shown}
     table = both["accuracy", "humpbacks"]
     assert table.columns == ("ERM", "ERM (paper)", "CORAL", "CORAL (paper)", "MMD", "MMD (paper)")
-    assert entries(table)["VaRDASS", "MMD (paper)"] == Cell(92.0, 0.5, 5, 5)
+    assert entries(table)["VaRDASS", "MMD (paper)"] == Average(92.0, 0.5, 5, 5)
     assert entries(table)["ordered", "MMD (paper)"] is None
     assert best_names(table) == best_names(ours["accuracy", "humpbacks"])
     assert "humpbacks: ours has 3 tasks, the paper's 4" in table.notes
@@ -273,7 +273,7 @@ def paper_cells(table):
 
 
 def paper_mean(entry):
-    return entry.mean if isinstance(entry, Cell) else entry
+    return entry.mean if isinstance(entry, Average) else entry
 
 
 @pytest.mark.parametrize("kind", ["accuracy", "methods", "seconds", "refresh", "splits", "discrepancy"])

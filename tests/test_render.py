@@ -8,9 +8,9 @@ import re
 import pytest
 
 from table_records import random_records, run
-from vardass.lab.averages import Cell, collect
-from vardass.lab.render import FORMATS, PValue, Row, Table, entry_text, render
+from vardass.lab.averages import collect
 from vardass.lab.tables import TABLE_NAMES, make_tables
+from vardass.table import FORMATS, Average, PValue, Table, TableRow, entry_text, render
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -87,7 +87,7 @@ def test_csv_has_all_numbers_and_no_formulas(records):
         for row in table.rows:
             for entry in row.entries:
                 line = next(shown)
-                if isinstance(entry, Cell) and entry.mean is not None:
+                if isinstance(entry, Average) and entry.mean is not None:
                     assert float(line["mean"]) == entry.mean
                     assert int(line["repeats"]) == entry.repeats
         if not table.rows:
@@ -115,16 +115,16 @@ def test_markdown_and_text_keep_their_shape(records):
 
 
 def test_text_columns_are_aligned_also_with_wide_characters():
-    table = Table("x", "t", "c", ("ab",), (Row("数据", ("1",)), Row("long name", ("2",))), (0,))
+    table = Table("x", "t", "c", ("ab",), (TableRow("数据", ("1",)), TableRow("long name", ("2",))), (0,))
     first, second = render([table]).splitlines()[3:5]
     assert first == "数据       1"
     assert second == "long name  2"
 
 
 def test_entries_as_text():
-    assert entry_text(Cell(78.32, 0.41, 3, 5)) == "78.3 ± 0.4 (3/5)"
-    assert entry_text(Cell(78.32, 0.41, 5, 5, 48, 50)) == "78.3 ± 0.4 (48/50 runs)"
-    assert entry_text(Cell(-0.01, 0.0, 2, 2)) == "0.0 ± 0.0"
+    assert entry_text(Average(78.32, 0.41, 3, 5)) == "78.3 ± 0.4 (3/5)"
+    assert entry_text(Average(78.32, 0.41, 5, 5, 48, 50)) == "78.3 ± 0.4 (48/50 runs)"
+    assert entry_text(Average(-0.01, 0.0, 2, 2)) == "0.0 ± 0.0"
     assert entry_text(None) == "–"
     assert entry_text(1.25, 2) == "1.25"
     assert entry_text(PValue(0.0004)) == "< 0.001"

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from vardass.errors import InputError
 from vardass.lab import run as execute_module
 from vardass.lab.run import Stopped, execute
 from vardass.lab.store import read_records
+from vardass.lab.sweep import estimate_seconds
 from vardass.locks import locked
 
 
@@ -145,3 +147,24 @@ def test_two_workers_never_share_a_run(tmp_path, monkeypatch):
     with locked(tmp_path), pytest.raises(InputError, match=f"another run is at work .*process {os.getpid()} on"):
         execute(spec, tmp_path)
     assert execute(spec, tmp_path).status == "finished"
+
+
+def test_the_time_of_a_run_follows_from_its_first_steps(monkeypatch):
+    class Timed:
+        def __init__(self, config, splits):
+            assert config.steps <= 10
+
+        def run(self):
+            return SimpleNamespace(seconds={"training": 2.0, "solver": 3.0, "features": 5.0, "evaluation": 7.0})
+
+    monkeypatch.setattr(execute_module, "Trainer", Timed)
+    for source, passes in (("full", 4), ("bank", 1)):
+        (spec,) = make_runs(1, 40, sampler="vardass", refresh_every=10, eval_every=20, feature_source=source)
+        assert execute_module.seconds_of(spec) == 2.0 * 4 + 3.0 * 4 + 5.0 * passes + 7.0 * 2
+
+
+def test_a_sweep_times_each_cell_once(monkeypatch):
+    tried = []
+    monkeypatch.setattr(execute_module, "seconds_of", lambda spec: tried.append(spec.cell["sampler"]) or 3.0)
+    assert estimate_seconds(make_runs(6)) == {"watch": 18.0}
+    assert tried == ["uniform", "vardass"]

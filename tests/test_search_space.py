@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vardass.adapt import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.config import RunConfig
-from vardass.lab.expand import Tries
 from vardass.lab.search import SPACE_NAMES, Distribution, draw, named_space
+from vardass.lab.spec import SettingsCheck
 
 
 @pytest.mark.parametrize("name", SPACE_NAMES)
@@ -27,9 +27,9 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
         assert not dot or group != "algorithm_options" or option in owned
         for value in each.extremes():
             if group == "algorithm_options":
-                Tries().algorithm(algorithm, {**options, option: value})
+                SettingsCheck().algorithm(algorithm, {**options, option: value})
             elif group == "network_options":
-                Tries().network("mlp", {option: value})
+                SettingsCheck().network("mlp", {option: value})
             else:
                 RunConfig.from_dict({group: {option: value}} if dot else {key: value})
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)

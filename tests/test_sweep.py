@@ -16,7 +16,7 @@ from sweeping import kill, make_runs, numbers, run_with_kills, start_sweep, wait
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.cli import sweep as sweep_commands
 from vardass.errors import InputError, VardassError
-from vardass.lab.engines import Attempt, Crashes, Outcome, attempt_run, drive
+from vardass.lab.engines import Attempt, AttemptResult, Crashes, attempt_run, drive
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep, status
 from vardass.locks import is_locked
@@ -169,13 +169,13 @@ def test_run_that_kills_its_worker_each_time_fails_in_the_end(tmp_path):
     def verdict(attempt):
         if attempt is poison:
             raise BrokenProcessPool("dead")
-        return Outcome("finished")
+        return AttemptResult("finished")
 
     asked, ended = drive_fake(todo, tmp_path, verdict)
     assert [outcome.kind for attempt, outcome in ended if attempt is not poison] == ["finished"] * 5
     assert ended[-1][0] is poison
     assert ended[-1][1].kind == "failed"
-    assert "died 6 times" in ended[-1][1].text
+    assert "died 6 times" in ended[-1][1].message
     assert [beside for attempt, beside in asked if attempt is poison][-Crashes.LIMIT :] == [0] * Crashes.LIMIT
 
 
@@ -187,7 +187,7 @@ def test_crashes_with_a_new_checkpoint_in_between_never_fail(tmp_path):
     def verdict(attempt):
         step = next(left, None)
         if step is None:
-            return Outcome("finished")
+            return AttemptResult("finished")
         os.utime((tmp_path / spec.run_id / CHECKPOINT_FILE).absolute(), ns=(step, step))
         raise BrokenProcessPool("dead")
 

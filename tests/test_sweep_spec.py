@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_configs_are_complete_and_usable(tmp_path: Path) -> None:
         config = RunConfig.from_dict(run.config)
         assert config.to_dict() == run.config
         assert (config.steps, config.network) == (20, "mlp")
-        assert RunSpec.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+        assert RunSpec(**json.loads(json.dumps(asdict(run)))) == run
 
 
 def test_runs_do_not_share_mutable_settings(tmp_path: Path) -> None:

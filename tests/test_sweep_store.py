@@ -1,6 +1,7 @@
 """The folder of a sweep: whole after any crash, written by one process at a time."""
 
 import errno
+import gzip
 import os
 import platform
 import threading
@@ -88,6 +89,21 @@ def test_finished_record_beats_a_failed_one_over_several_files(tmp_path):
     (tmp_path / "other.jsonl").write_text("not a record\n")
     assert [record.status for record in read_records(tmp_path)] == ["finished", "finished"]
     assert read_records(tmp_path / "b-records.jsonl") == [failed]
+
+
+def test_compressed_records_count_and_new_ones_are_written_beside_them(tmp_path):
+    first, second = (finished(spec) for spec in make_runs(2))
+    file = tmp_path / "records.jsonl.gz"
+    file.write_bytes(gzip.compress((first.to_json() + "\n").encode()))
+    with SweepStore.open(tmp_path) as store:
+        assert store.is_finished(first.run_id)
+        store.add(second)
+    assert (tmp_path / "records.jsonl").read_text() == second.to_json() + "\n"
+    assert {record.run_id for record in read_records(tmp_path)} == {first.run_id, second.run_id}
+    assert read_records(file) == [first]
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(InputError, match=r"cannot read .*records.jsonl.gz"):
+        read_records(tmp_path)
 
 
 def test_full_disk_says_what_is_safe(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from table_records import best_names, entries, random_records, run, write_record
 from vardass.cli import report as command
 from vardass.errors import InputError
 from vardass.lab.averages import collect
-from vardass.lab.render import render
 from vardass.lab.tables import make_tables
+from vardass.table import render
 
 
 def test_methods_are_rows_and_data_sets_columns():
@@ -121,6 +121,19 @@ def test_best_is_the_highest_shown_mean_of_whole_cells_without_erm():
 def test_data_without_any_such_method_have_no_column():
     records = [run(0.5, data="one"), run(0.5, data="two", sampler="dpp")]
     assert make_tables(collect(records), "2")[0].columns == ("one",)
+
+
+def test_the_summary_is_one_table_for_each_data_set_and_all_leaves_out_empty_ones():
+    methods = [run(0.5, data="methods", algorithm=name) for name in ("dann", "mcc")]
+    periods = [run(0.5, data="periods", sampler="vardass", grid={"refresh_every": every}) for every in (10, 100)]
+    results = collect([*random_records(0, data=("one",)), *methods, *periods])
+    assert [table.kind for table in make_tables(results)] == ["accuracy", "refresh", "methods"]
+    summary = make_tables(results)
+    assert summary[0] == make_tables(results, "1")[0]
+    assert summary[2].columns == ("methods",)  # Table 1 would leave them out
+    assert all(table.rows for table in make_tables(results, "all"))
+    empty = make_tables(collect(methods), "splits")
+    assert [(table.kind, table.rows) for table in empty] == [("splits", ())]
 
 
 def test_unknown_names_are_refused():

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "diagnosis_figure",
-    "dress",
     "evaluation_figure",
     "new_figure",
     "report_figure",
     "require_matplotlib",
     "save_figure",
+    "style_axes",
 ]
 
 BLACK, INK, GREY = "#000000", "#222222", "#555555"
@@ -39,12 +39,7 @@ _BARS = ("#999999", ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, "#F0E442")
 
 
 def require_matplotlib() -> None:
-    """Raise an error that names the remedy if matplotlib is missing.
-
-    Examples
-    --------
-    >>> require_matplotlib()  # silent where it is installed
-    """
+    """Raise an error that names the remedy if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
@@ -52,13 +47,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, without a window system and without global state, unlike pyplot.
-
-    Examples
-    --------
-    >>> new_figure(6, 4).get_size_inches().tolist()
-    [6.0, 4.0]
-    """
+    """An empty figure of so many inches, without a window system and without global state, unlike pyplot."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -68,16 +57,8 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def dress(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Light grid behind the data and no box around it.
-
-    Examples
-    --------
-    >>> axes = new_figure(3, 2).add_subplot()
-    >>> dress(axes, grid="y")
-    >>> axes.spines["top"].get_visible()
-    False
-    """
+def style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Light grid behind the data and no box around it."""
     axes.grid(True, axis=grid, color="#E6E6E6", linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -85,15 +66,7 @@ def dress(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in save_figure(new_figure(2, 1), Path(folder) / "noise")]
-    ['noise.png', 'noise.svg']
-    """
+    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths."""
     metadata: Mapping[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}}
     paths = []
     for ending, values in metadata.items():
@@ -109,22 +82,6 @@ def report_figure(report: VarianceReport, *, title: str = "Noise of minibatches,
 
     One panel for each of the variance of the mean embedding, that of the loss and the error of its gradient, as
     far as they were measured. Bars reach from the baseline, 1, to the sampler; whiskers are two standard errors.
-
-    Parameters
-    ----------
-    report : VarianceReport
-        From `vardass.analysis.sampler_noise.variance_report`.
-    title : str
-        What the figure shows.
-
-    Examples
-    --------
-    >>> import torch, vardass
-    >>> z = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    >>> samplers = {"uniform": vardass.UniformBatchSampler(60, 6), "balanced": vardass.BalancedBatchSampler(60, 6)}
-    >>> figure = report_figure(vardass.variance_report(samplers, z, batches=20))
-    >>> len(figure.axes) > 0
-    True
     """
     names = [row.name for row in report.rows]
     panels = {}
@@ -187,7 +144,7 @@ def _draw_ratios(axes: Axes, ratios: Sequence[Estimate | None]) -> None:
             fontsize=9,
         )
     axes.axvline(1.0, color=BLACK, linewidth=1.0)
-    dress(axes, grid="x")
+    style_axes(axes, grid="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
@@ -201,21 +158,6 @@ def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
     Panels: the mean loss of a batch by sampler, split into the discrepancy and finite-batch bias; the noise of the
     gradient by sampler next to the gradients of discrepancy and task; the bandwidths of the kernel; the classes. The
     last three are left out where they were not measured.
-
-    Parameters
-    ----------
-    found : Diagnosis
-        From `vardass.diagnose`.
-    title : str
-        What was diagnosed.
-
-    Examples
-    --------
-    >>> import torch, vardass
-    >>> z = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
-    >>> found = vardass.diagnose(z[:60], z[60:], batch_size=8, gradient=False)
-    >>> len(diagnosis_figure(found, title="mine").axes) > 0
-    True
     """
     panels = [_draw_loss_parts]
     if found.gradient is not None:
@@ -227,7 +169,7 @@ def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
     figure = new_figure(0.6 + 3.3 * max(2, len(panels)), 5.0)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         panel(axes, found)
-        dress(axes, grid="y")
+        style_axes(axes, grid="y")
     sizes = " and ".join(f"{n:,}" for n in found.sizes)
     figure.text(0.01, 0.985, f"Doctor: {title}", fontsize=13, fontweight="bold", va="top")
     subtitle = f"{sizes} samples, batches of {found.batch_size}, {found.loss.upper()}, λ = {found.penalty:g}"
@@ -304,23 +246,6 @@ def evaluation_figure(found: Evaluation | RegressionEvaluation, *, title: str) -
     Rows of the matrix are true classes, and the colour of a cell is its share of the row. The recalls are in the same
     rows. Below the reliability diagram, which has a point for each bin of the largest probability, is how many samples
     are in each bin.
-
-    Parameters
-    ----------
-    found : Evaluation
-        From `vardass.adapt.evaluate_run`.
-    title : str
-        What was evaluated.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from vardass.adapt.scores import Evaluation, classification_scores
-    >>> p, y = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1])
-    >>> scores = classification_scores(p, y, classes=("cat", "dog"))
-    >>> figure = evaluation_figure(Evaluation(scores, {"photos": scores}, {"photos": p}, {"photos": y}), title="a run")
-    >>> len(figure.axes) >= 3
-    True
     """
     from vardass.adapt.scores import Evaluation
 
@@ -372,7 +297,7 @@ def _regression_figure(found: RegressionEvaluation, title: str) -> Figure:
         axes.set_title(f"{_label(name)}: R² {scores.r2:.3f}, MAE {scores.mae:.3g}", **_PANEL)
         axes.set_xlabel("true")
         axes.set_ylabel("predicted")
-        dress(axes)
+        style_axes(axes)
     figure.axes[0].legend(fontsize=8, frameon=False)
     figure.text(0.01, 0.98, f"Evaluation: {title}", parse_math=False, fontsize=13, fontweight="bold", va="top")
     figure.tight_layout(rect=(0.0, 0.0, 1.0, 0.92))
@@ -448,7 +373,7 @@ def _draw_recalls(axes: Axes, found: Evaluation, side: float) -> None:
     axes.tick_params(axis="y", length=0, labelleft=False)
     axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2 / side), ncols=2)
     axes.set_title("recall by domain", **_PANEL)
-    dress(axes, grid="both" if size > 4 else "x")
+    style_axes(axes, grid="both" if size > 4 else "x")
 
 
 def _draw_reliability(axes: Axes, scores: ClassificationScores) -> None:
@@ -464,7 +389,7 @@ def _draw_reliability(axes: Axes, scores: ClassificationScores) -> None:
     axes.tick_params(labelbottom=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     axes.set_title("calibration", **_PANEL)
-    dress(axes)
+    style_axes(axes)
 
 
 def _draw_confidences(axes: Axes, scores: ClassificationScores) -> None:
@@ -473,7 +398,7 @@ def _draw_confidences(axes: Axes, scores: ClassificationScores) -> None:
     axes.bar([(m + 0.5) * width for m in range(len(counts))], counts, width=0.92 * width, color=SKY)
     axes.set_xlabel("probability of the predicted class")
     axes.set_ylabel("samples")
-    dress(axes, grid="y")
+    style_axes(axes, grid="y")
 
 
 def _draw_mistakes(axes: Axes, scores: ClassificationScores, shares: AxesImage, room: float) -> None:

@@ -298,7 +298,8 @@ def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tenso
 
 _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is measured only if asked for
 _BY_SAMPLES = ("source-accuracy", "source-r2")  # scores that are means over held-out source samples
-_NEED_SOURCE = (*_BY_SAMPLES, FIRST_BEST, "mmd")
+NEED_SOURCE = (*_BY_SAMPLES, FIRST_BEST, "mmd")
+"""Selections that need held-out source samples."""
 
 
 class Evaluator:
@@ -320,7 +321,7 @@ class Evaluator:
         if len(splits.source_val):
             self.source = Inputs(splits.source_val, device)
             self.source_labels = splits.source_val.known_labels()
-        elif config.selection in _NEED_SOURCE:
+        elif config.selection in NEED_SOURCE:
             others = "'last'" if config.regression else "'information-maximisation' or 'last'"
             raise InputError(
                 f"selection {config.selection!r} needs held-out source samples, got 0; split with holdout above 0, or "

@@ -25,6 +25,7 @@ from vardass.analysis.batch_noise import (
     whole_domains,
 )
 from vardass.errors import InputError
+from vardass.files import plain
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel, fitted_kernel
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.samplers import UniformBatchSampler
@@ -143,14 +144,14 @@ class VarianceReport:
             numbers |= {f"{measure}_relative": self.relative(row.name, measure) for measure in MEASURES}
             for name, value in numbers.items():
                 if isinstance(value, Estimate):
-                    values[name], values[f"{name}_stderr"] = _finite(value.value), _finite(value.stderr)
+                    values[name], values[f"{name}_stderr"] = plain(value.value), plain(value.stderr)
                 else:
-                    values[name] = _finite(value)
+                    values[name] = plain(value)
             samplers[row.name] = values
         return {
             "kernel": self.kernel,
             "loss": self.loss,
-            "loss_value": _finite(self.loss_value),
+            "loss_value": plain(self.loss_value),
             "sizes": list(self.sizes),
             "baseline": self.baseline,
             "batches": self.batches,
@@ -185,10 +186,6 @@ class VarianceReport:
 
     def __str__(self) -> str:
         return self.table()
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _width(text: str) -> int:

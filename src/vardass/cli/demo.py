@@ -207,15 +207,15 @@ class _Row:
 def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> None:
     """Print tables, and write figure and numbers."""
     from vardass.lab.averages import collect, current_records
-    from vardass.lab.render import render
     from vardass.lab.tables import make_tables
+    from vardass.table import render
 
     records, _ = current_records(out / "sweep")
     results = collect(records)
     ((_, data),) = results.items()
     rows = []
     for label in data.labels:
-        cell, uniform = data.cell(label, scale=100), data.reference(label, "uniform")
+        cell, uniform = data.average(label, scale=100), data.reference(label, "uniform")
         gain = None if uniform is None or uniform == label else data.gain(label, uniform)
         rows.append(
             _Row(
@@ -225,8 +225,8 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
                 noise.get((label.algorithm, label.sampler)),
                 math.nan if cell.mean is None else cell.mean,
                 cell.stderr,
-                None if gain is None else gain.cell.mean,
-                None if gain is None else gain.cell.stderr,
+                None if gain is None else gain.average.mean,
+                None if gain is None else gain.average.stderr,
                 "" if gain is None else f"{gain.wins}/{gain.pairs}",
             )
         )

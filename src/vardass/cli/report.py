@@ -10,17 +10,21 @@ import typer
 
 from vardass.errors import InputError
 from vardass.files import write_text
+from vardass.table import FORMATS, render
 from vardass.validate import choose
 
 __all__ = ["report", "tables"]
 
-_TABLE = "1 (samplers), 2 (methods), 3 (seconds), 4 (steps between refreshes), splits, discrepancy, pairs or all."
+_TABLE = (
+    "summary (one for each data set), 1 (samplers), 2 (methods), 3 (seconds), 4 (steps between refreshes), splits, "
+    "discrepancy, pairs (tests), or all that have content."
+)
 _SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 def tables(
     folders: Annotated[list[Path], typer.Argument(help="Folders of sweeps, or files of records.", metavar="DIR...")],
-    table: Annotated[str, typer.Option(help=_TABLE)] = "all",
+    table: Annotated[str, typer.Option(help=_TABLE)] = "summary",
     form: Annotated[
         str | None, typer.Option("--format", help="text, markdown, latex or csv; by default as --out ends.")
     ] = None,
@@ -32,7 +36,6 @@ def tables(
     Numbers that lack runs are marked. Target labels play no part in choosing.
     """
     from vardass.lab.averages import collect, current_records
-    from vardass.lab.render import FORMATS, render
     from vardass.lab.tables import TABLE_NAMES, make_tables
     from vardass.paper.numbers import against_paper
 
@@ -55,6 +58,8 @@ def tables(
     text = render(against_paper(made, results) if against else made, form)
     if out is None:
         print(text, end="")
+        if table == "summary":
+            print(f"more: --table {', '.join(TABLE_NAMES[1:])}", file=sys.stderr)
         return
     write_text(out, text)
     print(f"written: {out}")
@@ -64,7 +69,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a sweep or of a run.")],
     out: Annotated[Path | None, typer.Option(help="HTML file; default: DIR/report.html.")] = None,
     features: Annotated[
-        Path | None, typer.Option(help="Embeddings for the picture of strata; default: watch recordings.")
+        Path | None, typer.Option(help="Embeddings for a picture of strata; sweeps of the watch data have one.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of a minibatch in the picture.")] = 8,

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vardass.backend import one_thread
 from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
 from vardass.cli.terminal import progress_bar
 from vardass.errors import InputError
+from vardass.processes import count_cpus
 
 if TYPE_CHECKING:
-    from vardass.lab.sweep import Status, Summary
+    from vardass.lab.record import RunSpec
+    from vardass.lab.sweep import Status, SweepResult
 
 __all__ = ["status", "sweep"]
 
@@ -45,7 +48,7 @@ def sweep(
     retry: Annotated[int, typer.Option(help="How often a failed run is tried again.")] = 1,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only say what would be run, and how long and how much memory it would take."),
+        typer.Option("--dry-run", help="Only say what would be run and how long it would take."),
     ] = False,
     trust_code: TrustCode = False,
     schema: Annotated[bool, schema_option(_schema)] = False,
@@ -57,7 +60,6 @@ def sweep(
     """
     from vardass.lab.spec import load_sweep
     from vardass.lab.sweep import run_sweep
-    from vardass.lab.sweep_cost import estimate
 
     asked = load_sweep(
         specification,
@@ -72,7 +74,7 @@ def sweep(
     runs = asked.runs()
     if dry_run:
         print(asked.describe(), flush=True)
-        print(estimate(runs, jobs=jobs).describe())
+        print(_time_needed(runs, jobs or count_cpus()))
         if out is not None:
             print(_what_is_left(out, {spec.run_id for spec in runs}))
         return
@@ -110,15 +112,31 @@ def _roots(given: list[str] | None) -> dict[str, str]:
     return roots
 
 
-def _what_is_left(out: Path, names: set[str]) -> str:
-    from vardass.lab.store import RECORDS_FILE, read_records
+def _time_needed(runs: list[RunSpec], jobs: int) -> str:
+    from vardass.lab.sweep import estimate_seconds
 
-    found = read_records(out) if (out / RECORDS_FILE).exists() else []
+    try:
+        with one_thread():
+            found = estimate_seconds(runs)
+    except InputError as error:
+        return f"time cannot be estimated: {error}"
+    total = sum(found.values())
+    parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.items())
+    return (
+        f"time    about {_time(total / jobs)} with {jobs} at a time, {_time(total)} in one process ({parts}); measured "
+        "on this machine by the first ten steps of one run of each cell"
+    )
+
+
+def _what_is_left(out: Path, names: set[str]) -> str:
+    from vardass.lab.store import read_records, record_files
+
+    found = read_records(out) if record_files(out) else []
     done = {record.run_id for record in found if record.status == "finished"}
     return f"{len(names & done):,} of {len(names):,} runs have finished in {out}, {len(names - done):,} are to do"
 
 
-def _ending(summary: Summary, out: Path) -> str:
+def _ending(summary: SweepResult, out: Path) -> str:
     lines = [f"{summary.finished:,} of {summary.total:,} runs have finished in {out}, {_time(summary.seconds)}"]
     if summary.before:
         lines.append(f"{summary.before:,} of them had finished before")

@@ -11,7 +11,7 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +25,13 @@ from vardass.files import read_json
 from vardass.lab.record import Record, RunSpec
 from vardass.lab.statistics import Difference, difference, mean_and_error
 from vardass.lab.store import PLAN_FILE, read_records
+from vardass.table import Average
 
 __all__ = [
     "ALGORITHMS",
     "OURS",
     "SAMPLERS",
     "UNIFORM",
-    "Cell",
     "DataResults",
     "Gain",
     "Label",
@@ -82,18 +82,11 @@ class Label:
     """What is compared: an algorithm, a sampler, and the settings of the sweep's grid.
 
     Labels are sorted as the paper's tables list them; unknown names come last, by name.
-
-    Attributes
-    ----------
-    algorithm, sampler : str
-        Names as in ``RunSpec.cell``; labels of the user's own are kept as they are.
-    grid : tuple of (str, value)
-        Further settings, by name.
     """
 
-    algorithm: str
+    algorithm: str  # names as in ``RunSpec.cell``; labels of the user's own are kept as they are
     sampler: str
-    grid: tuple[tuple[str, Scalar], ...] = ()
+    grid: tuple[tuple[str, Scalar], ...] = ()  # further settings, by name
 
     @classmethod
     def of(cls, spec: RunSpec) -> Label:
@@ -168,91 +161,32 @@ def _place(name: str, names: Mapping[str, str]) -> tuple[int, str]:
     return (list(names).index(name) if name in names else len(names), name)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table.
-
-    Attributes
-    ----------
-    mean : float or None
-        None if no repeat has a value.
-    stderr : float or None
-        Standard error of the mean; None if it is unknown, as it is from a single repeat.
-    repeats, expected : int
-        Repeats (or runs) that the mean is over, and how many there should be.
-    runs, expected_runs, failed : int
-        Finished runs of the search behind it, how many there should be, and how many failed.
-    tasks, expected_tasks : int
-        Tasks that the mean is over, and how many there should be.
-    """
-
-    mean: float | None
-    stderr: float | None
-    repeats: int
-    expected: int
-    runs: int = 0
-    expected_runs: int = 0
-    failed: int = 0
-    tasks: int = 1
-    expected_tasks: int = 1
-
-    @property
-    def whole(self) -> bool:
-        """Whether it can be compared: it has all tasks and repeats, and no run of a search is still to come.
-
-        A run of a search that failed is an outcome of the search, not a gap.
-        """
-        averaged = self.repeats >= self.expected > 0 and self.tasks >= self.expected_tasks
-        return averaged and self.runs + self.failed >= self.expected_runs
-
-    @property
-    def mark(self) -> str:
-        """What is missing, such as ``(2/3)`` repeats, ``(1/4 tasks)`` or ``(9/10 runs)``; empty if nothing is."""
-        if self.repeats < self.expected:
-            return f"({self.repeats}/{self.expected})"
-        if self.tasks < self.expected_tasks:
-            return f"({self.tasks}/{self.expected_tasks} tasks)"
-        return "" if self.runs >= self.expected_runs else f"({self.runs}/{self.expected_runs} runs)"
-
-
 Key = TypeVar("Key")
 
 
-def best_of(cells: Mapping[Key, Cell | None], *, decimals: int = 1, lowest: bool = False) -> set[Key]:
+def best_of(averages: Mapping[Key, Average | None], *, decimals: int = 1, lowest: bool = False) -> set[Key]:
     """Those with the best mean, at the decimals that are shown.
 
-    Only whole cells compete, and one alone is not best.
+    Only whole averages compete, and one alone is not best.
     """
-    found = {
-        key: round(-cell.mean if lowest else cell.mean, decimals)
-        for key, cell in cells.items()
-        if cell is not None and cell.mean is not None and cell.whole
+    means = {
+        key: round(-found.mean if lowest else found.mean, decimals)
+        for key, found in averages.items()
+        if found is not None and found.mean is not None and found.whole
     }
-    return {key for key, mean in found.items() if len(found) > 1 and mean == max(found.values())}
+    return {key for key, mean in means.items() if len(means) > 1 and mean == max(means.values())}
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One label against another in the same repeats.
+    """One label against another in the same repeats."""
 
-    Attributes
-    ----------
-    cell : Cell
-        The mean difference.
-    result : Difference
-        What the repeats say about it; nothing unless both labels are whole.
-    wins, ties, losses : int
-        On tasks and repeats that both have.
-    whole : bool
-        Whether both labels are.
-    """
-
-    cell: Cell
-    result: Difference
-    wins: int
+    average: Average  # the mean difference
+    result: Difference  # what the repeats say about it; nothing unless both labels are whole
+    wins: int  # on tasks and repeats that both have
     ties: int
     losses: int
-    whole: bool
+    whole: bool  # whether both labels are
 
     @property
     def pairs(self) -> int:
@@ -268,33 +202,20 @@ def number(value: Any) -> float | None:
 
 
 class DataResults:
-    """All runs of one data set, with the chosen run of each label, task and repeat.
-
-    Attributes
-    ----------
-    name, dataset : str
-        What tables call the data, and the loader's name.
-    labels : tuple of Label
-        All that were run, also those whose runs all failed, in the order of the tables.
-    tasks, repeats, searches : tuple
-        All that were seen for any label: what a complete label has.
-    runs, finished : DataFrame
-        One row for each run: label, task, repeat, search, whether it finished, the numbers of its result, its seconds
-        and its record; and those that finished.
-    chosen : DataFrame
-        The finished run of each label, task and repeat with the greatest score; of equal ones that with the lowest
-        search number.
-    """
+    """All runs of one data set, with the chosen run of each label, task and repeat."""
 
     def __init__(self, name: str, runs: pd.DataFrame) -> None:
         self.name = name
         self.dataset = str(runs["record"].iloc[0].spec.dataset)
+        # all that were run, also those whose runs all failed, in the order of the tables
         self.labels: tuple[Label, ...] = tuple(sorted(runs["label"].unique()))
+        # all that were seen for any label: what a complete label has
         self.tasks: tuple[str, ...] = tuple(runs["task"].unique())
         self.repeats: tuple[int, ...] = tuple(sorted(runs["repeat"].unique()))
         self.searches: tuple[int, ...] = tuple(sorted(runs["search"].unique()))
         self.runs = runs
         self.finished = runs[runs["finished"]]
+        # of each label, task and repeat the run with the greatest score; of equal ones the lowest search number
         ranked = self.finished.sort_values(["score", "search"], ascending=[False, True], na_position="last")
         self.chosen = ranked.drop_duplicates(_PLACE).sort_index()
         self._values: dict[str, dict[Label, FloatArray]] = {}
@@ -324,24 +245,13 @@ class DataResults:
         candidates = (Label(label.algorithm, name, grid) for grid in (label.grid, ()) for name in samplers)
         return next((candidate for candidate in candidates if candidate in self.labels), None)
 
-    def cell(
+    def average(
         self, label: Label, *, task: str | None = None, metric: str = "target_accuracy", scale: float = 1.0
-    ) -> Cell:
+    ) -> Average:
         """Mean over tasks within a repeat first, then mean and standard error over repeats.
 
-        Tasks that the label has no value of at all are left out, which the cell's mark says. A repeat that lacks one
+        Tasks that the label has no value of at all are left out, which its mark says. A repeat that lacks one
         of the others does not count, so that no two repeats are over different tasks.
-
-        Parameters
-        ----------
-        label : Label
-            What to average.
-        task : str, optional
-            The only task that counts; by default all.
-        metric : str
-            Name of the number in ``Record.result``.
-        scale : float
-            Factor of all numbers, such as 100 for percent.
         """
         tasks = self.tasks if task is None else (task,)
         values = self.values(label, metric)[:, [self.tasks.index(name) for name in tasks]]
@@ -349,7 +259,7 @@ class DataResults:
         means, seen = _repeat_means(scale * values)
         expected_runs = len(tasks) * len(self.repeats) * len(self.searches)
         counts = (len(means), len(self.repeats), finished, expected_runs, failed, seen, len(tasks))
-        return Cell(*mean_and_error(means), *counts)
+        return Average(*mean_and_error(means), *counts)
 
     def gain(
         self,
@@ -363,27 +273,19 @@ class DataResults:
     ) -> Gain:
         """How much more a label has than another, by the same average over the tasks and repeats that both have.
 
-        Parameters
-        ----------
-        label, reference : Label
-            Whose difference it is.
-        metric, scale
-            See `cell`; by default accuracy in points.
-        log : bool
-            Whether ratios count, as differences of natural logarithms.
-        margin : float
-            Difference that does not matter in practice, see `difference`.
+        With ``log`` ratios count, as differences of logarithms; ``margin`` is what does not matter in practice.
         """
         one, other = self.values(label, metric), self.values(reference, metric)
         with np.errstate(divide="ignore", invalid="ignore"):
             differences = scale * (np.log(one) - np.log(other) if log else one - other)
         differences[~np.isfinite(differences)] = np.nan
         means, seen = _repeat_means(differences)
-        cell = Cell(*mean_and_error(means), len(means), len(self.repeats), tasks=seen, expected_tasks=len(self.tasks))
-        whole = cell.whole and all(self.cell(one, metric=metric).whole for one in (label, reference))
+        counts = {"tasks": seen, "expected_tasks": len(self.tasks)}
+        average = Average(*mean_and_error(means), len(means), len(self.repeats), **counts)
+        whole = average.whole and all(self.average(one, metric=metric).whole for one in (label, reference))
         wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
         return Gain(
-            cell=cell,
+            average=average,
             result=difference(means if whole else [], margin=margin),
             wins=wins,
             ties=int(np.isfinite(differences).sum()) - wins - losses,
@@ -394,7 +296,7 @@ class DataResults:
     def best(self, algorithm: str) -> set[Label]:
         """The samplers of an algorithm with the highest target accuracy; none for ERM, which is not compared."""
         own = [label for label in self.labels if label.algorithm == algorithm and algorithm != "erm"]
-        return best_of({label: self.cell(label, scale=100) for label in own})
+        return best_of({label: self.average(label, scale=100) for label in own})
 
 
 def _repeat_means(values: FloatArray) -> tuple[FloatArray, int]:
@@ -408,23 +310,7 @@ def collect(records: Iterable[Record]) -> dict[str, DataResults]:
     """Choose the model of each label, task and repeat, by ``result["score"]`` alone, for each data set.
 
     Target labels play no part: the score is what the run's validator gave. A run without a score is chosen only if
-    there is no other.
-
-    Parameters
-    ----------
-    records : iterable of Record
-        Of one sweep or several. Of two records of the same run a finished one counts.
-
-    Returns
-    -------
-    dict of str to DataResults
-        By the data's name, in the order in which they were first seen.
-
-    Raises
-    ------
-    InputError
-        If two different runs have the same data, task, cell, repeat and search number, as those of two sweeps with
-        different settings have: averages over both would mean nothing.
+    there is no other. Two different runs in one place are refused: averages over both would mean nothing.
     """
     slots: dict[tuple[str, Label, str, int, int], Record] = {}
     for record in records:
@@ -453,12 +339,12 @@ def _check_same(one: Record, other: Record) -> None:
     if one is other or one.run_id == other.run_id:
         return
     spec, differing = one.spec, []
-    for field, value in spec.to_dict().items():
-        found = getattr(other.spec, field)
-        if field == "config":
-            differing += [name for name in {**value, **found} if value.get(name) != found.get(name)]
-        elif value != found and field != "root":
-            differing.append(field)
+    for field in fields(spec):
+        name, value, found = field.name, getattr(spec, field.name), getattr(other.spec, field.name)
+        if name == "config":
+            differing += [key for key in {**value, **found} if value.get(key) != found.get(key)]
+        elif value != found and name != "root":
+            differing.append(name)
     raise InputError(
         f"runs {one.run_id} and {other.run_id} are both {spec.data_name}, {spec.task}, {Label.of(spec).method_name}, "
         f"repeat {spec.repeat}, search {spec.search}, but differ in {', '.join(sorted(differing))}; "
@@ -471,11 +357,6 @@ def current_records(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
 
     Sweeps that share a folder add up. If one was changed and run again, two runs may have the same data, task, cell,
     repeat and number of the search: then those that ``plan.json`` names count.
-
-    Parameters
-    ----------
-    path : path
-        See `read_records`.
     """
     records = read_records(path)
     plan = read_json(Path(path) / PLAN_FILE) if Path(path).is_dir() else {}

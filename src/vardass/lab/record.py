@@ -3,76 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
-from vardass.adapt.algorithms import algorithm_options
-from vardass.adapt.selection import FIRST_BEST
-from vardass.data.registry import find_dataset
+from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
 
 __all__ = ["FORMAT", "Record", "RunSpec"]
 
 FORMAT = 2  # of a record; raised when the meaning of a field changes
+_DEFAULTS = 3  # of settings; raised when one of them changes, so that runs with the old and the new one differ in name
 # where and how fast, but not what: the same run on another machine has the same name
-_SURROUNDINGS = ("device", "accelerator", "workers", "checkpoint_every", "eval_batch_size", "tensorboard")
-# Left out of a run's name where they have these values, which were the defaults when format 1 was made. The table is
-# frozen: a default that changes later, or a setting that is added, renames no run. What is added later belongs here
-# too, with the value that means what runs did before it.
-_UNNAMED: dict[str, Any] = {
-    "algorithm": "mmd",
-    "algorithm_options": {},
-    "estimator": None,
-    "contraction": None,
-    "reference_rows": 2048,
-    "sampler": "vardass",
-    "sampler_options": {},
-    "network": "mlp",
-    "network_options": {},
-    "regression": False,
-    "steps": 3000,
-    "batch_size": 32,
-    "batch_per_source": False,
-    "target_batch_size": None,
-    "groups": None,
-    "class_aligned": "none",
-    "class_shares": "none",
-    "class_options": {},
-    "lr": 1e-3,
-    "lr_schedule": "none",
-    "lr_multipliers": {},
-    "discriminator_lr": None,
-    "weight_decay": 0.0,
-    "discriminator_weight_decay": None,
-    "momentum": 0.9,
-    "optimiser": "adam",
-    "optimiser_options": {},
-    "adam_betas": None,
-    "refresh_every": 100,
-    "refresh_policy": "every",
-    "refresh_options": {},
-    "feature_source": "bank",
-    "background": False,
-    "eval_every": 100,
-    "selection": "domainbed",  # in format 1 it was called source-accuracy
-    "augment": False,
-    "augment_target": False,  # with augment, runs before it did augment the target; none of them is published
-    "cache_embeddings": False,
-    "precision": "32-true",
-    "devices": 1,
-    "strategy": "auto",
-    "seed": 0,
-}
-# The same for CORAL, whose form has changed since. A run's settings always say it, so that a record means the same in
-# every version; those that do not say it have these.
-_FIRST_CORAL = {"preset": "paper", "correction": "none"}
-# And for options of data sets.
-_UNNAMED_DATA: dict[str, dict[str, Any]] = {"embeddings": {"standardise": False}, "watch": {"clip": False}}
+_SURROUNDINGS = ("device", "workers", "checkpoint_every", "eval_batch_size", "tensorboard")
 _NOT_NAMED_BY = ("cache",)  # options of data that change how fast, but not what
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return RunConfig().to_dict()
 
 
 @dataclass(frozen=True)
@@ -85,6 +36,8 @@ class RunSpec:
         See ``vardass.data.load_task``.
     data_name : str
         What tables call the data.
+    config : dict
+        Settings of the run, as ``RunConfig.to_dict`` gives them.
     cell : dict of str to (str, int or float)
         What is compared: ``"algorithm"``, ``"sampler"`` and the settings of the sweep's grid. Runs that differ only
         in ``search`` compete for the cell's entry of their repeat.
@@ -94,8 +47,6 @@ class RunSpec:
         Seed of the task's splits.
     holdout, unlabelled_fraction : float
         See ``split_task``.
-    config : dict
-        All settings of the run, as ``RunConfig.to_dict`` gives them.
 
     Examples
     --------
@@ -119,52 +70,21 @@ class RunSpec:
     holdout: float = 0.2
     unlabelled_fraction: float = 0.5
 
-    def __post_init__(self) -> None:
-        if _is_coral(self.config):
-            now = {"preset": algorithm_options(self.config["algorithm"])["preset"], "correction": "population"}
-            object.__setattr__(self, "config", _with_form(self.config, now))
-        scaling = _UNNAMED_DATA.get(self.dataset, {})
-        if scaling:
-            parameters = inspect.signature(find_dataset(self.dataset).load).parameters
-            defaults = {name: parameters[name].default for name in scaling}
-            object.__setattr__(self, "data_options", {**defaults, **self.data_options})
-
     @cached_property
     def run_id(self) -> str:
-        """Name made from all that determines the result; the data's place and the machine's do not."""
+        """Name made from all that determines the result; the data's place and the machine's do not.
+
+        Settings that have their defaults are left out, so that one which is added later renames no run.
+        """
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "root"}
-        before = _UNNAMED_DATA.get(self.dataset, {})
-        content["data_options"] = {
-            name: value
-            for name, value in self.data_options.items()
-            if name not in _NOT_NAMED_BY and (name not in before or before[name] != value)
-        }
-        options = self.config.get("algorithm_options", {})
-        if _is_coral(self.config) and options["preset"] == _FIRST_CORAL["preset"]:
-            options = {name: value for name, value in options.items() if _FIRST_CORAL.get(name) != value}
+        content["data_options"] = {k: v for k, v in self.data_options.items() if k not in _NOT_NAMED_BY}
         content["config"] = {
             name: value
-            for name, value in {**self.config, "algorithm_options": options}.items()
-            if name not in _SURROUNDINGS
-            and _UNNAMED.get(name, _UNNAMED) != value
-            and (name, value) != ("augment", "none")
+            for name, value in self.config.items()
+            if name not in _SURROUNDINGS and (name not in _defaults() or _defaults()[name] != value)
         }
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        text = json.dumps([_DEFAULTS, content], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, as JSON has them."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> RunSpec:
-        """The specification that `to_dict` gave."""
-        values = _known(cls, found, "a run's specification")
-        config = values["config"]
-        if _is_coral(config):
-            config = _with_form(config, _FIRST_CORAL)
-        options = {**_UNNAMED_DATA.get(values["dataset"], {}), **values.get("data_options", {})}
-        return cls(**{**values, "config": config, "data_options": options})
 
 
 @dataclass(frozen=True)
@@ -196,6 +116,9 @@ class Record:
         Versions of vardass (and its commit, where it is known), Python, torch and numpy; the machine.
     version : str
         Of vardass.
+    run_id : str
+        Name of the run, by default that of the specification. A record from a file keeps the name it has there,
+        whatever the defaults are now.
 
     Examples
     --------
@@ -216,25 +139,23 @@ class Record:
     error: str | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     version: str = ""
+    run_id: str = ""
 
-    @property
-    def run_id(self) -> str:
-        """Of the specification."""
-        return self.spec.run_id
+    def __post_init__(self) -> None:
+        if not self.run_id:
+            object.__setattr__(self, "run_id", self.spec.run_id)
 
     def to_json(self) -> str:
         """One line of JSON."""
-        content = {"format": FORMAT, "id": self.run_id, **asdict(self)}
+        content = asdict(self)
+        content = {"format": FORMAT, "id": content.pop("run_id"), **content}
         return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        """The record that `to_json` gave.
+        """The record that `to_json` gave; an InputError if the line is not whole, not a record, or of another format.
 
-        Raises
-        ------
-        InputError
-            If the line is not whole, not a record, or has another format.
+        Settings are not checked, so that records outlive settings that are no longer there.
         """
         try:
             found = json.loads(line)
@@ -244,34 +165,16 @@ class Record:
             ) from None
         if not isinstance(found, dict) or "format" not in found:
             raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")
-        if found["format"] == 1:
-            config = found.get("spec", {}).get("config", {})
-            if config.get("selection") == "source-accuracy":
-                config["selection"] = FIRST_BEST
-        elif found["format"] != FORMAT:
+        if found.pop("format") != FORMAT:
             raise InputError(
-                f"the record has format {found['format']}, this version reads 1 and {FORMAT}; use the version that "
-                f"wrote it ({found.get('version', 'unknown')}), or run the sweep again in a new folder"
+                f"the record has format {json.loads(line)['format']}, this version reads {FORMAT}; use the version "
+                f"that wrote it ({found.get('version', 'unknown')}), or run the sweep again in a new folder"
             )
-        given = {name: value for name, value in found.items() if name not in ("format", "id")}
-        values = _known(cls, given, "a record")
-        return cls(**{**values, "spec": RunSpec.from_dict(values["spec"])})
+        values = _fields(cls, {"run_id": found.pop("id", ""), **found}, "a record")
+        return cls(**{**values, "spec": RunSpec(**_fields(RunSpec, values["spec"], "a run's specification"))})
 
 
-def _is_coral(config: Mapping[str, Any]) -> bool:
-    return str(config.get("algorithm", "")).split("+")[0] == "coral"
-
-
-def _with_form(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, Any]:
-    """``config`` with options that say CORAL's form; the paper's formula has its correction beside it."""
-    options = {"preset": usual["preset"], **config.get("algorithm_options", {})}
-    counted = ("correction", "population_x", "population_y")
-    if options["preset"] == "paper" and all(options.get(name) is None for name in counted):
-        options["correction"] = usual["correction"]
-    return {**config, "algorithm_options": options}
-
-
-def _known(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _fields(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:
     names = {entry.name for entry in fields(cls)}
     required = {"spec", "status"} if cls is Record else {"dataset", "task", "data_name", "config", "cell"}
     if not required <= set(found) <= names:

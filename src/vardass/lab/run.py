@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,25 +25,20 @@ from vardass.adapt.model import RunResult, final_report
 from vardass.adapt.networks import preprocessing_of
 from vardass.adapt.run_folder import RunFolder
 from vardass.adapt.selection import outputs
+from vardass.adapt.strata_updater import make_policy
 from vardass.adapt.trainer import Trainer
 from vardass.data.domains import Domain, Task
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import read_json, remove_temporary, write_text
+from vardass.files import plain, read_json, remove_temporary, write_text
 from vardass.lab.record import Record, RunSpec
-from vardass.lab.store import (
-    LOG_FILE,
-    PROGRESS_FILE,
-    RECORD_FILE,
-    empty,
-    run_label,
-)
+from vardass.lab.store import LOG_FILE, PROGRESS_FILE, RECORD_FILE, empty, run_label
 from vardass.lab.versions import versions
 from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 from vardass.losses import coral, mmd2
 
-__all__ = ["DISCREPANCY_SAMPLES", "Stopped", "execute"]
+__all__ = ["DISCREPANCY_SAMPLES", "Stopped", "execute", "seconds_of"]
 
 DISCREPANCY_SAMPLES = 2048
 """Held-out samples of each domain, evenly spaced, that the record's discrepancies are measured on at most."""
@@ -52,6 +46,7 @@ DISCREPANCY_SAMPLES = 2048
 _TASKS_KEPT = 2  # in memory, for the runs that follow on the same data
 _RESULTS = ("target_accuracy", "source_accuracy", "target_samples", "selected_step", "score")
 _PROGRESS_SECONDS = 1.0
+_TIMED_STEPS = 10
 _LOCK_SECONDS = 60.0  # an orphan of a killed sweep exits within moments, its loading processes a little later
 
 
@@ -67,35 +62,14 @@ def execute(
     wall_before: float = 0.0,
     stop: Callable[[], bool] | None = None,
 ) -> Record:
-    """Do a run, or what is left of it, and write its record to ``folder``.
+    """Do a run, or what is left of it, and write its record to ``folder``, which is locked for as long as it takes.
 
     A run that was killed goes on from its checkpoint, bit for bit; if the checkpoint is damaged, or was written with
     other settings, it starts from the beginning, and its log says so; if it cannot be read just now, it is left alone
     and the error raised. Data are kept for the next runs of this process on the same task. What the run prints goes
-    to ``log.txt``.
+    to ``log.txt``. Times include those of earlier attempts, ``wall_before`` those that the folder does not know of.
 
-    Parameters
-    ----------
-    spec : RunSpec
-        What to run.
-    folder : Path
-        Of this run alone; it is locked for as long as the run takes.
-    attempt : int
-        One more than how often it failed before.
-    wall_before : float
-        Seconds of earlier attempts that are not noted in the folder.
-    stop : callable, optional
-        Asked after each step whether to stop.
-
-    Returns
-    -------
-    Record
-        Also written to ``record.json``. Its ``wall`` and ``seconds`` include earlier, killed attempts.
-
-    Raises
-    ------
-    Stopped
-        If ``stop`` said so, or Ctrl-C.
+    `Stopped` is raised if ``stop``, which is asked after each step, said so, or on Ctrl-C.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,12 +92,7 @@ def execute(
 def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Callable[[], bool] | None) -> Record:
     clock = _Clock(spec, folder, wall_before)
     config = RunConfig.from_dict(spec.config)
-    wanted = preprocessing_of(config.network, config.network_options)
-    options = json.dumps({**image_options(spec.dataset, wanted), **spec.data_options}, sort_keys=True)
-    task = _task(spec.dataset, spec.task, spec.root, options)
-    splits = split_task(task, seed=spec.split_seed, holdout=spec.holdout, unlabelled_fraction=spec.unlabelled_fraction)
-    if config.selection == "oracle":
-        splits.target_val.reveal()
+    splits = _splits(spec, config)
     trainer = _trainer(config, splits, folder)
     # the trainer keeps what these have beyond the account in a checkpoint
     trainer.account.load_state_dict({"seconds": clock.seconds, "counts": {}})
@@ -143,9 +112,9 @@ def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Ca
     record = Record(
         spec=spec,
         status="finished",
-        result=_finite({**{name: report[name] for name in _RESULTS}, **_discrepancies(result, splits)}),
-        curve=_finite(result.metrics),
-        seconds=_finite(result.seconds),
+        result=plain({**{name: report[name] for name in _RESULTS}, **_discrepancies(result, splits)}),
+        curve=plain(result.metrics),
+        seconds=plain(result.seconds),
         wall=clock.wall(),
         attempts=attempt,
         environment=_environment(str(trainer.device)),
@@ -153,6 +122,32 @@ def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Ca
     )
     write_text(folder / RECORD_FILE, record.to_json() + "\n")
     return record
+
+
+def seconds_of(spec: RunSpec) -> float:
+    """How long a run will take, from what its first steps, its first refresh and an evaluation take."""
+    whole = RunConfig.from_dict(spec.config)
+    config = whole.changed(steps=min(_TIMED_STEPS, whole.steps), eval_every=_TIMED_STEPS)
+    splits = _splits(spec, config)
+    Trainer(config.changed(steps=1), splits).run()  # whatever is compiled on first use does not count
+    spent = Trainer(config, splits).run().seconds
+    policy = make_policy(whole)
+    # how often a policy that observes will refresh is not known: as often as the paper
+    due = [policy.due(step) if policy.observes is None else step % 100 == 0 for step in range(whole.steps)]
+    refreshes = max(1, sum(due))
+    passes = 1 if whole.feature_source == "bank" else refreshes
+    times = {"features": passes, "solver": refreshes, "evaluation": math.ceil(whole.steps / whole.eval_every)}
+    return sum(seconds * times.get(part, whole.steps / config.steps) for part, seconds in spent.items())
+
+
+def _splits(spec: RunSpec, config: RunConfig) -> TaskSplits:
+    wanted = preprocessing_of(config.network, config.network_options)
+    options = json.dumps({**image_options(spec.dataset, wanted), **spec.data_options}, sort_keys=True)
+    task = _task(spec.dataset, spec.task, spec.root, options)
+    splits = split_task(task, seed=spec.split_seed, holdout=spec.holdout, unlabelled_fraction=spec.unlabelled_fraction)
+    if config.selection == "oracle":
+        splits.target_val.reveal()
+    return splits
 
 
 @lru_cache(maxsize=_TASKS_KEPT)
@@ -199,25 +194,8 @@ def _features(result: RunResult, domain: Domain) -> Tensor:
     # sources are united one after the other: evenly spaced rows have their share of each
     count = min(len(domain), DISCREPANCY_SAMPLES)
     rows = torch.linspace(0, len(domain) - 1, count, dtype=torch.float64).round().long()
-    config = result.config
     inputs = Inputs(domain.subset(rows), next(result.algorithm.parameters()).device)
-    features, _ = outputs(
-        result.algorithm,
-        inputs,
-        **config.pass_options,
-    )
-    return features
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: None stands for them."""
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return outputs(result.algorithm, inputs, **result.config.pass_options)[0]
 
 
 @lru_cache(maxsize=8)

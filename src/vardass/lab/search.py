@@ -12,8 +12,8 @@ from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.config import Flag
 from vardass.data.splits import named_seed
 from vardass.errors import InputError
-from vardass.lab.yaml_file import Entry
-from vardass.validate import choose
+from vardass.lab.yaml_file import Section
+from vardass.registry import Registry
 
 __all__ = ["SPACE_NAMES", "Distribution", "draw", "named_space"]
 
@@ -50,14 +50,8 @@ Exponents = Annotated[list[float], BeforeValidator(_exponents)]
 Choices = Annotated[list[Any], BeforeValidator(_choices)]
 
 
-class Distribution(Entry):
-    """Values that a search tries: one kind of distribution, written as in a sweep's file.
-
-    Examples
-    --------
-    >>> Distribution(log2_uniform=[3, 7], integer=True).at(0.5)
-    32
-    """
+class Distribution(Section):
+    """Values that a search tries: one kind of distribution, written as in a sweep's file."""
 
     uniform: Ends | None = Field(default=None, description="Even between two numbers.")
     log10_uniform: Exponents | None = Field(default=None, description="10 to the power of a number between two.")
@@ -119,12 +113,6 @@ def draw(space: Mapping[str, Distribution], *, seed: int, repeat: int, search: i
     Each depends on (seed, repeat, search, key) and nothing else: all samplers and algorithms try the same values, so
     that their differences are not those of luck in the search, and a key that is added, or a longer search, leaves the
     other draws as they were. Libraries for searches draw in sequence and have neither.
-
-    Examples
-    --------
-    >>> space = named_space("paper", "mmd")
-    >>> draw(space, seed=0, repeat=0, search=1)["batch_size"] in range(8, 128)
-    True
     """
     quantiles = {key: (named_seed("draw", seed, repeat, search, key) >> 9) / 2**53 for key in space}  # below 1
     return {key: each.at(quantiles[key]) for key, each in space.items()}
@@ -146,12 +134,17 @@ _RESNET = {
 # of images of 28 pixels in DomainBed; weight decay is 0 there
 _SMALL = {"lr": _log10(-4.5, -2.5, 1e-3)}
 _PENALTY = {"algorithm_options.penalty": _log10(-1.0, 1.0, 1.0)}
-_SPACES: dict[str, dict[str, Distribution]] = {
-    "paper": {**_RESNET, "batch_size": _log2(3.0, 7.0, 32), **_PENALTY},
-    "paper-small": {**_SMALL, "batch_size": _log2(3.0, 7.0, 64), **_PENALTY},
-    "domainbed": {**_RESNET, "batch_size": _log2(3.0, 5.5, 32), **_PENALTY},
-    "domainbed-small": {**_SMALL, "batch_size": _log2(3.0, 9.0, 64), **_PENALTY},
-}
+# The paper's batch size and λ, for all algorithms that have one, beside DomainBed's ranges for images of 224 pixels and
+# ResNets; "-small" has DomainBed's for small images and small networks.
+SPACES: Registry[dict[str, Distribution]] = Registry(
+    "space",
+    {
+        "paper": {**_RESNET, "batch_size": _log2(3.0, 7.0, 32), **_PENALTY},
+        "paper-small": {**_SMALL, "batch_size": _log2(3.0, 7.0, 64), **_PENALTY},
+        "domainbed": {**_RESNET, "batch_size": _log2(3.0, 5.5, 32), **_PENALTY},
+        "domainbed-small": {**_SMALL, "batch_size": _log2(3.0, 9.0, 64), **_PENALTY},
+    },
+)
 _DOMAINBED_ADVERSARY = {"algorithm_options.penalty": _log10(-2.0, 2.0, 1.0)}
 _ADVERSARY = {"algorithm_options.discriminator_width": _log2(6.0, 10.0)}
 # the paper does not say what it searched: values around those that SDAT's authors recommend, and those of ELS's script
@@ -171,32 +164,17 @@ _ALTERNATING = {
     "optimiser_options.discriminator_weight_decay": _log10(-6.0, -2.0, 0.0),
 }
 
-SPACE_NAMES = tuple(_SPACES)
+SPACE_NAMES = tuple(SPACES)
 
 
 def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | None = None) -> dict[str, Distribution]:
-    """Space of DomainBed or of the paper for an algorithm.
+    """Space of DomainBed or of the paper for an algorithm, with a dot for options; only its own options are in it.
 
-    Parameters
-    ----------
-    name : str
-        One of `SPACE_NAMES`. ``"domainbed"`` has DomainBed's ranges for images of 224 pixels and ResNets;
-        ``"paper"`` has the paper's batch size 2^U(3, 7) and λ 10^U(-1, 1), for all algorithms that have one,
-        instead. ``"-small"`` has DomainBed's ranges for small images and small networks.
-    algorithm : str
-        Only its own options are in the space. ARM's batch has 8 samples of each source. DomainBed's λ is 10^U(-2, 2)
-        for DANN, here for CDAN too, and 10^U(-1, 1) for the others. Its alternating form of DANN has learning rate and
-        weight decay of the discriminator apart from those of the network. SDAT's ρ and ELS's ε are searched where they
-        are added; neither the paper nor DomainBed has ranges for them.
-    options : mapping, optional
-        Options of the algorithm: DANN with ``adversary: alternating`` has more to search.
-
-    Returns
-    -------
-    dict of str to Distribution
-        By setting, with a dot for options, such as ``"algorithm_options.penalty"``.
+    ARM's batch has 8 samples of each source. DomainBed's λ is 10^U(-2, 2) for DANN, here for CDAN too, and 10^U(-1, 1)
+    for the others; its alternating form of DANN has learning rate and weight decay of the discriminator apart from
+    those of the network. Neither the paper nor DomainBed has ranges for SDAT's ρ and ELS's ε.
     """
-    space = dict(_SPACES[choose(name, "space", SPACE_NAMES)])
+    space = dict(SPACES.find(name))
     known = algorithm_options(algorithm)
     base, *additions = algorithm.split("+")
     if base == "arm":

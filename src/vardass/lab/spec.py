@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from vardass.adapt.algorithms import algorithm_options, make_algorithm
+from vardass.adapt.config import RunConfig
+from vardass.adapt.networks import NETWORK_NAMES, make_network
+from vardass.adapt.networks.registry import check_network_options
+from vardass.adapt.selection import NEED_SOURCE
 from vardass.data.domains import parse_pair
 from vardass.data.registry import DATASETS, find_dataset, task_names
+from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.files import PathLike
-from vardass.lab.expand import expand
 from vardass.lab.record import RunSpec
-from vardass.lab.spec_models import DataPart, Specification
+from vardass.lab.search import Distribution, draw, named_space
+from vardass.lab.sweep_file import AlgorithmSection, DataSection, SamplerSection, Specification, full_name
 from vardass.lab.yaml_file import as_mapping, at, check_content, dump_yaml, parse_yaml
+from vardass.registry import declared_options
+from vardass.samplers.registry import make_sampler
 from vardass.validate import choose, refuse_code, unknown
 
 __all__ = ["Sweep", "load_sweep", "preset_names", "sweep_schema"]
 
 _MOST_RUNS = 1_000_000
 _ENDINGS = (".yaml", ".yml")
+_IMAGE_NETWORK = "conv"  # where the data set names none
+_VECTORS = ("watch", "embeddings")
+_SEED_RANGE = 2**31
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that was read and checked.
-
-    Attributes
-    ----------
-    name : str
-        Title.
-    source : str
-        File or preset that it was read from.
-    text : str
-        The YAML as it was given.
-    specification : Specification
-        Its content with what was overridden, and with absolute roots.
-
-    Examples
-    --------
-    >>> sweep = load_sweep("watch-quick", repeats=1)
-    >>> sweep.source, len(sweep.runs()) > 0
-    ('preset watch-quick', True)
-    """
+    """A sweep that was read and checked."""
 
     name: str
     source: str
@@ -146,30 +143,18 @@ def load_sweep(
         count = spec.repeats * spec.tasks * spec.cells * spec.search.size
         if count > _MOST_RUNS:
             raise InputError(f"the sweep has {count:,} runs, more than {_MOST_RUNS:,}; lower repeats or search.size")
-        return Sweep(spec.name or stem, source, text, spec, expand(spec))
+        return Sweep(spec.name or stem, source, text, spec, _expand(spec))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
 
 def sweep_schema() -> dict[str, Any]:
-    """JSON schema of a sweep's file, with which editors complete keys and mark mistakes.
-
-    Examples
-    --------
-    >>> "algorithms" in sweep_schema()["properties"]
-    True
-    """
+    """JSON schema of a sweep's file, with which editors complete keys and mark mistakes."""
     return Specification.model_json_schema()
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the sweeps that come with the package.
-
-    Examples
-    --------
-    >>> "paper-table1" in preset_names()
-    True
-    """
+    """Names of the sweeps that come with the package."""
     return tuple(sorted(_presets()))
 
 
@@ -215,7 +200,7 @@ def _imported(document: Mapping[str, Any]) -> list[Any]:
     return [rest, without(document.get("data"), "name", "tasks", "root", "options")]
 
 
-def _chosen(parts: list[DataPart], wanted: Sequence[str] | None) -> list[DataPart]:
+def _chosen(parts: list[DataSection], wanted: Sequence[str] | None) -> list[DataSection]:
     if wanted is None:
         return parts
     names = [part.name for part in parts]
@@ -226,7 +211,7 @@ def _chosen(parts: list[DataPart], wanted: Sequence[str] | None) -> list[DataPar
     return [part for part in parts if part.name in wanted]
 
 
-def _with_roots(parts: list[DataPart], known: list[DataPart], roots: Mapping[str, PathLike]) -> list[DataPart]:
+def _with_roots(parts: list[DataSection], known: list[DataSection], roots: Mapping[str, PathLike]) -> list[DataSection]:
     for name, root in roots.items():
         with at(f"--root {name}={root}"):
             choose(name, "data", [part.name for part in known])
@@ -234,7 +219,7 @@ def _with_roots(parts: list[DataPart], known: list[DataPart], roots: Mapping[str
     return [part.model_copy(update={"root": places[part.name]}) if part.name in places else part for part in parts]
 
 
-def _on_this_machine(part: DataPart, folder: Path) -> DataPart:
+def _on_this_machine(part: DataSection, folder: Path) -> DataSection:
     """The part with an absolute root that is there, and with all its tasks by name."""
     info = find_dataset(part.dataset)
     is_own = part.dataset not in DATASETS
@@ -259,7 +244,7 @@ def _on_this_machine(part: DataPart, folder: Path) -> DataPart:
     return part.model_copy(update={"tasks": tasks} if root is None else {"tasks": tasks, "root": root})
 
 
-def _tasks(part: DataPart, root: str | None) -> list[str]:
+def _tasks(part: DataSection, root: str | None) -> list[str]:
     known = task_names(part.dataset, root)
     if part.tasks == ["all"]:
         if not known:
@@ -292,7 +277,7 @@ def _spelt(task: str, known: Sequence[str], dataset: str) -> str:
     return choose(task, f"task of {dataset}", known, any_case=True)
 
 
-def _check_tasks(parts: Sequence[DataPart]) -> None:
+def _check_tasks(parts: Sequence[DataSection]) -> None:
     places: dict[tuple[str, str], str] = {}
     for part in parts:
         for task in part.tasks:
@@ -306,3 +291,229 @@ def _check_tasks(parts: Sequence[DataPart]) -> None:
 
 def _number(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+# --- from what the file says to its runs; what no run could do is refused before any has begun ---
+
+
+def _expand(spec: Specification) -> list[RunSpec]:
+    """Runs of a sweep: repeats outermost, then data and tasks, algorithms, samplers, grid, and the search.
+
+    Each configuration is made once, so that one which cannot be run is refused before any is.
+    """
+    check = SettingsCheck()
+    cells = [list(_cells(spec, part, check)) for part in spec.data]
+    runs = []
+    for repeat in range(spec.repeats):
+        split_seed = named_seed("split", spec.seed, repeat) % _SEED_RANGE
+        seeds = [named_seed("run", spec.seed, repeat, search) % _SEED_RANGE for search in range(spec.search.size)]
+        for part, compared in zip(spec.data, cells, strict=True):
+            configs = [
+                [_trial(spec, cell, repeat, search, seed, check) for search, seed in enumerate(seeds)]
+                for cell in compared
+            ]
+            for task in part.tasks:
+                for cell, trials in zip(compared, configs, strict=True):
+                    for search, config in enumerate(trials):
+                        runs.append(
+                            RunSpec(
+                                dataset=part.dataset,
+                                task=task,
+                                data_name=part.name,
+                                config=_copy(config),
+                                cell=dict(cell.name),
+                                root=part.root,
+                                data_options=dict(part.options),
+                                search=search,
+                                repeat=repeat,
+                                split_seed=split_seed,
+                                holdout=spec.holdout,
+                                unlabelled_fraction=spec.unlabelled_fraction,
+                            )
+                        )
+    return runs
+
+
+# --- what is compared ---
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One entry of a table for one data set: fixed settings and what is searched."""
+
+    name: dict[str, Any]
+    config: dict[str, Any]
+    space: dict[str, Distribution]
+
+
+def _cells(spec: Specification, data: DataSection, check: SettingsCheck) -> Iterator[_Cell]:
+    points = [dict(zip(spec.grid, values)) for values in product(*spec.grid.values())]
+    for algorithm in spec.algorithms:
+        for sampler in algorithm.samplers:
+            for point in points:
+                where = f"{data.place}, {algorithm.place} and {sampler.place}" + (" and grid" if point else "")
+                with at(where):
+                    cell = _cell(spec, data, algorithm, sampler, point, check)
+                selection = cell.config["selection"]
+                if spec.holdout == 0.0 and selection in NEED_SOURCE:
+                    raise InputError(f"holdout is 0, but selection {selection!r} needs held-out samples; raise holdout")
+                yield cell
+
+
+def _cell(
+    spec: Specification,
+    data: DataSection,
+    algorithm: AlgorithmSection,
+    sampler: SamplerSection,
+    point: dict[str, Any],
+    check: SettingsCheck,
+) -> _Cell:
+    owned = algorithm_options(algorithm.name)
+
+    def of_this_algorithm(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in settings.items()
+            if not name.startswith("algorithm_options.") or name.partition(".")[2] in owned
+        }
+
+    compared = {full_name(name): value for name, value in point.items()}
+    for name in set(compared) - set(of_this_algorithm(compared)):
+        raise unknown(f"option of algorithm {algorithm.name!r}:", name.partition(".")[2], owned)
+    # what is said last counts, be it a value or a distribution; a named space gives way to all of them
+    values: dict[str, Any] = {"network": _IMAGE_NETWORK, **find_dataset(data.dataset).settings}
+    searched: dict[str, Distribution] = {}
+    like, fixed = None, set()
+    for part in (spec, data, algorithm, sampler):
+        said = of_this_algorithm(part.values)
+        values.update(said)
+        fixed |= set(said)
+        searched = {name: each for name, each in searched.items() if name not in said}
+        searched.update(of_this_algorithm(part.searched.distributions))
+        like = part.searched.like or like
+    last = {**of_this_algorithm(spec.overrides), **compared}
+    values.update(last)
+    searched = {name: each for name, each in searched.items() if name not in last}
+    space: dict[str, Distribution] = {}
+    if like is not None:
+        adversary = values.get("algorithm_options.adversary")
+        named = named_space(like, algorithm.name, None if adversary is None else {"adversary": adversary})
+        space = {name: each for name, each in named.items() if name not in fixed and name not in last}
+    config = RunConfig(**_nest({"algorithm": algorithm.name, "sampler": sampler.name}, values)).to_dict()
+    if data.dataset in _VECTORS and config["network"] in NETWORK_NAMES and config["network"] != "mlp":
+        raise InputError(f"network {config['network']!r} is not for vectors, which {data.dataset} has; use 'mlp'")
+    check.sampler(config["sampler"], config["sampler_options"], config["batch_size"])
+    for trial in (config, *(_nest(config, {name: v}) for name, each in searched.items() for v in each.extremes())):
+        check.algorithm(trial["algorithm"], trial["algorithm_options"])
+        check.network(trial["network"], trial["network_options"])
+    return _Cell({"algorithm": algorithm.label, "sampler": sampler.label, **point}, config, {**space, **searched})
+
+
+def _trial(
+    spec: Specification, cell: _Cell, repeat: int, search: int, seed: int, check: SettingsCheck
+) -> dict[str, Any]:
+    if search == 0 and spec.search.first == "defaults":
+        drawn = {name: each.default for name, each in cell.space.items() if each.default is not None}
+    else:
+        drawn = draw(cell.space, seed=spec.seed, repeat=repeat, search=search)
+    config = _nest(cell.config, drawn)
+    config["seed"] = seed
+    with at(f"{' with '.join(map(str, cell.name.values()))}, repeat {repeat}, search {search}"):
+        check.config(config)
+    return config
+
+
+def _nest(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with ``values``, whose options have a dot."""
+    found = _copy(config)
+    for name, value in values.items():
+        group, dot, option = name.partition(".")
+        if dot:
+            found[group] = {**found.get(group, {}), option: value}
+        else:
+            found[name] = value
+    return found
+
+
+def _copy(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.copy() if isinstance(value, dict | list) else value for name, value in config.items()}
+
+
+# --- names and options, tried out without data ---
+
+# options whose values are read at a refresh; the others depend on the number of samples
+_TRIED = (
+    *("kernel", "solver", "restarts", "init", "trials", "parallel", "patience", "max_iter", "max_passes", "tol"),
+    *("kernel_rank", "plan_rank", "swap_rounds"),
+)
+_ROWS, _BATCH = 128, 8
+
+
+class SettingsCheck:
+    """Make algorithms, networks and samplers as runs would, each combination once: runs differ in few ways."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def config(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that no run can have; the sampler's batches are tried too."""
+        shared = {name: value for name, value in settings.items() if name not in ("seed", "sampler", "sampler_options")}
+        self._once(["config", shared], lambda: RunConfig(**shared))
+        for name in ("batch_size", "target_batch_size"):
+            if settings[name] is not None:
+                grouped = settings["class_shares"] == "source" and name == "batch_size"
+                self.sampler(settings["sampler"], settings["sampler_options"], settings[name], grouped=grouped)
+
+    def sampler(self, name: str, options: Mapping[str, Any], batch_size: int, *, grouped: bool = False) -> None:
+        """Refuse options that the sampler does not have, and batch sizes that they do not fit."""
+        n = 64 * batch_size
+
+        def attempt() -> None:
+            groups = {"groups": torch.zeros(n, dtype=torch.int64)} if grouped else {}
+            make_sampler(name, n, batch_size, **{**options, **groups})
+
+        self._once(["sampler", name, options, batch_size, grouped], attempt)
+        tried = {option: value for option, value in options.items() if option in _TRIED}
+        if tried:
+            self._once(["values", name, tried], lambda: _try_sampler(name, tried))
+
+    def algorithm(self, name: str, options: Mapping[str, Any]) -> None:
+        """Refuse options that the algorithm does not have, or values that it cannot use."""
+
+        def attempt() -> None:
+            make_algorithm(name, make_network("mlp", (4,), 2, hidden=(4,)), 2, **options)
+
+        self._once(["algorithm", name, options], attempt)
+
+    def network(self, spec: str, options: Mapping[str, Any]) -> None:
+        """Refuse options that the network does not have, or values that no network can use."""
+        self._once(["network", spec, options], lambda: _try_network(spec, options))
+
+    def _once(self, content: list[Any], attempt: Callable[[], object]) -> None:
+        key = json.dumps(content, sort_keys=True)
+        if key not in self._seen:
+            try:
+                attempt()
+            except (TypeError, ValueError) as error:  # an InputError is a ValueError
+                raise InputError(str(error)) from None
+            self._seen.add(key)
+
+
+def _try_sampler(name: str, options: Mapping[str, Any]) -> None:
+    features = torch.randn(_ROWS, 16, generator=torch.Generator().manual_seed(0))
+    sampler = make_sampler(name, _ROWS, _BATCH, **options)
+    if sampler.needs_features:
+        sampler.refresh(features)
+    next(iter(sampler))
+
+
+def _try_network(spec: str, options: Mapping[str, Any]) -> None:
+    if "seed" in options:
+        raise InputError(
+            f"seed={options['seed']!r} cannot be an option of the network; each run's is made by the sweep"
+        )
+    own = {name: value for name, value in options.items() if name not in declared_options(make_network)}
+    check_network_options(spec, own)
+    shared = {name: value for name, value in options.items() if name not in own}
+    # others need their data, or a download: what all networks share is tried on a small one
+    make_network("mlp", (4,), 2, **shared, **(own if spec == "mlp" else {"hidden": (4,)}))

@@ -21,11 +21,6 @@ def mean_and_error(values: Iterable[float]) -> tuple[float | None, float | None]
     """Mean and its standard error: sample standard deviation (n - 1) by the root of n.
 
     The error is None for fewer than two values, the mean for none. DomainBed, and perhaps the paper, divide by n.
-
-    Examples
-    --------
-    >>> mean_and_error([1.0, 1.0, 3.0, 3.0, 2.0])
-    (2.0, 0.4472135954999579)
     """
     found = np.array(list(values))
     if not len(found):
@@ -37,20 +32,6 @@ def mean_and_error(values: Iterable[float]) -> tuple[float | None, float | None]
 class Difference:
     """What repeats say about a difference. All but the mean are None for fewer than two repeats.
 
-    Attributes
-    ----------
-    n : int
-        Repeats.
-    mean, stderr : float or None
-        See `mean_and_error`.
-    low, high : float or None
-        95 % interval of Student's t.
-    p : float or None
-        Two-sided t test of no difference; None if all repeats are the same, where the test says nothing.
-    equivalence_p : float or None
-        Two one-sided t tests (TOST): small if the difference is shown to be within the margin. A large one shows
-        nothing, as a large ``p`` does not show that there is no difference.
-
     Examples
     --------
     >>> found = difference([0.9, 1.1, 1.0, 1.2], margin=0.5)
@@ -58,31 +39,20 @@ class Difference:
     (4, True)
     """
 
-    n: int
-    mean: float | None = None
+    n: int  # repeats
+    mean: float | None = None  # see `mean_and_error`
     stderr: float | None = None
-    low: float | None = None
+    low: float | None = None  # 95 % interval of Student's t
     high: float | None = None
+    # two-sided t test of no difference; None if all repeats are the same, where the test says nothing
     p: float | None = None
+    # two one-sided t tests (TOST): small if the difference is shown to be within the margin. A large one shows
+    # nothing, as a large ``p`` does not show that there is no difference
     equivalence_p: float | None = None
 
 
 def difference(means: Iterable[float], *, margin: float) -> Difference:
-    """Judge the differences of independent repeats.
-
-    Parameters
-    ----------
-    means : iterable of float
-        One for each repeat.
-    margin : float
-        Differences up to this size do not matter in practice.
-
-    Examples
-    --------
-    >>> found = difference([0.9, 1.1, 1.0, 1.2], margin=2.0)
-    >>> found.p < 0.05, found.equivalence_p < 0.05  # above zero, and shown to be within 2
-    (True, True)
-    """
+    """Judge the differences of independent repeats."""
     found = np.array(list(means))
     mean, stderr = mean_and_error(found)
     if mean is None or stderr is None:
@@ -100,11 +70,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's correction: the family-wise p value of each test. scipy has none.
 
     A test without a p value stays without, but counts as one of the family.
-
-    Examples
-    --------
-    >>> holm([0.01, 0.04, None])
-    [0.03, 0.08, None]
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)

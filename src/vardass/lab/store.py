@@ -4,7 +4,7 @@
 
     DIR/sweep.yaml        specification, as given last
     DIR/plan.json         names of all runs of the sweep, and how many run at once
-    DIR/records.jsonl     one record on each line, written by the sweep's one parent process
+    DIR/records.jsonl     one record on each line, written by the sweep's one parent; records.jsonl.gz is read too
     DIR/runs/<run_id>/    a run under way: checkpoint, log.txt, progress.json, record.json; removed once its record is
                           in records.jsonl, except for the log of a failed run
     DIR/lock              held by the parent while it lives; holder.json beside it says who that is
@@ -12,9 +12,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +37,7 @@ __all__ = [
     "SweepStore",
     "empty",
     "read_records",
+    "record_files",
     "run_label",
     "whole_lines",
 ]
@@ -52,29 +55,22 @@ _LOCK_SECONDS = 1.0  # a look at the status holds the lock for a moment
 # --- reading ---
 
 
+def record_files(folder: Path) -> list[Path]:
+    """Files of records in a folder, plain or compressed by gzip."""
+    return sorted((*folder.glob(f"*{RECORDS_FILE}"), *folder.glob(f"*{RECORDS_FILE}.gz")))
+
+
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
     """Records of a sweep, also of one that is under way or was killed.
 
-    Parameters
-    ----------
-    path : path
-        Folder of a sweep, or any folder with files named ``*records.jsonl``, or one such file.
-
-    Returns
-    -------
-    list of Record
-        One for each run, in the order of writing: finished rather than failed, and else the latest. A line that a
-        crash cut off is left out; the sweep repairs it when it is started again.
-
-    Raises
-    ------
-    InputError
-        If there are no records, or some are damaged or of another format.
+    ``path`` is the folder of a sweep, any folder with files named ``*records.jsonl`` or ``*records.jsonl.gz``, or one
+    such file. There is one record for each run, in the order of writing: finished rather than failed, and else the
+    latest. A line that a crash cut off is left out; the sweep repairs it when it is started again.
     """
     place = Path(path)
     if not place.exists():
         raise InputError(f"there is no {place}; name the folder of a sweep, or its {RECORDS_FILE}")
-    files = sorted(place.glob(f"*{RECORDS_FILE}")) if place.is_dir() else [place]
+    files = record_files(place) if place.is_dir() else [place]
     runs = place / RUNS_FOLDER
     if not files and not runs.is_dir():
         raise InputError(f"{place} holds no {RECORDS_FILE}; name the folder of a sweep")
@@ -91,8 +87,10 @@ def whole_lines(file: Path) -> tuple[list[str], bool]:
     """The whole lines of a file, and whether half a line follows; one without line feed is whole if it is JSON."""
     try:
         content = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}; check its permissions") from None
+        content = gzip.decompress(content) if file.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {file}: {why}; check its permissions, or restore it from a copy") from None
     end = content.rfind(b"\n") + 1
     tail = content[end:]
     try:
@@ -144,12 +142,7 @@ def _keep(found: dict[str, Record], record: Record) -> None:
 class SweepStore:
     """A sweep's folder, for the one process that writes its records; make it with `open`.
 
-    Attributes
-    ----------
-    path : Path
-        The folder.
-    done : dict of str to Record
-        Records by the names of their runs, finished or failed, without their curves.
+    ``done`` has the records by the names of their runs, finished or failed, without their curves.
     """
 
     def __init__(self, path: Path) -> None:
@@ -162,11 +155,7 @@ class SweepStore:
     def open(cls, path: str | os.PathLike[str]) -> Iterator[SweepStore]:
         """Lock the folder, made if need be, repair what a crash left, and take over records of finished runs.
 
-        Raises
-        ------
-        InputError
-            If another sweep is at work there, the folder cannot be written to, or it holds records of another
-            format; nothing is changed then.
+        Nothing is changed where another sweep is at work or records have another format.
         """
         place = Path(path)
         if place.exists() and not place.is_dir():
@@ -176,8 +165,9 @@ class SweepStore:
         with locked(place, wait=_LOCK_SECONDS, work="sweep"):
             file = place / RECORDS_FILE
             store = cls(place)
-            for record in _parse(file, whole_lines(file)[0]) if file.exists() else ():
-                store._remember(record)
+            for known in record_files(place):
+                for record in _parse(known, whole_lines(known)[0]):
+                    store._remember(record)
             loose = list(_loose_records(place / RUNS_FOLDER))  # before any change, as it may be of another format
             with _writing(place):
                 remove_temporary(place)
@@ -202,13 +192,7 @@ class SweepStore:
         return record is not None and record.status == "finished"
 
     def add(self, record: Record) -> None:
-        """Write a record to the disk, and only then remove the run's folder; a failed run keeps its log.
-
-        Raises
-        ------
-        InputError
-            If it cannot be written; records before it are safe.
-        """
+        """Write a record to the disk, and only then remove the run's folder; a failed run keeps its log."""
         folder = self.path / RUNS_FOLDER / record.run_id
         line = record.to_json().encode() + b"\n"
         before = os.fstat(self._handle).st_size

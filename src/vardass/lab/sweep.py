@@ -1,9 +1,10 @@
-"""A sweep: all its runs, each once, whatever happens in between; and how far it is."""
+"""A sweep: all its runs, each once, whatever happens in between; how long it will take, and how far it is."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import vardass
 from vardass.errors import InputError
 from vardass.files import read_json
-from vardass.lab.engines import Attempt, Outcome, get_engine
+from vardass.lab.engines import Attempt, AttemptResult, get_engine
 from vardass.lab.record import Record, RunSpec
 from vardass.lab.store import (
     LOG_FILE,
@@ -30,44 +31,22 @@ from vardass.locks import holder_name, is_locked
 from vardass.processes import count_cpus
 from vardass.validate import Progress, check_count
 
-__all__ = ["Failed", "Progress", "Status", "Summary", "UnderWay", "run_sweep", "status"]
+__all__ = ["Failed", "Progress", "Status", "SweepResult", "UnderWay", "estimate_seconds", "run_sweep", "status"]
 
 _LOG_END = 4096  # bytes of a log that its last line is looked for in
 
 
 @dataclass(frozen=True)
-class Summary:
-    """How a sweep ended.
+class SweepResult:
+    """How a sweep ended."""
 
-    Attributes
-    ----------
-    total : int
-        Runs of the sweep.
-    finished, failed : int
-        How many of them have finished, and how many have failed for good.
-    before : int
-        How many had finished when the sweep was started.
-    others : int
-        Finished runs in the folder that are not part of the sweep, as its specification was changed.
-    interrupted : bool
-        Whether Ctrl-C stopped it.
-    seconds : float
-        Since it was started.
-
-    Examples
-    --------
-    >>> ended = Summary(total=4, finished=3, failed=1, before=0, others=0, interrupted=False, seconds=12.5)
-    >>> ended.total == ended.finished + ended.failed
-    True
-    """
-
-    total: int
+    total: int  # runs of the sweep, those that have finished, and those that have failed for good
     finished: int
     failed: int
-    before: int
-    others: int
-    interrupted: bool
-    seconds: float
+    before: int  # how many had finished when the sweep was started
+    others: int  # finished runs in the folder that are not part of the sweep, as its specification was changed
+    interrupted: bool  # whether Ctrl-C stopped it
+    seconds: float  # since it was started
 
 
 def run_sweep(
@@ -79,7 +58,7 @@ def run_sweep(
     retry: int = 1,
     progress: Progress | None = None,
     text: str | None = None,
-) -> Summary:
+) -> SweepResult:
     """Do all runs that have not finished yet, and write their records to ``folder``.
 
     It may be killed at any moment and started again with the same or more runs: finished ones are not done again,
@@ -108,18 +87,6 @@ def run_sweep(
     InputError
         If another sweep is at work in the folder, it cannot be written to, or the disk is full. All records are safe
         then.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from vardass.adapt import RunConfig
-    >>> config = RunConfig(steps=2, eval_every=2, sampler="uniform").to_dict()
-    >>> run = RunSpec("watch", "left-A->right-B", "watch", config, {"algorithm": "mmd", "sampler": "uniform"})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     first, again = (run_sweep([run], folder, jobs=1) for _ in range(2))
-    ...     done = status(folder).finished
-    >>> done, first.before, again.before  # what is there is not done again
-    (1, 0, 1)
     """
     if jobs is not None:
         check_count(jobs, "jobs")
@@ -133,26 +100,33 @@ def run_sweep(
     with SweepStore.open(folder) as store:
         store.write_plan(list(specs), jobs=jobs or count_cpus(), text=text)
         todo = [_attempt(spec, store.done.get(name)) for name, spec in specs.items() if not store.is_finished(name)]
-        before = len(specs) - len(todo)
-        outcomes = _Outcomes(store, {attempt.spec.run_id: attempt.number + retry for attempt in todo})
+        last = {attempt.spec.run_id: attempt.number + retry for attempt in todo}
+        before, ended = len(specs) - len(todo), Counter[str]()
+
+        def on_done(attempt: Attempt, outcome: AttemptResult) -> Attempt | None:
+            if outcome.kind == "failed" and attempt.number < last[attempt.spec.run_id]:
+                return Attempt(attempt.spec, attempt.number + 1, outcome.wall)
+            store.add(_ended_record(attempt, outcome, store))
+            ended[outcome.kind] += 1
+            return None
 
         def tick() -> None:
             if progress is not None:
-                done = before + outcomes.ended
-                failed = f", {outcomes.failed} failed" if outcomes.failed else ""
+                done = before + ended.total()
+                failed = f", {ended['failed']} failed" if ended["failed"] else ""
                 progress(done / len(specs), f"{done} of {len(specs)} runs{failed}")
 
         tick()
         try:
             if todo:
-                run_all(todo, store.path / RUNS_FOLDER, jobs=jobs, on_done=outcomes.add, tick=tick)
+                run_all(todo, store.path / RUNS_FOLDER, jobs=jobs, on_done=on_done, tick=tick)
         except KeyboardInterrupt:
             interrupted = True
         finished = {name for name in store.done if store.is_finished(name)}
-    return Summary(
+    return SweepResult(
         total=len(specs),
         finished=len(finished & set(specs)),
-        failed=outcomes.failed,
+        failed=ended["failed"],
         before=before,
         others=len(finished - set(specs)),
         interrupted=interrupted,
@@ -164,64 +138,39 @@ def _attempt(spec: RunSpec, failed: Record | None) -> Attempt:
     return Attempt(spec) if failed is None else Attempt(spec, failed.attempts + 1, failed.wall)
 
 
-class _Outcomes:
-    """Writes the record of each run that ended.
-
-    Parameters
-    ----------
-    store : SweepStore
-        Where records go.
-    last : dict of str to int
-        Number of the last attempt that each run has.
-    """
-
-    def __init__(self, store: SweepStore, last: dict[str, int]) -> None:
-        self.store = store
-        self.last = last
-        self.ended = 0
-        self.failed = 0
-
-    def add(self, attempt: Attempt, outcome: Outcome) -> Attempt | None:
-        """Write the record, or return the next attempt."""
-        if outcome.kind == "disk-full":
-            raise InputError(
-                f"the disk is full: {outcome.text}; all {len(self.store.done)} records in {self.store.path} are safe; "
-                "make room and start the sweep again to go on"
-            )
-        if outcome.kind == "finished":
-            self.store.add(Record.from_json(outcome.text))
-        elif attempt.number < self.last[attempt.spec.run_id]:
-            return Attempt(attempt.spec, attempt.number + 1, outcome.wall)
-        else:
-            self.store.add(
-                Record(
-                    spec=attempt.spec,
-                    status="failed",
-                    wall=outcome.wall,
-                    attempts=attempt.number,
-                    error=outcome.text,
-                    environment=dict(versions()),
-                    version=vardass.__version__,
-                )
-            )
-            self.failed += 1
-        self.ended += 1
-        return None
+def _ended_record(attempt: Attempt, outcome: AttemptResult, store: SweepStore) -> Record:
+    if outcome.kind == "disk-full":
+        raise InputError(
+            f"the disk is full: {outcome.message}; all {len(store.done)} records in {store.path} are safe; make room "
+            "and start the sweep again to go on"
+        )
+    if outcome.record is not None:
+        return outcome.record
+    made_by: dict[str, Any] = {"environment": dict(versions()), "version": vardass.__version__}
+    ends: dict[str, Any] = {"wall": outcome.wall, "attempts": attempt.number, "error": outcome.message}
+    return Record(attempt.spec, "failed", **ends, **made_by)
 
 
-# --- how far it is ---
+# --- how long it takes, and how far it is ---
+
+
+def estimate_seconds(runs: Sequence[RunSpec]) -> dict[str, float]:
+    """Seconds of all runs one after the other, by data: of each cell one run is tried for its first steps."""
+    from vardass.lab.run import seconds_of
+
+    known: dict[tuple[str, str], float] = {}
+    found: dict[str, float] = {}
+    for run in runs:
+        cell = (run.data_name, str(run.cell))
+        if cell not in known:
+            known[cell] = seconds_of(run)
+        found[run.data_name] = found.get(run.data_name, 0.0) + known[cell]
+    return found
 
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A run that was begun; nobody works on it now unless ``active``.
-
-    Examples
-    --------
-    >>> run = UnderWay("1f0c", "mmd, balanced, a->b", step=50, steps=200, wall=3.0, active=True)
-    >>> run.step / run.steps
-    0.25
-    """
+    """A run that was begun; nobody works on it now unless ``active``."""
 
     run_id: str
     label: str
@@ -238,13 +187,7 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Failed:
-    """A run that failed for good, and the last line of its log.
-
-    Examples
-    --------
-    >>> Failed("1f0c", "mmd, balanced, a->b", error="no space", log="runs/1f0c/log.txt", last_line="").error
-    'no space'
-    """
+    """A run that failed for good, and the last line of its log."""
 
     run_id: str
     label: str
@@ -255,45 +198,18 @@ class Failed:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a sweep is.
+    """How far a sweep is."""
 
-    Attributes
-    ----------
-    total, finished, to_do : int
-        Runs of the sweep, those that have finished, and those that nobody has begun.
-    under_way : list of UnderWay
-        Begun and not finished.
-    failed : list of Failed
-        Failed for good; starting the sweep again tries them anew.
-    others : int
-        Finished runs that are no longer part of the sweep.
-    worker : str or None
-        Process and machine that are at work on the sweep; None if nobody is.
-    jobs : int
-        Runs at a time.
-    seconds_left : float or None
-        Estimate from the mean time of finished runs; None as long as there is none.
-    half_line : bool
-        Whether a crash cut off the last record; starting the sweep again repairs it.
-
-    Examples
-    --------
-    >>> done = {"under_way": [], "failed": [], "others": 0, "worker": None, "jobs": 2, "half_line": False}
-    >>> found = Status(total=10, finished=6, to_do=4, seconds_left=120.0, **done)
-    >>> found.finished / found.total, found.worker is None  # not running
-    (0.6, True)
-    """
-
-    total: int
+    total: int  # runs of the sweep, those that have finished, and those that nobody has begun
     finished: int
     to_do: int
-    under_way: list[UnderWay]
-    failed: list[Failed]
-    others: int
-    worker: str | None
-    jobs: int
-    seconds_left: float | None
-    half_line: bool
+    under_way: list[UnderWay]  # begun and not finished
+    failed: list[Failed]  # failed for good; starting the sweep again tries them anew
+    others: int  # finished runs that are no longer part of the sweep
+    worker: str | None  # process and machine that are at work on the sweep; None if nobody is
+    jobs: int  # runs at a time
+    seconds_left: float | None  # estimate from the mean time of finished runs; None as long as there is none
+    half_line: bool  # whether a crash cut off the last record; starting the sweep again repairs it
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""
@@ -301,23 +217,7 @@ class Status:
 
 
 def status(folder: str | os.PathLike[str]) -> Status:
-    """Look at a sweep, which may be running, without changing it.
-
-    Raises
-    ------
-    InputError
-        If there is no sweep in the folder.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     try:
-    ...         print(status(folder).finished)
-    ...     except InputError as error:
-    ...         print("no sweep yet")
-    no sweep yet
-    """
+    """Look at a sweep, which may be running, without changing it."""
     place = Path(folder)
     plan = read_json(place / PLAN_FILE)
     if "runs" not in plan:

@@ -10,14 +10,15 @@ from typing import Any
 
 import pandas as pd
 
-from vardass.errors import InputError
-from vardass.lab.averages import ALGORITHMS, OURS, UNIFORM, Cell, DataResults, Gain, Label, best_of
+from vardass.adapt.algorithms import algorithm_options
+from vardass.lab.averages import ALGORITHMS, OURS, UNIFORM, DataResults, Gain, Label, best_of
 from vardass.lab.record import Record
-from vardass.lab.render import Entry, PValue, Row, Table, entry_mean
 from vardass.lab.statistics import LEVEL, holm, mean_and_error
 from vardass.losses import CORALLoss
+from vardass.table import Average, Entry, PValue, Table, TableRow, entry_mean
+from vardass.validate import choose
 
-__all__ = ["FACTOR", "POINTS", "TABLE_NAMES", "Comparison", "compare_samplers", "make_tables"]
+__all__ = ["FACTOR", "POINTS", "TABLE_NAMES", "SamplerComparison", "compare_samplers", "make_tables"]
 
 Results = Mapping[str, DataResults]
 Places = list[tuple[int, int]]  # row and column of entries among which one is best
@@ -30,34 +31,32 @@ _PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _WHOLE = "whole run"
 _SAYS_FORM = ("accuracy", "methods", "refresh", "splits", "discrepancy", "pairs")  # tables that say CORAL's form
 _MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, whatever was trained on"
+_REFRESH = "Table 4: target accuracy (%) by steps T between refreshes"
+_DISCREPANCY = "Discrepancy of source and target after training"
 _INTERVAL, _P_VALUES = "95 % interval", ("p", "Holm p")
 
 
 # --- Table 1, 2, 4 and the appendix ------------------------------------------------------------------
 
 
-def _accuracy_tables(results: Results) -> list[Table]:
+def _accuracy_table(data: DataResults) -> Table | None:
     """Table 1: target accuracy by sampler (rows) and algorithm (columns), one table for each data set.
 
     Algorithms beyond ERM, CORAL and MMD have a column if they were run with more than one sampler. ERM is shown
     but not compared.
     """
-    tables = []
-    for data in results.values():
-        title = f"Table 1: target accuracy (%) by sampler, {data.name}"
-        samplers: dict[str, set[str]] = defaultdict(set)
-        for label in data.labels:
-            samplers[label.algorithm].add(label.sampler)
-        algorithms = [name for name in samplers if name in _MAIN or len(samplers[name]) > 1]
-        if not algorithms:
-            tables.append(Table("accuracy", title, notes=("no runs of ERM, CORAL or MMD",), data=data.name))
-            continue
-        shown = [label for label in data.labels if label.algorithm in algorithms]
-        rows = _sampler_rows({label: data.cell(label, scale=100) for label in shown}, algorithms)
-        groups = [_column(rows, j) for j, name in enumerate(algorithms) if name != "erm"]
-        columns = [ALGORITHMS.get(name, name) for name in algorithms]
-        tables.append(_table("accuracy", title, "Sampler", columns, rows, groups, data=data.name))
-    return tables or [Table("accuracy", "Table 1: target accuracy by sampler", notes=("no runs",))]
+    samplers: dict[str, set[str]] = defaultdict(set)
+    for label in data.labels:
+        samplers[label.algorithm].add(label.sampler)
+    algorithms = [name for name in samplers if name in _MAIN or len(samplers[name]) > 1]
+    if not algorithms:
+        return None
+    shown = [label for label in data.labels if label.algorithm in algorithms]
+    rows = _sampler_rows({label: data.average(label, scale=100) for label in shown}, algorithms)
+    groups = [_column(rows, j) for j, name in enumerate(algorithms) if name != "erm"]
+    columns = [ALGORITHMS.get(name, name) for name in algorithms]
+    title = f"Table 1: target accuracy (%) by sampler, {data.name}"
+    return _table("accuracy", title, "Sampler", columns, rows, groups, data=data.name)
 
 
 def _methods_tables(results: Results) -> list[Table]:
@@ -68,119 +67,91 @@ def _methods_tables(results: Results) -> list[Table]:
         return label.sampler in UNIFORM or (label.sampler in OURS and label.algorithm != "erm")
 
     labels = sorted({label for data in results.values() for label in data.labels if belongs(label)})
-    cells = {
-        name: {label: data.cell(label, scale=100) for label in labels if label in data.labels}
-        for name, data in results.items()
-    }
-    columns = {name: column for name, column in cells.items() if column}
-    if not columns:
+    shown = {name: data for name, data in results.items() if set(labels) & set(data.labels)}
+    if not shown:
         return [Table("methods", title, notes=("no runs with uniform or stratified batches",))]
-    rows = [
-        Row(label.method_name, tuple(column.get(label) for column in columns.values()), label=label) for label in labels
-    ]
-    groups = [_column(rows, j) for j in range(len(columns))]
-    return [_table("methods", title, "Method", list(columns), rows, groups)]
+    rows = []
+    for label in labels:
+        found = (data.average(label, scale=100) if label in data.labels else None for data in shown.values())
+        rows.append(TableRow(label.method_name, tuple(found), label=label))
+    groups = [_column(rows, j) for j in range(len(shown))]
+    return [_table("methods", title, "Method", list(shown), rows, groups)]
 
 
-def _refresh_tables(results: Results) -> list[Table]:
+def _refresh_table(data: DataResults) -> Table | None:
     """Table 4: target accuracy by the number T of steps between refreshes, from cells that have it in their grid."""
-    tables = []
-    title = "Table 4: target accuracy (%) by steps T between refreshes"
-    for data in results.values():
-        shown = [label for label in data.labels if label.setting("refresh_every") is not None]
-        shown = [label for label in shown if label.sampler not in UNIFORM]  # which have nothing to refresh
-        if not shown:
-            continue
-        by_step = sorted({Label("", "", (("refresh_every", label.setting("refresh_every")),)) for label in shown})
-        steps = [label.setting("refresh_every") for label in by_step]
-        cells: dict[Label, dict[object, Cell]] = defaultdict(dict)
-        for label in shown:
-            step = label.setting("refresh_every")
-            cells[label.without("refresh_every")][step] = data.cell(label, scale=100)
-        rows = [Row(label.method_name, tuple(map(found.get, steps)), label=label) for label, found in cells.items()]
-        groups = [[(i, j) for j in range(len(steps))] for i in range(len(rows))]
-        columns, name = [f"T={step}" for step in steps], f"{title}, {data.name}"
-        tables.append(_table("refresh", name, "Method", columns, rows, groups, data=data.name))
-    return tables or [Table("refresh", title, notes=("no runs whose refresh_every is part of the sweep's grid",))]
+    every = "refresh_every"
+    # uniform batches have nothing to refresh
+    shown = [one for one in data.labels if one.setting(every) is not None and one.sampler not in UNIFORM]
+    if not shown:
+        return None
+    by_step = sorted({Label("", "", ((every, label.setting(every)),)) for label in shown})
+    steps = [label.setting(every) for label in by_step]
+    found: dict[Label, dict[object, Average]] = defaultdict(dict)
+    for label in shown:
+        found[label.without(every)][label.setting(every)] = data.average(label, scale=100)
+    rows = [TableRow(label.method_name, tuple(map(own.get, steps)), label=label) for label, own in found.items()]
+    groups = [[(i, j) for j in range(len(steps))] for i in range(len(rows))]
+    title, columns = f"{_REFRESH}, {data.name}", [f"T={step}" for step in steps]
+    return _table("refresh", title, "Method", columns, rows, groups, data=data.name)
 
 
-def _split_tables(results: Results) -> list[Table]:
+def _splits_table(data: DataResults) -> Table | None:
     """Appendix A: target accuracy by task, for each data set with more than one; best within an algorithm."""
-    tables = []
-    for data in results.values():
-        if len(data.tasks) < 2:
-            continue
-        sizes = Counter(label.algorithm for label in data.labels)
-        blocks = [name for name in sizes if sizes[name] > 1]  # algorithms with one sampler share a block
-        rows = []
-        for label in data.labels:
-            name = label.method_name
-            if name != label.algorithm_name and Label(label.algorithm, "uniform") in data.labels:
-                name = name.removeprefix(label.algorithm_name).strip(" ,")
-            block = 1 + blocks.index(label.algorithm) if label.algorithm in blocks else 0
-            entries = tuple(data.cell(label, task=task, scale=100) for task in (*data.tasks, None))
-            rows.append(Row(name, entries, label.method_name, block, label))
-        groups = [
-            [(i, j) for i, label in enumerate(data.labels) if label.algorithm == name]
-            for name in blocks
-            for j in range(len(data.tasks) + 1)
-            if name != "erm"
-        ]
-        title, columns = f"Target accuracy (%) by task, {data.name}", [*data.tasks, "Average"]
-        tables.append(_table("splits", title, "Method", columns, rows, groups, data=data.name))
-    return tables or [Table("splits", "Target accuracy by task", notes=("no data set has more than one task",))]
+    if len(data.tasks) < 2:
+        return None
+    sizes = Counter(label.algorithm for label in data.labels)
+    blocks = [name for name in sizes if sizes[name] > 1]  # algorithms with one sampler share a block
+    rows = []
+    for label in data.labels:
+        name = label.method_name
+        if name != label.algorithm_name and Label(label.algorithm, "uniform") in data.labels:
+            name = name.removeprefix(label.algorithm_name).strip(" ,")
+        block = 1 + blocks.index(label.algorithm) if label.algorithm in blocks else 0
+        entries = tuple(data.average(label, task=task, scale=100) for task in (*data.tasks, None))
+        rows.append(TableRow(name, entries, label.method_name, block, label))
+    groups = [
+        [(i, j) for i, label in enumerate(data.labels) if label.algorithm == name]
+        for name in blocks
+        for j in range(len(data.tasks) + 1)
+        if name != "erm"
+    ]
+    title, columns = f"Target accuracy (%) by task, {data.name}", [*data.tasks, "Average"]
+    return _table("splits", title, "Method", columns, rows, groups, data=data.name)
 
 
-def _discrepancy_tables(results: Results) -> list[Table]:
+def _discrepancy_table(data: DataResults) -> Table | None:
     """Appendix B: MMD² or CORAL between held-out source and target features of the chosen models.
 
     Each algorithm is judged by the discrepancy that it trains on. ERM, which trains on none, is shown for comparison.
     """
-    title = "Discrepancy of source and target after training"
-    tables = []
-    for data in results.values():
-        trained = {name: [label for label in data.labels if label.algorithm == name] for name in _DISCREPANCIES}
-        metrics = {
-            name: metric
-            for name, metric in _DISCREPANCIES.items()
-            if any(data.cell(label, metric=metric).repeats for label in trained[name])
-        }
-        if not metrics:
-            continue
-        plain = [label for label in data.labels if label.algorithm == "erm" and label.sampler in UNIFORM]
-        cells = {label: data.cell(label, metric=metric) for name, metric in metrics.items() for label in trained[name]}
-        rows = _sampler_rows(cells, list(metrics))
-        groups = [_column(rows, j) for j in range(len(metrics))]
-        for label in plain:
-            entries = tuple(data.cell(label, metric=metric) for metric in metrics.values())
-            rows.append(Row(f"{label.method_name} (no adaptation)", entries, block=1))
-        table = _table(
-            "discrepancy",
-            f"{title}, {data.name}",
-            "Sampler",
-            [ALGORITHMS[name] for name in metrics],
-            rows,
-            groups,
-            decimals=[_significant_decimals(rows, j) for j in range(len(metrics))],
-            lowest=True,
-            notes=[_MEASURED],
-            data=data.name,
-        )
-        tables.append(table)
-    if not tables:
-        return [Table("discrepancy", title, notes=("no finished runs of CORAL or MMD with a discrepancy",))]
-    return [*tables, *_ratio_tables(results)]
+    judged = [label for label in data.labels if label.algorithm in _DISCREPANCIES]
+    found = {label: data.average(label, metric=_DISCREPANCIES[label.algorithm]) for label in judged}
+    trained = {label.algorithm for label, average in found.items() if average.repeats}
+    metrics = {name: metric for name, metric in _DISCREPANCIES.items() if name in trained}
+    if not metrics:
+        return None
+    rows = _sampler_rows({one: found[one] for one in judged if one.algorithm in metrics}, list(metrics))
+    groups = [_column(rows, j) for j in range(len(metrics))]
+    for label in data.labels:
+        if label.algorithm == "erm" and label.sampler in UNIFORM:
+            entries = tuple(data.average(label, metric=metric) for metric in metrics.values())
+            rows.append(TableRow(f"{label.method_name} (no adaptation)", entries, block=1))
+    title, columns = f"{_DISCREPANCY}, {data.name}", [ALGORITHMS[name] for name in metrics]
+    decimals = [_significant_decimals(rows, j) for j in range(len(metrics))]
+    more: dict[str, Any] = {"decimals": decimals, "lowest": True, "notes": [_MEASURED], "data": data.name}
+    return _table("discrepancy", title, "Sampler", columns, rows, groups, **more)
 
 
 def _ratio_tables(results: Results) -> list[Table]:
     """Whether the discrepancy after training depends on the sampler, by ratios in the same tasks and repeats."""
     comparisons = compare_samplers(results, ["uniform"], _DISCREPANCIES)
-    comparisons = [one for one in comparisons if one.gain.cell.mean is not None]
+    comparisons = [one for one in comparisons if one.gain.average.mean is not None]
     if not comparisons:
         return []
     rows = []
     for one in comparisons:
-        result, cell = one.gain.result, one.gain.cell
+        result, cell = one.gain.result, one.gain.average
         ratio = math.exp(cell.mean or 0.0)
         interval = None
         if result.low is not None and result.high is not None:
@@ -215,7 +186,8 @@ def _seconds_tables(results: Results) -> list[Table]:
     kinds = sorted({kind for runs in timed.values() for kind in runs})
     columns = list(timed)
     whole = [
-        Row(kind.row_name, tuple(_seconds_cell(runs, kind) for runs in timed.values()), label=kind) for kind in kinds
+        TableRow(kind.row_name, tuple(_seconds_cell(runs, kind) for runs in timed.values()), label=kind)
+        for kind in kinds
     ]
     groups = [_column(whole, j) for j in range(len(columns))]
     decimals = [_seconds_decimals(whole, j) for j in range(len(columns))]
@@ -228,7 +200,9 @@ def _seconds_tables(results: Results) -> list[Table]:
         *("seconds", title, "Sampler", columns, whole, groups), decimals=decimals, lowest=True, notes=notes, unit="runs"
     )
     tables = [seconds]
-    ratios = [Row(kind.row_name, tuple(_ratio(runs, kind) for runs in timed.values()), label=kind) for kind in kinds]
+    ratios = [
+        TableRow(kind.row_name, tuple(_ratio(runs, kind) for runs in timed.values()), label=kind) for kind in kinds
+    ]
     if any(ratio is not None for row in ratios for ratio in row.entries):
         ratio_title = "Table 3, times uniform: seconds of a run by those with uniform batches"
         note = "over the runs that both samplers finished"
@@ -255,7 +229,7 @@ def _timed(data: DataResults) -> Timed:
     }
 
 
-def _seconds_cell(runs: Timed, kind: Label, part: str = _WHOLE) -> Cell | None:
+def _seconds_cell(runs: Timed, kind: Label, part: str = _WHOLE) -> Average | None:
     """Mean over runs; the error is that of the means of repeats, and the mark counts runs."""
     if kind not in runs:
         return None
@@ -263,7 +237,7 @@ def _seconds_cell(runs: Timed, kind: Label, part: str = _WHOLE) -> Cell | None:
     seconds = own[part] if part in own else 0.0 * own[_WHOLE]
     _, stderr = mean_and_error(seconds.groupby(level="repeat").mean())
     expected = max(map(len, runs.values())) if part == _WHOLE else len(own)
-    return Cell(float(seconds.mean()), stderr, len(own), expected)
+    return Average(float(seconds.mean()), stderr, len(own), expected)
 
 
 def _ratio(runs: Timed, kind: Label) -> float | None:
@@ -280,13 +254,13 @@ def _parts_table(name: str, runs: Timed) -> Table:
     seen = {str(part) for own in runs.values() for part in own} - {_WHOLE}
     parts = [part for part in _PARTS if part in seen] + sorted(seen - set(_PARTS))
     columns = [*parts, _WHOLE]
-    rows = [Row(kind.row_name, tuple(_seconds_cell(runs, kind, part) for part in columns)) for kind in runs]
+    rows = [TableRow(kind.row_name, tuple(_seconds_cell(runs, kind, part) for part in columns)) for kind in runs]
     title = f"Table 3, parts: seconds of a run by what they were spent on, {name}"
     decimals = [_seconds_decimals(rows, j) for j in range(len(columns))]
     return _table("parts", title, "Sampler", columns, rows, decimals=decimals, unit="runs", data=name)
 
 
-def _seconds_decimals(rows: Sequence[Row], column: int) -> int:
+def _seconds_decimals(rows: Sequence[TableRow], column: int) -> int:
     greatest = max((entry_mean(row.entries[column]) or 0.0 for row in rows), default=0.0)
     return 0 if greatest >= 100 else 1 if greatest >= 10 else 2
 
@@ -295,34 +269,8 @@ def _seconds_decimals(rows: Sequence[Row], column: int) -> int:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One sampler against a reference, with the same data, algorithm and settings.
-
-    Attributes
-    ----------
-    data : str
-        Name of the data.
-    label, reference : Label
-        What is compared.
-    gain : Gain
-        How much more the first has.
-    p, equivalence_p : float or None
-        Of the tests, after Holm's correction.
-
-    Examples
-    --------
-    >>> from vardass.lab.averages import collect
-    >>> from vardass.lab.record import Record, RunSpec
-    >>> def ended(sampler, repeat, accuracy):
-    ...     cell = {"algorithm": "mmd", "sampler": sampler}
-    ...     spec = RunSpec("watch", "a->b", "watch", dict(cell), cell, repeat=repeat)
-    ...     return Record(spec, "finished", {"target_accuracy": accuracy, "score": 0.5})
-    >>> runs = [ended("uniform", repeat, accuracy) for repeat, accuracy in enumerate((0.6, 0.7))]
-    >>> runs += [ended("balanced", repeat, 0.8) for repeat in range(2)]
-    >>> found = compare_samplers(collect(runs), samplers=["uniform"])[0]
-    >>> found.label.sampler, found.reference.sampler, round(found.gain.cell.mean, 6)
-    ('balanced', 'uniform', 15.0)
-    """
+class SamplerComparison:
+    """One sampler against a reference, with the same data, algorithm and settings."""
 
     data: str
     label: Label
@@ -342,34 +290,19 @@ class Comparison:
             return "incomplete"
         same = self.equivalence_p is not None and self.equivalence_p < LEVEL
         if self.p is not None and self.p < LEVEL:
-            side = "higher" if (self.gain.cell.mean or 0.0) > 0 else "lower"
+            side = "higher" if (self.gain.average.mean or 0.0) > 0 else "lower"
             return f"{side}, {within}" if same else side
         return within if same else "open"
 
 
 def compare_samplers(
     results: Results, samplers: Sequence[str] = ("uniform", "vardass"), metrics: Mapping[str, str] | None = None
-) -> list[Comparison]:
+) -> list[SamplerComparison]:
     """Every sampler against uniform batches and against VaRDASS, repeat by repeat.
 
     Holm's correction is over all comparisons of whole cells, those of ERM apart.
-
-    Parameters
-    ----------
-    results : dict of str to DataResults
-        As `collect` gives them.
-    samplers : sequence of str
-        What to compare with.
-    metrics : mapping of str to str, optional
-        The discrepancy of each algorithm, to compare by logarithms of ratios; by default accuracies are, in points.
-
-    Examples
-    --------
-    >>> from vardass.lab.averages import collect
-    >>> compare_samplers(collect([]))
-    []
     """
-    found: list[Comparison] = []
+    found: list[SamplerComparison] = []
     for sampler in samplers:
         for data in results.values():
             for label in data.labels:
@@ -385,7 +318,7 @@ def compare_samplers(
                     gain = data.gain(label, reference, metric=metric, scale=1.0, log=True, margin=math.log(FACTOR))
                 else:
                     continue
-                found.append(Comparison(data.name, label, reference, gain))
+                found.append(SamplerComparison(data.name, label, reference, gain))
     for ablation in (False, True):
         family = [i for i, one in enumerate(found) if one.ablation == ablation and one.gain.whole]
         shown = holm([found[i].gain.result.p for i in family])
@@ -405,7 +338,7 @@ def _pairs_tables(results: Results) -> list[Table]:
     for one in comparisons:
         result = one.gain.result
         interval = None if result.low is None else f"{result.low:.1f} to {result.high:.1f}"
-        rows.append(_comparison_row(one, "−", one.gain.cell, interval, f"within {POINTS:g}"))
+        rows.append(_comparison_row(one, "−", one.gain.average, interval, f"within {POINTS:g}"))
     columns = ["difference", _INTERVAL, "wins / ties / losses", *_P_VALUES, f"within {POINTS:g}: p", "shown"]
     note = (
         "difference, interval and t tests are over repeats, each the mean of its tasks, since the tasks of a repeat "
@@ -417,12 +350,12 @@ def _pairs_tables(results: Results) -> list[Table]:
     return [table, *_wins_tables(results)]
 
 
-def _comparison_row(one: Comparison, sign: str, size: Entry, interval: str | None, within: str) -> Row:
+def _comparison_row(one: SamplerComparison, sign: str, size: Entry, interval: str | None, within: str) -> TableRow:
     name = f"{one.data}, {one.label.algorithm_name}: {one.label.row_name} {sign} {one.reference.sampler_name}"
     counts = f"{one.gain.wins} / {one.gain.ties} / {one.gain.losses}"
     p_values = [None if p is None else PValue(p) for p in (one.gain.result.p, one.p, one.equivalence_p)]
     block = 0 if one.reference.sampler in UNIFORM else 1
-    return Row(name, (size, interval, counts, *p_values, one.verdict(within)), block=block)
+    return TableRow(name, (size, interval, counts, *p_values, one.verdict(within)), block=block)
 
 
 def _wins_tables(results: Results) -> list[Table]:
@@ -437,18 +370,18 @@ def _wins_tables(results: Results) -> list[Table]:
             best = data.best(algorithm)
             for label in labels:
                 won = tally.setdefault(label.under(""), {column: [] for column in columns})
-                if best and data.cell(label).whole:
+                if best and data.average(label).whole:
                     won["best"].append(label in best)
                 for column, sampler in zip(columns[1:], ("uniform", "vardass")):
                     reference = data.reference(label, sampler)
                     if reference is not None and reference != label:
                         gain = data.gain(label, reference)
-                        if gain.whole and gain.cell.mean is not None:
-                            won[column].append(gain.cell.mean > 0)
+                        if gain.whole and gain.average.mean is not None:
+                            won[column].append(gain.average.mean > 0)
     if not tally:
         return []
     rows = [
-        Row(kind.row_name, tuple(f"{sum(won)} of {len(won)}" if won else None for won in tally[kind].values()))
+        TableRow(kind.row_name, tuple(f"{sum(won)} of {len(won)}" if won else None for won in tally[kind].values()))
         for kind in sorted(tally)
     ]
     note = "a case is a data set with an algorithm other than ERM; samplers that lack tasks or repeats do not take part"
@@ -456,44 +389,60 @@ def _wins_tables(results: Results) -> list[Table]:
     return [_table("wins", title, "Sampler", columns, rows, decimals=[0, 0, 0], notes=[note])]
 
 
+def _summary(results: Results) -> list[Table]:
+    """Table 4 of data whose sweep compares T, else Table 1 if that has all algorithms; the others share Table 2."""
+    found, others = [], {}
+    for name, data in results.items():
+        table = _refresh_table(data) or _accuracy_table(data)
+        algorithms = {label.algorithm for label in data.labels}
+        if table is None or (table.kind == "accuracy" and len(table.columns) < len(algorithms)):
+            others[name] = data
+        else:
+            found.append(table)
+    return found + _methods_tables(others) if others or not found else found
+
+
 # --- all of them -------------------------------------------------------------------------------------
 
-_MAKERS: dict[str, Callable[[Results], list[Table]]] = {
-    "1": _accuracy_tables,
+Maker = Callable[[Results], list[Table]]
+
+
+def _each(make: Callable[[DataResults], Table | None], kind: str, title: str, missing: str) -> Maker:
+    """One table for each data set that has what it needs; an empty one that says what is missing if none has."""
+
+    def tables(results: Results) -> list[Table]:
+        found = [table for data in results.values() if (table := make(data)) is not None]
+        return found or [Table(kind, title, notes=(missing,))]
+
+    return tables
+
+
+_MAKERS: dict[str, Maker] = {
+    "1": _each(_accuracy_table, "accuracy", "Table 1: target accuracy by sampler", "no runs of ERM, CORAL or MMD"),
     "2": _methods_tables,
     "3": _seconds_tables,
-    "4": _refresh_tables,
-    "splits": _split_tables,
-    "discrepancy": _discrepancy_tables,
+    "4": _each(_refresh_table, "refresh", _REFRESH, "no runs whose refresh_every is part of the sweep's grid"),
+    "splits": _each(_splits_table, "splits", "Target accuracy by task", "no data set has more than one task"),
+    "discrepancy": _each(
+        _discrepancy_table, "discrepancy", _DISCREPANCY, "no finished runs of CORAL or MMD with a discrepancy"
+    ),
+    "ratios": _ratio_tables,
     "pairs": _pairs_tables,
 }
-TABLE_NAMES = (*_MAKERS, "all")
+_WITH = {"discrepancy": ("discrepancy", "ratios")}
+TABLE_NAMES = ("summary", *(name for name in _MAKERS if name != "ratios"), "all")
 
 
-def make_tables(results: Results, which: str = "all") -> list[Table]:
-    """All tables of a name.
-
-    Parameters
-    ----------
-    results : dict of str to DataResults
-        As `collect` gives them.
-    which : str
-        One of ``TABLE_NAMES``.
-
-    Examples
-    --------
-    >>> from vardass.lab.averages import collect
-    >>> from vardass.lab.record import Record, RunSpec
-    >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
-    >>> spec = RunSpec("watch", "a->b", "watch", dict(cell), cell)
-    >>> tables = make_tables(collect([Record(spec, "finished", {"target_accuracy": 0.8, "score": 0.5})]), "1")
-    >>> len(tables)
-    1
-    """
-    if which not in TABLE_NAMES:
-        raise InputError(f"unknown table {which!r}; choose one of {', '.join(TABLE_NAMES)}")
-    makers = _MAKERS.values() if which == "all" else [_MAKERS[which]]
-    return [_with_forms(table, results) for make in makers for table in make(results)]
+def make_tables(results: Results, which: str = "summary") -> list[Table]:
+    """All tables of a name; ``"all"`` are those of all names that have rows."""
+    choose(which, "table", TABLE_NAMES)
+    if which == "summary":
+        found = _summary(results)
+    else:
+        names = tuple(_MAKERS) if which == "all" else _WITH.get(which, (which,))
+        found = [table for name in names for table in _MAKERS[name](results)]
+        found = [table for table in found if table.rows] if which == "all" else found
+    return [_with_forms(table, results) for table in found]
 
 
 def _with_forms(table: Table, results: Results) -> Table:
@@ -511,10 +460,10 @@ def _coral_form(record: Record) -> str | None:
     """CORAL's formula in a run; None for other algorithms."""
     if str(record.spec.config.get("algorithm")).split("+")[0] != "coral":
         return None
-    given = record.spec.config.get("algorithm_options", {})
+    given = {**algorithm_options("coral"), **record.spec.config.get("algorithm_options", {})}
     options: dict[str, Any] = {name: given.get(name) for name in ("include_mean", "correction", "normalization")}
-    if options["correction"] == "population":
-        options |= {"population_x": 2, "population_y": 2}  # any will do
+    if options["correction"] == "population" or (options["correction"] is None and given["preset"] == "paper"):
+        options |= {"population_x": 2, "population_y": 2}  # a run knows them; any will do for the formula
     return CORALLoss(preset=given["preset"], **options).formula
 
 
@@ -523,7 +472,7 @@ def _table(
     title: str,
     corner: str,
     columns: Sequence[str],
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     groups: Iterable[Places] = (),
     *,
     decimals: Sequence[int] | None = None,
@@ -536,25 +485,27 @@ def _table(
     decimals = tuple(decimals or [1] * len(columns))
     best = set()
     for group in groups:
-        cells = {(i, j): entry for i, j in group if isinstance(entry := rows[i].entries[j], Cell)}
+        cells = {(i, j): entry for i, j in group if isinstance(entry := rows[i].entries[j], Average)}
         best |= best_of(cells, decimals=decimals[group[0][1]], lowest=lowest) if group else set()
     notes = (*notes, *_marks_note(rows, unit))
     return Table(kind, title, corner, tuple(columns), tuple(rows), decimals, frozenset(best), notes, data)
 
 
-def _sampler_rows(cells: Mapping[Label, Cell], algorithms: Sequence[str]) -> list[Row]:
+def _sampler_rows(cells: Mapping[Label, Average], algorithms: Sequence[str]) -> list[TableRow]:
     """One row for each sampler with its settings, one column for each algorithm."""
     kinds = sorted({label.under("") for label in cells})
-    return [Row(kind.row_name, tuple(cells.get(kind.under(name)) for name in algorithms), label=kind) for kind in kinds]
+    return [
+        TableRow(kind.row_name, tuple(cells.get(kind.under(name)) for name in algorithms), label=kind) for kind in kinds
+    ]
 
 
-def _column(rows: Sequence[Row], column: int) -> Places:
+def _column(rows: Sequence[TableRow], column: int) -> Places:
     return [(i, column) for i in range(len(rows))]
 
 
-def _marks_note(rows: Iterable[Row], unit: str) -> list[str]:
+def _marks_note(rows: Iterable[TableRow], unit: str) -> list[str]:
     """Explain the marks of incomplete entries, if there are any."""
-    marks = {entry.mark for row in rows for entry in row.entries if isinstance(entry, Cell)} - {""}
+    marks = {entry.mark for row in rows for entry in row.entries if isinstance(entry, Average)} - {""}
     notes = []
     if any(mark[-1:] == ")" and mark[-2].isdigit() for mark in marks):
         notes.append(f"(n/N): over n of N {unit}, the others failed or are missing; never best")
@@ -565,7 +516,7 @@ def _marks_note(rows: Iterable[Row], unit: str) -> list[str]:
     return notes
 
 
-def _significant_decimals(rows: Iterable[Row], column: int, *, least: int = 3, most: int = 8) -> int:
+def _significant_decimals(rows: Iterable[TableRow], column: int, *, least: int = 3, most: int = 8) -> int:
     """Decimals with which the smallest number of a column has two significant digits."""
     means = [abs(mean) for row in rows if (mean := entry_mean(row.entries[column]))]
     return min(most, max(least, 1 - math.floor(math.log10(min(means))))) if means else least

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from vardass.errors import InputError
 from vardass.validate import unknown
 
-__all__ = ["Entry", "at", "check_content", "dump_yaml", "parse_yaml"]
+__all__ = ["Section", "at", "check_content", "dump_yaml", "parse_yaml"]
 
 _PLAIN = {
     "null": (re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -63,27 +63,7 @@ for _name, (_pattern, _first) in _PLAIN.items():
 
 
 def parse_yaml(text: str, *, content: str = "settings, such as 'steps: 100'") -> dict[str, Any]:
-    """Read one mapping.
-
-    Parameters
-    ----------
-    text : str
-        YAML with the types that JSON has: a date or ``no`` is a text, ``1e-3`` a number. Entries that share an anchor
-        become separate.
-    content : str
-        What the file should hold, for messages.
-
-    Raises
-    ------
-    InputError
-        If the text is empty or not YAML (with line and column), is not a mapping, has a key twice, or a key or
-        value of another type.
-
-    Examples
-    --------
-    >>> parse_yaml("lr: 1e-3")
-    {'lr': 0.001}
-    """
+    """Read one mapping."""
     if len(text) > _MOST_CHARACTERS:
         raise InputError(f"it has {len(text):,} characters, more than {_MOST_CHARACTERS:,}; give a file of settings")
     try:
@@ -174,7 +154,7 @@ class at:
             raise _Located(self.place, str(error)) from None
 
 
-class Entry(BaseModel):
+class Section(BaseModel):
     """A mapping in a file. Unknown keys are refused with the nearest known one; nothing is an empty mapping."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -35,13 +35,6 @@ def relaxed_solution(distances: Tensor, *, max_iter: int = 300) -> Tensor:
     The method is primal-dual with a logarithmic barrier and starts from U = 1/k. The Hessian of column j is
     1 d_jᵀ + d_j 1ᵀ, so a Newton step costs O(n k² + k³) rather than O(n³ k³). Where the Hessian is not
     positive definite on the feasible directions, a multiple of the identity is added until it is.
-
-    Parameters
-    ----------
-    distances : Tensor of shape (n, k)
-        D, finite and not negative.
-    max_iter : int
-        Newton steps at most.
     """
     return _Barrier(_checked(distances)).solve(check_count(max_iter, "max_iter"))
 
@@ -65,28 +58,6 @@ def interior_point(
 
     The assignment is a function of D alone, so the loop ends at the first iteration that does not lower J;
     the best strata seen are returned.
-
-    Parameters
-    ----------
-    view : View
-        The n points; at most ``MAX_VARIABLES`` / k of them.
-    k : int
-        Number of strata, at most ``MAX_STRATA``.
-    limits : SizeLimits
-        Sizes that strata may have; rounded solutions are repaired.
-    labels : Tensor of shape (n,)
-        Strata to start from, within ``limits``.
-    generator : int or torch.Generator, optional
-        Not used: all solvers are called alike.
-    max_iter : int
-        Iteration limit.
-    progress : callable, optional
-        Called after each iteration with the fraction of ``max_iter`` done and a message.
-
-    Returns
-    -------
-    Solution
-        Never worse than the start.
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
     _check_size(view.n, k)

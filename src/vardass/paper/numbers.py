@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from vardass.lab.averages import ALGORITHMS, SAMPLERS, UNIFORM, Cell, DataResults, Label
-from vardass.lab.render import Entry, PValue, Row, Table, entry_mean
+from vardass.lab.averages import ALGORITHMS, SAMPLERS, UNIFORM, DataResults, Label
 from vardass.paper.datasets import OFFICE_HOME_DOMAINS
+from vardass.table import Average, Entry, PValue, Table, TableRow, entry_mean
 
 __all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
 
@@ -58,19 +58,7 @@ def paper_name(data: DataResults) -> str | None:
 
 
 def paper_entry(kind: str, data: str, row: str, column: str, numbers: Mapping[str, Any] | None = None) -> Entry:
-    """One number of the paper, None if it has none.
-
-    Parameters
-    ----------
-    kind : str
-        As ``Table.kind``.
-    data : str
-        A key of ``PAPER_TASKS``.
-    row, column : str
-        Names as in our tables; for tables that have data sets as columns, ``column`` is ignored.
-    numbers : dict, optional
-        What `paper_numbers` gave.
-    """
+    """One number of the paper, None if it has none."""
     numbers = paper_numbers() if numbers is None else numbers
     if kind == "ratio":
         one, uniform = (entry_mean(paper_entry("seconds", data, name, column, numbers)) for name in (row, _UNIFORM))
@@ -89,7 +77,7 @@ def paper_entry(kind: str, data: str, row: str, column: str, numbers: Mapping[st
     if place is None or row not in table["rows"]:
         return None
     mean, stderr = table["rows"][row][place]
-    return float(mean) if stderr is None else Cell(mean, stderr, _REPEATS, _REPEATS)
+    return float(mean) if stderr is None else Average(mean, stderr, _REPEATS, _REPEATS)
 
 
 def _column_key(name: str, data: str) -> str:
@@ -101,13 +89,7 @@ def _column_key(name: str, data: str) -> str:
 
 
 def paper_gain(algorithm: str, row: str) -> tuple[float, int, int] | None:
-    """Average gain in accuracy (points) of a sampler over uniform batches in Table 1.
-
-    Returns
-    -------
-    gain, positive, cases : float, int, int
-        Mean over data sets, in how many it is positive, how many there are. None for a sampler that is not there.
-    """
+    """Average gain in accuracy (points) of a sampler over uniform batches in Table 1."""
     gains = []
     for table in paper_numbers()["accuracy"].values():
         if algorithm in table["columns"] and row in table["rows"]:
@@ -196,7 +178,7 @@ def _task_gains(data: DataResults, theirs: str) -> list[Table]:
         found = entry_mean(paper_entry("splits", theirs, uniform.method_name, task, numbers))
         return float("nan") if found is None else found
 
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for label in data.labels:
         uniform = label.sampler in UNIFORM
         reference = data.reference(label.under("erm") if uniform else label, "uniform")
@@ -209,9 +191,9 @@ def _task_gains(data: DataResults, theirs: str) -> list[Table]:
         if len(both) < _FEWEST_TASKS:
             continue
         name = f"{label.method_name} − {reference.method_name}"
-        rows.append(Row(name, (*mine, *_rank_correlation(both)), block=len(rows)))
+        rows.append(TableRow(name, (*mine, *_rank_correlation(both)), block=len(rows)))
         of_paper = tuple(gain if math.isfinite(gain) else None for gain in gains)
-        rows.append(Row("paper", (*of_paper, None, None), f"{name} (paper)", block=len(rows) - 1))
+        rows.append(TableRow("paper", (*of_paper, None, None), f"{name} (paper)", block=len(rows) - 1))
     if not rows:
         return []
     columns = (*data.tasks, "Spearman", "p")
@@ -262,13 +244,13 @@ def _papers_rows(table: Table, column: int) -> list[str]:
 
 def _gain_tables(others: list[DataResults]) -> list[Table]:
     """Data that the paper does not have: whether samplers gain over uniform batches where they do in the paper."""
-    gains: dict[Label, dict[tuple[str, str], Cell]] = defaultdict(dict)
+    gains: dict[Label, dict[tuple[str, str], Average]] = defaultdict(dict)
     for data in others:
         for label in data.labels:
             reference = data.reference(label, "uniform")
             if label.algorithm not in _ADAPTING or reference is None or label.sampler in UNIFORM:
                 continue
-            gains[label.under("")][label.algorithm, data.name] = data.gain(label, reference).cell
+            gains[label.under("")][label.algorithm, data.name] = data.gain(label, reference).average
     if not gains:
         return []
     seen = {case for found in gains.values() for case in found}
@@ -290,7 +272,7 @@ def _gain_tables(others: list[DataResults]) -> list[Table]:
                 if paper is not None and ours is not None and ours.mean is not None and ours.whole:
                     same.append(ours.mean * paper[0] > 0)
         entries.append(f"{sum(same)} of {len(same)}" if same else None)
-        rows.append(Row(kind.row_name, tuple(entries)))
+        rows.append(TableRow(kind.row_name, tuple(entries)))
     columns = [f"{ALGORITHMS[name]}, {each}" for name, names in cases.items() for each in ("paper", *names)]
     return [
         Table(

@@ -25,7 +25,7 @@ from vardass.errors import InputError
 from vardass.registry import Registry, check_options
 from vardass.validate import check_count, unknown
 
-__all__ = ["NETWORK_NAMES", "is_pretrained", "make_network", "preprocessing_of"]
+__all__ = ["NETWORK_NAMES", "check_network_options", "is_pretrained", "make_network", "preprocessing_of"]
 
 
 def _resnet18(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
@@ -177,6 +177,11 @@ def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module
 
         return own
     raise unknown("network", spec, [*NETWORK_NAMES, "a hub name or folder (owner/name)", "package.module:Class"])
+
+
+def check_network_options(spec: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of its own that a network does not have, without building it."""
+    _check_options(spec, _builder(spec, 2), options)
 
 
 def _check_options(spec: str, build: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import jinja2
 from vardass.data.embedding_files import read_embeddings
 from vardass.files import atomic_write
 from vardass.lab.page.content import duration, page_content
-from vardass.lab.page.reading import read_folder
+from vardass.lab.page.folder import read_folder
 from vardass.lab.page.strata_view import strata_content, watch_features
 
 __all__ = ["PAGE_FILE", "make_page", "write_page"]
@@ -34,36 +34,13 @@ def make_page(
     seed: int = 0,
     now: datetime | None = None,
 ) -> str:
-    """The page of a folder as text.
-
-    Parameters
-    ----------
-    folder : Path
-        Of a sweep (``records.jsonl``) or of a run (``metrics.jsonl``).
-    features : Path, optional
-        Embeddings for the picture of strata, see `read_embeddings`; by default the watch recordings that come
-        with the package.
-    key : str, optional
-        Array of an ``.npz`` file.
-    batch_size : int
-        Samples of a minibatch in the picture, and strata.
-    strata : bool
-        False leaves the picture out.
-    seed : int
-        Of the picture's strata and batches.
-    now : datetime, optional
-        When the page is made, for a page that is the same each time.
-
-    Raises
-    ------
-    InputError
-        If the folder or the file of features cannot be used.
-    """
+    """The page of a folder as text; its strata are of ``features``, or of the watch data where runs have these."""
     found = read_folder(folder)
     picture = None
-    if strata:
-        given = watch_features() if features is None else (read_embeddings(features, key=key), features.name)
-        picture = strata_content(*given, batch_size=batch_size, seed=seed)
+    if strata and features is not None:
+        picture = strata_content(read_embeddings(features, key=key), features.name, batch_size=batch_size, seed=seed)
+    elif strata and any(record.spec.dataset == "watch" for record in found.records):
+        picture = strata_content(*watch_features(), batch_size=batch_size, seed=seed)
     return _render(page_content(found, strata=picture, now=now))
 
 

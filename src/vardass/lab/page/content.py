@@ -8,41 +8,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vardass.lab.averages import Cell, DataResults, Label, collect
-from vardass.lab.page.curves import (
-    MOST_CURVES,
-    MOST_POINTS,
-    PARTS,
-    colour_of,
-    curve_content,
-    mean_seconds,
-    sampler_places,
-    short,
-)
-from vardass.lab.page.reading import Found, Unfinished
+from vardass.lab.averages import UNIFORM, DataResults, Label, collect, number
+from vardass.lab.page.folder import Found, Unfinished
 from vardass.lab.record import Record
 from vardass.lab.tables import POINTS, compare_samplers
+from vardass.table import Average
 
-__all__ = ["duration", "page_content"]
+__all__ = ["MOST_CURVES", "MOST_POINTS", "duration", "page_content", "short"]
 
 _MOST_FAILURES = 200
+_MOST_CLASSES = 40  # of a confusion matrix
 _MOST_VALUES = 8  # of one setting that are listed
 _LONGEST = 400  # characters of an error
+MOST_POINTS = 60  # of a curve
+MOST_CURVES = 600
+PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
+_CURVES = {
+    "loss/total": "Training loss",
+    "source_accuracy": "Source accuracy, held out",
+    "source_r2": "Source R², held out",
+    "source_rmse": "Source error (RMSE), held out",
+    "score": "Score that chooses the model",
+    "mmd": "MMD² of held-out features",
+}
+_VARIANCES = ("source/variance", "source/uniform_variance")
+_COLOURS, _DASHES = 10, 4  # in page.css
 _MEANS = {"source_accuracy": 100.0, "mmd2": 1.0, "coral": 1.0, "wall": 1.0}  # of the chosen runs, with their scale
 
 
 def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: datetime | None = None) -> dict[str, Any]:
-    """Everything on a page, by the names that ``page.html`` has for it.
-
-    Parameters
-    ----------
-    found : Found
-        See `read_folder`.
-    strata : dict, optional
-        See `strata_content`; None leaves the picture out.
-    now : datetime, optional
-        When the page is made.
-    """
+    """Everything on a page, by the names that ``page.html`` has for it."""
     records = found.records
     results = collect(records)
     curves, seconds, gains = curve_content(results), mean_seconds(results), _gains(results)
@@ -58,6 +53,8 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
         "score_name": "R²" if _is_regression(found) else "accuracy",
         "measured": {name for row in rows for name in ("gain", *_MEANS) if _is_known(row[name])},
         "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
+        "confusion": _confusion(found),
+        "predicted": found.result.get("predicted") if not _is_regression(found) else None,
         "failures": failures[:_MOST_FAILURES],
         "failures_left_out": max(0, len(failures) - _MOST_FAILURES),
         "gained": bool(gains),
@@ -85,14 +82,14 @@ def _summary(data: DataResults) -> list[dict[str, Any]]:
     best = set().union(*map(data.best, {label.algorithm for label in data.labels}))
     rows = []
     for label in data.labels:
-        accuracy = data.cell(label, scale=100)
+        accuracy = data.average(label, scale=100)
         reference = data.reference(label, "uniform")
         gain = None if reference is None or reference == label else data.gain(label, reference)
         row: dict[str, Any] = {
             "data": data.name,
             "label": label,
             "accuracy": accuracy,
-            "gain": Cell(None, None, 0, 0) if gain is None else gain.cell,
+            "gain": Average(None, None, 0, 0) if gain is None else gain.average,
             "best": label in best,
             "finished": accuracy.runs,
             "failed": accuracy.failed,
@@ -110,7 +107,7 @@ def _gains(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
     places = sampler_places(results)
     rows = []
     for one in compare_samplers(results, ["uniform"]):
-        cell, result = one.gain.cell, one.gain.result
+        cell, result = one.gain.average, one.gain.result
         if cell.mean is not None:
             numbers = {"mean": cell.mean, "stderr": cell.stderr, "low": result.low, "high": result.high}
             rows.append(
@@ -128,14 +125,22 @@ def _gains(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_known(value: float | Cell | None) -> bool:
-    return (value.mean if isinstance(value, Cell) else value) is not None
+def _is_known(value: float | Average | None) -> bool:
+    return (value.mean if isinstance(value, Average) else value) is not None
 
 
 def _by_task(data: DataResults) -> dict[str, Any]:
     """Target accuracy of each cell in each task, mean and standard error over repeats."""
-    rows = [(label, [data.cell(label, task=task, scale=100) for task in data.tasks]) for label in data.labels]
+    rows = [(label, [data.average(label, task=task, scale=100) for task in data.tasks]) for label in data.labels]
     return {"data": data.name, "tasks": data.tasks, "rows": rows}
+
+
+def _confusion(found: Found) -> dict[str, Any] | None:
+    """Names of the classes and samples of class i that were taken for j, if the run was evaluated into its folder."""
+    overall = found.evaluation.get("overall", {})
+    names, counts = list(overall.get("classes", {})), overall.get("confusion", [])
+    whole = 0 < len(names) <= _MOST_CLASSES and len(counts) == len(names)
+    return {"names": names, "rows": list(zip(names, counts))} if whole else None
 
 
 def _title(found: Found) -> str:
@@ -175,6 +180,8 @@ def _count(values: Iterable[Any], name: str) -> str:
 def _facts(found: Found, now: datetime) -> list[tuple[str, str]]:
     if found.kind == "run":
         facts = [("state", _where(found.unfinished[0]) if found.unfinished else "finished")]
+        chosen = number(found.records[0].result.get("selected_step"))
+        facts += [] if chosen is None else [("chosen model", f"step {chosen:,.0f}")]
     else:
         statuses = [record.status for record in found.records]
         facts = [(status, f"{statuses.count(status):,}") for status in ("finished", "failed")]
@@ -280,3 +287,119 @@ def _curves_note(found: Found, curves: Mapping[str, Any]) -> str:
     if curves["score_is_source_accuracy"]:
         parts.append("The score that chooses the model is the source accuracy.")
     return " ".join(parts)
+
+
+# --- curves and seconds ---
+
+
+def curve_content(results: Mapping[str, DataResults]) -> dict[str, Any]:
+    """Curves of the chosen run of each data set, task, cell and repeat, as JSON.
+
+    At most `MOST_CURVES` of at most `MOST_POINTS` points: the first repeats of everything come before later ones.
+    """
+    chosen = [
+        (label, record)
+        for data in results.values()
+        for label, record in zip(data.chosen["label"], data.chosen["record"])
+        if record.curve
+    ]
+    chosen.sort(key=lambda entry: entry[1].spec.repeat)
+    kept = chosen[:MOST_CURVES]
+    labels = sorted({label for label, _ in kept})
+    series = [_series(record, labels.index(label)) for label, record in kept]
+    metrics = dict(_CURVES)
+    if any(record.spec.config.get("selection") == "oracle" for _, record in kept):
+        metrics["score"] += " (by target labels)"
+    columns = [one["values"] for one in series]
+    same = all(each.get("score") == each.get("source_r2", each.get("source_accuracy")) for each in columns)
+    if same:
+        del metrics["score"]
+    present = {name for one in series for name in one["values"]}
+    return {
+        "cells": _drawn_cells(labels, sampler_places(results)),
+        "metrics": [{"key": key, "title": title} for key, title in metrics.items() if key in present],
+        "series": series,
+        "chosen": len(chosen),
+        "thinned": sum(len(record.curve) > MOST_POINTS for _, record in kept),
+        "score_is_source_accuracy": same and "source_accuracy" in present,
+    }
+
+
+def mean_seconds(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
+    """Mean seconds of each part for each data set and cell, over the chosen runs."""
+    rows = []
+    for name, data in results.items():
+        members: dict[Label, list[Record]] = {label: [] for label in data.labels}
+        for label, record in zip(data.chosen["label"], data.chosen["record"]):
+            if record.seconds:
+                members[label].append(record)
+        for label, own in members.items():
+            if own:
+                parts = [sum(number(one.seconds.get(part)) or 0.0 for one in own) / len(own) for part in PARTS]
+                names = {"data": name, "algorithm": label.algorithm_name, "label": label.row_name}
+                rows.append({**names, "parts": [short(value) for value in parts]})
+    return rows
+
+
+def short(value: float | None) -> float | None:
+    """Four digits: more cannot be seen in a picture."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def sampler_places(results: Mapping[str, DataResults]) -> dict[str, int]:
+    """Number of each sampler, for its colour on the whole page; what the others are compared with has 0, a grey."""
+    rows = sorted({label.under("") for data in results.values() for label in data.labels})
+    samplers = list(dict.fromkeys(label.sampler for label in rows))
+    baseline = next((name for name in UNIFORM if name in samplers), None)
+    others = [name for name in samplers if name != baseline]
+    return {name: 1 + place for place, name in enumerate(others)} | ({} if baseline is None else {baseline: 0})
+
+
+def colour_of(place: int) -> int:
+    """Of ``page.css``, by the number of a sampler."""
+    return 1 + (place - 1) % (_COLOURS - 1) if place else 0
+
+
+def _drawn_cells(labels: Sequence[Label], places: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Name, colour and dashes: a sampler has one colour, settings differ in dashes."""
+    grids = list(dict.fromkeys(label.grid for label in labels))
+    drawn = []
+    for label in labels:
+        place = places[label.sampler]
+        drawn.append(
+            {
+                "algorithm": label.algorithm_name,
+                "sampler": label.sampler_name,
+                "label": label.row_name,
+                "colour": colour_of(place),
+                "dash": (grids.index(label.grid) + max(0, place - 1) // (_COLOURS - 1)) % _DASHES,
+            }
+        )
+    return drawn
+
+
+def _series(record: Record, cell: int) -> dict[str, Any]:
+    lines = [line for line in record.curve if isinstance(line, dict) and number(line.get("step")) is not None]
+    lines = _thinned(lines)
+    values = {}
+    for name in (*_CURVES, *_VARIANCES):
+        column = [short(number(line.get(name))) for line in lines]
+        if any(value is not None for value in column):
+            values[name] = column
+    return {
+        "data": record.spec.data_name,
+        "task": record.spec.task,
+        "cell": cell,
+        "id": record.run_id,
+        "repeat": record.spec.repeat,
+        "search": record.spec.search,
+        "steps": [int(line["step"]) for line in lines],
+        "values": values,
+    }
+
+
+def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `MOST_POINTS`, evenly, with the first and the last."""
+    if len(lines) <= MOST_POINTS:
+        return lines
+    return [lines[round(place * (len(lines) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]

@@ -12,7 +12,7 @@ from vardass.data import standardise, watch_domains
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
 from vardass.lab.averages import SAMPLERS
-from vardass.lab.page.curves import short
+from vardass.lab.page.content import short
 from vardass.samplers import StratifiedBatchSampler
 from vardass.samplers.registry import make_sampler
 from vardass.validate import ArrayLike, as_features, as_generator, check_count
@@ -45,18 +45,6 @@ def principal_plane(features: Tensor) -> tuple[Tensor, float]:
     """Coordinates (n, 2) on the first two principal components, and the share of the variance that they show.
 
     Signs are fixed, so that the same features always give the same picture.
-
-    Parameters
-    ----------
-    features : Tensor of shape (n, d)
-        Features of n samples.
-
-    Examples
-    --------
-    >>> z = torch.tensor([[0.0, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    >>> plane, share = principal_plane(z)
-    >>> plane.shape, round(share, 6)
-    (torch.Size([3, 2]), 1.0)
     """
     centred = features.double() - features.double().mean(0)
     left, values, right = torch.linalg.svd(centred, full_matrices=False)
@@ -70,25 +58,7 @@ def principal_plane(features: Tensor) -> tuple[Tensor, float]:
 
 
 def strata_content(features: ArrayLike, about: str, *, batch_size: int = 8, seed: int = 0) -> dict[str, Any]:
-    """Everything that the strata picture needs, as JSON.
-
-    Parameters
-    ----------
-    features : array of shape (n, d)
-        Of the samples; of more than 1,500 rows as many are drawn at random.
-    about : str
-        What the features are.
-    batch_size : int
-        Samples of a batch, and strata.
-    seed : int
-        Of rows, strata and batches.
-
-    Returns
-    -------
-    dict
-        ``"points"`` (coordinates), ``"strata"`` (of each point, by min-sum), ``"samplers"`` with their own strata if
-        they have others, batches, weights and the variance of the mean embedding relative to uniform batches.
-    """
+    """Everything that the strata picture needs, as JSON."""
     x = as_features(features).float()
     total = len(x)
     batch_size = check_count(batch_size, "batch_size", low=2)

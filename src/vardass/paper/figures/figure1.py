@@ -10,28 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from vardass.data import load_watch, standardise
-from vardass.paper.figures.base import Cell, Claim, FigureResult
-from vardass.paper.figures.surrogates import (
-    StratumMoments,
-    log_axes,
-    note,
-    rho_text,
-    scale_factors,
-    scatter,
-    wishart,
-)
+from vardass.paper.figures import Claim, FigureResult, Value
 from vardass.paper.theory import lemma1_variance, log_worst_case_error, spearman
-from vardass.plots import BLUE, GREEN, GREY, ORANGE, VERMILION, dress
+from vardass.plots import BLUE, GREEN, GREY, ORANGE, VERMILION, style_axes
 from vardass.solvers import stratify
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["figure1"]
@@ -47,23 +40,7 @@ Pairs = dict[tuple[str, int], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def figure1(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
-    """Rank the variance of the MMD loss against that of the mean embedding.
-
-    Parameters
-    ----------
-    seed : int
-        Of all random numbers.
-    quick : bool
-        60 points of each kind in a panel instead of 600.
-    progress : callable
-        Called as ``progress(fraction, message)``.
-
-    Returns
-    -------
-    FigureResult
-        Columns ``population``, ``d``, ``surrogate`` Var(μ̂), ``target`` Var(L̂_MMD) by Lemma 1 and
-        ``exact_target`` over all draws, which covariances alone do not determine.
-    """
+    """Rank the variance of the MMD loss against that of the mean embedding."""
     generator = torch.Generator().manual_seed(seed)
     count, n, tiny = (60, 80, 7) if quick else (600, 200, 8)
     points, shift = principal_windows(n, generator)
@@ -79,7 +56,7 @@ def figure1(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
         shaken = shaken_labels(best, _STRATA, count, generator)
         found["partitions", d] = of_partitions(x, m, shaken, _STRATA)
         found["all partitions", d] = of_partitions(x[:tiny], m, all_partitions(tiny, _TINY_STRATA), _TINY_STRATA)
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[Value, ...]] = []
     for (population, d), (surrogate, target, exact) in found.items():
         last = [""] * len(target) if exact is None else exact.tolist()
         rows += [(population, d, *values) for values in zip(surrogate.tolist(), target.tolist(), last, strict=True)]
@@ -103,18 +80,7 @@ def figure1(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
 
 
 def random_covariances(count: int, d: int, kind: str, generator: torch.Generator) -> Tensor:
-    """Covariances (count, d, d), float64.
-
-    Parameters
-    ----------
-    count, d : int
-        How many, and their dimension.
-    kind : {"diagonal", "full", "full, scaled"}
-        Independent variances, uniform from 0 to 1, on the diagonal; A Aᵀ/d with A standard normal; the same times a
-        factor of its own for each, log-uniform from 0.01 to 1.
-    generator : torch.Generator
-        Source of randomness.
-    """
+    """Covariances (count, d, d), float64."""
     if kind == "diagonal":
         return torch.diag_embed(torch.rand(count, d, dtype=torch.float64, generator=generator))
     full = wishart((count, d, d), generator)
@@ -122,14 +88,7 @@ def random_covariances(count: int, d: int, kind: str, generator: torch.Generator
 
 
 def principal_windows(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Principal coordinates of n random windows of the right wrist, and their mean less that of the left wrist.
-
-    Returns
-    -------
-    Tensor of shape (n, 78) and Tensor of shape (78,)
-        float64, standardised with the right wrist; columns fall in variance, so that the first d are the best
-        d-dimensional picture of the data.
-    """
+    """Principal coordinates of n random windows of the right wrist, and their mean less that of the left wrist."""
     data = load_watch()
     right = data.features[data.side == 1].double()
     left = standardise(data.features[data.side == 0].double(), reference=right)
@@ -189,15 +148,6 @@ def mmd_variance(moments: StratumMoments, weights: Tensor, shift: Tensor) -> Ten
     """Var |μ̂ - μ_t|² over all batches, for a fixed μ_t: what Lemma 1 approximates with Σ_t = 0.
 
     With m = E μ̂ - μ_t it is Σ_h Var(2 w_h m·x_h + w_h² |x_h|²) + 2 Σ_{g≠h} w_g² w_h² Tr(Σ_g Σ_h).
-
-    Parameters
-    ----------
-    moments : StratumMoments
-        Of φ(z) in each stratum.
-    weights : Tensor of shape (..., k)
-        w_h = |S_h|/n.
-    shift : Tensor of shape (..., d)
-        m.
     """
     m = shift[..., None, :].expand_as(moments.mean)
     own = weights.pow(4) * (moments.fourth - moments.trace.square())
@@ -276,7 +226,7 @@ def _draw(figure: Figure, found: Pairs) -> None:
         for axes in (top, bottom):
             log_axes(axes)
             axes.tick_params(labelsize=8.5)
-            dress(axes)
+            style_axes(axes)
         bottom.set_xlabel("surrogate Var(μ̂)", fontsize=10)
     grid[0][0].set_ylabel("target Var(L̂), covariances", fontsize=10)
     grid[1][0].set_ylabel("target Var(L̂), partitions", fontsize=10)
@@ -286,3 +236,103 @@ def _draw(figure: Figure, found: Pairs) -> None:
 
 
 _LABELS = {"full, scaled": "full Σ, two decades of scale", "full": "full Σ, one scale", "diagonal": "diagonal Σ"}
+
+
+# --- shared with figure 2: moments of strata, random covariances, panels of target against surrogate ---
+#
+# Lemma 1 and Theorem 4 take batch means or draws to be Gaussian, and the paper turns to simulation for the rest. One
+# independent draw from each stratum needs neither: with x_h the deviation of the draw from its stratum's mean, both
+# losses are polynomials in the x_h whose mixed terms are uncorrelated, and four moments of each stratum suffice.
+
+_DECADES = 2.0  # powers of ten that the scales of one population cover where they vary
+
+
+@dataclass(frozen=True, eq=False)
+class StratumMoments:
+    """Moments of one draw z from each of k strata, with x = z - E z; leading dimensions are problems side by side."""
+
+    mean: Tensor  # (..., k, d), E z
+    cov: Tensor  # (..., k, d, d), E x xᵀ
+    third: Tensor  # (..., k, d), E |x|² x
+    fourth: Tensor  # (..., k), E |x|⁴
+
+    @classmethod
+    def of_points(cls, phi: Tensor, labels: Tensor, k: int) -> StratumMoments:
+        """Moments of a uniform draw from each of k strata of points ``phi`` (n, d), none of them empty."""
+        member = torch.nn.functional.one_hot(labels, k).to(phi)
+        share = member / member.sum(0)
+        mean = share.T @ phi
+        x = phi - mean[labels]
+        square = x.square().sum(1)
+        cov = torch.einsum("nk,ni,nj->kij", share, x, x)
+        return cls(mean, cov, share.T @ (square[:, None] * x), share.T @ square.square())
+
+    @property
+    def trace(self) -> Tensor:
+        """E |x|²: (..., k)."""
+        return self.cov.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    @property
+    def square(self) -> Tensor:
+        """|E x xᵀ|_F²: (..., k)."""
+        return self.cov.square().sum((-2, -1))
+
+    def along(self, c: Tensor) -> Tensor:
+        """E (c_h·x_h)² for ``c`` (..., k, d): (..., k)."""
+        return (c * (self.cov @ c[..., None])[..., 0]).sum(-1)
+
+
+def wishart(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """A Aᵀ/d of ``shape`` (..., d, d), with A standard normal, float64."""
+    root = torch.randn(shape, dtype=torch.float64, generator=generator)
+    return root @ root.mT / shape[-1]
+
+
+def scale_factors(count: int, generator: torch.Generator) -> Tensor:
+    """Log-uniform factors from 0.01 to 1: (count,)."""
+    return 10.0 ** (-_DECADES * torch.rand(count, dtype=torch.float64, generator=generator))
+
+
+def rho_text(rho: float) -> str:
+    """Four digits, never rounded up to one."""
+    return "1 exactly" if rho == 1.0 else f"{math.floor(rho * 1e4) / 1e4:.4f}"
+
+
+def scatter(axes: Axes, x: Tensor, y: Tensor, colour: str, marker: str, label: str) -> None:
+    """Many small half-transparent points."""
+    axes.plot(
+        x.numpy(),
+        y.numpy(),
+        marker,
+        color=colour,
+        markersize=2.6,
+        alpha=0.6,
+        markeredgewidth=0.5,
+        label=label,
+        rasterized=True,
+    )
+
+
+def note(axes: Axes, notes: Sequence[tuple[float, str]]) -> None:
+    """Rank correlations in the colours of their points, in the upper left corner, where rising data leave room."""
+    for line, (rho, colour) in enumerate(notes):
+        text = "ρ = 1" if rho == 1.0 else f"ρ = {rho_text(rho)}"
+        place = (0.05, 0.95 - 0.105 * line)
+        axes.text(*place, text, transform=axes.transAxes, fontsize=9.5, color=colour, va="top", fontweight="bold")
+
+
+def log_axes(axes: Axes) -> None:
+    """Logarithmic scales with few plain labels that do not run into each other; call it after the data are drawn."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        decades = math.log10(high / low)
+        axis.set_minor_formatter(NullFormatter())
+        if decades < 1.7:  # two labels at least
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades > 0.7 else (1.0, 2.0, 3.0, 5.0, 7.0)))
+        elif decades > 4.0:
+            axis.set_major_locator(LogLocator(numticks=5))
+        if low > 1e-4 and high < 1e5:
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vardass.paper.figures.base import Cell, Claim, FigureResult
-from vardass.paper.figures.surrogates import (
+from vardass.paper.figures import Claim, FigureResult, Value
+from vardass.paper.figures.figure1 import (
     StratumMoments,
     log_axes,
     note,
@@ -25,7 +25,7 @@ from vardass.paper.figures.surrogates import (
     wishart,
 )
 from vardass.paper.theory import spearman
-from vardass.plots import BLACK, BLUE, VERMILION, dress
+from vardass.plots import BLACK, BLUE, VERMILION, style_axes
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
@@ -52,22 +52,7 @@ Pairs = dict[tuple[str, int, str], tuple[Tensor, Tensor]]
 
 
 def figure2(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
-    """Rank the variance of the batch covariance against that of its surrogate.
-
-    Parameters
-    ----------
-    seed : int
-        Of all random numbers.
-    quick : bool
-        60 points for each population instead of 400.
-    progress : callable
-        Called as ``progress(fraction, message)``.
-
-    Returns
-    -------
-    FigureResult
-        Columns ``distribution``, ``d``, ``population``, ``surrogate`` Var(R̂') and ``target`` Var(R̂).
-    """
+    """Rank the variance of the batch covariance against that of its surrogate."""
     generator = torch.Generator().manual_seed(seed)
     count = 60 if quick else 400
     sizes = torch.arange(1, STRATA + 1, dtype=torch.float64)
@@ -79,7 +64,7 @@ def figure2(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
                 moments = strata_moments(distribution, count, d, generator, scaled=population == "scaled")
                 target, surrogate = coral_variances(moments, sizes)
                 found[distribution, d, population] = (surrogate, target)
-    rows: list[tuple[Cell, ...]] = [
+    rows: list[tuple[Value, ...]] = [
         (*name, *values)
         for name, (surrogate, target) in found.items()
         for values in zip(surrogate.tolist(), target.tolist(), strict=True)
@@ -156,13 +141,6 @@ def coral_variances(moments: StratumMoments, sizes: Tensor) -> tuple[Tensor, Ten
         Var(R̂) = γ² [Σ_h Var(T_h) + 2 Σ_{g<h} M_gh² (Tr Σ_g Tr Σ_h + Tr Σ_g Σ_h)],  α_h = M_hh,  c_h = a_h b_h,
 
     and Var(R̂') = Σ_h Var(T_h) with α_h = a_h and the same c_h. For scalar Gaussian strata this is Theorem 4.
-
-    Parameters
-    ----------
-    moments : StratumMoments
-        Of z in each stratum.
-    sizes : Tensor of shape (k,)
-        |S_h|.
     """
     n = sizes.sum()
     a = sizes / n
@@ -229,7 +207,7 @@ def _draw(figure: Figure, found: Pairs) -> None:
             below.set_ylim(0.0, 1.5)
             below.axhline(1.0, color=BLACK, linewidth=1.0, linestyle="--")
             for axes in (above, below):
-                dress(axes)
+                style_axes(axes)
                 axes.tick_params(labelsize=8.5)
             above.tick_params(labelbottom=False)
         grid[2 * row][0].set_ylabel(f"target Var(R̂),\n{distribution}", fontsize=10)

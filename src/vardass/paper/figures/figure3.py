@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from vardass.data import load_watch, standardise
-from vardass.paper.figures.base import Claim, FigureResult
+from vardass.paper.figures import Claim, FigureResult
 from vardass.paper.interior_point import relaxed_solution
 from vardass.paper.theory import spearman
-from vardass.plots import BLACK, BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, dress
+from vardass.plots import BLACK, BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, style_axes
 from vardass.solvers import stratify
 from vardass.solvers.kmeans import centroid_objective, greedy_assignment
 from vardass.validate import Progress
@@ -62,39 +62,24 @@ _LINES = {
 
 
 @dataclass(frozen=True)
-class Scale:
-    """How much is measured.
+class Effort:
+    """How much is measured."""
 
-    Attributes
-    ----------
-    problems : int
-        Random problems.
-    trials : tuple of int
-        Numbers of trials of Algorithm 2 in panel b; the last one is that of panel a.
-    parallel : tuple of int
-        Rows assigned at once in panel c.
-    fixed_trials : int
-        Trials in panel c.
-    runs : int
-        Trials to average over in all: a number of T trials is repeated ``runs`` / T times, at least once and at most
-        ``repeats`` times.
-    repeats : int
-        See above.
-    """
-
-    problems: int
-    trials: tuple[int, ...]
-    parallel: tuple[int, ...]
-    fixed_trials: int
+    problems: int  # random problems
+    trials: tuple[int, ...]  # numbers of trials of Algorithm 2 in panel b; the last one is that of panel a
+    parallel: tuple[int, ...]  # rows assigned at once in panel c
+    fixed_trials: int  # trials in panel c
+    # trials to average over in all: a number of T trials is repeated ``runs`` / T times, at least once and at most
+    # ``repeats`` times
     runs: int
-    repeats: int
+    repeats: int  # see above
 
     def repeats_of(self, trials: int) -> int:
         """Repetitions to average over."""
         return max(1, min(self.repeats, self.runs // trials))
 
 
-FULL = Scale(
+FULL = Effort(
     problems=10,
     trials=(1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000),
     parallel=tuple(range(1, 21)),
@@ -102,58 +87,30 @@ FULL = Scale(
     runs=30_000,
     repeats=20,
 )
-QUICK = Scale(
+QUICK = Effort(
     problems=3, trials=(1, 10, 100, 1000), parallel=(1, 2, 5, 10, 20), fixed_trials=100, runs=1000, repeats=10
 )
 
 
-class Row(NamedTuple):
-    """One loss.
+class MeasuredLoss(NamedTuple):
+    """One loss."""
 
-    Attributes
-    ----------
-    panel, problem, method
-        Where it is shown, and of what.
-    trials, parallel : int
-        Of Algorithm 2; 0 where they have no meaning.
-    loss : float
-        Σ_i D_{i,a_i} |S_{a_i}| in panels a to c, Var(μ̂) in d; the mean where trials were repeated.
-    seconds : float
-        Of one run, CPU time on one thread: other work on the machine does not count.
-    excess_percent : float
-        Of the loss above the best assignment found for the problem or, in d, above a lower bound.
-    """
-
-    panel: str
+    panel: str  # where it is shown, and of what
     problem: int
     method: str
-    trials: int
+    trials: int  # of Algorithm 2; 0 where they have no meaning
     parallel: int
-    loss: float
-    seconds: float
+    loss: float  # Σ_i D_{i,a_i} |S_{a_i}| in panels a to c, Var(μ̂) in d; the mean where trials were repeated
+    seconds: float  # of one run, CPU time on one thread: other work on the machine does not count
+    # of the loss above the best assignment found for the problem or, in d, above a lower bound
     excess_percent: float = 0.0
 
 
 def figure3(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
-    """Measure the greedy assignment of Algorithm 2.
-
-    Parameters
-    ----------
-    seed : int
-        Of all random numbers.
-    quick : bool
-        Three problems instead of ten and 10³ trials instead of 10⁵.
-    progress : callable
-        Called as ``progress(fraction, message)``.
-
-    Returns
-    -------
-    FigureResult
-        Columns as the fields of `Row`.
-    """
+    """Measure the greedy assignment of Algorithm 2."""
     scale = QUICK if quick else FULL
     generator = torch.Generator().manual_seed(seed)
-    rows: list[Row] = []
+    rows: list[MeasuredLoss] = []
     splits = []
     for number in range(scale.problems):
         progress(number / scale.problems, f"problem {number + 1} of {scale.problems}")
@@ -175,7 +132,7 @@ def figure3(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
             "The interior-point method is the package's, not the paper's commercial one. Seconds are CPU time of "
             "one run. Panels (d) and (e) are not in the paper."
         ),
-        columns=Row._fields,
+        columns=MeasuredLoss._fields,
         rows=list(rows),
         claims=_claims(rows, scale, splits),
         draw=lambda figure: _draw(figure, rows, scale),
@@ -184,7 +141,7 @@ def figure3(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     )
 
 
-def _above(rows: Sequence[Row], reference: float) -> list[Row]:
+def _above(rows: Sequence[MeasuredLoss], reference: float) -> list[MeasuredLoss]:
     return [row._replace(excess_percent=100.0 * (row.loss / reference - 1.0)) for row in rows]
 
 
@@ -202,20 +159,7 @@ def random_problem(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def single_moves(distances: Tensor, labels: Tensor) -> Tensor:
-    """Make the best move of one point until none lowers Σ_i D_{i,a_i} |S_{a_i}|: the rule of min-sum with D fixed.
-
-    Parameters
-    ----------
-    distances : Tensor of shape (n, k)
-        D.
-    labels : Tensor of shape (n,)
-        Where to start.
-
-    Returns
-    -------
-    Tensor of shape (n,)
-        Strata that no single move improves.
-    """
+    """Make the best move of one point until none lowers Σ_i D_{i,a_i} |S_{a_i}|: the rule of min-sum with D fixed."""
     n, k = distances.shape
     labels = labels.clone()
     rows = torch.arange(n)
@@ -238,23 +182,23 @@ def relaxed_value(distances: Tensor, shares: Tensor) -> float:
     return float(shares.sum(0) @ (distances * shares).sum(0))
 
 
-def trials_of_budget(parallel: int, scale: Scale) -> int:
+def trials_of_budget(parallel: int, scale: Effort) -> int:
     """Trials that take as many sequential steps as ``fixed_trials`` with ten rows at once."""
     return max(1, scale.fixed_trials * -(-POINTS // PARALLEL) // -(-POINTS // parallel))
 
 
 def fixed_distance_rows(
-    distances: Tensor, number: int, scale: Scale, generator: torch.Generator
-) -> tuple[list[Row], float]:
+    distances: Tensor, number: int, scale: Effort, generator: torch.Generator
+) -> tuple[list[MeasuredLoss], float]:
     """Panels a to c for one problem, and the share of points that the relaxed solution splits between strata."""
-    rows: list[Row] = []
+    rows: list[MeasuredLoss] = []
 
     def add(panel: str, name: str, run: Callable[[], Tensor], trials: int = 0, parallel: int = 0) -> Tensor:
         clock = time.process_time()
         found = [run() for _ in range(scale.repeats_of(trials) if trials else 1)]
         seconds = (time.process_time() - clock) / len(found)
         loss = fmean(centroid_objective(distances, labels) for labels in found)
-        rows.append(Row(panel, number, name, trials, parallel, loss, seconds))
+        rows.append(MeasuredLoss(panel, number, name, trials, parallel, loss, seconds))
         return found[-1]
 
     def greedy(panel: str, name: str, trials: int, parallel: int) -> Tensor:
@@ -268,10 +212,10 @@ def fixed_distance_rows(
     clock = time.process_time()
     shares = relaxed_solution(distances)
     seconds = time.process_time() - clock
-    rows.append(Row("a", number, _RELAXED, 0, 0, relaxed_value(distances, shares), seconds))
+    rows.append(MeasuredLoss("a", number, _RELAXED, 0, 0, relaxed_value(distances, shares), seconds))
     rounded = shares.argmax(1)
     rounded_loss = centroid_objective(distances, rounded)
-    rows.append(Row("a", number, "interior point, rounded", 0, 0, rounded_loss, seconds))
+    rows.append(MeasuredLoss("a", number, "interior point, rounded", 0, 0, rounded_loss, seconds))
     add("a", "interior point, then single moves", lambda: single_moves(distances, rounded))
     for trials in scale.trials:
         labels = greedy("b", _GREEDY, trials, PARALLEL)
@@ -284,24 +228,24 @@ def fixed_distance_rows(
     return rows, float((shares.amax(1) < 0.99).double().mean())
 
 
-def solver_rows(points: Tensor, number: int, seed: int) -> list[Row]:
+def solver_rows(points: Tensor, number: int, seed: int) -> list[MeasuredLoss]:
     """Panel d for one problem: Var(μ̂) of whole solvers on the points, and what no partition can go below."""
-    rows: list[Row] = []
+    rows: list[MeasuredLoss] = []
     for solver in _SOLVERS:
         clock = time.process_time()
         strata = stratify(points, STRATA, kernel="linear", solver=solver, seed=seed)
-        rows.append(Row("d", number, solver, 0, 0, strata.variance, time.process_time() - clock))
+        rows.append(MeasuredLoss("d", number, solver, 0, 0, strata.variance, time.process_time() - clock))
     certified = stratify(points, STRATA, kernel="linear", solver=_OURS, seed=seed, certify=True)
     assert certified.bound is not None
-    return [*rows, Row("d", number, _BOUND, 0, 0, certified.bound.variance, 0.0)]
+    return [*rows, MeasuredLoss("d", number, _BOUND, 0, 0, certified.bound.variance, 0.0)]
 
 
-def _values(rows: Sequence[Row], panel: str, method: str) -> list[float]:
+def _values(rows: Sequence[MeasuredLoss], panel: str, method: str) -> list[float]:
     """Excess of a method of panel a or d, by problem."""
     return [row.excess_percent for row in rows if (row.panel, row.method) == (panel, method)]
 
 
-def _line(rows: Sequence[Row], panel: str, method: str, y: str = "excess_percent") -> dict[int, list[float]]:
+def _line(rows: Sequence[MeasuredLoss], panel: str, method: str, y: str = "excess_percent") -> dict[int, list[float]]:
     """Values of one line by its x, trials in panel b and parallel rows in c; one for each problem."""
     line: dict[int, list[float]] = {}
     for row in rows:
@@ -310,7 +254,7 @@ def _line(rows: Sequence[Row], panel: str, method: str, y: str = "excess_percent
     return line
 
 
-def _claims(rows: Sequence[Row], scale: Scale, splits: Sequence[float]) -> tuple[Claim, ...]:
+def _claims(rows: Sequence[MeasuredLoss], scale: Effort, splits: Sequence[float]) -> tuple[Claim, ...]:
     greedy, after, moves = (_values(rows, "a", name) for name in (_GREEDY, _AFTER, _MOVES))
     single, final = fmean(_line(rows, "b", _GREEDY)[1]), fmean(greedy)
     poor = 100.0 * ((100.0 + single) / (100.0 + final) - 1.0)
@@ -372,7 +316,7 @@ def _wins(ours: Sequence[float], others: Sequence[float]) -> int:
     return sum(a < b for a, b in zip(ours, others, strict=True))
 
 
-def _draw(figure: Figure, rows: Sequence[Row], scale: Scale) -> None:
+def _draw(figure: Figure, rows: Sequence[MeasuredLoss], scale: Effort) -> None:
     panels = figure.subplot_mosaic("aabbcc;dddeee")
     titles = {
         "a": f"(a) fixed distances, {scale.trials[-1]:,} trials",
@@ -397,7 +341,7 @@ def _draw(figure: Figure, rows: Sequence[Row], scale: Scale) -> None:
         axes.axhline(moves, color=BLUE, linewidth=1.6, linestyle="--")
         axes.text(0.02, moves, "single moves (ours)", transform=axes.get_yaxis_transform(), color=BLUE, va="bottom")
         axes.set_ylabel("loss, % above the best found")
-        dress(axes)
+        style_axes(axes)
     panels["b"].set_xscale("log")
     panels["b"].set_ylim(bottom=0.0)
     panels["b"].set_xlabel("random trials")
@@ -420,7 +364,7 @@ def _curve(axes: Axes, line: dict[int, list[float]], label: str, colour: str, ma
     axes.plot(x, [fmean(values) for values in line.values()], color=colour, marker=marker, markersize=4.5, label=label)
 
 
-def _compare(axes: Axes, rows: Sequence[Row], panel: str, looks: dict[str, tuple[str, str, str]]) -> None:
+def _compare(axes: Axes, rows: Sequence[MeasuredLoss], panel: str, looks: dict[str, tuple[str, str, str]]) -> None:
     """One line for each method: a small dot for each problem, a large one for the mean, its number and seconds."""
     axes.set_xscale("symlog", linthresh=1.0)  # from below zero to a hundred per cent
     for place, (name, (_, colour, marker)) in enumerate(looks.items()):
@@ -438,11 +382,11 @@ def _compare(axes: Axes, rows: Sequence[Row], panel: str, looks: dict[str, tuple
     axes.minorticks_off()
     axes.axvline(0.0, color=BLACK, linewidth=1.0)
     axes.tick_params(axis="y", length=0)
-    dress(axes, grid="x")
+    style_axes(axes, grid="x")
     axes.spines["left"].set_visible(False)
 
 
-def _draw_time(axes: Axes, rows: Sequence[Row], scale: Scale) -> None:
+def _draw_time(axes: Axes, rows: Sequence[MeasuredLoss], scale: Effort) -> None:
     """Loss against seconds: further down and further left is better."""
     for panel, method, colour, marker, label in (
         ("b", _GREEDY, PURPLE, "o", f"Algorithm 2, {PARALLEL} rows at once, 1 to {scale.trials[-1]:,} trials"),
@@ -460,4 +404,4 @@ def _draw_time(axes: Axes, rows: Sequence[Row], scale: Scale) -> None:
     axes.set_xlabel("CPU seconds on one thread")
     axes.set_ylabel("loss, % above the best found")
     axes.legend(fontsize=9, frameon=False, loc="upper right")
-    dress(axes)
+    style_axes(axes)

@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vardass.adapt.config import RunConfig
+from vardass.adapt.trainer import Trainer
 from vardass.bounds import nearest_neighbour_bound
+from vardass.data import load_task, split_task
 from vardass.kernels import RBFMixture
-from vardass.paper.figures.base import Cell, Claim, FigureResult
-from vardass.paper.figures.network_features import small_trainer, source_features
-from vardass.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, dress
+from vardass.paper.figures import Claim, FigureResult, Value
+from vardass.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, style_axes
+from vardass.refresh import extract_features
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.samplers.base import MinibatchSampler, derive_seed
 from vardass.solvers import stratify
@@ -64,34 +67,20 @@ _MOST = 0.75
 
 @dataclass(frozen=True)
 class Point:
-    """Var(μ̂) of one way to draw at one batch size.
+    """Var(μ̂) of one way to draw at one batch size."""
 
-    Attributes
-    ----------
-    k : int
-        Batch size.
-    method : str
-        Name of the way.
-    variances : tuple of float
-        One for each seed; a single one where nothing is random.
-    uniform : float
-        Var(μ̂) of k uniform draws.
-    unit : {"median", "raw"}
-        Unit of distances, in which the bandwidth is 1.
-    """
-
-    k: int
-    method: str
-    variances: tuple[float, ...]
-    uniform: float
-    unit: str = "median"
+    k: int  # batch size
+    method: str  # name of the way
+    variances: tuple[float, ...]  # one for each seed; a single one where nothing is random
+    uniform: float  # Var(μ̂) of k uniform draws
+    unit: str = "median"  # unit of distances, in which the bandwidth is 1
 
     @property
     def folds(self) -> list[float]:
         """How many times less variance than uniform draws, by seed."""
         return [self.uniform / max(variance, 1e-300) for variance in self.variances]
 
-    def row(self) -> dict[str, Cell]:
+    def row(self) -> dict[str, Value]:
         """What is drawn: the mean, its standard error and the band of the middle 80 % of seeds."""
         mean = fmean(self.variances)
         low, high = np.quantile(self.variances, [0.1, 0.9]).tolist()
@@ -114,23 +103,7 @@ def stderr(values: Sequence[float]) -> float:
 
 
 def figure4(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
-    """Measure Var(μ̂) against k for uniform draws, k-means, kernel k-means and Algorithm 1, and for ours.
-
-    Parameters
-    ----------
-    seed : int
-        Of the network, of the samples, and the first of the solvers' seeds.
-    quick : bool
-        160 features, k up to 32 and 3 seeds instead of 1,000, 256 and 20.
-    progress : callable
-        Called as ``progress(fraction, message)``.
-
-    Returns
-    -------
-    FigureResult
-        Columns ``unit`` (of distances), ``k``, ``method``, the mean ``variance`` over seeds, ``relative_to_uniform``,
-        ``stderr`` of the mean, ``low`` and ``high`` (quantiles of 10 and 90 %) and the number of ``seeds``.
-    """
+    """Measure Var(μ̂) against k for uniform draws, k-means, kernel k-means and Algorithm 1, and for ours."""
     n, steps, repeats, batches = (160, 30, 3, 32) if quick else (1000, 1000, 20, 64)
     ks = (4, 8, 32) if quick else (2, 4, 8, 16, 32, 64, 128, 256)
     progress(0.0, "features")
@@ -180,23 +153,7 @@ def measure(
     progress: Progress,
     unit: str = "median",
 ) -> list[Point]:
-    """Var(μ̂) of every way to draw, for each k.
-
-    Parameters
-    ----------
-    features : Tensor of shape (n, d)
-        All samples of one domain.
-    ks : sequence of int
-        Batch sizes.
-    seeds : sequence of int
-        Of the solvers and samplers, to show how much depends on them.
-    batches : int
-        Batches of each of `PLANNED` to measure for each seed.
-    progress : callable
-        Called as ``progress(fraction, message)``.
-    unit : {"median", "raw"}
-        Of distances, in which the bandwidth is 1.
-    """
+    """Var(μ̂) of every way to draw, for each k."""
     kernel = {"median": KERNEL, "raw": RAW}[unit].fit(features)
     view, n = ExactView(kernel.matrix(features).double()), len(features)
     points: list[Point] = []
@@ -387,4 +344,32 @@ def _draw_curves(axes: Axes, points: Sequence[Point], *, relative: bool) -> None
     axes.set_xticks(sizes, [str(k) for k in sizes])
     axes.minorticks_off()
     axes.set_xlabel("batch size k")
-    dress(axes)
+    style_axes(axes)
+
+
+# --- shared with figure 5: features of a small network on the watch data ---
+
+
+def small_trainer(
+    task: str, *, seed: int, steps: int, lr: float, sampler: str = "uniform", period: int = 100
+) -> Trainer:
+    """A trainer of the default small network with MMD and k = 32, in memory."""
+    config = RunConfig(
+        algorithm="mmd",
+        sampler=sampler,
+        steps=steps,
+        batch_size=32,
+        lr=lr,
+        refresh_every=period,
+        feature_source="full",
+        eval_every=steps,
+        device="cpu",
+        seed=seed,
+    )
+    return Trainer(config, split_task(load_task("watch", task), seed=seed))
+
+
+def source_features(trainer: Trainer) -> Tensor:
+    """Features (n, d) of all source samples that the run trains on, as the network is now."""
+    data = trainer.streams["source"].inputs.data
+    return extract_features(trainer.algorithm, data, forward=lambda model, x: model.features(x))

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel, as_kernel
-from vardass.paper.figures.base import Cell, Claim, FigureResult
-from vardass.paper.figures.network_features import small_trainer, source_features
-from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, dress
+from vardass.paper.figures import Claim, FigureResult, Value
+from vardass.paper.figures.figure4 import small_trainer, source_features
+from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, style_axes
 from vardass.refresh import (
     DriftRefresh,
     GrowingRefresh,
@@ -70,24 +70,7 @@ _OURS = {
 
 
 def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
-    """Follow Var(μ̂) of the source domain through training, for fixed T, growing T and T by observation.
-
-    Parameters
-    ----------
-    seed : int
-        Of the first run; each further run has the next one.
-    quick : bool
-        One run of 60 steps with T = 10, 20, 40 and ten times the learning rate instead of two of 2,000 with the
-        paper's T.
-    progress : callable
-        Called as ``progress(fraction, message)``.
-
-    Returns
-    -------
-    FigureResult
-        Columns ``seed``, ``step``, ``batches`` (the way to draw), ``variance``, ``relative_to_uniform``,
-        ``relative_to_fresh`` (strata of the smallest T on the same features) and ``refreshes`` so far.
-    """
+    """Follow Var(μ̂) of the source domain through training, for fixed T, growing T and T by observation."""
     steps, runs = (60, 1) if quick else (2000, 2)
     periods = (10, 20, 40) if quick else (10, 50, 100, 500, 1000)
     usual, lr = (20, 1e-3) if quick else (100, 1e-4)
@@ -124,17 +107,7 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to draw, and when it is refreshed.
-
-    Attributes
-    ----------
-    name : str
-        Of the curve.
-    policy : callable
-        Makes the policy, which must be due at step 0.
-    maker : {"dynamic-kmeans", "min-sum", "ordered"}
-        Solver of the strata; ``"ordered"`` makes strata with min-sum and couples the draws.
-    """
+    """A way to draw, and when it is refreshed."""
 
     name: str
     policy: Callable[[], RefreshPolicy]
@@ -186,22 +159,8 @@ def _evenly(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Record:
-    """Features of all samples of one domain through a training run.
-
-    Attributes
-    ----------
-    steps : list of int
-        Step t is the state after t updates.
-    features : list of Tensor of shape (n, d)
-        At each of these steps.
-    kernel : Kernel
-        Of Var(μ̂), fitted anew to the features of each step.
-    k : int
-        Batch size.
-    seed : int
-        Of the solvers.
-    """
+class FeatureHistory:
+    """Features of all samples of one domain through a training run."""
 
     steps: list[int]
     features: list[Tensor]
@@ -226,23 +185,11 @@ class Record:
         return self._made[maker, place]
 
 
-def record_training(seed: int, *, steps: int, lr: float, progress: Progress) -> Record:
-    """Train the small network with MMD and the paper's strata (T = 100), and record its source domain.
-
-    Parameters
-    ----------
-    seed : int
-        Of split, weights, batches and solvers.
-    steps : int
-        Length of the run; its last state is not recorded.
-    lr : float
-        Learning rate.
-    progress : callable
-        Called as ``progress(fraction, message)``, up to one half.
-    """
+def record_training(seed: int, *, steps: int, lr: float, progress: Progress) -> FeatureHistory:
+    """Train the small network with MMD and the paper's strata (T = 100), and record its source domain."""
     trainer = small_trainer("left-A->right-B", seed=seed, steps=steps, lr=lr, sampler="vardass", period=100)
     kernel = as_kernel(trainer.algorithm.kernel)
-    record = Record([0], [source_features(trainer)], kernel, trainer.config.batch_size, seed)
+    record = FeatureHistory([0], [source_features(trainer)], kernel, trainer.config.batch_size, seed)
 
     def after_step(share: float, message: str) -> None:
         progress(0.5 * share, f"step {trainer.step} of {steps}")
@@ -264,24 +211,14 @@ class Trace:
 
 @dataclass(frozen=True)
 class Aging:
-    """One training run.
-
-    Attributes
-    ----------
-    steps : list of int
-        Recorded steps.
-    uniform : list of float
-        Var(μ̂) of k uniform draws with replacement at each of them.
-    traces : dict of str to Trace
-        By name of the way.
-    """
+    """One training run."""
 
     steps: list[int]
     uniform: list[float]
     traces: dict[str, Trace]
 
 
-def follow(ways: Sequence[Way], record: Record, *, progress: Progress | None = None) -> Aging:
+def follow(ways: Sequence[Way], record: FeatureHistory, *, progress: Progress | None = None) -> Aging:
     """Var(μ̂) of all ``ways`` through a recorded run.
 
     A refresh that is due between two recorded steps is made at the second. Policies that go by drift or variance are
@@ -303,7 +240,7 @@ def follow(ways: Sequence[Way], record: Record, *, progress: Progress | None = N
 class _Follower:
     """Strata or plan of one way, as old as its policy lets them get."""
 
-    def __init__(self, way: Way, record: Record) -> None:
+    def __init__(self, way: Way, record: FeatureHistory) -> None:
         self.way, self.record = way, record
         self.policy = way.policy()
         self.trace = Trace()
@@ -340,8 +277,8 @@ class _Follower:
         )
 
 
-def _rows(aging: Aging, freshest: str) -> list[tuple[Cell, ...]]:
-    rows: list[tuple[Cell, ...]] = []
+def _rows(aging: Aging, freshest: str) -> list[tuple[Value, ...]]:
+    rows: list[tuple[Value, ...]] = []
     for place, (step, uniform) in enumerate(zip(aging.steps, aging.uniform, strict=True)):
         fresh = aging.traces[freshest].variances[place]
         rows.append((step, "uniform", uniform, 1.0, uniform / fresh, 0))
@@ -353,43 +290,20 @@ def _rows(aging: Aging, freshest: str) -> list[tuple[Cell, ...]]:
 
 @dataclass(frozen=True)
 class WaySummary:
-    """One way to refresh, over all runs.
+    """One way to refresh, over all runs."""
 
-    Attributes
-    ----------
-    refreshes : float
-        Mean number in a run.
-    aged : float
-        Var(μ̂) over that of strata made anew every few steps (the smallest T) on the same features: geometric mean
-        over recorded steps.
-    before : float
-        The same just before a refresh, geometric mean over the intervals between refreshes.
-    early, late : float
-        ``before`` of the intervals that begin in the first and in the second half of the run.
-    """
-
-    refreshes: float
+    refreshes: float  # mean number in a run
+    # Var(μ̂) over that of strata made anew every few steps (the smallest T) on the same features: geometric mean over
+    # recorded steps
     aged: float
-    before: float
-    early: float
+    before: float  # the same just before a refresh, geometric mean over the intervals between refreshes
+    early: float  # ``before`` of the intervals that begin in the first and in the second half of the run
     late: float
 
 
 @dataclass(frozen=True)
-class Summary:
-    """All ways over all runs.
-
-    Attributes
-    ----------
-    ways : dict of str to WaySummary
-        By name of the way.
-    fixed, usual
-        Names: of the paper's strata with fixed T, the smallest first; the usual one of these.
-    runs : int
-        Number of runs.
-    noise : float
-        Relative standard deviation of Var(μ̂) between solutions that the solver finds for much the same features.
-    """
+class AgingSummary:
+    """All ways over all runs."""
 
     ways: dict[str, WaySummary]
     fixed: tuple[str, ...]
@@ -403,11 +317,11 @@ class Summary:
         return (self.ways[name].aged - 1.0) / gained if gained > 0.0 else math.nan
 
 
-def summarise(runs: Sequence[Aging], periods: Sequence[int], usual: int) -> Summary:
+def summarise(runs: Sequence[Aging], periods: Sequence[int], usual: int) -> AgingSummary:
     """Numbers of each way over all runs; age is measured against the first of ``periods``."""
     fixed = tuple(f"T = {period}" for period in periods)
     ways = {name: _summarise_way(runs, name, fixed[0]) for name in runs[0].traces}
-    return Summary(ways, fixed, f"T = {usual}", len(runs), solver_noise(runs, fixed[0]))
+    return AgingSummary(ways, fixed, f"T = {usual}", len(runs), solver_noise(runs, fixed[0]))
 
 
 def solver_noise(runs: Sequence[Aging], freshest: str) -> float:
@@ -453,7 +367,7 @@ def _mean_ratio(ratios: Iterable[float]) -> float:
     return geometric_mean(values) if values else math.nan
 
 
-def claims(summary: Summary) -> tuple[Claim, ...]:
+def claims(summary: AgingSummary) -> tuple[Claim, ...]:
     """What the paper says on the effect of T and what we add, and whether it held."""
     ways, fixed = summary.ways, summary.fixed
     later = [ways[name] for name in fixed[1:]]
@@ -506,7 +420,7 @@ def claims(summary: Summary) -> tuple[Claim, ...]:
     return (*paper, ours)
 
 
-def _listed(summary: Summary, *fields: str) -> str:
+def _listed(summary: AgingSummary, *fields: str) -> str:
     """Numbers of all T but the smallest."""
     texts = [
         " and ".join(_percent(getattr(summary.ways[name], field)) for field in fields) for name in summary.fixed[1:]
@@ -518,7 +432,7 @@ def _percent(ratio: float) -> str:
     return f"{100.0 * (ratio - 1.0):+.1f} %".replace("-0.0", "+0.0")
 
 
-def _draw(figure: Figure, runs: Sequence[Aging], summary: Summary) -> None:
+def _draw(figure: Figure, runs: Sequence[Aging], summary: AgingSummary) -> None:
     through, aging, cost = figure.subplots(1, 3)
     steps, fixed = runs[0].steps, summary.fixed
     others = [name for name in summary.ways if name.startswith(("min-sum", "ordered"))]
@@ -544,7 +458,7 @@ def _draw(figure: Figure, runs: Sequence[Aging], summary: Summary) -> None:
     _draw_cost(cost, summary)
     for axes, place in ((through, "lower right"), (aging, "upper left"), (cost, "upper right")):
         axes.legend(fontsize=9, frameon=False, loc=place)
-        dress(axes)
+        style_axes(axes)
     figure.tight_layout(w_pad=2.0)
 
 
@@ -554,14 +468,14 @@ def _plot(axes: Axes, steps: list[int], series: list[list[float]], name: str, co
     axes.plot(steps, means, color=colour, linestyle=dashes, linewidth=1.5, label=name)
 
 
-def _look(name: str, summary: Summary) -> tuple[str, str]:
+def _look(name: str, summary: AgingSummary) -> tuple[str, str]:
     """Colour and marker of a way."""
     if name in summary.fixed:
         return _SHADES[summary.fixed.index(name)], "o"
     return _OURS[name.split(",")[0]]
 
 
-def _draw_cost(axes: Axes, summary: Summary) -> None:
+def _draw_cost(axes: Axes, summary: AgingSummary) -> None:
     """Refreshes against mean age, each policy joined to as many refreshes at equal distances; lower is better."""
     ways = summary.ways
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from vardass.errors import InputError
 from vardass.files import read_json
 from vardass.lab.averages import current_records, number
 from vardass.lab.record import Record, RunSpec
+from vardass.lab.store import record_files
 
 __all__ = ["Found", "Unfinished", "read_folder"]
 
@@ -30,53 +31,29 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Found:
-    """What a page is made from.
+    """What a page is made from."""
 
-    Attributes
-    ----------
-    folder : Path
-        Where it was found.
-    kind : {"sweep", "run"}
-        Which of the two.
-    records : list of Record
-        Finished and failed runs; of a single run the only one, whether it is finished or not.
-    unfinished : list of Unfinished
-        Runs under way or interrupted.
-    planned : int or None
-        Runs of the whole sweep, where it says so.
-    specification : str or None
-        Text of ``sweep.yaml``.
-    written : datetime or None
-        When the last result was written, UTC.
-    data : dict
-        Of a single run: ``data.json``.
-    """
-
-    folder: Path
-    kind: str
-    records: list[Record]
-    unfinished: list[Unfinished]
-    planned: int | None = None
-    specification: str | None = None
-    written: datetime | None = None
-    data: Mapping[str, Any] | None = None
+    folder: Path  # where it was found
+    kind: str  # which of the two
+    records: list[Record]  # finished and failed runs; of a single run the only one, whether it is finished or not
+    unfinished: list[Unfinished]  # runs under way or interrupted
+    planned: int | None = None  # runs of the whole sweep, where it says so
+    specification: str | None = None  # text of ``sweep.yaml``
+    written: datetime | None = None  # when the last result was written, UTC
+    data: Mapping[str, Any] | None = None  # of a single run: ``data.json``
+    result: Mapping[str, Any] = field(default_factory=dict)  # of a single run: ``result.json``
+    evaluation: Mapping[str, Any] = field(default_factory=dict)  # what ``vardass evaluate`` wrote there
 
 
 def read_folder(folder: Path) -> Found:
-    """Read a sweep's folder or a single run's.
-
-    Raises
-    ------
-    InputError
-        If it is neither, or has no result yet.
-    """
+    """Read a sweep's folder or a single run's."""
     if not folder.exists():
         raise InputError(f"no folder at {folder}; {_REMEDY}")
     if not folder.is_dir():
         raise InputError(f"{folder} is a file; {_REMEDY}")
-    record_files = sorted(folder.glob("*records.jsonl")) + sorted(folder.glob("runs/*/record.json"))
-    if record_files or (folder / "sweep.yaml").is_file():
-        return _read_sweep(folder, record_files)
+    files = record_files(folder) + sorted(folder.glob("runs/*/record.json"))
+    if files or (folder / "sweep.yaml").is_file():
+        return _read_sweep(folder, files)
     if (folder / "metrics.jsonl").is_file():
         return _read_run(folder)
     raise InputError(f"{folder} holds neither records.jsonl nor metrics.jsonl; {_REMEDY}")
@@ -99,9 +76,9 @@ def _unfinished(runs: Path, known: set[str]) -> list[Unfinished]:
     for run in sorted(runs.glob("*/")) if runs.is_dir() else []:
         if run.name in known or (run / "record.json").is_file():
             continue
-        told = read_json(run / "progress.json")
-        step, steps = number(told.get("step")), number(told.get("steps"))
-        name = str(told.get("label") or f"run {run.name}")
+        noted = read_json(run / "progress.json")
+        step, steps = number(noted.get("step")), number(noted.get("steps"))
+        name = str(noted.get("label") or f"run {run.name}")
         found.append(Unfinished(name, None if step is None else int(step), None if steps is None else int(steps)))
     return found
 
@@ -117,12 +94,13 @@ def _read_run(folder: Path) -> Found:
     step, steps = number(lines[-1].get("step")) or 0, number(config.get("steps")) or 0
     chosen = [line for line in lines if line.get("step") == lines[-1].get("best_step")] or lines[-1:]
     score = "r2" if config.get("regression") else "accuracy"  # shown in its place, under its own name
+    ended = read_json(folder / "result.json")
     result = {
         "source_accuracy": chosen[-1].get(f"source_{score}"),
         "score": chosen[-1].get("score"),
         "mmd2": chosen[-1].get("mmd"),
         "selected_step": lines[-1].get("best_step"),
-        "target_accuracy": read_json(folder / "result.json").get(f"target_{score}"),
+        "target_accuracy": ended.get(f"target_{score}"),
     }
     spent = lines[-1].get("seconds")
     seconds = {str(part): number(value) or 0.0 for part, value in spent.items()} if isinstance(spent, dict) else {}
@@ -142,7 +120,12 @@ def _read_run(folder: Path) -> Found:
         wall=sum(seconds.values()),
     )
     unfinished = [Unfinished(folder.name, int(step), int(steps))] if step < steps else []
-    return Found(folder, "run", [record], unfinished, written=_latest([folder / "metrics.jsonl"]), data=data)
+    evaluation: dict[str, Any] = {}
+    for file in (folder / "evaluation.json", *sorted(folder.glob("*/evaluation.json"))):
+        evaluation = evaluation or read_json(file)
+    written = _latest([folder / "metrics.jsonl"])
+    more: dict[str, Any] = {"written": written, "data": data, "result": ended, "evaluation": evaluation}
+    return Found(folder, "run", [record], unfinished, **more)
 
 
 def _own_task(data: Mapping[str, Any]) -> str:

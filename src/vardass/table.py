@@ -1,4 +1,4 @@
-"""A table as data, and as aligned text, Markdown, LaTeX or CSV.
+"""A table of numbers, and its writers: aligned text, Markdown, LaTeX and CSV.
 
 Names come from files, so each format quotes what it must; the writers of pandas do not.
 """
@@ -10,11 +10,56 @@ import io
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vardass.errors import InputError
-from vardass.lab.averages import Cell, Label
 
-__all__ = ["FORMATS", "Entry", "PValue", "Row", "Table", "entry_mean", "entry_text", "render"]
+__all__ = [
+    "FORMATS",
+    "Average",
+    "Entry",
+    "PValue",
+    "Table",
+    "TableRow",
+    "entry_mean",
+    "entry_text",
+    "markdown",
+    "quote_markdown",
+    "render",
+]
+
+
+@dataclass(frozen=True)
+class Average:
+    """A mean with its error, and what is missing behind it."""
+
+    mean: float | None  # None if no repeat has a value
+    stderr: float | None  # standard error of the mean; None if it is unknown, as it is from a single repeat
+    repeats: int  # repeats (or runs) that the mean is over, and how many there should be
+    expected: int
+    runs: int = 0  # finished runs of the search behind it, how many there should be, and how many failed
+    expected_runs: int = 0
+    failed: int = 0
+    tasks: int = 1  # tasks that the mean is over, and how many there should be
+    expected_tasks: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be compared: it has all tasks and repeats, and no run of a search is still to come.
+
+        A run of a search that failed is an outcome of the search, not a gap.
+        """
+        averaged = self.repeats >= self.expected > 0 and self.tasks >= self.expected_tasks
+        return averaged and self.runs + self.failed >= self.expected_runs
+
+    @property
+    def mark(self) -> str:
+        """What is missing, such as ``(2/3)`` repeats, ``(1/4 tasks)`` or ``(9/10 runs)``; empty if nothing is."""
+        if self.repeats < self.expected:
+            return f"({self.repeats}/{self.expected})"
+        if self.tasks < self.expected_tasks:
+            return f"({self.tasks}/{self.expected_tasks} tasks)"
+        return "" if self.runs >= self.expected_runs else f"({self.runs}/{self.expected_runs} runs)"
 
 
 @dataclass(frozen=True)
@@ -24,18 +69,18 @@ class PValue:
     p: float
 
 
-Entry = Cell | PValue | float | str | None  # with and without an error, text, nothing
+Entry = Average | PValue | float | str | None  # with and without an error, text, nothing
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row: what it is called in its place, its entries, and what it is called by itself (default: the same)."""
 
     name: str
     entries: tuple[Entry, ...]
     full_name: str = ""
     block: int = 0  # a line is drawn between blocks
-    label: Label | None = None  # what it is about, of samplers without the algorithm
+    label: Any = None  # what it is about
 
     @property
     def own_name(self) -> str:
@@ -45,42 +90,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and columns of entries.
+    """Rows and columns of entries."""
 
-    Attributes
-    ----------
-    kind : str
-        Which table it is, such as ``"accuracy"``.
-    title, corner : str
-        Caption, and what the rows' names are.
-    columns : tuple of str
-        Names of the columns.
-    rows : tuple of Row
-        Without any, the notes say why.
-    decimals : tuple of int
-        For each column.
-    best : set of (row, column)
-        Entries that none is better than, at the decimals that are shown.
-    notes : tuple of str
-        Sentences below the table.
-    data : str or None
-        The data set, if it is a table of one.
-    """
-
-    kind: str
-    title: str
+    kind: str  # which table it is, such as ``"accuracy"``
+    title: str  # caption, and what the rows' names are
     corner: str = ""
-    columns: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
-    decimals: tuple[int, ...] = ()
-    best: frozenset[tuple[int, int]] = frozenset()
-    notes: tuple[str, ...] = ()
-    data: str | None = None
+    columns: tuple[str, ...] = ()  # names of the columns
+    rows: tuple[TableRow, ...] = ()  # without any, the notes say why
+    decimals: tuple[int, ...] = ()  # for each column
+    best: frozenset[tuple[int, int]] = frozenset()  # entries that none is better than, at the decimals that are shown
+    notes: tuple[str, ...] = ()  # sentences below the table
+    data: str | None = None  # the data set, if it is a table of one
 
 
 def entry_mean(entry: Entry) -> float | None:
     """The number of an entry, if it has one."""
-    if isinstance(entry, Cell):
+    if isinstance(entry, Average):
         return entry.mean
     return entry if isinstance(entry, float) else None
 
@@ -114,28 +139,14 @@ _CSV_COLUMNS = ("table", "row", "column", "mean", "stderr", "repeats", "expected
 
 
 def render(tables: Sequence[Table], form: str = "text") -> str:
-    """All tables as one text that ends with a line break.
-
-    Parameters
-    ----------
-    tables : sequence of Table
-        See ``vardass.lab.tables.make_tables``.
-    form : {"text", "markdown", "latex", "csv"}
-        Best numbers are bold, in text they have a star. CSV has one line for each entry, with all digits.
-    """
+    """All tables as one text that ends with a line break."""
     if form not in FORMATS:
         raise InputError(f"unknown format {form!r}; choose one of {', '.join(FORMATS)}")
     return FORMATS[form](tables)
 
 
 def entry_text(entry: Entry, decimals: int = 1) -> str:
-    """An entry as people read it: ``78.3 ± 0.4``, with ``(3/5)`` if repeats are missing; an unknown error is a dash.
-
-    Examples
-    --------
-    >>> entry_text(Cell(78.32, None, 1, 5))
-    '78.3 ± – (1/5)'
-    """
+    """An entry as people read it: ``78.3 ± 0.4``, with ``(3/5)`` if repeats are missing; an unknown error is a dash."""
     if entry is None:
         return _NOTHING
     if isinstance(entry, str):
@@ -200,7 +211,7 @@ def _width(text: str) -> int:
     )
 
 
-def _starts_block(rows: Sequence[Row], place: int) -> bool:
+def _starts_block(rows: Sequence[TableRow], place: int) -> bool:
     return place > 0 and rows[place].block != rows[place - 1].block
 
 
@@ -209,17 +220,25 @@ def _markdown(tables: Sequence[Table]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    title = f"**{_quote_markdown(table.title)}**"
-    notes = [_quote_markdown(note) for note in table.notes]
+    title = f"**{quote_markdown(table.title)}**"
+    notes = [quote_markdown(note) for note in table.notes]
     if not table.rows:
         return f"{title}: {'; '.join(notes)}"
-    lines = [f"| {' | '.join(line)} |" for line in _cells(table, _quote_markdown, lambda text: f"**{text}**")]
-    rule = "|---|" + "---:|" * len(table.columns)
+    header, *rows = _cells(table, quote_markdown, lambda text: f"**{text}**")
     below = ["", "; ".join(notes)] if notes else []
-    return "\n".join([title, "", lines[0], rule, *lines[1:], *below])
+    return "\n".join([title, "", markdown(header, rows, quoted=True), *below])
 
 
-def _quote_markdown(text: str) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = True, quoted: bool = False) -> str:
+    """Lines of a table of texts; all columns but the first end at the right unless they are texts too."""
+    lines = [[text if quoted else quote_markdown(text) for text in line] for line in (header, *rows)]
+    rule = "|---|" + ("---:|" if right else "---|") * (len(header) - 1)
+    shown = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([shown[0], rule, *shown[1:]])
+
+
+def quote_markdown(text: str) -> str:
+    """A name as Markdown shows it: nothing in it is taken for a mark, a link or HTML."""
     quoted = "".join(_MARKDOWN.get(character, character) for character in _plain(text))
     return f"\\{quoted}" if quoted.startswith(("+ ", "- ")) else quoted
 
@@ -280,7 +299,7 @@ def _csv(tables: Sequence[Table]) -> str:
 
 
 def _numbers(entry: Entry) -> list[float | int | None]:
-    if isinstance(entry, Cell):
+    if isinstance(entry, Average):
         return [entry.mean, entry.stderr, entry.repeats, entry.expected, entry.runs, entry.expected_runs]
     number = entry.p if isinstance(entry, PValue) else entry
     return [number if isinstance(number, float) else None, *[None] * 5]

@@ -25,10 +25,18 @@ from vardass.adapt.config import Count, CountFromZero, RunConfig
 from vardass.data.registry import DATASETS, find_dataset
 from vardass.errors import InputError
 from vardass.lab.search import SPACE_NAMES, Distribution
-from vardass.lab.yaml_file import Entry, as_mapping, at
+from vardass.lab.yaml_file import Section, as_mapping, at
 from vardass.validate import check_number, choose, unknown
 
-__all__ = ["AlgorithmPart", "DataPart", "Part", "SamplerPart", "Search", "Space", "Specification", "full_name"]
+__all__ = [
+    "AlgorithmSection",
+    "DataSection",
+    "SamplerSection",
+    "SettingsSection",
+    "Space",
+    "Specification",
+    "full_name",
+]
 
 _OPTIONS = ("algorithm_options", "network_options", "optimiser_options")
 _GRID_OPTIONS = (*_OPTIONS, "sampler_options")
@@ -157,7 +165,7 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_settings), WithJsonSchema(
 # --- the parts of a file ---
 
 
-class Space(Entry):
+class Space(Section):
     """Settings to search, each with its distribution; a text is the name of a space."""
 
     model_config = ConfigDict(extra="allow")
@@ -196,7 +204,7 @@ class Space(Entry):
         return self.__pydantic_extra__
 
 
-class Part(Entry):
+class SettingsSection(Section):
     """What data, algorithms and samplers have in common: settings that count for their runs."""
 
     space_key: ClassVar[str] = "space"
@@ -220,7 +228,7 @@ class Part(Entry):
         return self._place
 
     @model_validator(mode="after")
-    def _said_once(self) -> Part:
+    def _said_once(self) -> SettingsSection:
         for name in self.searched.distributions:
             if name in self.values:
                 raise InputError(
@@ -230,7 +238,7 @@ class Part(Entry):
         return self
 
 
-class _Owner(Part):
+class _Owner(SettingsSection):
     """An algorithm or a sampler: its options are settings with a dot."""
 
     short: ClassVar[str] = "name"
@@ -259,7 +267,7 @@ class _Owner(Part):
         return self
 
 
-class SamplerPart(_Owner):
+class SamplerSection(_Owner):
     """A sampler with its options."""
 
     group: ClassVar[str] = "sampler_options"
@@ -270,7 +278,7 @@ class SamplerPart(_Owner):
         return RunConfig(sampler=name).sampler
 
 
-def _different_labels(parts: list[SamplerPart]) -> list[SamplerPart]:
+def _different_labels(parts: list[SamplerSection]) -> list[SamplerSection]:
     seen = set()
     for index, part in enumerate(parts):
         if part.label in seen:
@@ -280,10 +288,10 @@ def _different_labels(parts: list[SamplerPart]) -> list[SamplerPart]:
     return parts
 
 
-Samplers = Annotated[list[SamplerPart], BeforeValidator(_list), AfterValidator(_different_labels)]
+Samplers = Annotated[list[SamplerSection], BeforeValidator(_list), AfterValidator(_different_labels)]
 
 
-class AlgorithmPart(_Owner):
+class AlgorithmSection(_Owner):
     """An algorithm with its options and the samplers that serve it."""
 
     group: ClassVar[str] = "algorithm_options"
@@ -300,7 +308,7 @@ class AlgorithmPart(_Owner):
         return name
 
     @model_validator(mode="after")
-    def _options_known(self) -> AlgorithmPart:
+    def _options_known(self) -> AlgorithmSection:
         known = algorithm_options(self.name)
         for name in (*self.values, *self.searched.distributions):
             group, _, option = name.partition(".")
@@ -309,7 +317,7 @@ class AlgorithmPart(_Owner):
         return self
 
 
-class DataPart(Part):
+class DataSection(SettingsSection):
     """Tasks of a data set that share settings."""
 
     short: ClassVar[str] = "dataset"
@@ -336,7 +344,7 @@ class DataPart(Part):
         return {"name": dataset, **given, "dataset": dataset}
 
     @model_validator(mode="after")
-    def _options_known(self) -> DataPart:
+    def _options_known(self) -> DataSection:
         with at("options"):
             find_dataset(self.dataset).check_options(self.options)
             if self.dataset in DATASETS and self.options.get("regression"):
@@ -347,7 +355,7 @@ class DataPart(Part):
         return self
 
 
-class Search(Entry):
+class SearchSection(Section):
     """How hyper-parameters are searched."""
 
     size: Count = Field(default=1, description="Trials of each cell.")
@@ -357,7 +365,7 @@ class Search(Entry):
     space: Space | None = Field(default=None, description="What is searched.")
 
 
-class Specification(Part):
+class Specification(SettingsSection):
     """All that a sweep's file may say."""
 
     space_key: ClassVar[str] = "search.space"
@@ -365,7 +373,7 @@ class Specification(Part):
     name: Text = Field(default="", description="Title, by default the file's name.")
     seed: CountFromZero = Field(default=0, description="Determines all seeds and draws.")
     repeats: Count = Field(default=1, description="Repetitions with other seeds, splits and draws.")
-    search: Search = Field(default_factory=Search)
+    search: SearchSection = Field(default_factory=SearchSection)
     overrides: Settings = Field(
         default_factory=dict, description="Settings that come before all others, as those of --set do."
     )
@@ -378,11 +386,11 @@ class Specification(Part):
     unlabelled_fraction: Annotated[float, BeforeValidator(_share)] = Field(
         default=0.5, description="Share of the rest of the target that is trained on without labels."
     )
-    data: Annotated[list[DataPart], BeforeValidator(_list)] = Field(
+    data: Annotated[list[DataSection], BeforeValidator(_list)] = Field(
         description="the file needs data, algorithms and samplers"
     )
     samplers: Samplers | None = Field(default=None, description="Samplers of algorithms that name none.")
-    algorithms: Annotated[list[AlgorithmPart], BeforeValidator(_list)] = Field(
+    algorithms: Annotated[list[AlgorithmSection], BeforeValidator(_list)] = Field(
         description="the file needs data, algorithms and samplers"
     )
 
@@ -457,7 +465,7 @@ class Specification(Part):
                         raise unknown("option of the algorithms of this sweep:", option, known)
 
 
-def _has_space(part: Part) -> bool:
+def _has_space(part: SettingsSection) -> bool:
     return part.searched.like is not None or bool(part.searched.distributions)
 
 

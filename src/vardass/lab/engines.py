@@ -1,0 +1,341 @@
+"""Where the runs of a sweep are done: on this machine, or on a Ray cluster.
+
+An engine is a function ``run_all(todo, work, *, jobs, on_done, tick)``. It does each `Attempt` in its own folder of
+``work``, hands every `AttemptResult` to ``on_done`` in the calling thread, and does what ``on_done`` returns once more.
+
+A run whose worker died goes on from its checkpoint; that is no failure of the run. So that a run which kills its
+worker each time does not go on for ever, see `Crashes`.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import multiprocessing
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from vardass.adapt.run_folder import CHECKPOINT_FILE
+from vardass.errors import VardassError
+from vardass.files import read_json
+from vardass.lab.record import Record, RunSpec
+from vardass.lab.store import PROGRESS_FILE
+from vardass.processes import begin_worker, count_cpus, one_thread_each, ray_session
+from vardass.registry import Registry
+
+__all__ = ["ENGINES", "Attempt", "AttemptResult", "Crashes", "Engine", "attempt_run", "drive", "get_engine"]
+
+_TICK = 1.0  # seconds between looks at the time while nothing ends
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RAY_RETRIES = 3  # of a task whose worker or node died, by Ray itself
+_PATIENCE = 20.0  # seconds for runs on Ray to finish their step and write a checkpoint when the sweep stops
+
+
+class Attempt(NamedTuple):
+    """A run to do, one more than how often it failed, and the seconds that it took until then."""
+
+    spec: RunSpec
+    number: int = 1
+    wall: float = 0.0
+
+
+class AttemptResult(NamedTuple):
+    """How an attempt ended, and the seconds of the run until now.
+
+    ``"finished"`` has a record, ``"failed"`` and ``"disk-full"`` a message, ``"stopped"`` a checkpoint to go on from.
+    """
+
+    kind: str
+    record: Record | None = None
+    message: str = ""
+    wall: float = 0.0
+
+
+OnDone: TypeAlias = Callable[[Attempt, AttemptResult], "Attempt | None"]
+Tick: TypeAlias = Callable[[], None]
+
+
+class Engine(Protocol):
+    """Does all runs in folders below ``work``, ``jobs`` at a time."""
+
+    def __call__(
+        self, todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick | None = None
+    ) -> None:
+        """Return when all are done."""
+
+
+def get_engine(name: str) -> Engine:
+    """An engine by name."""
+    return ENGINES.find(name)
+
+
+def attempt_run(attempt: Attempt, folder: Path, *, stop: Callable[[], bool] | None = None) -> AttemptResult:
+    """Do a run in this process; whatever goes wrong is an outcome, not an exception."""
+    # only workers need what a run needs
+    from vardass.lab.run import Stopped, execute
+
+    started = time.perf_counter()
+    try:
+        record = execute(attempt.spec, folder, attempt=attempt.number, wall_before=attempt.wall, stop=stop)
+        return AttemptResult("finished", record, wall=record.wall)
+    except (Stopped, KeyboardInterrupt):
+        return AttemptResult("stopped")
+    except Exception as error:
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        wall = max(_noted_wall(folder), attempt.wall + time.perf_counter() - started)
+        return AttemptResult("disk-full" if _is_full(error) else "failed", message=message, wall=wall)
+
+
+def _noted_wall(folder: Path, otherwise: float = 0.0) -> float:
+    return float(read_json(folder / PROGRESS_FILE).get("wall", otherwise))
+
+
+def _is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class Crashes:
+    """Runs that were under way when a worker died, and what becomes of them.
+
+    Such a run is done again, from its checkpoint. Nobody knows which of the runs under way killed the worker, if any
+    did. Therefore a run that was under way in `LIMIT` crashes without a new checkpoint in between waits until all
+    others are done, and then runs alone. `LIMIT` more crashes without a new checkpoint, and it has failed. If
+    `HOPELESS` runs in a row are lost and nothing finishes or writes a checkpoint, the machine is at fault, and the
+    sweep stops.
+    """
+
+    LIMIT = 3
+    HOPELESS = 50
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self._counts: dict[str, int] = {}
+        self._marks: dict[str, int | None] = {}
+        self._fruitless = 0
+
+    def is_suspect(self, attempt: Attempt) -> bool:
+        """Whether the run has to run alone."""
+        return self._counts.get(attempt.spec.run_id, 0) >= self.LIMIT
+
+    def progress(self) -> None:
+        """Note that a run ended."""
+        self._fruitless = 0
+
+    def add(self, attempt: Attempt, cause: BaseException) -> AttemptResult | None:
+        """Count a crash; the run's outcome if it is the last straw."""
+        name = attempt.spec.run_id
+        mark = self._checkpoint(name)
+        if mark != self._marks.get(name):
+            self._counts[name] = 0
+            self._fruitless = 0
+        self._marks[name] = mark
+        self._counts[name] = self._counts.get(name, 0) + 1
+        self._fruitless += 1
+        if self._fruitless >= self.HOPELESS:
+            raise VardassError(
+                f"workers died {self._fruitless} times and nothing was done in between ({cause}); see the logs in "
+                f"{self.work}, look for a lack of memory, take fewer --jobs, and start the sweep again to go on"
+            )
+        if self._counts[name] < 2 * self.LIMIT:
+            return None
+        message = (
+            f"its worker died {self._counts[name]} times without a new checkpoint, the last times with no other run "
+            "beside it; out of memory?"
+        )
+        self._counts[name] = 0
+        return AttemptResult("failed", message=message, wall=_noted_wall(self.work / name, attempt.wall))
+
+    def _checkpoint(self, name: str) -> int | None:
+        try:
+            return (self.work / name / CHECKPOINT_FILE).stat().st_mtime_ns
+        except OSError:
+            return None
+
+
+def drive(
+    todo: Sequence[Attempt],
+    work: Path,
+    *,
+    width: int,
+    submit: Callable[[Attempt], Future[AttemptResult]],
+    lost: tuple[type[BaseException], ...],
+    on_done: OnDone,
+    tick: Tick | None = None,
+) -> None:
+    """Keep ``width`` attempts under way until all are done; ``lost`` is what a future raises if its worker died.
+
+    No more are handed to the workers, so those that were handed over are under way.
+    """
+    waiting, suspects = deque(todo), deque[Attempt]()
+    crashes = Crashes(work)
+    under_way: dict[Future[AttemptResult], Attempt] = {}
+
+    def hand_over(attempt: Attempt) -> None:
+        under_way[submit(attempt)] = attempt
+
+    def fill() -> None:
+        while waiting and len(under_way) < width:
+            hand_over(waiting.popleft())
+        if suspects and not under_way:
+            hand_over(suspects.popleft())
+
+    fill()
+    while under_way:
+        done, _ = wait(under_way, timeout=_TICK, return_when=FIRST_COMPLETED)
+        ended: list[tuple[Attempt, AttemptResult]] = []
+        for future in done:
+            attempt = under_way.pop(future)
+            try:
+                outcome: AttemptResult | None = future.result()
+                crashes.progress()
+            except lost as error:
+                outcome = crashes.add(attempt, error)
+            if outcome is not None and outcome.kind != "stopped":
+                ended.append((attempt, outcome))
+            elif crashes.is_suspect(attempt):
+                suspects.append(attempt)
+            else:
+                waiting.appendleft(attempt)
+        fill()  # before the records are written, so that no worker waits for the disk
+        for attempt, outcome in ended:
+            again = on_done(attempt, outcome)
+            if again is not None:
+                waiting.append(again)
+        fill()
+        if tick is not None:
+            tick()
+
+
+# --- processes of this machine ---
+
+_should_stop: list[Callable[[], bool]] = []  # of a worker, filled once when it begins
+
+
+def _run_local(
+    todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick | None = None
+) -> None:
+    """Do all runs in ``jobs`` processes with one thread each; default: as many as there are CPUs.
+
+    The processes stay for many runs, so that torch is imported once. A single job has a process of its own too: a
+    crash of native code or a lack of memory then takes the run, not the sweep. Workers exit when their parent is
+    gone. Ctrl-C lets each run finish its step and write a checkpoint; a second one kills the workers.
+
+    Workers are started afresh, hence a script that calls this needs ``if __name__ == "__main__":``.
+    """
+    before = set(multiprocessing.active_children())
+    with one_thread_each():
+        pool = _Pool(min(jobs or count_cpus(), max(len(todo), 1)), work)
+        try:
+            lost = (BrokenProcessPool,)
+            drive(todo, work, width=pool.size, submit=pool.submit, lost=lost, on_done=on_done, tick=tick)
+        finally:
+            try:
+                pool.close()
+            except KeyboardInterrupt:
+                for process in set(multiprocessing.active_children()) - before:
+                    process.kill()
+                raise
+
+
+class _Pool:
+    """Workers, replaced by new ones when one has died."""
+
+    def __init__(self, size: int, work: Path) -> None:
+        self.size = size
+        self.work = work
+        self._context = multiprocessing.get_context("spawn")
+        # without a lock, which a killed worker might keep for ever
+        self._stop = self._context.RawValue("b", 0)
+        self._executor = self._make()
+
+    def _make(self) -> ProcessPoolExecutor:
+        begin, stop = _begin_local, (self._stop,)
+        return ProcessPoolExecutor(self.size, mp_context=self._context, initializer=begin, initargs=stop)
+
+    def submit(self, attempt: Attempt) -> Future[AttemptResult]:
+        """Hand an attempt to a worker."""
+        folder = self.work / attempt.spec.run_id
+        try:
+            return self._executor.submit(_attempt_local, attempt, folder)
+        except BrokenProcessPool:
+            self._executor.shutdown(wait=True)
+            self._executor = self._make()
+            return self._executor.submit(_attempt_local, attempt, folder)
+
+    def close(self) -> None:
+        """Let runs under way stop at their next step, and end the workers."""
+        self._stop.value = 1
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin_local(stop: Any) -> None:
+    """Prepare a worker."""
+    begin_worker()
+    faulthandler.enable()  # to the run's log, as that is where stderr goes
+    _should_stop.append(lambda: bool(stop.value))
+
+
+def _attempt_local(attempt: Attempt, folder: Path) -> AttemptResult:
+    return attempt_run(attempt, folder, stop=_should_stop[0])
+
+
+# --- Ray ---
+
+
+def _run_on_ray(
+    todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick | None = None
+) -> None:
+    """Do all runs as tasks of one CPU each, at most ``jobs`` at a time; default: as many as Ray has CPUs.
+
+    With ``RAY_ADDRESS`` in the environment they run on that cluster, else on a Ray of their own on this machine. Where
+    there are GPUs, each run that does not ask for the CPU gets one.
+
+    Records come back through Ray, so the nodes need not share a file system. Without a shared one, a run whose worker
+    died starts from the beginning instead of from its checkpoint, and of a failed run only the message is kept, not
+    the log. Each node needs vardass and the data, at the same path.
+    """
+    with ray_session(jobs) as ray:
+        resources = ray.cluster_resources()
+        remote = ray.remote(max_retries=_RAY_RETRIES)(_attempt_on_ray)
+        under_way: dict[Future[AttemptResult], Any] = {}
+
+        def submit(attempt: Attempt) -> Future[AttemptResult]:
+            gpus = 1 if resources.get("GPU", 0) and attempt.spec.config.get("device", "auto") != "cpu" else 0
+            task = remote.options(num_cpus=1, num_gpus=gpus).remote(attempt, str(work.absolute()))
+            future: Future[AttemptResult] = task.future()
+            under_way[future] = task
+            future.add_done_callback(lambda done: under_way.pop(done, None))
+            return future
+
+        width, lost = jobs or max(1, int(resources.get("CPU", 1))), (ray.exceptions.RayError,)
+        try:
+            drive(todo, work, width=width, submit=submit, lost=lost, on_done=on_done, tick=tick)
+        finally:
+            left = dict(under_way)
+            for task in left.values():
+                ray.cancel(task)  # as Ctrl-C would, so that the run writes a checkpoint
+            wait(left, timeout=_PATIENCE)
+
+
+def _attempt_on_ray(attempt: Attempt, work: str) -> AttemptResult:
+    import torch
+
+    torch.set_num_threads(1)
+    shared = Path(work)
+    if shared.is_dir():
+        return attempt_run(attempt, shared / attempt.spec.run_id)
+    with tempfile.TemporaryDirectory(prefix="vardass-run-") as folder:
+        return attempt_run(attempt, Path(folder) / attempt.spec.run_id)
+
+
+ENGINES: Registry[Engine] = Registry("engine", {"local": _run_local, "ray": _run_on_ray})
