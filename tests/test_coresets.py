@@ -341,7 +341,7 @@ def test_the_command_writes_text(file, capsys):
         (("z.npy", "--size", 3, "--out", "none/c.npz"), "there is no folder"),
         (("z.npz", "--size", 3, "--labels", "breed"), "no array or column 'breed' for --labels"),
         (("z.npz", "--size", 3, "--ids", "x"), "no table of numbers"),
-        (("z.csv", "--size", 3), "is not a number in column 'animal'"),
+        (("z.csv", "--size", 3), "column 'animal' is string"),
     ],
 )
 def test_the_command_refuses_in_one_line(file, capsys, monkeypatch, arguments, message):
