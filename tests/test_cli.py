@@ -346,7 +346,7 @@ def bad_files(folder):
         ("two.npz", "--key"),
         ("empty.csv", "empty"),
         ("header.csv", "no rows"),
-        ("words.csv", "line 3"),
+        ("words.csv", "'four' in row 3"),
         ("fake.npy", "not a .npy"),
         ("fake.npz", "not a .npz"),
         ("fake.parquet", "not a .parquet"),
