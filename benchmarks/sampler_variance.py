@@ -36,11 +36,11 @@ from vardass.data import standardise, watch_domains
 from vardass.files import atomic_write
 from vardass.kernels import as_kernel
 from vardass.losses import StreamWeights, coral, mmd2
+from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.samplers import (
     BalancedBatchSampler,
     IndexBatch,
     OrderedBatchSampler,
-    PairedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
 )

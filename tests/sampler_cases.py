@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from conftest import gen
+from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.samplers import (
     BalancedBatchSampler,
     IndexBatch,
     MinibatchSampler,
     OrderedBatchSampler,
-    PairedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
     stratified,

@@ -16,8 +16,9 @@ from sampler_cases import gen, taken
 from test_trainer import SPLITS, Stop, assert_same_run, resumable
 from vardass.adapt.trainer import Trainer
 from vardass.errors import InputError
+from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.refresh import Refresher, RefreshEvery
-from vardass.samplers import BackgroundSampler, PairedBatchSampler
+from vardass.samplers import BackgroundSampler
 
 SIZES, K = (70, 90), 6
 

@@ -31,6 +31,7 @@ PUBLIC = [
             "lab.sweep",
             "lab.tables",
             "paper.diverse_samplers",
+            "paper.paired_sampler",
             "paper.figures",
             "integrations.checkpoints",
             "integrations.lightning",

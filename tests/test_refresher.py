@@ -298,8 +298,7 @@ def test_drift_after_a_resume_is_that_of_the_kernel_at_the_refresh(kernel: Any, 
         assert isinstance(one.policy, DriftRefresh)
         return one.policy.drift
 
-    without = {key: value for key, value in state["refresher"].items() if key != "kernels"}
-    found, anew = resumed(state["refresher"]), resumed(without)
+    found, anew = resumed(state["refresher"]), resumed({**state["refresher"], "kernels": {}})
     assert found == drift_of_next(refresher)
     assert (anew == found) == (kernel == "linear"), "by now the bank's rows give another kernel"
 
@@ -494,7 +493,7 @@ def test_what_stands_still_is_refreshed_where_more_than_features_counts() -> Non
     for refresher in (always, grouped, observed, without):
         refresher.step(0)
         if refresher is without:  # a state of an earlier version
-            refresher.load_state_dict({key: value for key, value in refresher.state_dict().items() if key != "seen"})
+            refresher.load_state_dict({**refresher.state_dict(), "seen": {}})
         refresher.step(1)
         assert "skipped" not in refresher.timer.counts
         assert refresher.samplers["0"].state_dict()["refreshes"] == 2

@@ -11,11 +11,11 @@ from sampler_cases import MAKERS, K, N, cloud, made, taken
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
 from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
+from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.registry import declared_options
 from vardass.samplers import (
     BalancedBatchSampler,
     OrderedBatchSampler,
-    PairedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
     ordered,

@@ -20,13 +20,13 @@ from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport, v
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
+from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.plots import report_figure
 from vardass.samplers import (
     BackgroundSampler,
     BalancedBatchSampler,
     IndexBatch,
     OrderedBatchSampler,
-    PairedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
 )

@@ -6,7 +6,7 @@ import torch
 import vardass
 from vardass.kernels import RBFMixture
 from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
-from vardass.samplers import PairedBatchSampler
+from vardass.paper.paired_sampler import PairedBatchSampler
 
 K, BATCHES = 12, 300
 normal = torch.Generator().manual_seed(1)

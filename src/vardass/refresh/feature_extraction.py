@@ -29,7 +29,6 @@ def extract_features(
     num_workers: int = 0,
     autocast_dtype: torch.dtype | None = None,
     forward: Callable[[Any, Any], Tensor] | None = None,
-    select: Callable[[Any], Any] | None = None,
     key: str | int | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Tensor:
@@ -66,8 +65,6 @@ def extract_features(
         also inside an autocast region.
     forward : callable, optional
         ``forward(model, inputs) -> (batch, d)``, where ``model(inputs)`` is not what you want.
-    select : callable, optional
-        ``select(batch) -> inputs``, where the rules for ``key`` do not fit.
     key : str or int, optional
         Which part of a sample is the input: an entry of a mapping, a place in a tuple. By default the
         sample itself, or the first part of a tuple.
@@ -97,7 +94,7 @@ def extract_features(
     done, width = 0, None
     with evaluation_mode(model) if eval_mode else nullcontext():
         for batch in _batches(data, batch_size, num_workers, collate_fn, place):
-            inputs = _placed(_inputs(batch, key) if select is None else select(batch), place, precision)
+            inputs = _placed(_inputs(batch, key), place, precision)
             # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
             autocast = torch.autocast(
                 place.type, dtype=autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
@@ -205,7 +202,7 @@ def _inputs(batch: Any, key: str | int | None) -> Any:
         if key not in part:
             raise InputError(
                 f"a sample is a mapping with the keys {sorted(map(str, part))}, got key={key!r}; "
-                "say with key=... which one is the input, or pass select=..."
+                "say with key=... which one is the input"
             )
         part = part[key]
     elif isinstance(key, str):

@@ -351,23 +351,18 @@ class Refresher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken.
-
-        Without ``"kernels"`` they are fitted anew, on the banks' present rows; without ``"seen"`` the next refresh is
-        made however little features have moved.
-        """
+        """Go on where ``state`` was taken."""
         check_state(state, self)
-        if {"kernels", "seen", *state} != self.state_dict().keys():
+        if state.keys() != self.state_dict().keys():
             raise InputError(f"the state has {sorted(state)}, it needs {sorted(self.state_dict())}")
-        kernels = state.get("kernels", {})
-        if not {*state["scales"], *kernels} <= self.samplers.keys():
+        if not {*state["scales"], *state["kernels"]} <= self.samplers.keys():
             raise InputError(f"the state is of samplers {sorted(state['scales'])}, here are {sorted(self.samplers)}")
         self.policy.load_state_dict(state["policy"])
         self.timer.load_state_dict(state["timer"])
         self._scales = dict(state["scales"])
-        self._seen = dict(state.get("seen", {}))
+        self._seen = dict(state["seen"])
         self._kernels = {}
-        for name, part in kernels.items():
+        for name, part in state["kernels"].items():
             self._restore_kernel(name, part)
 
     def _restore_kernel(self, name: str, part: Mapping[str, Any]) -> None:

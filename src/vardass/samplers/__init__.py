@@ -5,7 +5,6 @@ from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import Chunk, MinibatchSampler, RefreshableSampler
 from vardass.samplers.class_alignment import ClassAlignment, align_classes
 from vardass.samplers.ordered import OrderedBatchSampler
-from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 from vardass.samplers.weighted_batches import IndexBatch, with_weights
@@ -18,7 +17,6 @@ __all__ = [
     "IndexBatch",
     "MinibatchSampler",
     "OrderedBatchSampler",
-    "PairedBatchSampler",
     "RefreshableSampler",
     "StratifiedBatchSampler",
     "UniformBatchSampler",

@@ -12,7 +12,6 @@ from vardass.registry import Registry, check_options, declared_options
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import MinibatchSampler
 from vardass.samplers.ordered import OrderedBatchSampler
-from vardass.samplers.paired import PairedBatchSampler
 from vardass.samplers.stratified import GroupedSampler, StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 
@@ -27,7 +26,7 @@ _KINDS: Registry[type[MinibatchSampler]] = Registry(
         "vardass": StratifiedBatchSampler,
         "ordered": OrderedBatchSampler,
         "balanced": BalancedBatchSampler,
-        "paired": PairedBatchSampler,
+        "paired": "vardass.paper.paired_sampler:PairedBatchSampler",
         "kmeans++": "vardass.paper.diverse_samplers:KMeansPlusPlusBatchSampler",
         "dpp": "vardass.paper.diverse_samplers:DPPBatchSampler",
         "kmeans-inputs": StratifiedBatchSampler,

@@ -143,7 +143,8 @@ class StratifiedBatchSampler(GroupedSampler):
     (8, 1.0)
     """
 
-    passed_on: ClassVar[tuple[str, ...]] = ALL_OPTIONS  # options of `stratify`, of which each solver checks its own
+    # options of `stratify`, of which each solver checks its own
+    passed_on: ClassVar[tuple[str, ...]] = tuple(name for name in ALL_OPTIONS if name not in _OWN_OPTIONS)
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class PairedBatchSampler(MinibatchSampler):
     be used. Without ``other``, as for a method that draws no target, samples are paired within the domain only. Uniform
     until the first `refresh`.
 
-    It is derived from the abstract of arXiv 2607.20367, not the authors' program; see `vardass.samplers.paired`. Their
+    It is derived from the abstract of arXiv 2607.20367, not the authors' program; the module says how. Their
     pairings minimise the variance of the gradient, ours that of the mean embeddings in the kernel of the loss.
 
     Parameters
