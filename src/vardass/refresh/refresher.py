@@ -220,9 +220,9 @@ class Refresher:
             self.timer.add("skipped", 0.0)
             spent = self.timer.seconds["features"] - before.get("features", 0.0)
             return {f"{name}/seconds_features": spent, f"{name}/seconds_solver": 0.0}
-        with self.timer("solver"):
-            left = None
-            if self.worthwhile is not None and not groups and self._group is None:
+        left = None
+        if self.worthwhile is not None and not groups and self._group is None:
+            with self.timer("solver"):
                 left = self.worthwhile(sampler, as_features(features))
         if left is not None:
             self.timer.add("skipped", 0.0)
