@@ -363,7 +363,7 @@ def test_data_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {(run.dataset, run.data_name, run.root) for run in runs} == {("my_data:load", "mine", None)}
     placed = load(tmp_path, changed(data=[{**entry, "root": "."}]), trust_code=True).runs()
     assert {run.root for run in placed} == {str(tmp_path)}
-    with pytest.raises(InputError, match=r"data\[0\].options: unknown option of my_data:load: 'scales'"):
+    with pytest.raises(InputError, match=r"data\[0\].options: unknown option of data set 'my_data:load': 'scales'"):
         load(tmp_path, changed(data=[{**entry, "options": {"scales": 2}}]), trust_code=True)
 
 
