@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow lint audit wheel docs demo bench clean
+.PHONY: help setup test floors test-slow lint audit wheel docs demo bench clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -38,6 +38,9 @@ audit: $(STAMP) ## known vulnerabilities of the packages in constraints.txt
 test: lint $(BROWSER) ## all tests but the slow ones; what CI runs
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+floors: $(STAMP) ## tests of the integrations with the lowest versions that pyproject.toml allows
+	$(BIN)/python scripts/floors.py
+
 test-slow: $(STAMP) ## tests that take minutes: processes killed again and again
 	$(BIN)/python -m pytest -m slow
 
@@ -55,4 +58,4 @@ bench: $(STAMP) ## the numbers in benchmarks/results, made again
 	$(BIN)/python benchmarks/run.py
 
 clean: ## remove .venv, the demo's files and what was built
-	rm -rf .venv demo site dist .cache
+	rm -rf .venv .venv-floors demo site dist .cache

@@ -1,6 +1,6 @@
 """Strata and batches against what a sceptic would use instead: variance, CPU time and memory, by n.
 
-    python benchmarks/sceptic.py [--largest 10000000] [--minutes 25] [--cpu-limit 60]
+    python benchmarks/sceptic.py [--largest 10000000] [--minutes 25] [--cpu-limit 100] [--keep]
 
 Everything runs on one thread, each cell in a process of its own: peak memory is what it took beyond the features.
 Rivals that are not installed are listed, not installed: pip install --no-deps faiss-cpu goodpoints
@@ -10,6 +10,7 @@ k-means-constrained six ortools immutabledict DPPy, into an environment beside t
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import resource
 import signal
@@ -18,12 +19,12 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from common import markdown, peak_gigabytes, synthetic, write_results
+from common import RESULTS, markdown, peak_gigabytes, synthetic, write_results
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -106,7 +107,7 @@ STRATA = [
     Rival("`stratify_shards`, from a file", "vardass", "vardass", 10_000_000, from_file),
     Rival("KMeans", "scikit-learn", "sklearn", 1_000_000, kmeans("KMeans")),
     Rival("BisectingKMeans", "scikit-learn", "sklearn", 1_000_000, kmeans("BisectingKMeans")),
-    Rival("KMeansConstrained, equal", "k-means-constrained", "k_means_constrained", 10_000, constrained),
+    Rival("KMeansConstrained, equal", "k-means-constrained", "k_means_constrained", 1_000, constrained),
 ]
 
 
@@ -250,20 +251,28 @@ def compare(
     title: str, rivals: list[Rival], judge: Callable[..., float], cells: list[tuple[str, int, int]], options: Any
 ) -> tuple[str, list[dict[str, Any]]]:
     rows, entries = [], []
+    path = RESULTS / "sceptic.json"
+    kept = json.loads(path.read_text())[title] if options.keep and path.exists() else []
     for data, n, k in cells:
         for rival in rivals:
             if n > rival.largest or (number := installed(rival.package)) is None:
                 continue
-            seeds = 3 if n <= 20_000 and rival.package != "DPPy" else 1
-            late = time.monotonic() > options.until
-            found = "not run" if late else run_cell(rival, judge, data, n, k, seeds, options.cpu_limit)
             entry = {"data": data, "n": n, "k": k, "rival": rival.name, "package": rival.package, "version": number}
+            seeds = 3 if n <= 5_000 and rival.package != "DPPy" else 1
+            found: Any = next((one for one in kept if one.items() >= entry.items() and "values" in one), None)
+            if found is None and time.monotonic() > options.until:
+                found = "not run"
+            elif found is None:
+                found = run_cell(rival, judge, data, n, k, seeds, options.cpu_limit)
             if isinstance(found, str):
+                entry["ended"] = found
                 numbers = [found, "", ""]
             else:
                 entry |= found
-                spread = np.std(found["values"], ddof=1) / seeds**0.5 if seeds > 1 else None
-                value = f"{mean(found['values']):.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
+                values = found["values"]
+                value = f"{mean(values):.4f}"
+                if len(values) > 1:
+                    value += f" ± {stdev(values) / len(values) ** 0.5:.4f}"
                 numbers = [value, f"{found['cpu']:.2f}", f"{found['gigabytes']:.2f}"]
             entries.append(entry)
             rows.append([data, f"{n:,}", str(k), rival.name, f"{rival.package} {number}", *numbers])
@@ -276,11 +285,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", type=int, default=SIZES[-1])
     parser.add_argument("--minutes", type=float, default=25.0, help="no cell begins after that")
-    parser.add_argument("--cpu-limit", type=int, default=60, help="seconds of CPU that a run may take")
+    parser.add_argument("--cpu-limit", type=int, default=100, help="seconds of CPU that a run may take")
+    parser.add_argument("--keep", action="store_true", help="leave cells of the results file as they are")
     options = parser.parse_args()
     options.until = time.monotonic() + 60.0 * options.minutes
     sets, set_entries = compare(
-        "set", SETS, set_errors, [("watch", 2_048, 32), ("synthetic", 2_048, 32), ("synthetic", 4_096, 128)], options
+        "sets", SETS, set_errors, [("watch", 2_048, 32), ("synthetic", 2_048, 32), ("synthetic", 4_096, 128)], options
     )
     sizes = [n for n in SIZES if n <= options.largest]
     cells = [("synthetic", n, k) for n in sizes for k in (16, 128) if n == 10_000 or k == 128]
@@ -289,7 +299,8 @@ def main() -> None:
     tables = [
         "RBF mixture scaled by the median distance, one thread; k-means and its kin see the features, as they have no "
         "kernel. CPU seconds and peak memory beyond the features are those of a run, kernel matrix included. ± is the "
-        "standard error over three seeds. " + (f"Not installed: {', '.join(missing)}." if missing else ""),
+        "standard error over three seeds; without it there was one. "
+        + (f"Not installed: {', '.join(missing)}." if missing else ""),
         "## Strata: variance of one draw from each",
         "Ten Gaussian blobs of 64 columns. Beyond 10,000 rows the variance is estimated from one partner of each row.",
         parts,

@@ -44,7 +44,7 @@ def test_recipes(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_the_recipe_of_several_processes() -> None:
-    pytest.importorskip("lightning_fabric")
+    pytest.importorskip("lightning")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "several_processes.py"],
         cwd=RECIPES,

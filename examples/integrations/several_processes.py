@@ -101,7 +101,7 @@ def with_fsdp():
 
 # --8<-- [start:fabric]
 def with_fabric():
-    from lightning_fabric import Fabric
+    from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=distributed.get_world_size(), strategy="ddp")
     fabric.launch()
