@@ -317,6 +317,8 @@ def test_fitted_kernels_stay_as_they_are() -> None:
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"replacement=True does not go with ordered batches"):
+        OrderedBatchSampler(N, 8, replacement=True)
     with pytest.raises(InputError, match=r"batch_size=8 is not a multiple of draws_per_stratum=3; use batch_size=6"):
         StratifiedBatchSampler(N, 8, draws_per_stratum=3)
     for maker in (StratifiedBatchSampler, BalancedBatchSampler):
@@ -328,3 +330,12 @@ def test_options_that_do_not_fit_are_refused() -> None:
         UniformBatchSampler(N, K).set_epoch(-1)
     with pytest.raises(InputError, match="count must be at least 1, got 0"):
         UniformBatchSampler(N, K).sample_batches(0)
+
+
+def test_a_state_of_the_other_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = OrderedBatchSampler(N, K).state_dict()
+    monkeypatch.setattr("vardass.samplers.base.has_numba", lambda: not state["settings"]["numba"])
+    with pytest.raises(InputError, match=r"numba=.*this sampler numba=.*resume where numba is"):
+        OrderedBatchSampler(N, K).load_state_dict(state)
+    UniformBatchSampler(N, K).load_state_dict(UniformBatchSampler(N, K).state_dict())  # its batches need no loops
+    assert "numba" not in UniformBatchSampler(N, K).state_dict()["settings"]

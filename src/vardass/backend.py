@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["compiled_loops", "one_thread", "were_compiled"]
+__all__ = ["compiled_loops", "has_numba", "one_thread", "were_compiled"]
 
 
 def compiled_loops(tensor: Tensor) -> ModuleType | None:
@@ -28,8 +28,14 @@ def compiled_loops(tensor: Tensor) -> ModuleType | None:
 
 
 @cache
+def has_numba() -> bool:
+    """Whether numba is installed; streams of samplers that are refreshed depend on it."""
+    return find_spec("numba") is not None
+
+
+@cache
 def _compiled() -> ModuleType | None:
-    if find_spec("numba") is None:
+    if not has_numba():
         return None
     from vardass import compiled
 

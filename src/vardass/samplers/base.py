@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from vardass.backend import has_numba
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel
 from vardass.processes import process_group
@@ -479,7 +480,7 @@ class MinibatchSampler(BatchStream, ABC):
             "base": self._base,
             "chunk": None if self._chunk is None else {"first": self._first, **self._chunk._asdict()},
             "extra": self._extra_state(),
-            "settings": self._settings(),
+            "settings": {**self._settings(), **({"numba": has_numba()} if self.needs_features else {})},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -502,9 +503,11 @@ class MinibatchSampler(BatchStream, ABC):
         theirs = {**state, **state["settings"]}
         for key, value in {**{key: mine[key] for key in _SAME}, **mine["settings"]}.items():
             if theirs.get(key) != value:
+                remedy = "make the sampler with the same arguments"
+                if key == "numba":  # the two backends take steps in another order, so later batches would differ
+                    remedy = "resume where numba is" if value is False else "resume where numba is not"
                 raise InputError(
-                    f"the state has {key}={theirs.get(key)!r}, this sampler {key}={value!r}; "
-                    "make the sampler with the same arguments or start anew"
+                    f"the state has {key}={theirs.get(key)!r}, this sampler {key}={value!r}; {remedy} or start anew"
                 )
         counts = [check_count(state[key], f"{key} of the state", low=0) for key in _COUNTS]
         seed = check_seed(state["seed"])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vardass.errors import InputError
 from vardass.kernels import KernelLike, fitted_kernel
 from vardass.samplers.base import Chunk, derive_seed
 from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, cycle_table, plan_features
@@ -60,6 +61,10 @@ class OrderedBatchSampler(StratifiedBatchSampler):
         swap_rounds: int = SWAP_ROUNDS,
         **options: Any,
     ) -> None:
+        if options.pop("replacement", False):
+            raise InputError(
+                "replacement=True does not go with ordered batches, whose plan uses a sample once; leave it out"
+            )
         super().__init__(n, batch_size, kernel=kernel, replacement=False, **options)
         self.plan_rows = check_count(plan_rows, "plan_rows", low=2)
         self.plan_rank = check_count(plan_rank, "plan_rank")
