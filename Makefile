@@ -25,11 +25,12 @@ $(BROWSER): $(STAMP)
 	sh scripts/install_browser.sh
 	touch $(BROWSER)
 
-lint: $(STAMP) audit ## style, types, import layers and known vulnerabilities
+lint: $(STAMP) audit ## style, types, import layers, size of rooms and known vulnerabilities
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/room_sizes.py
 
 audit: $(STAMP) ## known vulnerabilities of the packages in constraints.txt
 	$(BIN)/python scripts/audit.py
