@@ -95,9 +95,6 @@ def test_strata_with_shares_are_saved_and_read(tmp_path: Any) -> None:
     for again in (Strata.from_dict(strata.to_dict()), Strata.load(strata.save(tmp_path / "strata.npz"))):
         assert torch.equal(again.labels, strata.labels)
         assert torch.equal(again.exact_weights, strata.exact_weights)
-    plain = stratify_groups(cloud(24), 6, torch.zeros(24, dtype=torch.int64)).to_dict()
-    del plain["shares"]  # as older versions wrote it
-    assert Strata.from_dict(plain).shares is None
 
 
 def test_the_spread_of_strata_with_shares_is_their_variance() -> None:

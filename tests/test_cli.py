@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from vardass.cli import main
 from vardass.cli.app import app
 from vardass.errors import VardassWarning
-from vardass.lab.sweep import Summary
+from vardass.lab.sweep import SweepResult
 from vardass.strata import Strata
 
 N, D = 300, 4
@@ -486,7 +486,7 @@ def test_progress_is_shown_on_a_terminal_only(embeddings, tmp_path):
 
 
 def ended(**how):
-    return lambda *_, **__: Summary(**{**dict.fromkeys(Summary.__dataclass_fields__, 0), "total": 3, **how})
+    return lambda *_, **__: SweepResult(**{**dict.fromkeys(SweepResult.__dataclass_fields__, 0), "total": 3, **how})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from sweeping import kill, make_runs, numbers, wait_for
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
 from vardass.lab.engines import Attempt, get_engine
-from vardass.lab.record import Record
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep
 from vardass.locks import holder, is_locked
@@ -63,7 +62,7 @@ def test_records_come_back_without_a_shared_folder(tmp_path):
     work = tmp_path / "on another machine"
     get_engine("ray")([Attempt(spec)], work, jobs=None, on_done=lambda attempt, outcome: ended.append(outcome))
     assert [outcome.kind for outcome in ended] == ["finished"]
-    assert Record.from_json(ended[0].text).spec == spec
+    assert ended[0].record.spec == spec
     assert not work.exists()
 
 

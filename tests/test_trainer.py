@@ -195,8 +195,6 @@ def test_recorded_features_are_those_of_their_domain(name: str) -> None:
 def test_the_bank_holds_what_evaluation_sees(changes: dict[str, Any]) -> None:
     trainer = Trainer(config(sampler="stratified", steps=4, refresh_every=2, lr=1e-12, **changes), SPLITS)
     trainer.run()
-    bank = trainer.banks["target"]
-    assert bank.last_step == 3
     # with weights that stand still, all rows are those of one full pass, in the right order
     for name in ("source", "target"):
         features = trainer.banks[name].features()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, fitted_kernel
-from vardass.losses import CORALLoss, MMDLoss
+from vardass.losses import Batch, CORALLoss, MMDLoss
 from vardass.samplers import (
     BackgroundSampler,
     Chunk,
@@ -436,17 +436,29 @@ def _slopes(loss: Loss, features: list[Tensor]) -> list[Tensor]:
     return [slopes[: len(features[0])], slopes[len(features[0]) :]]
 
 
-def _strata_of(loss: Loss, batches: list[Batches]) -> dict[str, Any]:
-    """How the batches were drawn, for an unbiased loss."""
+def _drawn(loss: Loss, batches: list[Batches]) -> Callable[[int, Tensor, Tensor | None], Batch] | None:
+    """What makes a `Batch` of the features and weights of a domain's batch, for an unbiased loss."""
     if getattr(loss.value, "estimator", "v") != "unbiased":
-        return {}
+        return None
     if any(batch.strata is None for batch in batches):
         raise InputError(
             f"loss {loss.name!r} is unbiased for independent draws, but the samples of a batch of one of the samplers "
             "depend on one another, or it gives no strata; use loss='mmd2', or samplers such as UniformBatchSampler "
             "and StratifiedBatchSampler(..., draws_per_stratum=2)"
         )
-    return {f"{what}_{s}": getattr(batch, what) for s, batch in zip("xy", batches) for what in ("strata", "pool")}
+    pools = [math.inf if batch.pool is None else batch.pool for batch in batches]
+    return lambda i, z, weights: Batch(z, weights=weights, strata=batches[i].strata, pool=pools[i])
+
+
+def _value(
+    loss: Loss,
+    drawn: Callable[[int, Tensor, Tensor | None], Batch] | None,
+    features: tuple[Tensor, Tensor],
+    weights: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    if drawn is None:
+        return loss.value(*features, weights_x=weights[0], weights_y=weights[1])
+    return loss.value(*(drawn(i, z, w) for i, (z, w) in enumerate(zip(features, weights))))
 
 
 @torch.no_grad()
@@ -454,11 +466,10 @@ def loss_noise(
     loss: Loss, domains: list[Tensor], batches: list[Batches], pairing: list[int], whole: Whole
 ) -> dict[str, Any]:
     """Mean, bias and variance of the loss of source batch i with target batch ``pairing[i]``."""
-    values, strata = [], _strata_of(loss, batches)
+    values, drawn = [], _drawn(loss, batches)
     for i, j in enumerate(pairing):
         (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
-        weights = {"weights_x": weights_x, "weights_y": weights_y}
-        values.append(loss.value(domains[0][rows_x], domains[1][rows_y], **weights, **strata))
+        values.append(_value(loss, drawn, (domains[0][rows_x], domains[1][rows_y]), (weights_x, weights_y)))
     values_of_pairs = torch.stack(values).double()
     count = len(values)
     mean, variance = float(values_of_pairs.mean()), float(values_of_pairs.var())
@@ -477,11 +488,10 @@ def gradient_noise(
     truth = whole.gradient
     assert truth is not None
     total = torch.zeros_like(truth)
-    errors, strata = [], _strata_of(loss, batches)
+    errors, drawn = [], _drawn(loss, batches)
     for i, j in enumerate(pairing):
         (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
-        weights = {"weights_x": weights_x, "weights_y": weights_y}
-        value = loss.value(producer(0, rows_x), producer(1, rows_y), **weights, **strata)
+        value = _value(loss, drawn, (producer(0, rows_x), producer(1, rows_y)), (weights_x, weights_y))
         error = producer.gradient(value) - truth
         errors.append(error.square().sum())
         total += error
