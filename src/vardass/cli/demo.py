@@ -62,8 +62,8 @@ _NOTES = (
     "noise: variance of the minibatch loss relative to uniform batches, on the features of networks that vardass adapt "
     "trained; geometric mean over pairs. recommended: as vardass adapt, strata of equal size, a penalty and class "
     "confusion that set in later, then the same classes on both sides; its noise is that of its strata alone. "
-    "accuracy: of target samples that were not trained on. gain: over uniform with the same pair, repeat and first weights; ± is "
-    "the standard error. better: runs that gained."
+    "accuracy: of target samples that were not trained on. gain: over uniform with the same pair, repeat and first "
+    "weights; ± is the standard error. better: runs that gained."
 )
 
 
