@@ -196,7 +196,8 @@ def gaps_table(runs: pd.DataFrame) -> str:
     """CORAL on held-out features after training with it, as it is and free of the features' scale."""
     known = runs[(runs.batch == 32) & (runs.penalty == 1.0) & runs.coral_relative.notna()]
     rows = []
-    for title, loss, arm in (("source only", "erm", BASE), (BASE, "coral", BASE), ("vardass", "coral", "vardass")):
+    trained = [(arm, "coral", arm) for arm in (BASE, "vardass", "ordered", "balanced")]
+    for title, loss, arm in [("source only", "erm", BASE), *trained]:
         logs = np.log(known[(known.loss == loss) & (known.arm == arm)].set_index("data")[list(GAPS)])
         for name, what in zip(GAPS, ("plain", "relative"), strict=True):
             means = np.exp(logs[name].groupby(level=0).mean())
