@@ -1,7 +1,7 @@
 """Strata of rows in many Parquet files: seconds, peak memory, growth with n, and quality beside `stratify`.
 
-python benchmarks/shards.py --folder /tmp/shards [--rows 10000000] [--keep]
-python benchmarks/shards.py --folder /tmp/shards --draws   row groups that batches read, and what it costs in variance
+python benchmarks/shards.py --folder FOLDER [--rows 10000000] [--keep]
+python benchmarks/shards.py --folder FOLDER --draws   row groups that batches read, and what it costs in variance
 
 Rows are float16 (n, 128), a mixture of 2,000 clusters whose sizes have heavy tails. Twice the rows, each of
 them two times, are measured too. The files take 512 bytes a row and are deleted at the end; those that are there are
