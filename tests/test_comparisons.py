@@ -231,7 +231,7 @@ def test_page_table_and_wins_have_the_same_winner(seed, tmp_path):
     assert not any(name == "DPP" for name, _ in best)
     (splits,) = make_tables(results, "splits")
     assert {(name, column) for name, column in best_names(splits) if "DPP" in name} == set()
-    assert Best(make_page(write_records(tmp_path, records), strata=False)).rows == best
+    assert Best(make_page(write_records(tmp_path, records))).rows == best
     wins = entries(make_tables(results, "pairs")[1])
     for name in ("Uniform random", "VaRDASS", "ordered"):
         won = sum(row == name for row, _ in best)

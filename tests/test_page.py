@@ -3,7 +3,6 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,9 +10,8 @@ from page_records import EVIL, record, sweep, write
 from vardass.cli.report import report
 from vardass.errors import InputError
 from vardass.lab.averages import collect
-from vardass.lab.page import make_page, strata_view, write_page
+from vardass.lab.page import make_page, write_page
 from vardass.lab.page.content import MOST_CURVES, MOST_POINTS
-from vardass.lab.page.strata_view import principal_plane, strata_content
 from vardass.lab.tables import compare_samplers
 
 
@@ -75,7 +73,7 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    return make_page(write(tmp_path_factory.mktemp("sweep"), sweep()), strata=False)
+    return make_page(write(tmp_path_factory.mktemp("sweep"), sweep()))
 
 
 def test_the_summary_has_means_errors_and_gains(page):
@@ -120,7 +118,7 @@ def test_the_best_of_data_and_algorithm_is_marked(page):
 def test_a_partial_row_is_marked(tmp_path):
     records = [record(sampler=name, repeat=repeat) for name in ("uniform", "vardass") for repeat in range(2)]
     records.append(record(sampler="ordered"))
-    rows = Parsed(make_page(write(tmp_path, records), strata=False)).rows()
+    rows = Parsed(make_page(write(tmp_path, records))).rows()
     assert rows["watch", "MMD", "ordered"]["accuracy, %"] == "64.0 (1/2)"
     assert rows["watch", "MMD", "ordered"]["gain"] == "+4.0 (1/2)"
     assert rows["watch", "MMD", "VaRDASS"]["accuracy, %"] == "62.5 ± 0.5"
@@ -144,7 +142,7 @@ def test_gains_are_those_of_the_pairs_table(tmp_path):
         for number, one in enumerate(record(sampler=name, repeat=repeat) for name in names for repeat in range(3))
     ]
     records.append(record(sampler="ordered"))
-    data = Parsed(make_page(write(tmp_path, records), strata=False)).data
+    data = Parsed(make_page(write(tmp_path, records))).data
     compared = {one.label.row_name: one.gain for one in compare_samplers(collect(records), ["uniform"])}
     assert {row["label"] for row in data["gains"]} == {"Uniform random", "VaRDASS", "ordered"} == set(compared)
     for row in data["gains"]:
@@ -207,7 +205,7 @@ def test_hostile_names_stay_text(tmp_path):
     run = tmp_path / "runs" / "0123456789abcdef"
     run.mkdir(parents=True)
     (run / "progress.json").write_text(json.dumps({"label": EVIL, "step": 3, "steps": 10}), encoding="utf-8")
-    text = make_page(tmp_path, strata=False)
+    text = make_page(tmp_path)
     parsed = Parsed(text)
     assert "<img" not in text
     embedded = next(content for kind, content in parsed.scripts if kind == "application/json")
@@ -229,7 +227,7 @@ def test_many_long_runs_make_a_small_page(tmp_path):
         for number in range(101)
         for repeat in range(6)
     ]
-    text = make_page(write(tmp_path, records), strata=False)
+    text = make_page(write(tmp_path, records))
     series = Parsed(text).data["curves"]["series"]
     assert len(series) == MOST_CURVES < len(records)
     assert all(len(one["steps"]) == MOST_POINTS for one in series)
@@ -243,7 +241,7 @@ def test_many_long_runs_make_a_small_page(tmp_path):
 
 def run_folder(folder, *, steps=30, done=30):
     folder.mkdir(exist_ok=True)
-    config = {"algorithm": "coral", "sampler": "ordered", "steps": steps, "lr": 0.00123456}
+    config = {"algorithm": "coral", "sampler": "ordered", "steps": steps, "selection": "last", "lr": 0.00123456}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     data = {"dataset": "watch", "task": "left-A->right-B", "classes": ["PEN", "ABD"]}
     (folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
@@ -268,7 +266,7 @@ def run_folder(folder, *, steps=30, done=30):
 def test_a_single_run(tmp_path):
     run_folder(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps({"target_accuracy": 0.789}), encoding="utf-8")
-    parsed = Parsed(make_page(tmp_path, strata=False))
+    parsed = Parsed(make_page(tmp_path))
     row = parsed.rows()["watch", "CORAL", "ordered"]
     assert row["accuracy, %"] == "78.9"
     assert row["source, %"] == "80.0"
@@ -286,37 +284,35 @@ def test_a_single_run(tmp_path):
 
 def test_a_run_shows_its_chosen_step_and_what_was_evaluated(tmp_path):
     run_folder(tmp_path)
-    words = Parsed(make_page(tmp_path, strata=False)).words
-    assert words[words.index("chosen model") + 1].startswith("step ")
+    words = Parsed(make_page(tmp_path)).words
+    assert words[words.index("chosen model") + 1] == "step 30, by last"
+    assert any("vardass evaluate RUN --out RUN" in text for text in words)
     (tmp_path / "result.json").write_text(json.dumps({"predicted": {EVIL: 3}}), encoding="utf-8")
-    text = make_page(tmp_path, strata=False)
+    text = make_page(tmp_path)
     assert EVIL not in text
     assert [EVIL, "3"] in [row for rows in Parsed(text).tables.values() for row in rows]
     (tmp_path / "scores").mkdir()
     overall = {"classes": {"cat": {}, EVIL: {}}, "confusion": [[5, 1], [0, 7]]}
     (tmp_path / "scores" / "evaluation.json").write_text(json.dumps({"overall": overall}), encoding="utf-8")
-    rows = Parsed(make_page(tmp_path, strata=False)).tables["confusion"]
+    rows = Parsed(make_page(tmp_path)).tables["confusion"]
     assert rows == [["class", "cat", EVIL], ["cat", "5", "1"], [EVIL, "0", "7"]]
-
-
-def test_only_pages_about_the_watch_data_or_given_features_show_strata(tmp_path):
-    mine = [replace(one, spec=replace(one.spec, dataset="embeddings"), run_id="") for one in sweep(repeats=1)]
-    assert "Strata and minibatches" not in make_page(write(tmp_path / "mine", mine))
-    file = tmp_path / "features.npy"
-    np.save(file, np.random.default_rng(0).normal(size=(60, 3)).astype("f4"))
-    assert "features.npy" in make_page(tmp_path / "mine", features=file)
+    overall = {"classes": {str(name): {} for name in range(50)}, "confusion": [[0] * 50] * 50}
+    (tmp_path / "scores" / "evaluation.json").write_text(json.dumps({"overall": overall}), encoding="utf-8")
+    parsed = Parsed(make_page(tmp_path))
+    assert "confusion" not in parsed.tables
+    assert any("50 classes is too large" in text for text in parsed.words)
 
 
 def test_an_oracle_is_named(tmp_path):
     run_folder(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"selection": "oracle"}
-    assert "(oracle)" not in make_page(tmp_path, strata=False)
+    assert "(oracle)" not in make_page(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert "chosen by target labels (oracle)" in make_page(tmp_path, strata=False)
+    assert "chosen by target labels (oracle)" in make_page(tmp_path)
 
 
 def test_a_single_run_that_is_not_finished(tmp_path):
-    parsed = Parsed(make_page(run_folder(tmp_path, steps=100, done=20), strata=False))
+    parsed = Parsed(make_page(run_folder(tmp_path, steps=100, done=20)))
     assert "at step 20 of 100" in parsed.words
     assert parsed.rows()["watch", "CORAL", "ordered"]["accuracy, %"] == "–"
     assert parsed.tables["failures"][1][1] == "under way or interrupted, at step 20 of 100"
@@ -324,7 +320,7 @@ def test_a_single_run_that_is_not_finished(tmp_path):
 
 def test_only_failed_runs(tmp_path):
     write(tmp_path, [record(status="failed", error="no data", repeat=repeat) for repeat in range(3)])
-    parsed = Parsed(make_page(tmp_path, strata=False))
+    parsed = Parsed(make_page(tmp_path))
     assert parsed.rows()["watch", "MMD", "Uniform random"]["accuracy, %"] == "–"
     assert [row[-1] for row in parsed.tables["failures"][1:]] == ["no data"] * 3
 
@@ -333,7 +329,7 @@ def test_a_sweep_that_has_just_begun(tmp_path):
     (tmp_path / "sweep.yaml").write_text('name: "mine"  # a note\n', encoding="utf-8")
     (tmp_path / "plan.json").write_text(json.dumps({"jobs": 1, "runs": ["a", "b", "c"]}), encoding="utf-8")
     (tmp_path / "runs" / "a").mkdir(parents=True)
-    parsed = Parsed(make_page(tmp_path, strata=False))
+    parsed = Parsed(make_page(tmp_path))
     assert parsed.tables["failures"][1:] == [["run a", "under way or interrupted, before its first evaluation"]]
     assert "mine" in parsed.words
     assert parsed.words[parsed.words.index("planned") + 1] == "3"
@@ -342,14 +338,14 @@ def test_a_sweep_that_has_just_begun(tmp_path):
 
 def test_failures_beyond_the_list_are_counted(tmp_path):
     write(tmp_path, [record(status="failed", error="no data", repeat=repeat) for repeat in range(210)])
-    text = make_page(tmp_path, strata=False)
+    text = make_page(tmp_path)
     assert len(Parsed(text).tables["failures"]) == 201
     assert "10 more are not listed" in text
 
 
 def test_settings_of_the_grid_are_columns(tmp_path):
     values = [record(sampler="vardass", grid={"gain": every}) for every in (10, 100)]
-    header, *rows = Parsed(make_page(write(tmp_path, values), strata=False)).tables["summary-table"]
+    header, *rows = Parsed(make_page(write(tmp_path, values))).tables["summary-table"]
     assert header[3] == "gain"  # a setting may have the name of a column
     assert [row[3] for row in rows] == ["10", "100"]
     assert all(len(row) == len(header) for row in rows)
@@ -383,49 +379,8 @@ def test_a_refused_page_leaves_the_old_one(tmp_path):
     assert path.read_text() == "old"
 
 
-def test_the_command_with_features(tmp_path, capsys):
+def test_the_command_says_where_the_page_is(tmp_path, capsys):
     write(tmp_path, sweep(repeats=1, searches=1))
-    rows = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    np.save(tmp_path / "mine.npy", rows)
-    report(tmp_path, out=tmp_path / "page.html", features=tmp_path / "mine.npy", batch_size=4)
+    report(tmp_path, out=tmp_path / "page.html")
     assert "page.html" in capsys.readouterr().out
-    parsed = Parsed((tmp_path / "page.html").read_text(encoding="utf-8"))
-    strata = parsed.data["strata"]
-    assert strata["about"] == "mine.npy"
-    assert len(strata["points"]) == 40
-    names = [one["name"] for one in strata["samplers"]]
-    assert names == ["Uniform random", "VaRDASS", "min-sum strata", "ordered", "balanced", "k-means++", "DPP"]
-    for one in strata["samplers"]:
-        labels = one["strata"] or strata["strata"]
-        if one["weights"] is not None:  # one draw from each stratum, weighted by its size
-            for batch in one["batches"]:
-                assert sorted(labels[row] for row in batch) == [0, 1, 2, 3]
-                sizes = [labels.count(labels[row]) / 40 for row in batch]
-                assert one["weights"] == pytest.approx(sizes, abs=1e-3)
-    assert [one["name"] for one in strata["samplers"] if one["weights"]] == ["VaRDASS", "min-sum strata", "ordered"]
-
-
-def test_many_features_are_thinned_and_few_refused(monkeypatch):
-    monkeypatch.setattr(strata_view, "_MOST_ROWS", 50)
-    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
-    content = strata_content(x, "mine", batch_size=4)
-    assert content["total"] == 300
-    assert len(content["points"]) == len(content["strata"]) == 50
-    assert all(row < 50 for one in content["samplers"] for batch in one["batches"] for row in batch)
-    with pytest.raises(InputError, match=r"5 rows .* batch of 4"):
-        strata_content(x[:5], "mine", batch_size=4)
-
-
-def test_the_plane_keeps_what_two_components_show():
-    generator = torch.Generator().manual_seed(1)
-    flat = torch.randn(50, 2, generator=generator, dtype=torch.float64) * torch.tensor([3.0, 1.0])
-    basis = torch.linalg.qr(torch.randn(5, 5, generator=generator, dtype=torch.float64))[0][:2]
-    plane, share = principal_plane(flat @ basis)
-    assert share == pytest.approx(1.0)
-    assert torch.allclose(torch.cdist(plane, plane), torch.cdist(flat, flat), atol=1e-6)
-    assert plane.var(0)[0] > plane.var(0)[1]
-    again, _ = principal_plane((flat @ basis).flip(0))
-    assert torch.allclose(again.flip(0), plane)
-    single, share = principal_plane(torch.arange(4.0)[:, None])
-    assert share == 1.0
-    assert torch.all(single[:, 1] == 0)
+    assert Parsed((tmp_path / "page.html").read_text(encoding="utf-8")).rows()

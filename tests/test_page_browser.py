@@ -42,7 +42,7 @@ def files(tmp_path_factory):
     hostile = tmp_path_factory.mktemp("hostile")
     names = (EVIL, '=HYPERLINK("x")', "-1+1", "plain")
     write(hostile, [record(name, name, name, name, grid={name: name}) for name in names])
-    (hostile / "report.html").write_text(make_page(hostile, strata=False), encoding="utf-8")
+    (hostile / "report.html").write_text(make_page(hostile), encoding="utf-8")
     found = {"usual": write_page(usual), "hostile": hostile / "report.html"}
     torch.set_num_threads(before)
     return found
@@ -208,7 +208,7 @@ def test_gains_are_drawn_for_the_chosen_data(opened):
 def test_a_partial_gain_is_a_ring(browser, tmp_path):
     records = [record(sampler=name, repeat=repeat) for name in ("uniform", "vardass") for repeat in range(2)]
     write(tmp_path, [*records, record(sampler="ordered")])
-    (tmp_path / "report.html").write_text(make_page(tmp_path, strata=False), encoding="utf-8")
+    (tmp_path / "report.html").write_text(make_page(tmp_path), encoding="utf-8")
     page = Opened(browser, tmp_path / "report.html")
     rings = page.page.locator("#gain-panels g.gain", has=page.page.locator("circle.ring"))
     assert rings.count() == 1
@@ -232,25 +232,6 @@ def test_pointing_shows_the_values_of_a_step(opened):
     assert "0.649" in values.inner_text()  # 0.1 + exp(-0.6)
     chart.press("ArrowRight")
     assert "step 20" in values.inner_text()
-
-
-def test_strata_can_be_switched(opened):
-    page = opened()
-    drawn = page.page.locator("#strata-picture circle.picked")
-    for name in ("Uniform random", "VaRDASS", "ordered", "balanced", "k-means++", "DPP"):
-        page.page.locator("#strata-tabs button", has_text=name).click()
-        assert drawn.count() == 8
-        assert page.page.inner_text("#strata-status").startswith(name)
-    page.page.locator("#strata-tabs button", has_text="VaRDASS").click()
-    assert "8 of 8 strata" in page.page.inner_text("#strata-status")
-    places = [circle.get_attribute("data-row") for circle in drawn.all()]
-    page.page.click("#next-batch")
-    assert [circle.get_attribute("data-row") for circle in drawn.all()] != places
-    _, (header, *rows) = page.download("strata")
-    assert header[3] == "stratum"
-    assert len(rows) == 1170
-    assert sum(float(row[-1]) for row in rows) == pytest.approx(1.0, abs=2e-3)
-    assert sum(row[-1] != "0" for row in rows) == 8
 
 
 def test_hostile_names_do_nothing(opened):

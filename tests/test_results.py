@@ -43,14 +43,13 @@ def test_gains_are_those_of_the_records_and_on_the_page(maker):
 
 
 def numbers(page):
-    """The data of a page's pictures, but for the strata, and its summary table."""
+    """The data of a page's pictures and its summary table."""
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
-    del data["strata"]
     return data, re.search(r'<table id="summary-table">.*?</table>', page, re.S)[0]
 
 
 def test_pages_are_those_of_the_records(maker):
     assert maker.pages()
     for page in maker.pages():
-        made = make_page(page.parent, strata=False)
+        made = make_page(page.parent)
         assert numbers(page.read_text(encoding="utf-8")) == numbers(made), f"{page}: run results/make_tables.py"

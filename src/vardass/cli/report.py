@@ -68,17 +68,12 @@ def tables(
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a sweep or of a run.")],
     out: Annotated[Path | None, typer.Option(help="HTML file; default: DIR/report.html.")] = None,
-    features: Annotated[
-        Path | None, typer.Option(help="Embeddings for a picture of strata; sweeps of the watch data have one.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples of a minibatch in the picture.")] = 8,
 ) -> None:
-    """Write one self-contained HTML page: tables, curves, variance, time, strata, settings.
+    """Write one self-contained HTML page: tables, curves, variance, time, settings.
 
     The page needs no network and no other file, so it can be sent or kept.
     """
     from vardass.lab.page import write_page
 
-    path = write_page(folder, out, features=features, key=key, batch_size=batch_size)
+    path = write_page(folder, out)
     print(f"written: {path} ({path.stat().st_size / 1e6:.2f} MB); open it in a browser")

@@ -5,53 +5,31 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from vardass.data.embedding_files import read_embeddings
-from vardass.files import atomic_write
+from vardass.files import write_text
 from vardass.lab.page.content import duration, page_content
 from vardass.lab.page.folder import read_folder
-from vardass.lab.page.strata_view import strata_content, watch_features
 
 __all__ = ["PAGE_FILE", "make_page", "write_page"]
 
 PAGE_FILE = "report.html"
-_SCRIPTS = ("page.js", "charts.js", "gains.js", "strata.js")
+_SCRIPTS = ("page.js", "charts.js", "gains.js")
 
 
-def make_page(
-    folder: Path,
-    *,
-    features: Path | None = None,
-    key: str | None = None,
-    batch_size: int = 8,
-    strata: bool = True,
-    seed: int = 0,
-    now: datetime | None = None,
-) -> str:
-    """The page of a folder as text; its strata are of ``features``, or of the watch data where runs have these."""
-    found = read_folder(folder)
-    picture = None
-    if strata and features is not None:
-        picture = strata_content(read_embeddings(features, key=key), features.name, batch_size=batch_size, seed=seed)
-    elif strata and any(record.spec.dataset == "watch" for record in found.records):
-        picture = strata_content(*watch_features(), batch_size=batch_size, seed=seed)
-    return _render(page_content(found, strata=picture, now=now))
+def make_page(folder: Path) -> str:
+    """The page of a folder as text."""
+    return _render(page_content(read_folder(folder)))
 
 
-def write_page(
-    folder: Path, out: Path | None = None, *, features: Path | None = None, key: str | None = None, batch_size: int = 8
-) -> Path:
+def write_page(folder: Path, out: Path | None = None) -> Path:
     """Write the page of a folder, by default to ``report.html`` in it, and return where it is."""
     path = folder / PAGE_FILE if out is None else out
-    text = make_page(folder, features=features, key=key, batch_size=batch_size)
-    with atomic_write(path) as file:
-        file.write(text.encode())
+    write_text(path, make_page(folder))
     return path
 
 

@@ -36,7 +36,7 @@ _COLOURS, _DASHES = 10, 4  # in page.css
 _MEANS = {"source_accuracy": 100.0, "mmd2": 1.0, "coral": 1.0, "wall": 1.0}  # of the chosen runs, with their scale
 
 
-def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: datetime | None = None) -> dict[str, Any]:
+def page_content(found: Found) -> dict[str, Any]:
     """Everything on a page, by the names that ``page.html`` has for it."""
     records = found.records
     results = collect(records)
@@ -47,13 +47,14 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
     return {
         "title": _title(found),
         "subtitle": _subtitle(found),
-        "facts": _facts(found, now or datetime.now(UTC)),
+        "facts": _facts(found),
         "grid": list(dict.fromkeys(name for row in rows for name, _ in row["label"].grid)),
         "rows": rows,
         "score_name": "R²" if _is_regression(found) else "accuracy",
         "measured": {name for row in rows for name in ("gain", *_MEANS) if _is_known(row[name])},
         "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
         "confusion": _confusion(found),
+        "confusion_note": _confusion_note(found) if found.kind == "run" and not _is_regression(found) else None,
         "predicted": found.result.get("predicted") if not _is_regression(found) else None,
         "failures": failures[:_MOST_FAILURES],
         "failures_left_out": max(0, len(failures) - _MOST_FAILURES),
@@ -64,14 +65,12 @@ def page_content(found: Found, *, strata: dict[str, Any] | None = None, now: dat
         "about_data": _settings([{name: value for name, value in (found.data or {}).items() if name != "scale"}]),
         "specification": found.specification,
         "notes": {"summary": _summary_note(found), "curves": _curves_note(found, curves)},
-        "strata": strata,
         "data": {
             "curves": curves,
             "gains": gains,
             "margin": POINTS,
             "seconds": seconds,
             "parts": PARTS,
-            "strata": strata,
         },
     }
 
@@ -143,6 +142,15 @@ def _confusion(found: Found) -> dict[str, Any] | None:
     return {"names": names, "rows": list(zip(names, counts))} if whole else None
 
 
+def _confusion_note(found: Found) -> str:
+    classes = found.evaluation.get("overall", {}).get("classes", {})
+    if classes:
+        return f"The confusion matrix of {len(classes):,} classes is too large for a page: see evaluation.json."
+    return (
+        "For a confusion matrix: vardass evaluate RUN --out RUN, then vardass report RUN again (RUN: the run's folder)."
+    )
+
+
 def _title(found: Found) -> str:
     if found.kind == "run":
         spec = found.records[0].spec
@@ -177,11 +185,13 @@ def _count(values: Iterable[Any], name: str) -> str:
     return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
-def _facts(found: Found, now: datetime) -> list[tuple[str, str]]:
+def _facts(found: Found) -> list[tuple[str, str]]:
     if found.kind == "run":
         facts = [("state", _where(found.unfinished[0]) if found.unfinished else "finished")]
-        chosen = number(found.records[0].result.get("selected_step"))
-        facts += [] if chosen is None else [("chosen model", f"step {chosen:,.0f}")]
+        run = found.records[0]
+        step, rule = number(run.result.get("selected_step")), run.spec.config.get("selection")
+        if step is not None:
+            facts.append(("chosen model", f"step {step:,.0f}" + (f", by {rule}" if rule else "")))
     else:
         statuses = [record.status for record in found.records]
         facts = [(status, f"{statuses.count(status):,}") for status in ("finished", "failed")]
@@ -193,7 +203,7 @@ def _facts(found: Found, now: datetime) -> list[tuple[str, str]]:
     facts.append(("time" if found.kind == "run" else "time of all runs", duration(wall)))
     if found.written is not None:
         facts.append(("last result", f"{found.written:%Y-%m-%d %H:%M} UTC"))
-    facts.append(("page made", f"{now:%Y-%m-%d %H:%M} UTC"))
+    facts.append(("page made", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"))
     return facts
 
 
