@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from vardass.adapt.algorithms.adversarial import GradientReversal, domain_loss
 from vardass.adapt.algorithms.base import at_ascent
 from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.errors import InputError
-from vardass.losses import Bank, coral, mmd2
+from vardass.losses import Bank, StreamWeights, coral, mmd2
 
 SMALL = {"discriminator_width": 16}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -110,6 +111,29 @@ def value(name: str, part: str, *, weighted: bool = True, **options: Any) -> flo
     source = SOURCE if weighted else SOURCE._replace(weights=None)
     target = TARGET if weighted else TARGET._replace(weights=None)
     return float(algorithm.losses(source, target, 0)[part].detach())
+
+
+@pytest.mark.parametrize("name", ["mmd", "coral"])
+def test_stream_weights_reach_the_discrepancy_and_nothing_else(name: str) -> None:
+    algorithm = make_algorithm(name, plain_network(d=2), 2, stream_weights=True, confusion=0.5)
+    plain = make_algorithm(name, plain_network(d=2), 2, confusion=0.5)
+    source_weights, target_weights = StreamWeights(algorithm.kernel), StreamWeights(algorithm.kernel)
+    loss = mmd2 if name == "mmd" else partial(coral, preset="domainbed")
+    for step in range(3):
+        source, target = (batch._replace(x=batch.x.double()) for batch in batches(step, d=2))
+        found, usual = algorithm.losses(source, target, step), plain.losses(source, target, step)
+        weights = {"weights_x": source_weights(source.x), "weights_y": target_weights(target.x)}
+        torch.testing.assert_close(found[name], loss(source.x, target.x, **weights))
+        assert torch.allclose(found[name], usual[name]) == (step == 0)  # the first batch has equal weights
+        assert torch.equal(found["task"], usual["task"])
+        assert torch.equal(found["confusion"], usual["confusion"])
+
+
+def test_stream_weights_go_with_batches_without_weights_and_the_v_statistic() -> None:
+    with pytest.raises(InputError, match="sampler of the source gives them; use the sampler uniform or balanced"):
+        value("mmd", "mmd", stream_weights=True)
+    with pytest.raises(InputError, match="goes with estimator='v', got 'reference'"):
+        value("coral", "coral", stream_weights=True, estimator="reference")
 
 
 def test_task_loss_by_hand() -> None:

@@ -141,7 +141,8 @@ class RunConfig(BaseModel):
         description="Options of the algorithm. For mmd and coral: penalty (λ), delay (steps of the task alone), ramp "
         "(steps in which λ then rises), confusion (weight of the target's class confusion), kernel or preset, and "
         "estimator: v (default) rewards shrinking features; unbiased, for uniform batches and strata, and reference, "
-        "for every sampler, do not. vardass adapt uses penalty 3, less for batches below 32, delay 100, ramp 100 and "
+        "for every sampler, do not; stream_weights weighs batches of samplers without weights by their running "
+        "statistics. vardass adapt uses penalty 3, less for batches below 32, delay 100, ramp 100 and "
         "confusion 0.3.",
     )
     sampler: Annotated[str, _checked(_own_or_known, known=SAMPLER_NAMES)] = Field(

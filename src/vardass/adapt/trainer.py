@@ -360,6 +360,7 @@ class Trainer:
         return {
             "step": self.step,
             "algorithm": dict(self.algorithm.state_dict()),
+            "algorithm_extra": self.algorithm.extra_state(),
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
             "scaler": self.scaler.state_dict(),
             "streams": {name: stream.state_dict() for name, stream in self.streams.items()},
@@ -379,6 +380,7 @@ class Trainer:
                 "the trainer the same kinds of objects, or choose another folder"
             )
         self.algorithm.load_state_dict(state["algorithm"])
+        self.algorithm.load_extra_state(state.get("algorithm_extra", {}))
         for role, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state["optimisers"][role])
         self.scaler.load_state_dict(state["scaler"])

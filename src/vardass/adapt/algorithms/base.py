@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -202,6 +202,13 @@ class Algorithm(nn.Module):
 
     def use_populations(self, source: int, target: int) -> None:
         """Hear from the trainer how many samples batches are drawn from; most rules have no use for it."""
+
+    def extra_state(self) -> dict[str, Any]:
+        """What later steps depend on beyond parameters and buffers; checkpoints keep it, models do not."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue from where ``state`` was taken."""
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trainable parameters by role; each role has its own optimiser."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -11,9 +12,9 @@ from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, KernelLike
-from vardass.losses import Batch, CORALLoss, MMDLoss
+from vardass.losses import Batch, CORALLoss, MMDLoss, StreamWeights
 from vardass.losses.estimators import estimator_name
-from vardass.validate import check_count, check_number
+from vardass.validate import check_count, check_flag, check_number
 
 __all__ = ["CORAL", "MMD", "Discrepancy"]
 
@@ -36,6 +37,9 @@ class Discrepancy(Algorithm):
     estimator : {"v", "unbiased", "reference"}
         What a batch says of the loss of all data, see ``vardass.losses.estimators``. ``"unbiased"`` refuses batches
         whose samples depend on one another; ``"reference"`` compares every batch with the feature banks.
+    stream_weights : bool
+        The discrepancy alone weighs the rows of both batches by `StreamWeights` with the kernel of the loss. For
+        samplers without weights, such as uniform, and the estimator ``"v"``.
     **common
         See ``Algorithm``.
     """
@@ -54,6 +58,7 @@ class Discrepancy(Algorithm):
         ramp: int = 0,
         confusion: float = 0.0,
         estimator: str = "v",
+        stream_weights: bool = False,
         **common: Any,
     ) -> None:
         super().__init__(network, num_classes, **common)
@@ -66,6 +71,12 @@ class Discrepancy(Algorithm):
         self.full_strength = self.delay + self.ramp if self.penalty + self.confusion > 0.0 else 0
         self.estimator = estimator_name(estimator)
         self.uses_banks = self.estimator != "v" and self.penalty > 0.0
+        self.stream_weights = check_flag(stream_weights, "stream_weights")
+        if self.stream_weights and self.estimator != "v":
+            raise InputError(
+                f"stream_weights=True goes with estimator='v', got {estimator!r}: weights that depend on the batch are "
+                "not unbiased; leave one of the two out"
+            )
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, the discrepancy under the algorithm's name, and their sum with the penalty of this step.
@@ -86,8 +97,30 @@ class Discrepancy(Algorithm):
             found["total"] = found["total"] + risen * self.confusion * found["confusion"]
         return found
 
+    @cached_property
+    def streams(self) -> dict[str, StreamWeights]:
+        """Weights of each domain's batches, if asked for; made when first needed, because the kernel comes last."""
+        domains = ("source", "target") if self.stream_weights else ()
+        return {domain: StreamWeights(self.kernel, seed=self.seed or 0) for domain in domains}
+
+    def extra_state(self) -> dict[str, Any]:
+        """Running statistics of `streams`."""
+        return {domain: weights.state_dict() for domain, weights in self.streams.items()}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue from where ``state`` was taken."""
+        for domain, weights in self.streams.items():
+            weights.load_state_dict(state[domain])
+
     def _drawn(self, batch: Batch, z: Tensor, domain: str) -> Batch:
         """Features with what the estimator needs to know of the batch."""
+        if self.stream_weights:
+            if batch.weights is not None:
+                raise InputError(
+                    f"stream_weights=True needs batches without weights, but the sampler of the {domain} gives them; "
+                    "use the sampler uniform or balanced, or stream_weights=False"
+                )
+            return Batch(z, weights=self.streams[domain](z.detach()))
         if self.estimator == "unbiased":
             if batch.strata is None:
                 raise InputError(
