@@ -169,9 +169,8 @@ def test_recommended_settings_align_where_the_sampler_can() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["stratified", "balanced"])
-@pytest.mark.parametrize("background", [False, True])
-def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, background: bool, tmp_path: Path) -> None:
-    settings = config(sampler=sampler, background=background)
+def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, tmp_path: Path) -> None:
+    settings = config(sampler=sampler)
     whole = Trainer(settings, SPLITS)
     whole.run()
     assert Trainer(settings, SPLITS, tmp_path).run(progress=Stop(13)).step == 13

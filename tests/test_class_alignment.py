@@ -16,7 +16,6 @@ from vardass.errors import InputError
 from vardass.kernels import as_kernel
 from vardass.refresh import Refresher, RefreshEvery
 from vardass.samplers import (
-    BackgroundSampler,
     BalancedBatchSampler,
     MinibatchSampler,
     OrderedBatchSampler,
@@ -217,17 +216,6 @@ def test_coupled_rows_are_close_to_the_mean_of_the_mixture_not_of_the_data() -> 
     strata = distance(StratifiedBatchSampler)
     assert distance(OrderedBatchSampler) < 0.1 * strata
     assert distance(BalancedBatchSampler) < 0.1 * strata
-
-
-def test_groups_reach_a_sampler_in_the_background() -> None:
-    z = cloud(24)
-    sampler = BackgroundSampler(StratifiedBatchSampler(24, 4, kernel="rbf", endless=True), ahead=2, in_process=True)
-    direct = StratifiedBatchSampler(24, 4, kernel="rbf", endless=True)
-    sampler.refresh(z, groups=GROUPS, shares=SHARES)
-    batches, stream = taken(sampler, 4), iter(direct)
-    taken(stream, 2)
-    direct.refresh(z, groups=GROUPS, shares=SHARES)
-    assert batches[2:] == taken(stream, 2)
 
 
 def test_a_refresher_asks_for_groups_at_each_refresh() -> None:

@@ -18,7 +18,6 @@ from vardass.adapt.trainer import Trainer
 from vardass.errors import InputError
 from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.refresh import Refresher, RefreshEvery
-from vardass.samplers import BackgroundSampler
 
 SIZES, K = (70, 90), 6
 
@@ -157,10 +156,9 @@ def test_draws_of_the_two_differ_before_they_are_planned_together() -> None:
 def test_a_refresher_hands_them_the_other_domain() -> None:
     z = domains()
     samplers = dict(zip(("source", "target"), both(), strict=True))
-    background = {name: BackgroundSampler(each, ahead=2, in_process=True) for name, each in samplers.items()}
     sources = {"source": lambda: z[0], "target": lambda: z[1]}
     other = {"source": {"other": z[1]}, "target": {"other": z[0]}}
-    Refresher(RefreshEvery(5), background, sources, groups=lambda step: other).step(0)
+    Refresher(RefreshEvery(5), samplers, sources, groups=lambda step: other).step(0)
     assert [sampler._sizes for sampler in samplers.values()] == [list(SIZES)] * 2
 
 
@@ -173,7 +171,7 @@ def test_batches_that_cannot_be_cut_into_quadruplets_are_refused() -> None:
         both()[0].refresh(domains()[0], other=domains()[1][:, :2])
 
 
-@pytest.mark.parametrize("changes", [{}, {"background": True, "feature_source": "full"}])
+@pytest.mark.parametrize("changes", [{}, {"feature_source": "full"}])
 def test_a_run_plans_both_domains_together_and_resumes(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = resumable(sampler="paired", sampler_options={"plan_rows": 4}, **changes)
     whole = Trainer(settings, SPLITS)

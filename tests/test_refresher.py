@@ -31,7 +31,6 @@ from vardass.refresh import (
     VarianceRefresh,
 )
 from vardass.samplers import (
-    BackgroundSampler,
     BalancedBatchSampler,
     OrderedBatchSampler,
     StratifiedBatchSampler,
@@ -303,29 +302,6 @@ def test_drift_after_a_resume_is_that_of_the_kernel_at_the_refresh(kernel: Any, 
     assert (anew == found) == (kernel == "linear"), "by now the bank's rows give another kernel"
 
 
-@pytest.mark.parametrize("policy", [RefreshEvery(20), DriftRefresh(1e9), VarianceRefresh(1e9)], ids=repr)
-def test_strata_of_the_background_are_read_when_they_arrive(policy: RefreshPolicy) -> None:
-    x = normal(60, 3)
-    bank = FeatureBank(60)
-    bank.fill(nn.Identity(), x)
-    sampler = BackgroundSampler(StratifiedBatchSampler(60, 4, endless=True), ahead=5, in_process=True)
-    refresher = Refresher(policy, {"source": sampler}, {"source": bank})
-    batches = iter(sampler)
-    told: dict[int, float] = {}
-    scales: list[bool] = []
-    for step in range(12):
-        log = refresher.step(step) or {}
-        if "source/variance" in log:
-            told[step] = log["source/variance"]
-        rows = next(batches)
-        refresher.observe("source", rows, x[rows])
-        scales.append("source" in refresher._scales)
-    # asked for at step 0 behind 5 uniform batches: in use for the sixth batch, seen at the next step
-    assert sampler.strata is not None
-    assert told == {6: sampler.strata.variance}
-    assert scales == [policy.observes == "drift" and step >= 6 for step in range(12)]
-
-
 @pytest.mark.parametrize(
     ("run", "words"),
     [
@@ -386,7 +362,6 @@ def samplers_of_all_kinds() -> dict[str, Any]:
         "stratified": StratifiedBatchSampler(60, 4, seed=1, endless=True),
         "ordered": OrderedBatchSampler(60, 4, seed=2, endless=True, plan_rows=16),
         "balanced": BalancedBatchSampler(60, 4, seed=3, endless=True),
-        "background": BackgroundSampler(StratifiedBatchSampler(60, 4, seed=4, endless=True), ahead=3, in_process=True),
     }
 
 

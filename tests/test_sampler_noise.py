@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
 from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.plots import report_figure
 from vardass.samplers import (
-    BackgroundSampler,
     BalancedBatchSampler,
     IndexBatch,
     OrderedBatchSampler,
@@ -335,33 +333,6 @@ def test_ready_samplers_are_not_disturbed() -> None:
     assert sampler.strata is stale
     assert [(list(b), b.weights) for b in stream] == [(list(b), b.weights) for b in expected]
     assert report["ready"].refresh_seconds > 0
-
-
-@pytest.mark.parametrize("in_process", [True, False])
-def test_a_background_sampler_is_not_disturbed(in_process: bool) -> None:
-    def stream(sampler: BackgroundSampler) -> list[Any]:
-        return [(list(batch), batch.weights) for batch in islice(sampler, 20)]
-
-    live, twin = (
-        BackgroundSampler(StratifiedBatchSampler(N, K, seed=1, endless=True), ahead=4, in_process=in_process)
-        for _ in range(2)
-    )
-    for one in (live, twin):
-        one.refresh(X)
-        next(iter(one))
-    other = features(N, seed=9)
-    plain = StratifiedBatchSampler(N, K, seed=1)
-    reports = [
-        variance_report({"s": sampler, "plain": plain}, other, batches=20, refresh=refresh)["s"]
-        for sampler, refresh in ((live, True), (live, False))
-    ]
-    assert stream(live) == stream(twin)
-    plain.refresh(X)
-    stale = variance_report({"plain": plain}, other, batches=20, refresh=False)["plain"]
-    assert reports[1].exact_variance == pytest.approx(stale.exact_variance)
-    assert reports[0].exact_variance < reports[1].exact_variance  # type: ignore[operator]
-    for one in (live, twin):
-        one.close()
 
 
 def test_samplers_of_any_kind_are_copied() -> None:

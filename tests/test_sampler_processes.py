@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from sampler_cases import MAKERS, ONCE, K, N, cloud, each_once, each_sampler, indices, made, taken
 from vardass.errors import InputError, VardassWarning
-from vardass.samplers import BackgroundSampler, IndexBatch, MinibatchSampler, UniformBatchSampler, base
+from vardass.samplers import IndexBatch, MinibatchSampler, UniformBatchSampler, base
 
 # --- told at once --------------------------------------------------------------------------------------------
 
@@ -185,17 +185,6 @@ def test_a_state_finds_the_processes_it_was_saved_with(group: Group) -> None:
     group.join(None)
     with pytest.raises(InputError, match="num_replicas=2, this sampler num_replicas=1"):
         MAKERS["ordered"]().load_state_dict(states[0])
-
-
-def test_a_background_sampler_shares_out(group: Group) -> None:
-    expected = taken(made("stratified", num_replicas=2, rank=1, endless=True), 12)
-    told, found = (BackgroundSampler(made("stratified", endless=True), ahead=5, in_process=True) for _ in range(2))
-    told.shard(2, 1)
-    assert taken(told, 12) == expected
-    with pytest.raises(InputError, match=r"begun before shard\(2, 0\)"):
-        told.shard(2, 0)
-    group.join(1)
-    assert taken(found, 12) == expected
 
 
 def in_process(rank: int, folder: str) -> None:

@@ -32,7 +32,6 @@ from sampler_cases import (
 )
 from vardass.errors import InputError
 from vardass.samplers import (
-    BackgroundSampler,
     MinibatchSampler,
     RefreshableSampler,
     stratified,
@@ -126,9 +125,7 @@ def test_a_refresh_applies_from_the_next_batch_on(name: str) -> None:
 
 @each_sampler
 def test_samplers_keep_the_protocol(name: str) -> None:
-    sampler = MAKERS[name](endless=True)
-    assert isinstance(sampler, RefreshableSampler)
-    assert isinstance(BackgroundSampler(sampler, in_process=True), RefreshableSampler)
+    assert isinstance(MAKERS[name](endless=True), RefreshableSampler)
 
 
 def test_seeds_of_related_streams_are_unrelated() -> None:
@@ -302,14 +299,6 @@ def test_two_loaders_over_one_sampler_are_refused(name: str, endless: bool) -> N
     both = zip(*loaders)
     next(both)
     with pytest.raises(InputError, match=r"two iterators take turns on one \w+Sampler.*a sampler of its own"):
-        next(both)
-
-
-def test_two_loaders_over_one_background_sampler_are_refused() -> None:
-    sampler = BackgroundSampler(made("stratified", endless=True), ahead=3, in_process=True)
-    both = zip(sampler, sampler)
-    next(both)
-    with pytest.raises(InputError, match="two iterators take turns on one BackgroundSampler"):
         next(both)
 
 

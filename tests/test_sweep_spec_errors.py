@@ -55,7 +55,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"unlabelled_fraction": 0}, "unlabelled_fraction must be a number above 0 and at most 1, got 0; 0.5 is usual"),
     ({"name": 5}, "name must be a text, got 5; put it in quotes"),
     ({"settings": {"steps": 1.5}}, "settings.steps must be a whole number, got 1.5"),
-    ({"settings": {"background": "yes"}}, "settings.background must be true or false, got 'yes'"),
+    ({"settings": {"tensorboard": "yes"}}, "settings.tensorboard must be true or false, got 'yes'"),
     ({"settings": {"device": "gpuu"}}, "settings.device is 'gpuu', which is not a valid device; use auto"),
     ({"settings": {"penalty": -1}}, "penalty must be a number of at least 0, got -1"),
     ({"settings": {"network_options": {"dropout": 2}}}, "dropout"),

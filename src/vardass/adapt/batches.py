@@ -22,7 +22,6 @@ from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassWarning
 from vardass.refresh import extract_features
 from vardass.samplers import (
-    BackgroundSampler,
     IndexBatch,
     MinibatchSampler,
     RefreshableSampler,
@@ -160,8 +159,6 @@ def pass_over(algorithm: Algorithm, inputs: Inputs, forward: Callable[[Any, Tens
 
 # --- batches of a domain ------------------------------------------------------------------------------
 
-_MOST_AHEAD = 32  # batches asked of a background thread at a time
-
 
 class Draw(NamedTuple):
     """One batch and where its samples are in the domain, as a tensor (b,)."""
@@ -271,8 +268,6 @@ class Stream:
     def close(self) -> None:
         """End the workers; batches under way stay pending, and the next draw goes on with them."""
         self.load_state_dict(self.state_dict())
-        if isinstance(self.sampler, BackgroundSampler):
-            self.sampler.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way."""
@@ -373,8 +368,6 @@ def training_streams(
             seed = named_seed("sampler", "pair" if together else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
         processes.part(sampler.batch_size)  # says so if it cannot be shared
-        if config.background and sampler.needs_features:
-            sampler = _in_background(sampler, config, processes)
         augmented = config.augment in (name, "both")
         found[name] = Stream(
             inputs,
@@ -410,19 +403,6 @@ def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> RefreshableSamp
             f"samplers[{name!r}] has n={sampler.n} and endless={endless}, but the run draws endlessly from "
             f"{len(inputs)} samples; make it with n={len(inputs)} and endless=True"
         )
-    if isinstance(sampler, MinibatchSampler | BackgroundSampler):
+    if isinstance(sampler, MinibatchSampler):
         sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
     return sampler
-
-
-def _in_background(sampler: Any, config: RunConfig, processes: Processes) -> BackgroundSampler:
-    if not isinstance(sampler, MinibatchSampler):
-        raise InputError(
-            f"background=True needs a MinibatchSampler, got a {type(sampler).__name__}; use background=False"
-        )
-    if processes.count > 1:
-        raise InputError(
-            f"background=True is for one process, got {processes.count}; use devices=1 or background=False"
-        )
-    period = 100 if isinstance(config.refresh_every, str) else config.refresh_every
-    return BackgroundSampler(sampler, ahead=min(_MOST_AHEAD, max(1, period // 4)))

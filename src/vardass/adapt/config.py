@@ -236,11 +236,6 @@ class RunConfig(BaseModel):
         "pass over all samples at each refresh, as in the paper (full).",
         json_schema_extra=_enum("bank", "full"),
     )
-    background: Flag = Field(
-        False,
-        description="Refresh and draw in a thread of their own, so that training does not wait; new strata apply up to "
-        "64 steps later. The run is as repeatable.",
-    )
     eval_every: Count = Field(100, description="Steps between evaluations.")
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
     eval_batch_size: Count = Field(256, description="Samples in a forward pass without gradient.")

@@ -206,7 +206,6 @@ class History:
     def add_refresh(self, log: Mapping[str, Any] | None) -> None:
         """Take in what a refresh reports; None if there was none."""
         if log is not None:
-            # strata made in the background are reported when they arrive, those of each domain at their time
             self.strata_log |= {key: value for key, value in log.items() if "seconds" not in key and key != "step"}
 
     def take_losses(self, step: int, lr: float) -> dict[str, float]:

@@ -66,12 +66,6 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
             "feature_source='bank', or another refresh_every",
             field="feature_source",
         )
-    if made.observes is not None and config.background:
-        raise InputError(
-            f"refresh_every={name!r} measures strata right after a refresh, but background=True brings them later; use "
-            "background=False, or refresh_every='growing' or a number of steps",
-            field="background",
-        )
     return made if name != 0 and not find_sampler(config.sampler).of_inputs else NeverRefresh()
 
 

@@ -21,7 +21,6 @@ from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, fitted_kernel
 from vardass.losses import Batch, CORALLoss, MMDLoss
 from vardass.samplers import (
-    BackgroundSampler,
     Chunk,
     IndexBatch,
     MinibatchSampler,
@@ -155,8 +154,6 @@ def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
 
 def _copy(name: str, sampler: Any) -> Any:
     """A copy of a ready sampler: refreshing and drawing would move a stream that is in use."""
-    if isinstance(sampler, BackgroundSampler):
-        return sampler.copy_of_sampler()  # what its batches will be once the features that it has been given apply
     # samplers of torch hold the data set, which need not be copied
     parts = [sampler, getattr(sampler, "sampler", None)]
     shared = [getattr(part, data, None) for part in parts for data in ("data_source", "dataset")]

@@ -261,8 +261,8 @@ def variance_report(
     samplers : mapping from name to factory or samplers
         ``factory(n)`` makes a sampler of n samples; it is called for each domain. Or a ready sampler (source only)
         or a pair of them, which are copied, so that a training stream is not disturbed. A sampler that is not a
-        `MinibatchSampler` is iterated and yields lists of indices, with an attribute ``weights`` or without. Of a
-        `BackgroundSampler` a copy of the sampler behind it is measured. A ready pair of one seed that plans both
+        `MinibatchSampler` is iterated and yields lists of indices, with an attribute ``weights`` or without. A
+        ready pair of one seed that plans both
         domains together, such as two `PairedBatchSampler`, is refreshed with both, and its batches are taken in step.
     source, target : array of shape (n_s, d) and (n_t, d)
         Features of all samples. Without ``target`` only the mean embedding is measured.

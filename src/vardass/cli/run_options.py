@@ -27,7 +27,7 @@ _PANELS = {
         "algorithm algorithm_options sampler sampler_options network network_options class_shares class_options "
         "refresh_every refresh_options feature_source"
     ),
-    _MACHINE: ("background cache_embeddings tensorboard precision device devices workers eval_batch_size"),
+    _MACHINE: ("cache_embeddings tensorboard precision device devices workers eval_batch_size"),
 }  # all others are about training
 _MORE_NAMES = {
     "algorithm_options": ("--option",),

@@ -123,7 +123,6 @@ class Refresher:
         self._scales: dict[str, float] = {}
         self._aged: list[tuple[float, float]] = []  # variances before and after, of a refresh under way
         self._seen: dict[str, Tensor] = {}  # some rows of the features that samplers were refreshed from
-        self._awaited: set[str] = set()  # samplers whose strata are being made in the background
 
     def _check_own_rows(self) -> None:
         """Refuse what needs the features of all samples on one process."""
@@ -153,12 +152,9 @@ class Refresher:
             Plain numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
             ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``,
             ``"<name>/uniform_variance"`` and ``"<name>/reduction"``. A sampler whose features stood still has none of
-            these, and the timer counts it in the part "skipped". Strata that are made in the background are
-            measured, and reported, at the first step that finds them in use. None if there is nothing to report.
+            these, and the timer counts it in the part "skipped". None if there was no refresh.
         """
         log: dict[str, Any] = {"step": step}
-        for name in self._arrived():
-            log.update(self._strata_log(name))
         if self._is_due(step) or now:  # a policy that observes is asked at every step
             groups = self._new_groups(step)
             for name, sampler in self.samplers.items():
@@ -185,19 +181,6 @@ class Refresher:
         if self._group is None or self.policy.observes is None:  # by time: all processes have the same answer
             return due
         return bool(Peers().from_first(lambda: due))
-
-    def _arrived(self) -> list[str]:
-        """Names of samplers whose strata, made in the background, are in use since the last step."""
-        under_way = {name for name, sampler in self.samplers.items() if getattr(sampler, "is_refreshing", False)}
-        arrived = [name for name in self.samplers if name in self._awaited - under_way]
-        self._awaited = under_way
-        for name in arrived:
-            source = self.sources[name]
-            if self.policy.observes == "drift" and isinstance(source, FeatureBank):
-                if name not in self._kernels:  # a state was loaded meanwhile that does not hold it
-                    self._take_kernel(name, source.features())
-                self._take_scale(name, as_features(source.features()))
-        return arrived
 
     def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
         if self.groups is None or not self._is_first:
@@ -236,14 +219,10 @@ class Refresher:
                 sampler.refresh(features, **groups)
             else:
                 self._refresh_all_processes(sampler, features, groups)
-            if measured and not getattr(sampler, "is_refreshing", False):
+            if measured:
                 self._aged.append((old, self._variance(name, features)))
             if self.policy.observes == "drift":
                 self._take_kernel(name, as_features(features))
-            if getattr(sampler, "is_refreshing", False):
-                self._awaited.add(name)
-                self._scales.pop(name, None)  # no drift is told before the new one is known
-            elif self.policy.observes == "drift":
                 self._take_scale(name, as_features(features))
         if isinstance(source, FeatureBank):
             source.mark()
@@ -251,7 +230,7 @@ class Refresher:
             self._seen[name] = _some_rows(features).clone()
         parts = ("features", "solver")
         log = {f"{name}/seconds_{part}": self.timer.seconds[part] - before.get(part, 0.0) for part in parts}
-        return log if name in self._awaited else {**log, **self._strata_log(name)}
+        return {**log, **self._strata_log(name)}
 
     def _stands_still(self, name: str, features: ArrayLike) -> bool:
         seen = self._seen.get(name)

@@ -1,6 +1,5 @@
 """Batch samplers: the paper's, its baselines, and those that couple batches."""
 
-from vardass.samplers.background import BackgroundSampler
 from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import Chunk, MinibatchSampler, RefreshableSampler
 from vardass.samplers.class_alignment import ClassAlignment, align_classes
@@ -10,7 +9,6 @@ from vardass.samplers.uniform import UniformBatchSampler
 from vardass.samplers.weighted_batches import IndexBatch, with_weights
 
 __all__ = [
-    "BackgroundSampler",
     "BalancedBatchSampler",
     "Chunk",
     "ClassAlignment",
