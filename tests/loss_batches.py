@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.kernels import LaplacianKernel
 from vardass.losses import Batch, coral, mmd2
 
 
@@ -43,7 +42,6 @@ LOSSES = {
     "mmd v": lambda x, y, **w: mmd2(x, y, **w),
     "mmd u": lambda x, y, **w: of_batches(mmd2)(x, y, estimator="u", strata_x=[0] * len(x), strata_y=[0] * len(y), **w),
     "mmd domainbed": lambda x, y, **w: mmd2(x, y, preset="domainbed", **w),
-    "mmd laplacian": lambda x, y, **w: mmd2(x, y, kernel=LaplacianKernel(0.02), **w),
     "coral paper": lambda x, y, **w: coral(x, y, **w),
     "coral domainbed": lambda x, y, **w: coral(x, y, preset="domainbed", **w),
     "coral deep": lambda x, y, **w: coral(x, y, preset="deep-coral", **w),

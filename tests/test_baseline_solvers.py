@@ -16,7 +16,7 @@ from torch import Tensor
 from solver_problems import SOLVERS, exact, gen, greedy_cost, linear, points, run, sizes_of
 from vardass.errors import InputError
 from vardass.solvers import kmeans as kmeans_module
-from vardass.solvers.kmeans import _greedy_in_order, greedy_assignment, inertia, kernel_kmeans
+from vardass.solvers.kmeans import _greedy_in_order, greedy_assignment, kernel_kmeans
 from vardass.solvers.labels import SizeLimits, random_balanced_labels, start_labels
 from vardass.view import ExactView, LowRankView, View
 
@@ -137,6 +137,11 @@ def test_dynamic_kmeans_is_better_than_unweighted_kmeans() -> None:
 
 
 # --- Lloyd ------------------------------------------------------------------------------------------------
+
+
+def inertia(view: View, labels: Tensor, k: int) -> float:
+    """The k-means cost Σ_i |φ_i - μ_{a_i}|²."""
+    return float(view.centroid_distances(labels, k).gather(1, labels[:, None]).sum())
 
 
 def blobs(n: int, k: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:

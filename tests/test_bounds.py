@@ -16,7 +16,7 @@ from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, LinearKernel, RBFMixture, as_kernel
 
-KERNELS = ["mmd", "rbf", "coral", "linear", "laplacian"]
+KERNELS = ["mmd", "rbf", "coral", "linear"]
 BOUNDS = [nearest_neighbour_bound, semidefinite_bound]
 SLACK = 1 + 1e-9  # rounding of the reference
 

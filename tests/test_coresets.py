@@ -266,7 +266,7 @@ def test_copies_of_a_row_do_no_harm():
         ({"weights": "no"}, "weights must be true or false"),
         ({"rank": 0}, "rank"),
         ({"kernel": LinearKernel}, "write LinearKernel"),
-        ({"features": torch.full((20, 2), 1e30), "kernel": "polynomial"}, "overflows"),
+        ({"features": 1e30 * torch.eye(20, 2), "kernel": "linear"}, "overflows"),
     ],
 )
 def test_bad_input_is_refused(change, message):

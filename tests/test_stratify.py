@@ -74,7 +74,7 @@ def variance_by_enumeration(x: Tensor, labels: Tensor, kernel: Kernel) -> float:
 @pytest.mark.parametrize(
     ("solver", "kernel"),
     [(solver, kernel) for solver in QUICK for kernel in ("mmd", "coral")]
-    + [("min-sum", kernel) for kernel in ("linear", "rbf", "laplacian", "polynomial")],
+    + [("min-sum", kernel) for kernel in ("linear", "rbf")],
 )
 def test_variance_equals_the_enumeration_of_all_batches(solver: str, kernel: str) -> None:
     x = cloud(9, 2)
@@ -149,7 +149,7 @@ def test_order_of_rows_hardly_matters_elsewhere() -> None:
     assert max(found) <= 1.02 * min(found)
 
 
-@pytest.mark.parametrize("kernel", ["mmd", "rbf", "laplacian", "coral", "linear"])
+@pytest.mark.parametrize("kernel", ["mmd", "rbf", "coral", "linear"])
 def test_translation(kernel: str) -> None:
     x = (cloud(120, 4) * 1024).round() / 1024
     strata = stratify(x, 10, kernel=kernel)

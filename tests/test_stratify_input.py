@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
-from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LaplacianKernel, LinearKernel, RBFMixture
+from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LinearKernel, RBFMixture
 from vardass.samplers import BalancedBatchSampler, StratifiedBatchSampler
 from vardass.solvers import stratify, stratify_groups
 from vardass.variance import measure_strata, stratified_variance, uniform_variance
@@ -73,7 +73,7 @@ def test_a_poor_rank_does_not_make_a_warm_start_worse(rank):
 def test_a_function_may_compute_in_another_precision(rank):
     x = cloud(60, dtype=torch.float32)
     strata = stratify(x, 6, kernel=lambda a, b: torch.exp(-torch.cdist(a.double(), b.double(), p=1.0)), rank=rank)
-    assert strata.variance <= 1.02 * stratify(x, 6, kernel="laplacian", rank=rank).variance
+    assert strata.variance <= 1.02 * stratify(x, 6, kernel=laplacian, rank=rank).variance
 
 
 def test_saving_to_a_folder(tmp_path):
@@ -133,8 +133,8 @@ def laplacian(x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("rank", [0, 12])
 def test_a_function_is_a_kernel(rank: int) -> None:
     x = cloud(60)
-    by_function = stratify(x, 6, kernel=laplacian, rank=rank)
-    by_name = stratify(x, 6, kernel="laplacian", rank=rank)
+    by_function = stratify(x, 6, kernel=lambda a, b: torch.exp(-torch.cdist(a, b).square()), rank=rank)
+    by_name = stratify(x, 6, kernel="rbf", rank=rank)
     assert torch.equal(by_function.labels, by_name.labels)
     assert by_function.variance == pytest.approx(by_name.variance, rel=1e-9)
 
@@ -143,7 +143,7 @@ def test_a_function_is_a_kernel(rank: int) -> None:
 def test_a_function_may_have_learnable_parameters(rank: int) -> None:
     rate = torch.nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
     strata = stratify(cloud(60), 6, kernel=lambda x, y: torch.exp(-rate * torch.cdist(x, y, p=1.0)), rank=rank)
-    assert torch.equal(strata.labels, stratify(cloud(60), 6, kernel="laplacian", rank=rank).labels)
+    assert torch.equal(strata.labels, stratify(cloud(60), 6, kernel=laplacian, rank=rank).labels)
 
 
 def test_objects_and_names_agree() -> None:
@@ -217,7 +217,6 @@ def test_good_kernels_do_not_warn() -> None:
         warnings.simplefilter("error")
         stratify(cloud(60), 5, kernel=laplacian)
         stratify(cloud(60), 5, kernel=FunctionKernel(lambda x, y: x @ y.T))
-        stratify(cloud(60), 5, kernel=LaplacianKernel())
         stratify(torch.arange(60.0)[:, None], 5, kernel=lambda x, y: x @ y.T)  # rank one
 
 
@@ -348,7 +347,7 @@ def test_good_seeds() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 16])
-@pytest.mark.parametrize("kernel", ["mmd", RBFMixture(scale="median"), "coral", "linear", "polynomial"], ids=str)
+@pytest.mark.parametrize("kernel", ["mmd", RBFMixture(scale="median"), "coral", "linear"], ids=str)
 def test_features_too_large_for_a_kernel(kernel: Any, rank: int) -> None:
     x = cloud(60, 30, dtype=torch.float32) * 1e30
     message = r"overflows torch\.float32 on features of up to .*e.3.; scale them down or pass float64"
@@ -366,4 +365,4 @@ def test_features_too_large_for_a_kernel(kernel: Any, rank: int) -> None:
 
 def test_features_too_large_for_kmeans() -> None:
     with pytest.raises(InputError, match=r"solver 'kmeans' overflows torch\.float32"):
-        stratify(cloud(60, 3, dtype=torch.float32) * 1e30, 5, kernel="laplacian", solver="kmeans")
+        stratify(cloud(60, 3, dtype=torch.float32) * 1e30, 5, kernel=laplacian, solver="kmeans")

@@ -238,7 +238,7 @@ def test_half_precision_and_another_dtype_are_taken_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "laplacian"}, "running statistics are known for RBFMixture, CoralKernel and LinearKernel"),
+        ({"kernel": lambda x, y: x @ y.T}, "running statistics are known for RBFMixture, CoralKernel and LinearKernel"),
         ({"half_life": 0.0}, "half_life must be a number of at least 0.5, got 0"),
         ({"effective_size": 1.5}, "effective_size must be a number .* got 1.5"),
         ({"most": 0.5}, "most must be a number of at least 1, got 0.5"),

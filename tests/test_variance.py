@@ -16,13 +16,12 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LinearKernel, RBFMixture
 from vardass.variance import (
-    mean_embedding_covariance,
     stratified_variance,
     uniform_variance,
 )
 
 KERNELS: dict[str, Kernel] = {
-    "rbf-mixture": RBFMixture(),
+    "mmd": RBFMixture(),
     "coral": CoralKernel(),
     "linear": LinearKernel(),
     "rbf-median": RBFMixture(gammas=(1.0,), scale="median"),
@@ -244,29 +243,6 @@ def test_numpy_and_integer_labels_of_any_width() -> None:
     assert stratified_variance(x, torch.tensor(labels, dtype=torch.int16), kernel="mmd") == expected
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_covariance_equals_enumeration(replacement: bool) -> None:
-    labels = [0, 0, 1, 1, 1, 0]
-    phi = points(6, 3)
-    mean = phi.mean(0)
-
-    def enumerated(draws: Draws) -> Tensor:
-        total = torch.zeros(3, 3, dtype=torch.float64)
-        for p, c in draws:
-            error = c @ phi - mean
-            total += p * torch.outer(error, error)
-        return total
-
-    got = mean_embedding_covariance(phi, k=2, replacement=replacement)
-    torch.testing.assert_close(got, enumerated(uniform_draws(6, 2, replacement)), atol=1e-12, rtol=0)
-    got = mean_embedding_covariance(phi, labels=labels, draws_per_stratum=2, replacement=replacement)
-    expected = enumerated(stratified_draws(labels, 2, replacement))
-    torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
-    trace = stratified_variance(phi, labels, kernel="linear", draws_per_stratum=2, replacement=replacement)
-    assert float(got.trace()) == pytest.approx(trace, rel=1e-12)
-    assert mean_embedding_covariance(phi.float(), k=2).dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -290,13 +266,6 @@ def test_covariance_equals_enumeration(replacement: bool) -> None:
                 points(), [0, 1, 1, 1, 1, 1], kernel="mmd", draws_per_stratum=2, replacement=False
             ),
             "draws_per_stratum must be between 1 and 1, got 2; there are 1 rows in the smallest stratum",
-        ),
-        (lambda: mean_embedding_covariance(points()), "either k or labels, got k=None and labels unset"),
-        (lambda: mean_embedding_covariance(points(), k=2, labels=[0] * 6), "got k=2 and labels set"),
-        (lambda: mean_embedding_covariance(points(), k=7, replacement=False), "between 1 and 6, got 7"),
-        (
-            lambda: mean_embedding_covariance(points(), labels=[0] + [1] * 5, draws_per_stratum=2, replacement=False),
-            "between 1 and 1, got 2",
         ),
     ],
 )

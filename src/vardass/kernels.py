@@ -31,9 +31,7 @@ __all__ = [
     "FunctionKernel",
     "Kernel",
     "KernelLike",
-    "LaplacianKernel",
     "LinearKernel",
-    "PolynomialKernel",
     "RBFMixture",
     "as_kernel",
     "fitted_kernel",
@@ -451,46 +449,6 @@ class LinearKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class PolynomialKernel(Kernel):
-    """κ(z, z') = (gamma zᵀz' + coef0)^degree."""
-
-    degree: int = 2
-    gamma: float = 1.0
-    coef0: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.degree < 1 or self.degree != int(self.degree) or not self.gamma > 0 or not self.coef0 >= 0:
-            raise InputError(
-                "a polynomial kernel needs a whole degree >= 1, gamma > 0 and coef0 >= 0, got "
-                f"degree={self.degree}, gamma={self.gamma}, coef0={self.coef0}"
-            )
-
-    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
-        return (self.gamma * (x @ (x if y is None else y).T) + self.coef0) ** self.degree
-
-    def _diag(self, x: Tensor) -> Tensor:
-        result: Tensor = (self.gamma * x.square().sum(1) + self.coef0) ** self.degree
-        return result
-
-
-@dataclass(frozen=True)
-class LaplacianKernel(Kernel):
-    """κ(z, z') = exp(-gamma |z - z'|₁)."""
-
-    gamma: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.gamma > 0:
-            raise InputError(f"gamma must be positive, got {self.gamma}")
-
-    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
-        return torch.exp(-self.gamma * torch.cdist(x, x if y is None else y, p=1.0))
-
-    def _diag(self, x: Tensor) -> Tensor:
-        return x.new_ones(len(x))
-
-
-@dataclass(frozen=True)
 class FunctionKernel(Kernel):
     """Any user function ``f(x, y) -> (n, m)`` on rows (n, d) and (m, d), assumed positive semi-definite.
 
@@ -536,12 +494,9 @@ _KERNELS: Registry[Callable[[], Kernel]] = Registry(
     "kernel",
     {
         "mmd": RBFMixture,
-        "rbf-mixture": RBFMixture,
         "rbf": lambda: RBFMixture(gammas=(1.0,)),
         "coral": CoralKernel,
         "linear": LinearKernel,
-        "polynomial": PolynomialKernel,
-        "laplacian": LaplacianKernel,
     },
     base=Kernel,
     own=("class", "object", "function"),

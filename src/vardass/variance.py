@@ -20,7 +20,6 @@ from vardass.view import KernelView, View
 
 __all__ = [
     "MeasuredStrata",
-    "mean_embedding_covariance",
     "measure_strata",
     "stratified_variance",
     "uniform_variance",
@@ -87,39 +86,6 @@ def stratified_variance(
     """
     x = as_features(features)
     return _variance(x, fitted_kernel(kernel, x), _design(x, labels, draws_per_stratum, replacement))
-
-
-def mean_embedding_covariance(
-    phi: ArrayLike,
-    *,
-    k: int | None = None,
-    labels: ArrayLike | None = None,
-    draws_per_stratum: int = 1,
-    replacement: bool = True,
-) -> Tensor:
-    """Covariance Σ of μ̂ (r, r) from explicit features, as Lemma 1 needs it; its trace is the variance of μ̂.
-
-    Parameters
-    ----------
-    phi : array of shape (n, r)
-        Feature map of all rows of one domain.
-    k : int, optional
-        Batch size of uniform draws. Give either ``k`` or ``labels``.
-    labels : integer array of shape (n,), optional
-        Strata, for ``draws_per_stratum`` from each.
-    draws_per_stratum, replacement
-        As for `stratified_variance`.
-    """
-    x = as_features(phi, "phi")
-    if (k is None) == (labels is None):
-        raise InputError(f"give either k or labels, got k={k} and labels {'un' if labels is None else ''}set")
-    design = _design(x, labels, draws_per_stratum if k is None else k, replacement)
-    means = _stratum_means(x, design.labels, design.sizes)
-    covariance = means.new_zeros(x.shape[1], x.shape[1])
-    for block in row_blocks(len(x), _BLOCK_NUMBERS // x.shape[1]):
-        centred = x[block].double() - means[design.labels[block]]
-        covariance += (centred * design.scale[design.labels[block], None]).T @ centred
-    return covariance.to(x.dtype)
 
 
 class _Design(NamedTuple):

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 FILE = "Embeddings (n, d): .npy, .npz, .csv or .parquet."
-KERNEL = "mmd (the paper's RBF mixture), rbf, coral, linear, polynomial or laplacian."
+KERNEL = "mmd (the paper's RBF mixture), rbf, coral or linear."
 GAMMAS = "Gammas of mmd or rbf, such as 0.1,1,10."
 SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."

@@ -126,8 +126,8 @@ class MMDLoss(nn.Module):
 
     Examples
     --------
-    >>> MMDLoss(kernel="laplacian", estimator="unbiased")
-    MMDLoss(kernel=LaplacianKernel(gamma=1.0), estimator='unbiased')
+    >>> MMDLoss(kernel="linear", estimator="unbiased")
+    MMDLoss(kernel=LinearKernel(), estimator='unbiased')
     """
 
     def __init__(self, *, kernel: KernelLike | None = None, estimator: str = "v", preset: str | None = None) -> None:

@@ -37,8 +37,7 @@ def lemma1_variance(mean_difference: ArrayLike, cov_s: ArrayLike, cov_t: ArrayLi
     mean_difference : Tensor of shape (..., r)
         m = μ_s - μ_t.
     cov_s, cov_t : Tensor of shape (..., r, r)
-        Covariances of the two batch mean embeddings; see `vardass.variance.mean_embedding_covariance`.
-        Leading dimensions broadcast.
+        Covariances of the two batch mean embeddings. Leading dimensions broadcast.
 
     Returns
     -------
@@ -302,7 +301,7 @@ def _as_covariance(covariance: ArrayLike, name: str, r: int) -> Tensor:
     if bool((skew > 1e-4 * cov.abs().amax((-2, -1), keepdim=True)).any()) or bool((variances < 0).any()):
         raise InputError(
             f"{name} must be symmetric with no negative variance, got asymmetry {float(skew.max()):.3g} "
-            f"and a lowest variance of {float(variances.min()):.3g}; use mean_embedding_covariance"
+            f"and a lowest variance of {float(variances.min()):.3g}; use torch.cov"
         )
     return cov
 

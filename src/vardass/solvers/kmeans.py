@@ -11,7 +11,7 @@ from vardass.solvers.labels import Distances, SizeLimits, Solution, repair_sizes
 from vardass.validate import Progress, as_generator, check_count, row_blocks
 from vardass.view import View
 
-__all__ = ["centroid_objective", "dynamic_kmeans", "greedy_assignment", "inertia", "kernel_kmeans"]
+__all__ = ["centroid_objective", "dynamic_kmeans", "greedy_assignment", "kernel_kmeans"]
 
 # Scores of one step, and visits of all steps, that one batch of trials may hold: about 1 MB and 150 MB.
 _STEP_NUMBERS = 2**18
@@ -152,11 +152,6 @@ def _argmin(scores: Tensor) -> Tensor:
 
 
 # --- ordinary k-means, which ignores stratum sizes
-
-
-def inertia(view: View, labels: Tensor, k: int) -> float:
-    """The k-means cost Σ_i |φ_i - μ_{a_i}|²."""
-    return float(Distances(view, labels, k).nearest(labels)[1].sum(dtype=torch.float64))
 
 
 def kernel_kmeans(
