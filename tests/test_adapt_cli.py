@@ -120,10 +120,7 @@ def test_adapt_embeddings_writes_everything(files, capsys):
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [10, 20, 30]
     report = (out / "report.md").read_text()
-    assert "![" in report
     assert "| cat |" in report
-    with Image.open(out / "training.png") as picture:
-        assert picture.width > 4 * 400  # with the panel of variances
     model, about = vardass.adapt.load_model(out)
     assert list(about["class_names"]) == list(CLASSES)
     assert model.num_classes == 3

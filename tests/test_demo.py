@@ -88,8 +88,7 @@ def test_demo_shows_what_its_files_hold_and_goes_on(tmp_path, capsys, monkeypatc
         assert f"{100 * float(row['target_accuracy']):.1f}" in table
     by_cell = {(row["algorithm"], row["sampler"]): 100 * float(row["target_accuracy"]) for row in rows}
     assert f"{by_cell['mmd', 'ordered'] - by_cell['mmd', 'uniform']:+.1f}" in table
-    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (folder / "demo.svg").read_text()
+    assert (folder / "sweep/report.html").read_text().startswith("<!DOCTYPE html>")
 
     before = (folder / "sweep/records.jsonl").stat().st_mtime_ns
     assert demo(folder) == 0  # the same command finds all of it done
@@ -115,10 +114,3 @@ def test_demo_into_a_file_is_refused(tmp_path, capsys):
     (tmp_path / "demo").write_text("")
     assert demo(tmp_path / "demo") == 2
     assert "--out" in capsys.readouterr().err
-
-
-def test_without_matplotlib_the_extra_is_named_first(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert demo(tmp_path / "demo") == 2
-    assert "vardass[plot]" in capsys.readouterr().err
-    assert not (tmp_path / "demo").exists()

@@ -136,7 +136,7 @@ def test_bad_figures_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_files_and_says_what_they_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from vardass.cli.figure import figure
+    from vardass.cli.lab import figure
 
     figure("2", out=tmp_path / "out", seed=3, quick=True)
     printed = capsys.readouterr().out

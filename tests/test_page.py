@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from page_records import EVIL, record, sweep, write
-from vardass.cli.report import report
+from vardass.cli.lab import report
 from vardass.errors import InputError
 from vardass.lab.averages import collect
 from vardass.lab.page import make_page, write_page

@@ -30,7 +30,7 @@ from vardass.cli.doctor import NETWORKS, short_form
 from vardass.cli.embeddings import make_folder
 from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
-from vardass.cli.run_summary import Summary, print_json, print_summary, write_report
+from vardass.cli.run_summary import Summary, print_summary, write_report
 from vardass.cli.terminal import note, progress_bar, tell_time, words_of_time
 from vardass.data.domains import Kind, Task
 from vardass.data.embedding_tasks import ScaledInputs, standardise_task
@@ -89,7 +89,7 @@ def adapt(
 ) -> None:
     """Train on labelled source data and adapt to target data without labels.
 
-    Writes the model, a class with confidence (or numbers) for each target sample, metrics, and a report with plots. If
+    Writes the model, a class with confidence (or numbers) for each target sample, metrics, and a report. If
     the target has labels (class folders, or a column), they are used for the final score only, after the model is
     chosen.
     """
@@ -366,8 +366,11 @@ def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
 
 def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -> None:
     write_text(out / PREDICTIONS_FILE, summary.predictions.to_csv())
-    written = write_report(summary, out, data)
+    report = write_report(summary, out, data)
     if summary.one_class is not None:
         note(f"warning: {summary.one_class}")
-    show = print_json if as_json else print_summary
-    show(summary, [out / MODEL_FILE, out / PREDICTIONS_FILE, out / METRICS_FILE, *written])
+    written = [out / MODEL_FILE, out / PREDICTIONS_FILE, out / METRICS_FILE, report]
+    if as_json:
+        print(json.dumps({**summary.as_dict(), "written": [str(path) for path in written]}, indent=2))
+    else:
+        print_summary(summary, written)

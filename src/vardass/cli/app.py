@@ -11,11 +11,9 @@ from vardass.cli.adapt import adapt, tasks, train
 from vardass.cli.demo import demo
 from vardass.cli.doctor import doctor
 from vardass.cli.embeddings import compare, coreset
-from vardass.cli.figure import figure
+from vardass.cli.lab import figure, report, status, sweep, tables
 from vardass.cli.models import evaluate, export, predict
-from vardass.cli.report import report, tables
 from vardass.cli.stratify import stratify, warmup
-from vardass.cli.sweep import status, sweep
 
 __all__ = ["app"]
 
@@ -43,23 +41,6 @@ def _shared(
     """Variance-reduced minibatches for training with a domain-discrepancy loss."""
 
 
-for command in (
-    stratify,
-    compare,
-    coreset,
-    adapt,
-    predict,
-    evaluate,
-    export,
-    doctor,
-    train,
-    tasks,
-    sweep,
-    status,
-    tables,
-    figure,
-    report,
-    demo,
-    warmup,
-):
+_ON_DATA = (stratify, compare, coreset, adapt, predict, evaluate, export, doctor)
+for command in (*_ON_DATA, train, tasks, sweep, status, tables, figure, report, demo, warmup):
     app.command()(command)

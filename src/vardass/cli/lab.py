@@ -1,9 +1,11 @@
-"""``vardass sweep`` and ``vardass status``: many runs that survive crashes, and how far they are."""
+"""Many runs and what came of them: ``vardass sweep``, ``status``, ``tables``, ``report``; ``figure``, of the paper."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,19 +15,29 @@ from vardass.backend import one_thread
 from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
 from vardass.cli.terminal import progress_bar
 from vardass.errors import InputError
+from vardass.files import write_text
+from vardass.paper.figures import NUMBERS, make_figure, write_figure
+from vardass.plots import require_matplotlib
 from vardass.processes import count_cpus
+from vardass.table import FORMATS, render
+from vardass.validate import choose
 
 if TYPE_CHECKING:
     from vardass.lab.record import RunSpec
     from vardass.lab.sweep import Status, SweepResult
 
-__all__ = ["status", "sweep"]
+__all__ = ["figure", "report", "status", "sweep", "tables"]
 
 _JOBS = "Runs at a time; default: number of CPUs. Each run uses one thread."
 _ENGINE = "local: processes of this machine. ray: a Ray cluster, that of RAY_ADDRESS if set."
 _ROOT = "NAME=DIR: folder of the data set NAME of the specification; repeatable."
 _SET = "key=value for all runs, such as steps=100; repeatable."
 _SHOWN = 10  # runs that a list for people names
+_TABLE = (
+    "summary (one for each data set), 1 (samplers), 2 (methods), 3 (seconds), 4 (steps between refreshes), splits, "
+    "discrepancy, pairs (tests), or all that have content."
+)
+_SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 def _schema() -> dict[str, Any]:
@@ -179,3 +191,87 @@ def _time(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+# --- what came of them ---
+
+
+def tables(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of sweeps, or files of records.", metavar="DIR...")],
+    table: Annotated[str, typer.Option(help=_TABLE)] = "summary",
+    form: Annotated[
+        str | None, typer.Option("--format", help="text, markdown, latex or csv; by default as --out ends.")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="paper: show the paper's numbers beside ours.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
+) -> None:
+    """Choose models by their score, average over tasks and repeats, and print the paper's tables.
+
+    Numbers that lack runs are marked. Target labels play no part in choosing.
+    """
+    from vardass.lab.averages import collect, current_records
+    from vardass.lab.tables import TABLE_NAMES, make_tables
+    from vardass.paper.numbers import against_paper
+
+    form = form or _SUFFIXES.get(out.suffix.lower() if out else "", "text")
+    choose(table, "table", TABLE_NAMES)
+    choose(form, "format", FORMATS)
+    if against not in (None, "paper"):
+        raise InputError(f"cannot compare with {against!r}; the only choice is --against paper")
+    records = []
+    for folder in folders:
+        found, left_out = current_records(folder)
+        records += found
+        if left_out:
+            print(f"{left_out} records in {folder} are left out: the sweep was changed since", file=sys.stderr)
+    if not records:
+        named = ", ".join(map(str, folders))
+        raise InputError(f"no records of runs in {named}; name the folder of a sweep with at least one finished run")
+    results = collect(records)
+    made = make_tables(results, table)
+    text = render(against_paper(made, results) if against else made, form)
+    if out is None:
+        print(text, end="")
+        if table == "summary":
+            print(f"more: --table {', '.join(TABLE_NAMES[1:])}", file=sys.stderr)
+        return
+    write_text(out, text)
+    print(f"written: {out}")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a sweep or of a run.")],
+    out: Annotated[Path | None, typer.Option(help="HTML file; default: DIR/report.html.")] = None,
+) -> None:
+    """Write one self-contained HTML page: tables, curves, variance, time, settings.
+
+    The page needs no network and no other file, so it can be sent or kept.
+    """
+    from vardass.lab.page import write_page
+
+    path = write_page(folder, out)
+    print(f"written: {path} ({path.stat().st_size / 1e6:.2f} MB); open it in a browser")
+
+
+def figure(
+    number: Annotated[str, typer.Argument(help="1 to 5, or all.", metavar="NUMBER")],
+    out: Annotated[Path, typer.Option(help="Folder for pictures, numbers and text.")] = Path("figures"),
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Scaled down to seconds; rougher numbers.")] = False,
+) -> None:
+    """Recompute a figure of the paper and say in words whether what the paper says of it held.
+
+    Writes figureN.png, .svg, .csv (the numbers), .md (the words) and .json (settings and versions).
+    """
+    known = {str(n): (n,) for n in NUMBERS} | {"all": NUMBERS}
+    if number not in known:
+        raise InputError(f"there is no figure {number!r}; choose one of {', '.join(known)}")
+    require_matplotlib()  # before the work, not after it
+    for n in known[number]:
+        started = time.perf_counter()
+        with progress_bar() as progress:
+            result = make_figure(n, seed=seed, quick=quick, progress=progress)
+        command = f"vardass figure {n} --out {shlex.quote(str(out))} --seed {seed}" + (" --quick" if quick else "")
+        seconds = round(time.perf_counter() - started, 2)
+        written = write_figure(result, out, provenance={"command": command, "seconds": seconds})
+        print(f"Figure {n}: {result.title}\n{result.text()}\nwritten: {', '.join(map(str, written))}\n")
