@@ -204,13 +204,14 @@ def quality(domains: dict[str, Any], stage: str, found: dict[str, list[Any]]) ->
     import torch
 
     from vardass import mmd2
-    from vardass.analysis.batch_noise import Batches, embedding_errors
+    from vardass.analysis.batch_noise import embedding_errors
     from vardass.kernels import as_kernel
+    from vardass.samplers import Chunk
 
-    def batches(of: list[Any], domain: str) -> Batches:
+    def batches(of: list[Any], domain: str) -> Chunk:
         rows = torch.from_numpy(np.concatenate([one[f"{domain} {stage} rows"] for one in of]))
         weights = np.concatenate([np.tile(one[f"{domain} {stage} weights"], (BATCHES, 1)) for one in of])
-        return Batches(rows, torch.from_numpy(weights), weighted=True)
+        return Chunk(rows, torch.from_numpy(weights))
 
     kernel = as_kernel("mmd")
     drawn = {name: {domain: batches(found[name], domain) for domain in domains} for name in VERSIONS}

@@ -11,7 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -32,21 +32,15 @@ from vardass.variance import stratified_variance
 from vardass.view import KernelView
 
 __all__ = [
-    "Batches",
     "Drawn",
     "EmbeddingErrors",
     "Estimate",
-    "Loss",
-    "Producer",
-    "Whole",
-    "as_loss",
+    "LossOfDomains",
     "check_samplers",
     "draw",
     "embedding_errors",
     "exact_variance",
-    "gradient_noise",
-    "loss_noise",
-    "whole_domains",
+    "sample_rows",
 ]
 
 LOSSES = ("mmd2", "mmd2-u", "coral")
@@ -65,29 +59,14 @@ class Estimate(NamedTuple):
 # --- batches as training would get them, and the time they take --------------------------------------------
 
 
-class Batches(NamedTuple):
-    """Batches of one domain: ``rows`` (b, k), and their ``weights`` (b, k), double, of which each row sums to 1.
+class Drawn(NamedTuple):
+    """What one entry of the report's samplers gave: a sampler and its batches for each domain.
 
-    Losses are called without weights where the sampler gives none. ``strata`` (k,) and ``pool`` are those of an
-    `IndexBatch`, for independent draws.
+    Weights of batches are (b, k), double, or None where the sampler gives none.
     """
 
-    rows: Tensor
-    weights: Tensor
-    weighted: bool
-    strata: Tensor | None = None
-    pool: int | None = None
-
-    def pick(self, i: int) -> tuple[Tensor, Tensor | None]:
-        """Indices and weights of batch ``i`` as a loss takes them."""
-        return self.rows[i], self.weights[i] if self.weighted else None
-
-
-class Drawn(NamedTuple):
-    """What one entry of the report's samplers gave: a sampler and its batches for each domain."""
-
     samplers: list[Any]
-    batches: list[Batches]
+    batches: list[Chunk]
     refresh_seconds: float
     draw_seconds: float
     in_step: bool = False  # batch i of the source belongs to batch i of the target
@@ -120,11 +99,10 @@ def draw(name: str, entry: Any, domains: list[Tensor], count: int, *, refresh: b
     refreshed = time.perf_counter()
     # other seeds for the other domain: two samplers with one seed would move in step
     batches = [
-        _batches(name, sampler, len(features), count, 2 * seed + (0 if in_step else place))
+        _batches(name, sampler, features, count, 2 * seed + (0 if in_step else place))
         for place, (sampler, features) in enumerate(zip(samplers, domains))
     ]
     drawn = time.perf_counter()
-    batches = [_on(batch, features.device) for batch, features in zip(batches, domains)]
     return Drawn(samplers, batches, refreshed - started, drawn - refreshed, in_step)
 
 
@@ -166,21 +144,18 @@ def _copy(name: str, sampler: Any) -> Any:
         ) from error
 
 
-def _batches(name: str, sampler: Any, n: int, count: int, seed: int) -> Batches:
-    if isinstance(sampler, MinibatchSampler):
-        chunk = sampler.sample_batches(count, seed=seed)
-    else:
-        chunk = _iterate(name, sampler, count)
-    rows, weights = chunk.rows, chunk.weights
+def _batches(name: str, sampler: Any, features: Tensor, count: int, seed: int) -> Chunk:
+    ours = isinstance(sampler, MinibatchSampler)
+    chunk = sampler.sample_batches(count, seed=seed) if ours else _iterate(name, sampler, count)
+    rows, weights, n = chunk.rows, chunk.weights, len(features)
     if int(rows.min()) < 0 or int(rows.max()) >= n:
         raise InputError(
             f"{name!r} draws indices from {int(rows.min())} to {int(rows.max())}, the features have {n} rows; "
             "pass the features of the whole data set"
         )
-    if weights is None:
-        even = torch.full(rows.shape, 1.0 / rows.shape[1], dtype=torch.float64)
-        return Batches(rows, even, False, chunk.strata, chunk.pool)
-    return Batches(rows, weights.double().to(rows.device).expand(rows.shape), True, chunk.strata, chunk.pool)
+    if weights is not None:
+        weights = weights.double().to(features.device).expand(rows.shape)
+    return chunk._replace(rows=rows.to(features.device), weights=weights)
 
 
 def _iterate(name: str, sampler: Any, count: int) -> Chunk:
@@ -207,15 +182,10 @@ def _iterate(name: str, sampler: Any, count: int) -> Chunk:
     return Chunk(rows, stacked, strata=strata)
 
 
-def _on(batches: Batches, device: torch.device) -> Batches:
-    return batches._replace(rows=batches.rows.to(device), weights=batches.weights.to(device))
-
-
 # --- the mean embedding ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EmbeddingErrors:
+class EmbeddingErrors(NamedTuple):
     """One domain under a kernel fitted to it: |μ̂ - μ|² (b,) of the batches of each sampler.
 
     And for a domain that is not too large, |mean of μ̂ - μ|² for each, and ``spread``, E|φ(z) - μ|² of one uniform draw.
@@ -227,21 +197,19 @@ class EmbeddingErrors:
     spread: float | None
 
 
-def sample_rows(n: int, limit: int, seed: int, device: torch.device) -> Tensor | None:
-    """A seeded draw of ``limit`` of n rows without replacement, or None if there are no more than that."""
+def sample_rows(n: int, limit: int, seed: int, device: torch.device) -> Tensor:
+    """A seeded draw of ``limit`` of n rows without replacement, or all, in their order, if there are no more."""
     if n <= limit:
-        return None
+        return torch.arange(n, device=device)
     return torch.randperm(n, generator=as_generator(seed))[:limit].to(device)
 
 
 @torch.no_grad()
-def embedding_errors(
-    x: Tensor, kernel: Kernel, draws: list[Batches], *, max_columns: int, seed: int
-) -> EmbeddingErrors:
+def embedding_errors(x: Tensor, kernel: Kernel, draws: list[Chunk], *, max_columns: int, seed: int) -> EmbeddingErrors:
     """Errors of each sampler's batches in the domain ``x`` (n, d) under a fitted ``kernel``."""
     n, view = len(x), KernelView(x, kernel)
     columns = sample_rows(n, max_columns, seed, x.device)
-    if columns is None:
+    if len(columns) == n:
         # one pass over the kernel matrix gives <φ_i, μ> and, for each sampler, <φ_i, mean of μ̂ - μ>
         offsets = torch.stack([_mean_weights(batches, n) - 1.0 / n for batches in draws], dim=1)
         products = view.multiply(torch.cat([offsets.new_full((n, 1), 1.0 / n), offsets], dim=1))
@@ -249,7 +217,7 @@ def embedding_errors(
         squared_norm = inner.mean()
         squared_bias = (offsets * products[:, 1:]).sum(0).clamp_min(0.0).tolist()
         spread = max(0.0, float(view.diag.double().mean() - squared_norm))
-        errors = [view.batch_errors(*batches[:2], inner, squared_norm) for batches in draws]
+        errors = [view.batch_errors(batches.rows, _weights(batches), inner, squared_norm) for batches in draws]
         return EmbeddingErrors(kernel, errors, squared_bias, spread)
     # a sample of m stands in for all n: E|μ̂ - μ_m|² is too large by |μ_m - μ|², (n - m)/(n - 1) spread / m on average
     m, some = len(columns), KernelView(x[columns], kernel)
@@ -259,13 +227,19 @@ def embedding_errors(
     squared_norm = inner[columns].mean()
     variance_of_sample = (some.diag.double().mean() - squared_norm) * m / (m - 1) * (n - 1) / n
     excess = variance_of_sample / m * (n - m) / (n - 1)
-    errors = [view.batch_errors(*batches[:2], inner, squared_norm) - excess for batches in draws]
+    errors = [view.batch_errors(batches.rows, _weights(batches), inner, squared_norm) - excess for batches in draws]
     return EmbeddingErrors(kernel, errors, None, None)
 
 
-def _mean_weights(batches: Batches, n: int) -> Tensor:
-    total = batches.weights.new_zeros(n)
-    return total.index_add_(0, batches.rows.flatten(), batches.weights.flatten()) / len(batches.rows)
+def _weights(batches: Chunk) -> Tensor:
+    if batches.weights is not None:
+        return batches.weights
+    return torch.full(batches.rows.shape, 1.0 / batches.rows.shape[1], dtype=torch.float64, device=batches.rows.device)
+
+
+def _mean_weights(batches: Chunk, n: int) -> Tensor:
+    weights = _weights(batches).flatten()
+    return weights.new_zeros(n).index_add_(0, batches.rows.flatten(), weights) / len(batches.rows)
 
 
 def exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | None:
@@ -293,43 +267,56 @@ def exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | 
 # --- the loss and its gradient over pairs of batches -------------------------------------------------------
 
 
-class Loss(NamedTuple):
-    """A discrepancy; ``kernel`` is set for MMD², whose value on whole domains is computed in blocks."""
-
-    name: str
-    value: Callable[..., Tensor]
-    kernel: Kernel | None
-
-
-def as_loss(loss: Any, kernel: Kernel, x: Tensor, y: Tensor) -> Loss:
-    """Resolve a name or a callable, for domains ``x`` (n_s, d) and ``y`` (n_t, d)."""
+def _as_loss(loss: Any, kernel: Kernel, x: Tensor, y: Tensor) -> tuple[str, Callable[..., Tensor], Kernel | None]:
+    """Name, function and, of MMD², whose value on whole domains is computed in blocks, the fitted kernel of a loss."""
     if loss is None:
         loss = "coral" if isinstance(kernel, CoralKernel) else "mmd2"
-    if isinstance(loss, str) and loss in ("mmd2", "mmd2-u"):
+    if loss in ("mmd2", "mmd2-u"):
         loss, name = MMDLoss(kernel=kernel, estimator="u" if loss == "mmd2-u" else "v"), loss
     elif loss == "coral":
-        return Loss("coral", CORALLoss(population_x=len(x), population_y=len(y)), None)
+        return "coral", CORALLoss(population_x=len(x), population_y=len(y)), None
     elif callable(loss):
         name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__name__", type(loss).__name__)
     else:
         raise InputError(f"unknown loss {loss!r}; choose one of {', '.join(LOSSES)} or pass a callable")
     if not isinstance(loss, MMDLoss):
-        return Loss(name, loss, None)
+        return name, loss, None
     # fitted once: batches of all samplers are then measured by one and the same kernel
     fitted = fitted_kernel(loss.kernel, torch.cat([x, y]))
-    return Loss(name, MMDLoss(kernel=fitted, estimator=loss.estimator), fitted)
+    return name, MMDLoss(kernel=fitted, estimator=loss.estimator), fitted
 
 
-class Producer:
-    """Features of chosen samples as a function of parameters: those of a model of ``inputs`` (n, ...) of each domain.
+class LossOfDomains:
+    """A discrepancy of two domains: of all their samples, and of pairs of batches; each with its gradient.
 
-    Without a model they are a matrix A (d, d), zero, and the features are z + z A of ``domains`` (n, d).
+    Gradients are for the parameters of a model, or without one for a matrix A (d, d) at 0 with features z + z A.
+
+    Parameters
+    ----------
+    loss, kernel
+        See `variance_report`.
+    domains : list of two Tensors of shape (n, d)
+        Features.
+    limit, seed : int
+        The whole domains are that many samples at most, drawn with the seed.
+    model, inputs
+        The featuriser, and what it takes of each domain.
     """
 
-    def __init__(self, domains: list[Tensor], model: nn.Module | None, inputs: list[ArrayLike | None]) -> None:
-        self.model = model
-        self.sizes = [len(x) for x in domains]
-        self.parameters: list[Tensor]
+    def __init__(
+        self,
+        loss: Any,
+        domains: list[Tensor],
+        *,
+        kernel: Kernel,
+        limit: int,
+        seed: int,
+        model: nn.Module | None = None,
+        inputs: tuple[ArrayLike | None, ArrayLike | None] = (None, None),
+    ) -> None:
+        self.name, self.function, self.kernel = _as_loss(loss, kernel, *domains)
+        self.domains, self.model = domains, model
+        self.rows = [sample_rows(len(x), limit, seed, x.device) for x in domains]
         if model is None:
             if any(value is not None for value in inputs):
                 raise InputError("source_inputs and target_inputs were given without a model; pass model=... too")
@@ -342,16 +329,15 @@ class Producer:
         if not self.parameters:
             raise InputError("no parameter of the model requires a gradient; call model.requires_grad_()")
         self.inputs = []
-        for value, n, name in zip(inputs, self.sizes, ("source_inputs", "target_inputs")):
-            if value is None or len(value) != n:
+        for value, x, name in zip(inputs, domains, ("source_inputs", "target_inputs")):
+            if value is None or len(value) != len(x):
                 got = "none" if value is None else f"{len(value)} rows"
-                raise InputError(f"model needs {name} with {n} rows, one for each row of the features, got {got}")
+                raise InputError(f"model needs {name} with {len(x)} rows, one for each row of the features, got {got}")
             self.inputs.append(torch.as_tensor(value))
-        count = sum(p.numel() for p in self.parameters)
-        self.note = f"gradient: of the model's {count:,} parameters"
+        self.note = f"gradient: of the model's {sum(p.numel() for p in self.parameters):,} parameters"
 
-    def __call__(self, domain: int, rows: Tensor) -> Tensor:
-        """Features (b, d) of the given rows of domain 0 or 1, with their graph."""
+    def features(self, domain: int, rows: Tensor) -> Tensor:
+        """Features (b, d) of rows of domain 0 or 1 as a function of the parameters, with their graph."""
         x = self.inputs[domain][rows.to(self.inputs[domain].device)]
         if self.model is None:
             return x + x @ self.parameters[0]
@@ -367,137 +353,95 @@ class Producer:
         parts = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, grads)]
         return torch.cat([part.flatten().double() for part in parts])
 
+    @cached_property
+    def whole(self) -> float:
+        """Loss of the whole domains; for MMD² it is |μ_s - μ_t|², which both estimators aim at."""
+        with torch.no_grad():
+            features = [x[rows] for x, rows in zip(self.domains, self.rows)]
+            if self.kernel is None:
+                return float(self.function(*features))
+            z, c = _signed(features)
+            parts = [c[rows] @ (block.to(c.dtype) @ c) for rows, block in self.kernel.blocks(z)]
+            return float(torch.stack(parts).sum())
 
-@dataclass(frozen=True)
-class Whole:
-    """The loss of the whole domains and its gradient (p,), if a `Producer` was given."""
+    @cached_property
+    def whole_gradient(self) -> Tensor:
+        """Its gradient (p,)."""
+        places = [[rows[block] for block in row_blocks(len(rows), _INPUT_ROWS)] for rows in self.rows]
+        with torch.no_grad():  # the model's features may be newer than the given ones
+            features = [torch.cat([self.features(i, rows) for rows in blocks]) for i, blocks in enumerate(places)]
+        parts = []
+        for i, (blocks, slopes) in enumerate(zip(places, self._slopes(features))):
+            for rows, slope in zip(blocks, slopes.split(_INPUT_ROWS)):  # type: ignore[no-untyped-call]
+                parts.append(self.gradient(self.features(i, rows), slope))
+        return sum(parts[1:], start=parts[0])
 
-    value: float
-    gradient: Tensor | None
+    def _slopes(self, features: list[Tensor]) -> list[Tensor]:
+        """Gradient of the loss of all samples with respect to the features of each domain."""
+        if self.kernel is None:
+            leaves = [z.detach().requires_grad_() for z in features]
+            return list(torch.autograd.grad(self.function(*leaves), leaves))
+        z, c = _signed([z.detach() for z in features])
+        slopes = torch.empty_like(z)
+        for rows in row_blocks(len(z), _BLOCK_NUMBERS // len(z)):
+            # the kernel is symmetric: what z_i does as a first argument counts twice
+            leaf = z[rows].clone().requires_grad_()
+            half = c[rows] @ (self.kernel.matrix(leaf, z).to(c.dtype) @ c)
+            slopes[rows] = torch.autograd.grad(2.0 * half, leaf)[0]
+        return [slopes[: len(features[0])], slopes[len(features[0]) :]]
 
+    def _of_pair(self, batches: list[Chunk], pair: tuple[int, int], features: list[Tensor]) -> Tensor:
+        """Loss of a source and a target batch with the given features."""
+        weights = [None if of.weights is None else of.weights[place] for of, place in zip(batches, pair)]
+        if getattr(self.function, "estimator", "v") != "unbiased":
+            return self.function(*features, weights_x=weights[0], weights_y=weights[1])
+        if any(of.strata is None for of in batches):
+            raise InputError(
+                f"loss {self.name!r} is unbiased for independent draws, but the samples of a batch of one of the "
+                "samplers depend on one another, or it gives no strata; use loss='mmd2', or samplers such as "
+                "UniformBatchSampler and StratifiedBatchSampler(..., draws_per_stratum=2)"
+            )
+        drawn = zip(features, weights, batches)
+        pools = [math.inf if of.pool is None else of.pool for of in batches]
+        return self.function(
+            *(Batch(z, weights=w, strata=of.strata, pool=pool) for (z, w, of), pool in zip(drawn, pools))
+        )
 
-def whole_domains(loss: Loss, domains: list[Tensor], producer: Producer | None, *, limit: int, seed: int) -> Whole:
-    """Loss of all samples, or of ``limit`` of each domain, and its gradient.
+    @torch.no_grad()
+    def noise(self, batches: list[Chunk], pairing: list[int]) -> dict[str, Any]:
+        """Mean, bias and variance of the loss of source batch i with target batch ``pairing[i]``."""
+        found = []
+        for pair in enumerate(pairing):
+            features = [x[of.rows[place]] for x, of, place in zip(self.domains, batches, pair)]
+            found.append(self._of_pair(batches, pair, features))
+        values, count = torch.stack(found).double(), len(found)
+        mean, variance = float(values.mean()), float(values.var())
+        squares = (values - mean).square()
+        return {
+            "loss_mean": Estimate(mean, math.sqrt(variance / count)),
+            "loss_bias": mean - self.whole,
+            "loss_variance": Estimate(variance, float(squares.std()) / math.sqrt(count)),
+        }
 
-    For MMD² it is |μ_s - μ_t|², which both estimators aim at.
-    """
-    rows = [
-        torch.arange(len(x), device=x.device) if chosen is None else chosen
-        for x, chosen in ((x, sample_rows(len(x), limit, seed, x.device)) for x in domains)
-    ]
-    with torch.no_grad():
-        features = [x[picked] for x, picked in zip(domains, rows)]
-        value = float(loss.value(*features)) if loss.kernel is None else _mmd2_in_blocks(features, loss.kernel)
-    if producer is None:
-        return Whole(value, None)
-    with torch.no_grad():  # the model's features may be newer than the given ones
-        features = [
-            torch.cat([producer(i, picked[block]) for block in row_blocks(len(picked), _INPUT_ROWS)])
-            for i, picked in enumerate(rows)
-        ]
-    slopes = _slopes(loss, features)
-    gradient: Tensor | None = None
-    for i, (picked, slope) in enumerate(zip(rows, slopes)):
-        for block in row_blocks(len(picked), _INPUT_ROWS):
-            part = producer.gradient(producer(i, picked[block]), slope[block])
-            gradient = part if gradient is None else gradient + part
-    return Whole(value, gradient)
+    def gradient_noise(self, batches: list[Chunk], pairing: list[int]) -> dict[str, Any]:
+        """Mean squared error and variance of the gradient over pairs of batches, relative to |G|²."""
+        truth = self.whole_gradient
+        total, errors, size = torch.zeros_like(truth), [], float(truth.square().sum())
+        for pair in enumerate(pairing):
+            features = [self.features(i, of.rows[place]) for i, (of, place) in enumerate(zip(batches, pair))]
+            error = self.gradient(self._of_pair(batches, pair, features)) - truth
+            errors.append(error.square().sum())
+            total += error
+        if not size > 0:
+            return dict.fromkeys(("gradient_mse", "gradient_variance"), Estimate(math.nan, math.nan))
+        squares, count = torch.stack(errors) / size, len(errors)
+        mse, stderr = float(squares.mean()), float(squares.std()) / math.sqrt(count)
+        # Σ|g - mean g|² = Σ|g - G|² - |Σ (g - G)|² / count
+        variance = (float(squares.sum()) - float(total.square().sum()) / size / count) / (count - 1)
+        return {"gradient_mse": Estimate(mse, stderr), "gradient_variance": Estimate(variance, stderr)}
 
 
 def _signed(features: list[Tensor]) -> tuple[Tensor, Tensor]:
     """All rows z, and the c with μ_s - μ_t = Σ_i c_i φ(z_i)."""
-    z = torch.cat(features)
-    sizes = [len(part) for part in features]
-    shares = torch.tensor([1.0 / sizes[0], -1.0 / sizes[1]], dtype=torch.float64, device=z.device)
-    return z, shares.repeat_interleave(torch.tensor(sizes, device=z.device))
-
-
-def _mmd2_in_blocks(features: list[Tensor], kernel: Kernel) -> float:
-    z, c = _signed(features)
-    parts = [c[rows] @ (block.to(c.dtype) @ c) for rows, block in kernel.blocks(z)]
-    return float(torch.stack(parts).sum())
-
-
-def _slopes(loss: Loss, features: list[Tensor]) -> list[Tensor]:
-    """Gradient of the loss of all samples with respect to the features of each domain."""
-    if loss.kernel is None:
-        leaves = [z.detach().requires_grad_() for z in features]
-        return list(torch.autograd.grad(loss.value(*leaves), leaves))
-    z, c = _signed([z.detach() for z in features])
-    slopes = torch.empty_like(z)
-    for rows in row_blocks(len(z), _BLOCK_NUMBERS // len(z)):
-        # the kernel is symmetric: what z_i does as a first argument counts twice
-        leaf = z[rows].clone().requires_grad_()
-        half = c[rows] @ (loss.kernel.matrix(leaf, z).to(c.dtype) @ c)
-        slopes[rows] = torch.autograd.grad(2.0 * half, leaf)[0]
-    return [slopes[: len(features[0])], slopes[len(features[0]) :]]
-
-
-def _drawn(loss: Loss, batches: list[Batches]) -> Callable[[int, Tensor, Tensor | None], Batch] | None:
-    """What makes a `Batch` of the features and weights of a domain's batch, for an unbiased loss."""
-    if getattr(loss.value, "estimator", "v") != "unbiased":
-        return None
-    if any(batch.strata is None for batch in batches):
-        raise InputError(
-            f"loss {loss.name!r} is unbiased for independent draws, but the samples of a batch of one of the samplers "
-            "depend on one another, or it gives no strata; use loss='mmd2', or samplers such as UniformBatchSampler "
-            "and StratifiedBatchSampler(..., draws_per_stratum=2)"
-        )
-    pools = [math.inf if batch.pool is None else batch.pool for batch in batches]
-    return lambda i, z, weights: Batch(z, weights=weights, strata=batches[i].strata, pool=pools[i])
-
-
-def _value(
-    loss: Loss,
-    drawn: Callable[[int, Tensor, Tensor | None], Batch] | None,
-    features: tuple[Tensor, Tensor],
-    weights: tuple[Tensor | None, Tensor | None],
-) -> Tensor:
-    if drawn is None:
-        return loss.value(*features, weights_x=weights[0], weights_y=weights[1])
-    return loss.value(*(drawn(i, z, w) for i, (z, w) in enumerate(zip(features, weights))))
-
-
-@torch.no_grad()
-def loss_noise(
-    loss: Loss, domains: list[Tensor], batches: list[Batches], pairing: list[int], whole: Whole
-) -> dict[str, Any]:
-    """Mean, bias and variance of the loss of source batch i with target batch ``pairing[i]``."""
-    values, drawn = [], _drawn(loss, batches)
-    for i, j in enumerate(pairing):
-        (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
-        values.append(_value(loss, drawn, (domains[0][rows_x], domains[1][rows_y]), (weights_x, weights_y)))
-    values_of_pairs = torch.stack(values).double()
-    count = len(values)
-    mean, variance = float(values_of_pairs.mean()), float(values_of_pairs.var())
-    squares = (values_of_pairs - mean).square()
-    return {
-        "loss_mean": Estimate(mean, math.sqrt(variance / count)),
-        "loss_bias": mean - whole.value,
-        "loss_variance": Estimate(variance, float(squares.std()) / math.sqrt(count)),
-    }
-
-
-def gradient_noise(
-    loss: Loss, producer: Producer, batches: list[Batches], pairing: list[int], whole: Whole
-) -> dict[str, Any]:
-    """Mean squared error and variance of the gradient over pairs of batches, relative to |G|²."""
-    truth = whole.gradient
-    assert truth is not None
-    total = torch.zeros_like(truth)
-    errors, drawn = [], _drawn(loss, batches)
-    for i, j in enumerate(pairing):
-        (rows_x, weights_x), (rows_y, weights_y) = batches[0].pick(i), batches[1].pick(j)
-        value = _value(loss, drawn, (producer(0, rows_x), producer(1, rows_y)), (weights_x, weights_y))
-        error = producer.gradient(value) - truth
-        errors.append(error.square().sum())
-        total += error
-    count = len(errors)
-    size = float(truth.square().sum())
-    if not size > 0:
-        return {"gradient_mse": Estimate(math.nan, math.nan), "gradient_variance": Estimate(math.nan, math.nan)}
-    squares = torch.stack(errors) / size
-    mse, stderr = float(squares.mean()), float(squares.std()) / math.sqrt(count)
-    # Σ|g - mean g|² = Σ|g - G|² - |Σ (g - G)|² / count
-    variance = (float(squares.sum()) - float(total.square().sum()) / size / count) / (count - 1)
-    return {"gradient_mse": Estimate(mse, stderr), "gradient_variance": Estimate(variance, stderr)}
+    signs = [torch.full((len(z),), sign / len(z), dtype=torch.float64) for z, sign in zip(features, (1.0, -1.0))]
+    return torch.cat(features), torch.cat(signs).to(features[0].device)

@@ -14,21 +14,18 @@ from vardass.analysis.batch_noise import (
     Drawn,
     EmbeddingErrors,
     Estimate,
-    Producer,
-    as_loss,
+    LossOfDomains,
     check_samplers,
     draw,
     embedding_errors,
     exact_variance,
-    gradient_noise,
-    loss_noise,
-    whole_domains,
 )
 from vardass.errors import InputError
 from vardass.files import plain
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel, fitted_kernel
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.samplers import UniformBatchSampler
+from vardass.table import Table, TableRow, render
 from vardass.validate import ArrayLike, as_features, as_generator, check_count
 
 __all__ = ["MEASURES", "Estimate", "SamplerRow", "VarianceReport", "variance_report"]
@@ -75,13 +72,13 @@ class SamplerRow:
     exact_variance: float | None
     variance: Estimate
     bias_ratio: float | None
-    loss_mean: Estimate | None
-    loss_bias: float | None
-    loss_variance: Estimate | None
-    gradient_mse: Estimate | None
-    gradient_variance: Estimate | None
     refresh_seconds: float
     batch_seconds: float
+    loss_mean: Estimate | None = None
+    loss_bias: float | None = None
+    loss_variance: Estimate | None = None
+    gradient_mse: Estimate | None = None
+    gradient_variance: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -137,59 +134,38 @@ class VarianceReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and text for loggers and JSON; what is missing or not finite is None."""
-        samplers = {}
+        found = {name: value for name, value in vars(self).items() if name != "rows"}
+        found["samplers"] = {}
         for row in self.rows:
-            values: dict[str, Any] = {"batch_sizes": list(row.batch_sizes)}
-            numbers = {name: value for name, value in vars(row).items() if name not in ("name", "batch_sizes")}
-            numbers |= {f"{measure}_relative": self.relative(row.name, measure) for measure in MEASURES}
-            for name, value in numbers.items():
+            numbers = {**vars(row), **{f"{name}_relative": self.relative(row.name, name) for name in MEASURES}}
+            del numbers["name"]
+            for name, value in list(numbers.items()):
                 if isinstance(value, Estimate):
-                    values[name], values[f"{name}_stderr"] = plain(value.value), plain(value.stderr)
-                else:
-                    values[name] = plain(value)
-            samplers[row.name] = values
-        return {
-            "kernel": self.kernel,
-            "loss": self.loss,
-            "loss_value": plain(self.loss_value),
-            "sizes": list(self.sizes),
-            "baseline": self.baseline,
-            "batches": self.batches,
-            "gradient_batches": self.gradient_batches,
-            "notes": list(self.notes),
-            "samplers": samplers,
-        }
+                    numbers[name], numbers[f"{name}_stderr"] = value
+            found["samplers"][row.name] = numbers
+        result: dict[str, Any] = plain(found)
+        return result
 
     def table(self, *, markdown: bool = False) -> str:
         """Text with a line for each sampler: aligned columns, or a Markdown table."""
         columns = {name: [cell(self, row) for row in self.rows] for name, cell in _COLUMNS.items()}
         columns = {name: cells for name, cells in columns.items() if any(cells)}
-        lines = [list(columns), *map(list, zip(*columns.values()))]
-        widths = [max(_width(cell) for cell in column) for column in zip(*lines)]
-        rule = ["-" * width for width in widths]
-        if markdown:
-            rule = [rule[0], *(dashes[:-1] + ":" for dashes in rule[1:])]
-        table = []
-        for line in (lines[0], rule, *lines[1:]):
-            gaps = [" " * (width - _width(cell)) for cell, width in zip(line, widths)]
-            cells = [line[0] + gaps[0], *(gap + cell for gap, cell in zip(gaps[1:], line[1:]))]
-            table.append(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
-        bullet = "- " if markdown else ""
-        return "\n".join([*table, "", *(f"{bullet}{note}" for note in self._legend())])
-
-    def _legend(self) -> list[str]:
-        sizes = " and ".join(f"{n:,}" for n in self.sizes)
-        measured = f"{sizes} samples, {self.batches} batches, kernel {self.kernel}"
+        title = f"{' and '.join(f'{n:,}' for n in self.sizes)} samples, {self.batches} batches, kernel {self.kernel}"
         if self.loss_value is not None:
-            measured += f", loss {self.loss} ({self.loss_value:.4g} on all samples)"
-        return [f"{measured}; × is relative to {self.baseline}", *self.notes]
+            title += f", loss {self.loss} ({self.loss_value:.4g} on all samples)"
+        found = Table(
+            "noise",
+            f"{title}; × is relative to {self.baseline}",
+            corner="sampler",
+            columns=tuple(columns),
+            rows=tuple(TableRow(row.name, cells) for row, *cells in zip(self.rows, *columns.values())),  # type: ignore[arg-type]
+            decimals=(0,) * len(columns),
+            notes=self.notes,
+        )
+        return render([found], "markdown" if markdown else "text").rstrip("\n")
 
     def __str__(self) -> str:
         return self.table()
-
-
-def _width(text: str) -> int:
-    return len(text) - text.count("\u0302")  # the hat of μ̂ stands on the letter before it
 
 
 def _estimate(value: Estimate | None) -> str:
@@ -209,7 +185,6 @@ def _relative(measure: str) -> Callable[[VarianceReport, SamplerRow], str]:
 
 
 _COLUMNS: dict[str, Callable[[VarianceReport, SamplerRow], str]] = {
-    "sampler": lambda report, row: row.name,
     "batch": lambda report, row: "+".join(map(str, row.batch_sizes)),
     "exact Var(μ̂)": lambda report, row: _number(row.exact_variance),
     "Var(μ̂)": lambda report, row: _estimate(row.variance),
@@ -227,10 +202,6 @@ _COLUMNS: dict[str, Callable[[VarianceReport, SamplerRow], str]] = {
 
 
 # --- making one --------------------------------------------------------------------------------------------
-
-_NOT_MEASURED: dict[str, Any] = dict.fromkeys(
-    ("loss_mean", "loss_bias", "loss_variance", "gradient_mse", "gradient_variance")
-)
 
 
 def variance_report(
@@ -324,10 +295,11 @@ def variance_report(
     chosen = as_kernel(kernel)
     # samplers get the features as they are; a user's function may hold tensors of their type
     domains = features if isinstance(chosen, FunctionKernel) else [x.double() for x in features]
-    discrepancy = None if target is None else as_loss(loss, chosen, *domains)
-    producer: Producer | None = None
-    if discrepancy is not None and gradient_batches:
-        producer = Producer(domains, model, [source_inputs, target_inputs])
+    whole: LossOfDomains | None = None
+    if target is not None:
+        inputs = (source_inputs, target_inputs)
+        options: dict[str, Any] = {"model": model, "inputs": inputs} if gradient_batches else {}
+        whole = LossOfDomains(loss, domains, kernel=chosen, limit=max_columns, seed=seed, **options)
     drawn = {name: draw(name, entry, features, batches, refresh=refresh, seed=seed) for name, entry in entries.items()}
     baseline = _baseline(baseline, drawn)
     embeddings = [
@@ -340,18 +312,15 @@ def variance_report(
         )
         for domain, x in enumerate(domains)
     ]
-    whole = None
-    measured: dict[str, dict[str, Any]] = {name: dict(_NOT_MEASURED) for name in drawn}
-    if discrepancy is not None:
+    measured: dict[str, dict[str, Any]] = {name: {} for name in drawn}
+    if whole is not None:
         shuffled = torch.randperm(batches, generator=as_generator(seed)).tolist()
         with evaluation_mode(model):  # a sample's features must not depend on its batch
-            whole = whole_domains(discrepancy, domains, producer, limit=max_columns, seed=seed)
             for name, draws in drawn.items():
                 pairing = list(range(batches)) if draws.in_step else shuffled
-                measured[name] |= loss_noise(discrepancy, domains, draws.batches, pairing, whole)
-                if producer is not None:
-                    few = pairing[:gradient_batches]
-                    measured[name] |= gradient_noise(discrepancy, producer, draws.batches, few, whole)
+                measured[name] |= whole.noise(draws.batches, pairing)
+                if gradient_batches:
+                    measured[name] |= whole.gradient_noise(draws.batches, pairing[:gradient_batches])
     return VarianceReport(
         rows=tuple(
             _row(name, draws, place, domains, embeddings, measured[name])
@@ -359,12 +328,12 @@ def variance_report(
         ),
         baseline=baseline,
         kernel=kernel if isinstance(kernel, str) else repr(chosen),
-        loss="" if discrepancy is None else discrepancy.name,
-        loss_value=None if whole is None else whole.value,
+        loss="" if whole is None else whole.name,
+        loss_value=None if whole is None else whole.whole,
         sizes=tuple(len(x) for x in domains),
         batches=batches,
-        gradient_batches=0 if producer is None else gradient_batches,
-        notes=tuple(_notes(domains, max_columns, producer)),
+        gradient_batches=0 if whole is None else gradient_batches,
+        notes=tuple(_notes(domains, max_columns, whole.note if whole is not None and gradient_batches else None)),
     )
 
 
@@ -422,13 +391,13 @@ def _row(
     )
 
 
-def _notes(domains: list[Tensor], max_columns: int, producer: Producer | None) -> list[str]:
+def _notes(domains: list[Tensor], max_columns: int, gradient: str | None) -> list[str]:
     summed = "summed over both domains; " if len(domains) > 1 else ""
     notes = [f"Var(μ̂): {summed}bias: |mean of μ̂ - μ| over its root mean square for unbiased independent batches"]
     if any(len(x) > max_columns for x in domains):
         notes.append(
             f"a domain has more than {max_columns:,} samples: μ, the whole loss and its gradient come from that many"
         )
-    if producer is not None:
-        notes.append(f"{producer.note}; its error is relative to the whole gradient")
+    if gradient is not None:
+        notes.append(f"{gradient}; its error is relative to the whole gradient")
     return notes

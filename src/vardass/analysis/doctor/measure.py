@@ -14,19 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vardass.analysis.batch_noise import (
-    Batches,
     Drawn,
     EmbeddingErrors,
     Estimate,
-    Loss,
-    Producer,
-    Whole,
+    LossOfDomains,
     draw,
     embedding_errors,
     exact_variance,
-    gradient_noise,
     sample_rows,
-    whole_domains,
 )
 from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, Limits, SamplerEffect, advise
 from vardass.bounds import nearest_neighbour_bound
@@ -129,25 +124,25 @@ def diagnose(
     if scale:
         x, y = scale_columns(x, how), scale_columns(y, how)
     picked = [sample_rows(len(z), max_rows, seed, z.device) for z in (x, y)]
-    features = [z if rows is None else z[rows] for z, rows in zip((x, y), picked)]
+    features = [z[rows] for z, rows in zip((x, y), picked)]
     fewest = min(len(z) for z in features)
     k = check_count(batch_size, "batch_size", high=fewest, remedy=f"{fewest} samples of a domain are looked at")
     domains = [z.double() for z in features]
-    name, kernel, discrepancy = _loss(loss, domains)
-    producer = Producer(domains, None, [None, None]) if gradient else None
-    whole = whole_domains(discrepancy, domains, producer, limit=max_rows, seed=seed)
+    name, kernel, function = _loss(loss, domains)
+    whole = LossOfDomains(function, domains, kernel=kernel, limit=max_rows, seed=seed)
+    size = penalty * float(whole.whole_gradient.norm()) if gradient else None
     drawn = {
         sampler: draw(sampler, partial(_sampler, sampler, k, kernel, seed), domains, batches, refresh=True, seed=seed)
         for sampler in dict.fromkeys(("uniform", *samplers))
     }
     classes = task_gradient = None
     if known is not None:
-        here = known if picked[0] is None else known[picked[0]]
+        here = known[picked[0]]
         count = max(int(known.max()) + 1, len(names or ()))
         logits = _fit_head(domains[0], here, count) if head is None else _cast(head, features[0].dtype)
         classes = _class_shares(domains, known, here, logits, names, seed)
-        if producer is not None:
-            task_gradient = _task_gradient(producer, drawn["uniform"].batches[0], here, logits)
+        if gradient:
+            task_gradient = _task_gradient(whole, drawn["uniform"].batches[0].rows, here, logits)
     matrices = [kernel.square_matrix(z) for z in domains]
     diagonal, spread = (sum(map(value, matrices)) for value in (_mean_diagonal, _spread))
     diagnosis = Diagnosis(
@@ -156,12 +151,12 @@ def diagnose(
         measured=(len(domains[0]), len(domains[1])),
         batch_size=k,
         penalty=penalty,
-        discrepancy=max(whole.value, 0.0),
+        discrepancy=max(whole.whole, 0.0),
         spread=spread / diagonal if diagonal > 0 else 0.0,
         irreducible=_irreducible(domains, k, kernel, spread),
         parts=_kernel_parts(domains, k, kernel) if bandwidths else (),
-        samplers=_effects(drawn, domains, kernel, discrepancy, producer, whole, penalty),
-        gradient=None if whole.gradient is None else penalty * float(whole.gradient.norm()),
+        samplers=_effects(drawn, domains, kernel, whole, size),
+        gradient=size,
         task_gradient=task_gradient,
         top_share=max(map(_top_share, matrices)),
         beyond_clip=beyond,
@@ -171,17 +166,16 @@ def diagnose(
     return dataclasses.replace(diagnosis, advice=advise(diagnosis, limits or Limits()))
 
 
-def _loss(loss: Any, domains: list[Tensor]) -> tuple[str, Kernel, Loss]:
+def _loss(loss: Any, domains: list[Tensor]) -> tuple[str, Kernel, MMDLoss | CORALLoss]:
     """Name of the loss, its kernel fitted to both domains, and its V-statistic."""
     if isinstance(loss, str):
         loss = MMDLoss() if choose(loss, "loss", ("mmd", "coral")) == "mmd" else CORALLoss(preset="domainbed")
     if isinstance(loss, CORALLoss):
         # with μ halfway between the means, MMD² in this kernel is the loss
-        kernel = loss.kernel(domains[0].shape[1]).fit(torch.stack([z.mean(0) for z in domains]))
-        return "coral", kernel, Loss("coral", loss, None)
+        return "coral", loss.kernel(domains[0].shape[1]).fit(torch.stack([z.mean(0) for z in domains])), loss
     if isinstance(loss, MMDLoss):
         fitted = fitted_kernel(loss.kernel, torch.cat(domains))
-        return "mmd", fitted, Loss("mmd2", MMDLoss(kernel=fitted), fitted)
+        return "mmd", fitted, MMDLoss(kernel=fitted)
     raise InputError(f"loss must be 'mmd', 'coral', an MMDLoss or a CORALLoss, got {type(loss).__name__}")
 
 
@@ -190,20 +184,13 @@ def _sampler(name: str, k: int, kernel: Kernel, seed: int, n: int) -> Any:
 
 
 def _effects(
-    drawn: dict[str, Drawn],
-    domains: list[Tensor],
-    kernel: Kernel,
-    loss: Loss,
-    producer: Producer | None,
-    whole: Whole,
-    penalty: float,
+    drawn: dict[str, Drawn], domains: list[Tensor], kernel: Kernel, whole: LossOfDomains, size: float | None
 ) -> tuple[SamplerEffect, ...]:
-    """What the batches of each sampler do to the loss and its gradient."""
+    """What the batches of each sampler do to the loss and its gradient, whose norm on all samples is ``size``."""
     embeddings = [
         embedding_errors(z, kernel, [entry.batches[i] for entry in drawn.values()], max_columns=len(z), seed=0)
         for i, z in enumerate(domains)
     ]
-    size = 0.0 if whole.gradient is None else penalty * float(whole.gradient.norm())
     effects = []
     for place, (name, entry) in enumerate(drawn.items()):
         variances = [
@@ -211,11 +198,10 @@ def _effects(
             for sampler, z, embedding in zip(entry.samplers, domains, embeddings)
         ]
         excess = Estimate(sum(v.value for v in variances), math.hypot(*(v.stderr for v in variances)))
-        total = max(whole.value, 0.0) + excess.value
+        total = max(whole.whole, 0.0) + excess.value
         noise = bias = None
-        if producer is not None and size > 0:
-            pairs = list(range(len(entry.batches[0].rows)))
-            found = gradient_noise(loss, producer, entry.batches, pairs, whole)
+        if size:
+            found = whole.gradient_noise(entry.batches, list(range(len(entry.batches[0].rows))))
             mse, variance = found["gradient_mse"].value, max(found["gradient_variance"].value, 0.0)
             noise, bias = size * math.sqrt(variance), size * math.sqrt(max(mse - variance, 0.0))
         effects.append(SamplerEffect(name, excess, excess.value / total if total > 0 else 0.0, noise, bias))
@@ -294,7 +280,7 @@ def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike, max_rows: i
     """
     x = as_features(features)
     picked = sample_rows(len(x), max(max_rows, 8 * k), seed, x.device)
-    z = x if picked is None else x[picked]
+    z = x[picked]
     strata = stratify(z, k, kernel=kernel, bound=False, seed=seed)
     member = F.one_hot(strata.labels.to(z.device), k).double()
     sizes, shares = member.sum(0), []
@@ -409,10 +395,9 @@ def _class_shares(
     )
 
 
-def _task_gradient(producer: Producer, batches: Batches, labels: Tensor, head: Head) -> float:
-    """Root mean square norm of the cross-entropy's gradient over batches of the source."""
+def _task_gradient(whole: LossOfDomains, batches: Tensor, labels: Tensor, head: Head) -> float:
+    """Root mean square norm of the cross-entropy's gradient over batches (b, k) of the source."""
     squares = [
-        producer.gradient(F.cross_entropy(head(producer(0, rows)), labels[rows])).square().sum()
-        for rows in batches.rows
+        whole.gradient(F.cross_entropy(head(whole.features(0, rows)), labels[rows])).square().sum() for rows in batches
     ]
     return float(torch.stack(squares).mean().sqrt())
