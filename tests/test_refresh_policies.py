@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ from vardass.errors import InputError
 from vardass.refresh import (
     DriftRefresh,
     GrowingRefresh,
-    NeverRefresh,
     RefreshEvery,
     RefreshPolicy,
-    VarianceRefresh,
 )
 
 
@@ -37,7 +34,8 @@ def steps_due(policy: RefreshPolicy, until: int) -> list[int]:
         (RefreshEvery(100), [0, 100, 200, 300]),
         (RefreshEvery(100, start=50), [50, 150, 250, 350]),
         (RefreshEvery(150, start=7), [7, 157, 307]),
-        (NeverRefresh(), []),
+        (RefreshEvery(0), []),
+        (RefreshEvery(0, start=5), []),
         # intervals 10, 15, 22.5, 33.75, 50.6, 75.9, 113.9, each rounded down
         (GrowingRefresh(10, 1.5, 1000), [0, 10, 25, 47, 80, 130, 205, 318]),
         (GrowingRefresh(10, 1.5, None), [0, 10, 25, 47, 80, 130, 205, 318]),
@@ -80,18 +78,16 @@ def test_growing_schedule_far_out_is_quick_and_does_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: RefreshEvery(0), "period must be at least 1, got 0"),
+        (lambda: RefreshEvery(-1), "period must be at least 0, got -1; 0 never refreshes"),
         (lambda: RefreshEvery(1.5), "period must be a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: RefreshEvery(5).due(-1), "step must be at least 0, got -1"),
-        (lambda: NeverRefresh().due(True), "step must be a whole number"),
+        (lambda: RefreshEvery(0).due(True), "step must be a whole number"),
         (lambda: GrowingRefresh(10, 1.0), r"factor must be above 1, got 1.0; RefreshEvery\(10\)"),
         (lambda: GrowingRefresh(10, 1.5, 5), "longest=5 is below first=10"),
         (lambda: DriftRefresh(threshold=0.0), "threshold must be positive, got 0.0"),
         (lambda: DriftRefresh(shortest=10, longest=5), "longest must be at least 10, got 5"),
         (lambda: DriftRefresh().observe(drift=1.0, scale=-1.0), "scale must not be negative, got -1.0"),
         (lambda: DriftRefresh().observe(drift=torch.ones(2)), r"one number, got shape \(2,\)"),
-        (lambda: VarianceRefresh(tolerance=-0.1), "tolerance must not be negative, got -0.1"),
-        (lambda: VarianceRefresh().observe(variance=math.nan), "variance must be finite"),
     ],
 )
 def test_bad_policies(make: Callable[[], Any], words: str) -> None:
@@ -101,18 +97,17 @@ def test_bad_policies(make: Callable[[], Any], words: str) -> None:
 
 def test_readable_repr() -> None:
     assert repr(RefreshEvery(100)) == "RefreshEvery(period=100, start=0)"
-    assert repr(NeverRefresh()) == "NeverRefresh()"
     assert repr(DriftRefresh()) == "DriftRefresh(threshold=0.3, shortest=25, longest=1000, window=10, start=0)"
 
 
 # --- by observation --------------------------------------------------------------------------------
 
 
-def drive(policy: RefreshPolicy, until: int, **values: Callable[[int], float]) -> list[int]:
-    """Observe ``value(steps since the last refresh)`` at every step, then ask."""
+def drive(policy: RefreshPolicy, until: int, drift: Callable[[int], float]) -> list[int]:
+    """Observe ``drift(steps since the last refresh)`` at every step, then ask."""
     due, last = [], 0
     for step in range(until):
-        policy.observe(**{name: value(step - last) for name, value in values.items()})
+        policy.observe(drift(step - last))
         if policy.due(step):
             due.append(step)
             last = step
@@ -151,44 +146,10 @@ def test_drift_window_forgets_the_oldest() -> None:
     assert policy.drift == 2.0
 
 
-def test_variance_triggers_on_its_rise_since_the_last_refresh() -> None:
-    policy = VarianceRefresh(0.2, shortest=2, longest=1000)
-    # the first number after a refresh, 1.01, is the reference: 1.01 * 1.2 = 1.212 < 1.22
-    assert drive(policy, 70, variance=lambda t: 1 + 0.01 * t) == [0, 22, 44, 66]
-    falling = VarianceRefresh(0.2, shortest=2, longest=40)
-    assert drive(falling, 100, variance=lambda t: 1 / (1 + t)) == [0, 40, 80]
-    zero = VarianceRefresh(0.2, shortest=2, longest=40)
-    assert zero.due(0)
-    zero.observe(variance=0.0)
-    assert zero.rise == 0.0
-    assert not zero.due(5)
-    zero.observe(variance=1e-9)
-    assert zero.due(6)
-
-
-def test_the_next_interval_is_as_long_as_the_tolerance_allows() -> None:
-    policy = VarianceRefresh(0.2, shortest=4, longest=100)
-    due = []
-    for step in range(300):
-        if policy.due(step):
-            due.append(step)
-            # strata lose 2 % a step until step 100, and nothing from then on
-            policy.observe(rise=0.02 * (due[-1] - due[-2]) if 0 < step < 100 else 0.0)
-    # 4, twice as long, then the ten steps that cost 0.2; after step 100 twice as long again
-    assert due[:5] == [0, 4, 12, 22, 32]
-    assert [b - a for a, b in pairwise(due)][-4:] == [10, 20, 40, 80]
-    policy.observe(rise=math.inf)
-    assert policy.due(due[-1] + 4)
-    with pytest.raises(InputError, match="rise must be a number"):
-        policy.observe(rise=math.nan)
-
-
-@pytest.mark.parametrize("make", [DriftRefresh, VarianceRefresh])
-def test_observing_policies_answer_each_step_once(make: Callable[..., Any]) -> None:
-    policy = make(shortest=2, longest=4, start=3)
+def test_a_policy_that_observes_answers_each_step_once() -> None:
+    policy = DriftRefresh(shortest=2, longest=4, start=3)
     assert [step for step in range(12) if policy.due(step)] == [3, 7, 11]
     assert policy.due(11)  # two samplers may ask
-    assert policy.last_step == 11
     with pytest.raises(InputError, match=r"step=2 comes before the last refresh at step=11"):
         policy.due(2)
 
@@ -198,9 +159,8 @@ def test_observing_policies_answer_each_step_once(make: Callable[..., Any]) -> N
     [
         lambda: RefreshEvery(10),
         lambda: GrowingRefresh(3),
-        NeverRefresh,
+        lambda: RefreshEvery(0),
         lambda: DriftRefresh(0.5, shortest=2, longest=30, window=3),
-        lambda: VarianceRefresh(0.3, shortest=2, longest=30),
     ],
 )
 def test_policy_state_round_trip(make: Callable[[], RefreshPolicy]) -> None:
@@ -209,7 +169,7 @@ def test_policy_state_round_trip(make: Callable[[], RefreshPolicy]) -> None:
     def run(policy: RefreshPolicy, begin: int, end: int) -> list[int]:
         due = []
         for step in range(begin, end):
-            policy.observe(drift=noise[step], variance=1 + noise[step])
+            policy.observe(drift=noise[step])
             due += [step] if policy.due(step) else []
         return due
 

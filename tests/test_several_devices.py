@@ -52,7 +52,7 @@ SAME: dict[str, dict[str, Any]] = {
 # plans follow the rounding of features, and layers with random numbers or statistics see parts of a batch
 DIFFERENT: dict[str, dict[str, Any]] = {
     "ordered": {"algorithm": "coral", "sampler": "ordered"},
-    "balanced": {"algorithm": "dann", "sampler": "balanced", "refresh_every": "variance"},
+    "balanced": {"algorithm": "dann", "sampler": "balanced", "refresh_every": "drift"},
     "half": {"algorithm": "mmd", "sampler": "uniform", "precision": "16-mixed"},
     "noisy": {"algorithm": "mmd", "network_options": {**DROPOUT, "bottleneck": 5}, "precision": "bf16-mixed"},
 }

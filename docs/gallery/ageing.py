@@ -12,7 +12,7 @@ from torch import nn
 import vardass
 from vardass.data import standardise, watch_domains
 from vardass.kernels import RBFMixture
-from vardass.refresh import GrowingRefresh, NeverRefresh, RefreshEvery
+from vardass.refresh import GrowingRefresh, RefreshEvery
 from vardass.variance import stratified_variance, uniform_variance
 
 x, labels = watch_domains()["left-A"]
@@ -20,7 +20,7 @@ x = standardise(x)
 torch.manual_seed(0)
 featuriser, classifier = nn.Sequential(nn.Linear(78, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 7)
 optimiser = torch.optim.Adam([*featuriser.parameters(), *classifier.parameters()], lr=1e-3)
-policies = {"never again": NeverRefresh(), "every 100 steps": RefreshEvery(100), "growing": GrowingRefresh()}
+policies = {"never again": RefreshEvery(0), "every 100 steps": RefreshEvery(100), "growing": GrowingRefresh()}
 strata, counts, curves = {}, dict.fromkeys(policies, 0), {name: [] for name in policies}
 steps = range(401)
 for step in steps:

@@ -184,7 +184,7 @@ class MeasuredStrata(NamedTuple):
         Mean variance within strata, Σ_h w_h σ_h² with w_h = |S_h|/n and σ_h² = mean |φ - μ_h|² over S_h: the
         scale for `DriftRefresh`.
     variance : float
-        Var(μ̂) = Σ_h w_h² σ_h² of one draw from each stratum (section 2.2): what `VarianceRefresh` watches.
+        Var(μ̂) = Σ_h w_h² σ_h² of one draw from each stratum (section 2.2).
     """
 
     within: float

@@ -221,14 +221,14 @@ class RunConfig(BaseModel):
     ] = Field(
         "growing",
         description="When strata are made anew: every so many steps (100 in the paper; 0 is never); growing, less and "
-        "less often (in 2,000 steps 12 refreshes, as good as 20 at equal distances); drift, when the features have "
-        "moved; or variance, as often as keeps the strata's variance near that of fresh ones.",
+        "less often (in 2,000 steps 12 refreshes, as good as 20 at equal distances); or drift, when the features "
+        "have moved.",
         json_schema_extra={
             "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "examples": list(POLICY_NAMES)}]
         },
     )
     refresh_options: Options = Field(
-        default_factory=dict, description="Options of growing, drift or variance, such as first or threshold."
+        default_factory=dict, description="Options of growing or drift, such as first or threshold."
     )
     feature_source: Annotated[str, _checked(choose, choices=("bank", "full"))] = Field(
         "bank",

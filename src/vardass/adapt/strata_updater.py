@@ -20,7 +20,7 @@ from vardass.analysis.doctor import Limits, strata_leave
 from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
-from vardass.refresh import FeatureBank, NeverRefresh, Refresher, RefreshPolicy, Timer
+from vardass.refresh import FeatureBank, Refresher, RefreshEvery, RefreshPolicy, Timer
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.refresh.policies import POLICIES
 from vardass.registry import check_options
@@ -58,15 +58,15 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
     name = config.refresh_every
     kind = POLICIES[name if isinstance(name, str) else "every"]
     check_options(f"refresh_every {name!r}", config.refresh_options, kind, without=("period",))
-    period = {} if isinstance(name, str) else {"period": max(1, name)}
+    period = {} if isinstance(name, str) else {"period": name}
     made = kind(**period, **config.refresh_options)
-    if made.observes == "drift" and config.feature_source != "bank":
+    if made.observes_drift and config.feature_source != "bank":
         raise InputError(
             f"refresh_every={name!r} compares batches with a bank, got feature_source={config.feature_source!r}; use "
             "feature_source='bank', or another refresh_every",
             field="feature_source",
         )
-    return made if name != 0 and not find_sampler(config.sampler).of_inputs else NeverRefresh()
+    return RefreshEvery(0) if find_sampler(config.sampler).of_inputs else made
 
 
 # --- classes ------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class StrataUpdater:
         self.config, self.algorithm, self.streams = config, algorithm, streams
         self.device, self.processes, self.account = device, processes, account
         policy = make_policy(config)
-        from_bank = config.feature_source == "bank" and not isinstance(policy, NeverRefresh)
+        from_bank = config.feature_source == "bank" and getattr(policy, "period", None) != 0
         self.banks = {
             name: FeatureBank(len(stream.inputs), device=device)
             for name, stream in streams.items()
@@ -231,7 +231,7 @@ class StrataUpdater:
         }
         self.classes = ClassAligner(config, algorithm, streams) if config.class_shares in CLASS_SHARES else None
         # nobody looks at the banks before the next refresh
-        self._only_keeps = policy.observes is None and not algorithm.uses_banks
+        self._only_keeps = not (policy.observes_drift or algorithm.uses_banks)
         self._rows: dict[str, Tensor] = {}  # of the banks, as `with_banks` hands them on
         self.refresher = Refresher(
             policy,

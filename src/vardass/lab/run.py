@@ -132,8 +132,8 @@ def seconds_of(spec: RunSpec) -> float:
     Trainer(config.changed(steps=1), splits).run()  # whatever is compiled on first use does not count
     spent = Trainer(config, splits).run().seconds
     policy = make_policy(whole)
-    # how often a policy that observes will refresh is not known: as often as the paper
-    due = [policy.due(step) if policy.observes is None else step % 100 == 0 for step in range(whole.steps)]
+    # how often a policy that observes the drift will refresh is not known: as often as the paper
+    due = [step % 100 == 0 if policy.observes_drift else policy.due(step) for step in range(whole.steps)]
     refreshes = max(1, sum(due))
     passes = 1 if whole.feature_source == "bank" else refreshes
     times = {"features": passes, "solver": refreshes, "evaluation": math.ceil(whole.steps / whole.eval_every)}

@@ -13,14 +13,7 @@ tensor([[1., 0., 0., 0.],
 
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.feature_extraction import extract_features
-from vardass.refresh.policies import (
-    DriftRefresh,
-    GrowingRefresh,
-    NeverRefresh,
-    RefreshEvery,
-    RefreshPolicy,
-    VarianceRefresh,
-)
+from vardass.refresh.policies import DriftRefresh, GrowingRefresh, RefreshEvery, RefreshPolicy
 from vardass.refresh.refresher import Refresher
 from vardass.refresh.timer import Timer
 
@@ -28,11 +21,9 @@ __all__ = [
     "DriftRefresh",
     "FeatureBank",
     "GrowingRefresh",
-    "NeverRefresh",
     "RefreshEvery",
     "RefreshPolicy",
     "Refresher",
     "Timer",
-    "VarianceRefresh",
     "extract_features",
 ]

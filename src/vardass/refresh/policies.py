@@ -1,4 +1,4 @@
-"""When to recompute strata or a plan: policies that go by time, and those that go by what the loop observes.
+"""When to recompute strata or a plan: policies that go by time, and one that goes by the drift of features.
 
 A policy is asked once a step. ``step`` counts the batches trained on so far over the whole run: ``due(0)``
 asks before the first batch, ``due(1)`` after it.
@@ -19,15 +19,7 @@ from vardass.errors import InputError
 from vardass.registry import Registry, declared_options
 from vardass.validate import check_count, check_state
 
-__all__ = [
-    "POLICIES",
-    "DriftRefresh",
-    "GrowingRefresh",
-    "NeverRefresh",
-    "RefreshEvery",
-    "RefreshPolicy",
-    "VarianceRefresh",
-]
+__all__ = ["POLICIES", "DriftRefresh", "GrowingRefresh", "RefreshEvery", "RefreshPolicy"]
 
 _STATE_VERSION = 1
 
@@ -35,12 +27,10 @@ _STATE_VERSION = 1
 class RefreshPolicy(ABC):
     """Says at which steps to refresh (section 2.5 of the paper).
 
-    All policies are asked and told in the same way, so that a loop can exchange one for another.
-
     Attributes
     ----------
-    observes : str or None
-        What `observe` needs to be told: ``"drift"``, ``"variance"``, or None for policies that go by time.
+    observes_drift : bool
+        Whether `observe` is to be told the drift of each batch; False for policies that go by time.
 
     Examples
     --------
@@ -51,32 +41,21 @@ class RefreshPolicy(ABC):
     [0, 1, 2, 4, 8]
     """
 
-    observes: ClassVar[str | None] = None
+    observes_drift: ClassVar[bool] = False
 
     @abstractmethod
     def due(self, step: int) -> bool:
         """Whether to refresh now, after ``step`` batches. The same step gets the same answer."""
 
-    def observe(  # noqa: B027
-        self,
-        *,
-        drift: Tensor | float | None = None,
-        scale: float = 1.0,
-        variance: float | None = None,
-        rise: float | None = None,
-    ) -> None:
-        """Take note of measurements; policies ignore what they do not need.
+    def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:  # noqa: B027
+        """Take in how far the features of one batch have drifted; policies that go by time ignore it.
 
         Parameters
         ----------
-        drift : scalar tensor or float, optional
+        drift : scalar tensor or float
             Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`. NaN says nothing.
         scale : float
             Divides ``drift``: the mean variance within strata, from `measure_strata`.
-        variance : float, optional
-            Variance of the current strata on current features.
-        rise : float, optional
-            At a refresh: variance of the strata before it over that of the new ones, on the same features, less one.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,16 +87,14 @@ class RefreshPolicy(ABC):
         return f"{type(self).__name__}({shown})"
 
 
-# --- by time ------------------------------------------------------------------------------------------
-
-
 class RefreshEvery(RefreshPolicy):
     """Refresh at a fixed period, as in the paper's experiments (T = 100).
 
     Parameters
     ----------
     period : int
-        Steps between refreshes, the paper's T.
+        Steps between refreshes, the paper's T. 0 never refreshes: the sampler stays uniform, or keeps the strata it
+        was given before training.
     start : int
         Step of the first refresh. With a feature bank that only training fills, the length of an epoch.
 
@@ -129,28 +106,13 @@ class RefreshEvery(RefreshPolicy):
     """
 
     def __init__(self, period: int = 100, *, start: int = 0) -> None:
-        self.period = check_count(period, "period", remedy="NeverRefresh() never refreshes")
+        self.period = check_count(period, "period", low=0, remedy="0 never refreshes")
         self.start = check_count(start, "start", low=0)
 
     def due(self, step: int) -> bool:
         """Whether ``step`` is ``start`` plus a multiple of ``period``."""
-        step = check_count(step, "step", low=0)
-        return step >= self.start and (step - self.start) % self.period == 0
-
-
-class NeverRefresh(RefreshPolicy):
-    """Never refresh: the sampler stays uniform, or keeps the strata it was given before training.
-
-    Examples
-    --------
-    >>> any(NeverRefresh().due(step) for step in range(1000))
-    False
-    """
-
-    def due(self, step: int) -> bool:
-        """False."""
-        check_count(step, "step", low=0)
-        return False
+        waited = check_count(step, "step", low=0) - self.start
+        return self.period > 0 and waited >= 0 and waited % self.period == 0
 
 
 class GrowingRefresh(RefreshPolicy):
@@ -201,63 +163,7 @@ class GrowingRefresh(RefreshPolicy):
         return place < len(self._steps) and self._steps[place] == step
 
 
-# --- by observation -----------------------------------------------------------------------------------
-
-
-class _ObservingPolicy(RefreshPolicy):
-    """Refresh when an observation says so, not before ``shortest`` and not after ``longest`` steps.
-
-    An answer of True counts as a refresh: what was observed before it is forgotten.
-    """
-
-    def __init__(self, *, shortest: int, longest: int, start: int) -> None:
-        self.shortest = check_count(shortest, "shortest")
-        self.longest = check_count(longest, "longest", low=self.shortest, remedy="not below shortest")
-        self.start = check_count(start, "start", low=0)
-        self._last: int | None = None
-        self._waited = 0  # before the last refresh
-        self._patience = self.longest
-
-    @property
-    def last_step(self) -> int | None:
-        """Step of the last refresh."""
-        return self._last
-
-    def due(self, step: int) -> bool:
-        """Whether the observations since the last refresh, or the time since then, ask for a refresh."""
-        step = check_count(step, "step", low=0)
-        if self._last is None:
-            wanted = step >= self.start
-        elif step < self._last:
-            raise InputError(
-                f"step={step} comes before the last refresh at step={self._last}; count the steps of the "
-                "whole run, not of the epoch"
-            )
-        elif step == self._last:
-            return True
-        else:
-            waited = step - self._last
-            wanted = waited >= self._patience or (waited >= self.shortest and self._exceeded())
-        if wanted:
-            self._waited = 0 if self._last is None else step - self._last
-            self._last = step
-            self._forget()
-        return wanted
-
-    @abstractmethod
-    def _exceeded(self) -> bool: ...
-
-    @abstractmethod
-    def _forget(self) -> None: ...
-
-    def _state(self) -> dict[str, Any]:
-        return {"last_step": self._last}
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        self._last = state["last_step"]
-
-
-class DriftRefresh(_ObservingPolicy):
+class DriftRefresh(RefreshPolicy):
     """Refresh when the features have drifted from those that the strata were made from.
 
     The drift of a batch, Σ_h w_h |φ_new - φ_bank|² divided by the mean variance within strata, costs no
@@ -277,21 +183,21 @@ class DriftRefresh(_ObservingPolicy):
 
     Notes
     -----
-    Once ``shortest`` steps have passed, every ``due`` reads the newest drift: for a bank on a GPU it waits
-    for that number.
+    An answer of True counts as a refresh: what was observed before it is forgotten. Once ``shortest`` steps have
+    passed, every ``due`` reads the newest drift: for a bank on a GPU it waits for that number.
 
     Examples
     --------
     >>> policy = DriftRefresh(threshold=0.3, shortest=2, longest=50, window=2)
     >>> due = []
     >>> for step in range(12):
-    ...     policy.observe(drift=0.1 * step)
+    ...     policy.observe(0.1 * step)
     ...     due += [step] if policy.due(step) else []
     >>> due
     [0, 4, 6, 8, 10]
     """
 
-    observes = "drift"
+    observes_drift = True
 
     def __init__(
         self,
@@ -302,19 +208,20 @@ class DriftRefresh(_ObservingPolicy):
         window: int = 10,
         start: int = 0,
     ) -> None:
-        super().__init__(shortest=shortest, longest=longest, start=start)
         if not (math.isfinite(threshold) and threshold > 0):
             raise InputError(f"threshold must be positive, got {threshold}; 0.3 is the default")
         self.threshold = float(threshold)
+        self.shortest = check_count(shortest, "shortest")
+        self.longest = check_count(longest, "longest", low=self.shortest, remedy="not below shortest")
         self.window = check_count(window, "window")
+        self.start = check_count(start, "start", low=0)
+        self._last: int | None = None  # step of the last refresh
         self._recent: deque[Tensor | float] = deque(maxlen=self.window)
 
-    def observe(self, *, drift: Tensor | float | None = None, scale: float = 1.0, **others: Any) -> None:
+    def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:
         """Add the drift of one batch, divided by ``scale``, to the running mean."""
         if not scale >= 0:
             raise InputError(f"scale must not be negative, got {scale}; use measure_strata(...).within")
-        if drift is None:
-            return
         value = torch.as_tensor(drift).detach()
         if value.ndim:
             raise InputError(f"drift must be one number, got shape {tuple(value.shape)}; use FeatureBank.drift")
@@ -329,105 +236,35 @@ class DriftRefresh(_ObservingPolicy):
         known = [value for value in self._recent if not math.isnan(float(value))]
         return float(sum(known)) / len(known) if known else math.nan
 
-    def _exceeded(self) -> bool:
-        return self.drift > self.threshold
-
-    def _forget(self) -> None:
-        self._recent.clear()
+    def due(self, step: int) -> bool:
+        """Whether the drift since the last refresh, or the time since then, asks for a refresh."""
+        step = check_count(step, "step", low=0)
+        if self._last is None:
+            wanted = step >= self.start
+        elif step < self._last:
+            raise InputError(
+                f"step={step} comes before the last refresh at step={self._last}; count the steps of the "
+                "whole run, not of the epoch"
+            )
+        elif step == self._last:
+            return True
+        else:
+            waited = step - self._last
+            wanted = waited >= self.longest or (waited >= self.shortest and self.drift > self.threshold)
+        if wanted:
+            self._last = step
+            self._recent.clear()
+        return wanted
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "recent": [float(value) for value in self._recent]}
+        return {"last_step": self._last, "recent": [float(value) for value in self._recent]}
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        super()._load_state(state)
+        self._last = state["last_step"]
         self._recent = deque(state["recent"], maxlen=self.window)
 
 
-class VarianceRefresh(_ObservingPolicy):
-    """Refresh as often as keeps strata from losing more than a tolerance to fresh ones (Effect of T).
-
-    What ageing costs is the ``rise``, the variance of the old strata over that of the new ones on the same features,
-    which only a refresh can tell. `Refresher` measures it at each one, and the next interval is the last one times
-    ``tolerance / rise``, at most twice as long: ageing grows with time, roughly in proportion.
-
-    A loop may also observe the ``variance`` of the strata in between. The first number after a refresh is what later
-    ones are compared with. It must be one that does not fall as the network learns: variance itself does, and so does
-    its ratio to that of uniform draws, which is why neither says when strata are out of date.
-
-    Parameters
-    ----------
-    tolerance : float
-        Rise between two refreshes to aim at; and refresh when an observed variance exceeds ``1 + tolerance`` times the
-        one right after the last refresh.
-    shortest, longest : int
-        Least and most steps between refreshes.
-    start : int
-        Step of the first refresh.
-
-    Examples
-    --------
-    >>> policy = VarianceRefresh(tolerance=0.2, shortest=2, longest=50)
-    >>> due = []
-    >>> for step in range(6):
-    ...     policy.observe(variance=1.0 + 0.1 * step)
-    ...     due += [step] if policy.due(step) else []
-    >>> due
-    [0, 4]
-    """
-
-    observes = "variance"
-
-    def __init__(self, tolerance: float = 0.2, shortest: int = 25, longest: int = 1000, *, start: int = 0) -> None:
-        super().__init__(shortest=shortest, longest=longest, start=start)
-        if not (math.isfinite(tolerance) and tolerance >= 0):
-            raise InputError(f"tolerance must not be negative, got {tolerance}; 0.2 is the default")
-        self.tolerance = float(tolerance)
-        self._reference: float | None = None
-        self._latest: float | None = None
-
-    def observe(self, *, variance: float | None = None, rise: float | None = None, **others: Any) -> None:
-        """Take the present variance of the strata, or what a refresh has won back."""
-        if rise is not None:
-            if math.isnan(rise):
-                raise InputError(f"rise must be a number, got {rise}; fix the features")
-            longer = 2.0 if rise <= 0 else min(2.0, self.tolerance / rise)
-            self._patience = max(self.shortest, min(self.longest, int(self._waited * longer)))
-        if variance is None:
-            return
-        value = float(variance)
-        if not (math.isfinite(value) and value >= 0):
-            raise InputError(f"variance must be finite and not negative, got {value}; fix the features")
-        if self._reference is None:
-            self._reference = value
-        self._latest = value
-
-    @property
-    def rise(self) -> float:
-        """Relative rise of the variance since the last refresh, NaN before anything was observed."""
-        if self._latest is None or self._reference is None:
-            return math.nan
-        if self._reference == 0:
-            return 0.0 if self._latest == 0 else math.inf
-        return self._latest / self._reference - 1.0
-
-    def _exceeded(self) -> bool:
-        return self.rise > self.tolerance
-
-    def _forget(self) -> None:
-        self._reference = self._latest = None
-
-    def _state(self) -> dict[str, Any]:
-        found = {"reference": self._reference, "latest": self._latest}
-        return {**super()._state(), **found, "patience": self._patience, "waited": self._waited}
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        super()._load_state(state)
-        self._patience, self._waited = state["patience"], state["waited"]
-        self._reference, self._latest = state["reference"], state["latest"]
-
-
 POLICIES: Registry[type[RefreshPolicy]] = Registry(
-    "refresh_policy",
-    {"every": RefreshEvery, "growing": GrowingRefresh, "drift": DriftRefresh, "variance": VarianceRefresh},
+    "refresh_policy", {"every": RefreshEvery, "growing": GrowingRefresh, "drift": DriftRefresh}
 )
 """Policies by the names that settings of a run have."""

@@ -121,7 +121,6 @@ class Refresher:
         warn_of_equal_seeds(self.samplers)
         self._kernels: dict[str, Kernel | None] = {}
         self._scales: dict[str, float] = {}
-        self._aged: list[tuple[float, float]] = []  # variances before and after, of a refresh under way
         self._seen: dict[str, Tensor] = {}  # some rows of the features that samplers were refreshed from
 
     def _check_own_rows(self) -> None:
@@ -129,7 +128,7 @@ class Refresher:
         needs = {
             "groups": self.groups is not None,
             f"min_movement={self.min_movement}": self.min_movement > 0.0,
-            type(self.policy).__name__: self.policy.observes is not None,
+            type(self.policy).__name__: self.policy.observes_drift,
         }
         if what := [name for name, is_set in needs.items() if is_set]:
             raise InputError(
@@ -160,13 +159,7 @@ class Refresher:
             for name, sampler in self.samplers.items():
                 if getattr(sampler, "needs_features", True):
                     log.update(self._refresh(name, sampler, groups.get(name, {})))
-        if len(log) == 1:
-            return None
-        if self._aged:
-            before, after = (sum(numbers) for numbers in zip(*self._aged))
-            self._aged.clear()
-            self.policy.observe(rise=before / after - 1.0 if after else math.inf if before else 0.0)
-        return log
+        return None if len(log) == 1 else log
 
     @property
     def _group(self) -> tuple[int, int] | None:
@@ -178,7 +171,7 @@ class Refresher:
 
     def _is_due(self, step: int) -> bool:
         due = self.policy.due(step)
-        if self._group is None or self.policy.observes is None:  # by time: all processes have the same answer
+        if self._group is None or not self.policy.observes_drift:  # by time: all processes have the same answer
             return due
         return bool(Peers().from_first(lambda: due))
 
@@ -211,17 +204,13 @@ class Refresher:
             self.timer.add("skipped", 0.0)
             return {f"{name}/left": left}
         with self.timer("solver"):
-            measured = self.policy.observes == "variance" and self._is_first
-            old = self._variance(name, features) if measured else 0.0
             if self.group is not None:
                 sampler.refresh_over_processes(features, self.group)
             elif self._group is None:
                 sampler.refresh(features, **groups)
             else:
                 self._refresh_all_processes(sampler, features, groups)
-            if measured:
-                self._aged.append((old, self._variance(name, features)))
-            if self.policy.observes == "drift":
+            if self.policy.observes_drift:
                 self._take_kernel(name, as_features(features))
                 self._take_scale(name, as_features(features))
         if isinstance(source, FeatureBank):
@@ -234,7 +223,7 @@ class Refresher:
 
     def _stands_still(self, name: str, features: ArrayLike) -> bool:
         seen = self._seen.get(name)
-        if not self.min_movement or seen is None or self.policy.observes is not None:
+        if not self.min_movement or seen is None or self.policy.observes_drift:
             return False
         z = _some_rows(features)
         if z.shape != seen.shape:
@@ -280,15 +269,6 @@ class Refresher:
             return torch.zeros(len(features), dtype=torch.long, device=features.device)
         return labels
 
-    def _variance(self, name: str, features: ArrayLike) -> float:
-        """Variance of one draw from each stratum, or of a uniform batch where there are none."""
-        x, sampler = as_features(features), self.samplers[name]
-        strata, labels = getattr(sampler, "strata", None), self._labels(name, x)
-        weights = None if strata is None else strata.exact_weights
-        spread = measure_strata(x, labels, kernel=getattr(sampler, "kernel", None), weights=weights)
-        has_strata = strata is not None or getattr(sampler, "plan_labels", None) is not None
-        return spread.variance if has_strata else spread.within / getattr(sampler, "batch_size", 1)
-
     def observe(
         self,
         name: str,
@@ -312,11 +292,11 @@ class Refresher:
         if not isinstance(bank, FeatureBank):
             banks = [key for key, source in self.sources.items() if isinstance(source, FeatureBank)]
             raise InputError(f"no feature bank named {name!r}; there are {banks or 'none'}")
-        if self.policy.observes == "drift" and name in self._scales:
+        if self.policy.observes_drift and name in self._scales:
             if name not in self._kernels:  # a state was loaded that holds the scale, not the kernel
                 self._take_kernel(name, bank.features())
             drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
-            self.policy.observe(drift=drift, scale=self._scales[name])
+            self.policy.observe(drift, scale=self._scales[name])
         bank.update(indices, features)
 
     def state_dict(self) -> dict[str, Any]:

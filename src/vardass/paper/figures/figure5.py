@@ -26,14 +26,8 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel, as_kernel
 from vardass.paper.figures import Claim, FigureResult, Value
 from vardass.paper.figures.figure4 import small_trainer, source_features
-from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, style_axes
-from vardass.refresh import (
-    DriftRefresh,
-    GrowingRefresh,
-    RefreshEvery,
-    RefreshPolicy,
-    VarianceRefresh,
-)
+from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, SKY, VERMILION, style_axes
+from vardass.refresh import DriftRefresh, GrowingRefresh, RefreshEvery, RefreshPolicy
 from vardass.samplers import OrderedBatchSampler
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify
@@ -51,7 +45,7 @@ BATCH_SIZE = 32
 LOST = 0.05
 """A schedule does negligible harm where it loses no more than this share of what refreshing gains."""
 NEVER = "never again"
-POLICIES = ("growing T", "on drift", "on variance")
+POLICIES = ("growing T", "on drift")
 
 _EVERY = 5  # steps between recorded features
 _MAKERS = ("dynamic-kmeans", "min-sum", "ordered")
@@ -64,7 +58,6 @@ _OURS = {
     "ordered": (VERMILION, "D"),
     "growing T": (ORANGE, "^"),
     "on drift": (SKY, "v"),
-    "on variance": (PURPLE, "X"),
     NEVER: (GREY, "o"),
 }
 
@@ -128,7 +121,6 @@ def _ways(periods: Sequence[int], usual: int) -> list[Way]:
         Way("growing T", GrowingRefresh),
         # told the drift of all samples, not of a batch: there is no noise for a longer window to smooth
         Way("on drift", partial(DriftRefresh, window=1)),
-        Way("on variance", VarianceRefresh),
         Way(NEVER, partial(_AtSteps, [0])),
     ]
 
@@ -221,8 +213,8 @@ class Aging:
 def follow(ways: Sequence[Way], record: FeatureHistory, *, progress: Progress | None = None) -> Aging:
     """Var(μ̂) of all ``ways`` through a recorded run.
 
-    A refresh that is due between two recorded steps is made at the second. Policies that go by drift or variance are
-    told the exact ones, and asked, at recorded steps only.
+    A refresh that is due between two recorded steps is made at the second. A policy that goes by drift is told the
+    exact one, and asked, at recorded steps only.
     """
     followers = [_Follower(way, record) for way in ways]
     uniform = []
@@ -233,7 +225,7 @@ def follow(ways: Sequence[Way], record: FeatureHistory, *, progress: Progress | 
         view = ExactView(kernel.matrix(z).double())
         uniform.append(view.uniform_variance(record.k))
         for follower in followers:
-            follower.at(place, view, kernel, uniform[-1])
+            follower.at(place, view, kernel)
     return Aging(record.steps, uniform, {follower.way.name: follower.trace for follower in followers})
 
 
@@ -248,25 +240,23 @@ class _Follower:
         self.refreshed = -1  # place of the last refresh
         self.scale = 1.0
 
-    def at(self, place: int, view: ExactView, kernel: Kernel, uniform: float) -> None:
+    def at(self, place: int, view: ExactView, kernel: Kernel) -> None:
         """Refresh if it is due, and measure."""
         step, policy = self.record.steps[place], self.policy
-        if policy.observes is not None and self.made is not None:
+        if policy.observes_drift and self.made is not None:
             z, old = self.record.features[place], self.record.features[self.refreshed]
             # the mean over all samples is what the drift of a weighted batch estimates
             drift = float(kernel.paired_distances(z, old).mean())
-            policy.observe(drift=drift, scale=self.scale, variance=self._variance(view) / uniform)
-        before = self.record.steps[place - 1] if place > 0 and policy.observes is None else step - 1
+            policy.observe(drift, scale=self.scale)
+        before = self.record.steps[place - 1] if place > 0 and not policy.observes_drift else step - 1
         if any(policy.due(due) for due in range(before + 1, step + 1)):
             self._refresh(place, kernel)
-            if policy.observes is not None:  # what later variances are compared with
-                policy.observe(variance=self._variance(view) / uniform)
         self.trace.variances.append(self._variance(view))
 
     def _refresh(self, place: int, kernel: Kernel) -> None:
         self.made, self.refreshed = self.record.make(self.way.maker, place), place
         self.trace.refreshes.append(self.record.steps[place])
-        if self.policy.observes is not None:
+        if self.policy.observes_drift:
             self.scale = measure_strata(self.record.features[place], self.made[0], kernel=kernel).within
 
     def _variance(self, view: ExactView) -> float:
