@@ -224,3 +224,22 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
     given_groups = options.pop("groups", groups)
     with pytest.raises(InputError, match=message):
         stratify_groups(x, options.pop("k", 14), given_groups, **options)
+
+
+@pytest.mark.parametrize("within_groups", [False, True])
+def test_many_equal_strata_follow_the_features(within_groups: bool) -> None:
+    """Beyond the samples whose points are exchanged no point can move, so a warm start must not be the end."""
+    z = torch.randn(33_000, 4, generator=torch.Generator().manual_seed(0))
+    turned = z @ torch.diag(torch.tensor([0.1, 3.0, 0.1, 3.0]))
+    classes = torch.arange(33_000) % 2
+
+    def strata(x: Tensor, before: Strata | None = None) -> Strata:
+        if within_groups:
+            return stratify_groups(x, 8, classes, equal=True, warm_start=before)
+        return stratify(x, 8, equal=True, warm_start=before)
+
+    first, fresh = strata(z), strata(turned)
+    renewed = strata(turned, first)
+    assert renewed.variance == pytest.approx(fresh.variance, rel=1e-3)
+    assert float((renewed.labels == first.labels).double().mean()) < 0.5
+    assert strata(turned, fresh).variance <= fresh.variance * (1 + 1e-6)

@@ -571,7 +571,7 @@ def test_points_of_many_samples_are_not_exchanged(monkeypatch: pytest.MonkeyPatc
     problem, limits = linear(cloud(n)), SizeLimits.of(n, k, equal=True)
     labels = random_balanced_labels(n, k, gen())
     exchanged = min_sum(problem, k, limits=limits, labels=labels).objective
-    monkeypatch.setattr(module, "_EXCHANGED", n - 1)
+    monkeypatch.setattr(module, "EXCHANGED", n - 1)
     left = min_sum(problem, k, limits=limits, labels=labels)
     assert limits.hold(torch.bincount(left.labels, minlength=k))
     assert exchanged < 0.5 * left.objective  # from random strata exchanges are all that can be done

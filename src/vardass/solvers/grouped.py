@@ -10,6 +10,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import fitted_kernel
 from vardass.solvers.labels import given_labels
+from vardass.solvers.min_sum import EXCHANGED
 from vardass.solvers.stratification import stratify
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_features, as_generator, as_labels, as_tensor, check_count
@@ -90,7 +91,8 @@ def stratify_groups(
         are those of the samples, n_c / n, and the mixture is the data set.
     **options
         For `stratify`, which is called for each group with a kernel that was fitted to all samples in groups. A
-        ``warm_start`` is used where its strata respect the groups.
+        ``warm_start`` is used where its strata respect the groups. Strata of ``equal`` size of more than 32,768 samples
+        in all are as bisection makes them.
 
     Examples
     --------
@@ -115,6 +117,8 @@ def stratify_groups(
     # fitted here: a mean or a scale is that of all samples, not of each group
     kernel = fitted_kernel(options.pop("kernel", "mmd"), x if shares is None else x[group >= 0])
     previous = _warm_labels(options.pop("warm_start", None), n, k, x.device)
+    if options.get("equal") and n > EXCHANGED and options.get("solver", "min-sum") == "min-sum":
+        options.setdefault("max_passes", 0)  # as without groups: exchanges take longer than all the rest
     labels = torch.full((n,), -1, device=x.device)
     variance = squared_error = 0.0
     start = 0

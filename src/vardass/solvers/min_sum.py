@@ -26,13 +26,16 @@ from vardass.solvers.labels import SizeLimits, Solution
 from vardass.validate import Progress, check_count, row_blocks
 from vardass.view import ExactView, LowRankView, View
 
-__all__ = ["min_sum"]
+__all__ = ["EXCHANGED", "min_sum"]
 
 _BLOCK_NUMBERS = 2**22  # products of points with strata that are held together
 _CANDIDATES = 512  # points of a block that are moved one after the other
-# Samples up to which points of full strata are exchanged: beyond, a pass of exchanges takes longer than all the rest,
-# and strata of equal size are within 2 % of the variance without it (n = 80,000, k = 8 to 128)
-_EXCHANGED = 32_768
+EXCHANGED = 32_768
+"""Samples up to which points of full strata are exchanged.
+
+Beyond, a pass of exchanges takes longer than all the rest, and strata of equal size are within 2 % of the variance
+without it (n = 80,000, k = 8 to 128); in ten classes of 16,000 samples each within 0.2 %, in a quarter of the time.
+"""
 _NEAREST = 8  # strata that a point is compared with where there are many
 _ROUNDS = 4  # of moves between the nearest strata until these are looked for again
 _FAR = 1.0  # typical changes of a score beyond which a point need not be looked at in a round
@@ -212,7 +215,7 @@ def min_sum(
         else:
             blocks = row_blocks(view.n, state.block_rows())
             gained = sum(_move_some(view, state, block, limits, noise, 0.1 * tol * objective) for block in blocks)
-        if view.n <= _EXCHANGED:
+        if view.n <= EXCHANGED:
             gained += _exchange(view, state, limits, noise, passes)
         passes += rounds
         converged = gained <= tol * rounds * objective

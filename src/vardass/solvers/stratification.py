@@ -25,7 +25,7 @@ from vardass.solvers.labels import (
     start_labels,
     within_limits,
 )
-from vardass.solvers.min_sum import min_sum
+from vardass.solvers.min_sum import EXCHANGED, min_sum
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_seed, choose
 from vardass.variance import judge_strata
@@ -191,6 +191,9 @@ def stratify(
         if start is not None and limits.hold(torch.bincount(start, minlength=k)):
             labels = start
         solution, restarts = Solution(labels, 0, searched.objective(labels, k), True), 0
+    # no point can be moved then: cuts are made anew, and compared with the earlier strata below
+    is_even = solver == "min-sum" and limits.high - limits.low <= 1
+    recut = warm_start is not None and is_even and (n > EXCHANGED or options.get("max_passes") == 0)
     for attempt in range(restarts):
         found = solve(
             searched,
@@ -198,7 +201,7 @@ def stratify(
             solver=solver,
             # the default start of min-sum has no randomness on low-rank features: further ones are drawn
             init=init if isinstance(init, str) and (attempt == 0 or init != "auto") else "kmeans++",
-            start=start if attempt == 0 else None,
+            start=start if attempt == 0 and not recut else None,
             limits=limits,
             generator=generator,
             progress=progress,
