@@ -37,14 +37,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dann+els", SMALL),
     ("cdan", SMALL),
     ("cdan+e", SMALL),
-    ("cdan", {**SMALL, "randomised": True, "randomised_dim": 32}),
     ("cdan+sdat", SMALL),
     ("cdan+els", SMALL),
     ("arm", {"context_dim": 3, "context_width": 8}),
     ("arm+sdat", {"context_dim": 3, "context_width": 8, "support_size": 4}),
     ("mcc", {}),
 ]
-SHOWN = ("adversary", "estimator", "preset", "randomised")
+SHOWN = ("adversary", "estimator", "preset")
 IDS = [name + "".join(f"-{options[key]}" for key in SHOWN if key in options) for name, options in VARIANTS]
 every = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 
@@ -258,27 +257,6 @@ def test_cdan_by_hand(entropy: bool, smoothing: float) -> None:
         shares = [s / sum(shares) for s in shares]
     expected = sum(s * bce(logit, label) for s, logit, label in zip(shares, logits, labels))
     assert float(algorithm.losses(SOURCE, TARGET, 0)["domain"].detach()) == pytest.approx(expected)
-
-
-def test_cdan_maps_by_hand() -> None:
-    outer = make_algorithm("cdan", plain_network(), 2, discriminator_width=8).map
-    assert outer(rows([2.0, 3.0]), rows([0.25, 0.75])).tolist() == [[0.5, 0.75, 1.5, 2.25]]
-    random = make_algorithm("cdan", plain_network(), 2, randomised=True, randomised_dim=4, discriminator_width=8).map
-    z, p = torch.randn(3, 2), torch.rand(3, 2)
-    for i in range(3):
-        for j in range(4):
-            left = sum(float(z[i, a] * random.random_z[a, j]) for a in range(2))
-            right = sum(float(p[i, a] * random.random_p[a, j]) for a in range(2))
-            assert float(random(z, p)[i, j]) == pytest.approx(left * right / 2.0, abs=1e-6)
-
-
-def test_randomised_map_keeps_inner_products_on_average() -> None:
-    algorithm = make_algorithm("cdan", plain_network(), 2, randomised=True, randomised_dim=40000, discriminator_width=1)
-    z, p = rows([1.0, 2.0], [0.5, -1.0]).float(), rows([0.3, 0.7], [0.6, 0.4]).float()
-    h = algorithm.map(z, p)
-    exact = (z @ z.T) * (p @ p.T)
-    # each entry is a mean of 40,000 terms with standard deviation at most √8 |z|² |p|²: four of theirs
-    assert torch.allclose(h @ h.T, exact, atol=4 * math.sqrt(8) * float(exact.max()) / 200)
 
 
 def test_alternating_dann_by_hand_with_gradient_penalty() -> None:
@@ -559,7 +537,6 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: build("dann", {"adversary": "alternating", "discriminator_width": 0}), "discriminator_width must be"),
     (lambda: build("cdan+els", {"smoothing": 0.51}), "at most 0.5, got 0.51; beyond one half"),
     (lambda: build("cdan", {"entropy": "no"}), "entropy must be true or false, got 'no'"),
-    (lambda: build("cdan", {"randomised": 1}), "randomised must be true or false, got 1"),
     (lambda: build("mmd", {"joint_forward": "yes"}), "joint_forward must be true or false"),
     (lambda: build("mcc", {"temperature": 0}), "temperature must be positive"),
     (lambda: build("erm", {"task_weighting": "none"}), "weighted, plain"),

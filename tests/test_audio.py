@@ -16,9 +16,6 @@ from vardass.errors import InputError
 
 
 def test_mel_scale_and_filters_against_the_formula():
-    assert float(af.hertz_to_mel(torch.tensor(1000.0))) == pytest.approx(999.9855, abs=1e-3)
-    f = torch.tensor([10.0, 440.0, 5000.0], dtype=torch.float64)
-    assert torch.allclose(af.mel_to_hertz(af.hertz_to_mel(f)), f)
     bands, fft, rate, low, high = 7, 512, 8000, 100.0, 3000.0
     filters = af.mel_filters(bands, fft, rate, low=low, high=high)
     assert filters.shape == (bands, fft // 2 + 1)
@@ -89,17 +86,12 @@ def test_resampling_keeps_a_tone(rate, new):
     assert float((result - wanted)[200:-200].abs().max()) < 2e-3  # away from the ends
 
 
-def test_polyphase_removes_what_linear_folds():
+def test_resampling_removes_what_would_be_folded():
     rate, new = 40_000, 10_000
     tone = torch.sin(2 * math.pi * 9000 * torch.arange(rate, dtype=torch.float64) / rate)  # above 5 kHz
     assert float(af.resample(tone, rate, new)[200:-200].abs().max()) < 1e-2
-    assert float(af.resample(tone, rate, new, method="linear").abs().max()) > 0.5
-    ramp = torch.arange(10.0)[None]
-    assert af.resample(ramp, 2, 4, method="linear")[0, :4].tolist() == [0.0, 0.5, 1.0, 1.5]
-    with pytest.raises(InputError, match=r"ratio 44101:16000 need a filter .*'linear'"):
+    with pytest.raises(InputError, match=r"ratio 44101:16000 need a filter .* shares a large divisor"):
         af.resample(torch.zeros(10), 44_101, 16_000)
-    with pytest.raises(InputError, match="method must be"):
-        af.resample(torch.zeros(10), 2, 3, method="cubic")
 
 
 def test_audio_files_become_spectrograms_of_one_shape(tmp_path):
@@ -134,8 +126,6 @@ def test_the_middle_is_kept_and_silence_is_put_around(tmp_path):
         ({"rat": 8000}, "unknown setting of the front end: 'rat'; did you mean 'rate'"),
         ({"rate": "fast"}, "rate of the front end is 'fast'; give a number"),
         ({"rate": True}, "rate of the front end is True; give a number"),
-        ({"resampling": 3}, "resampling of the front end is 3; give a text"),
-        ({"resampling": "cubic"}, "unknown resampling 'cubic'; choose one of polyphase, linear"),
         ({"hop": 0}, "hop of the front end must be at least 1, got 0"),
         ("8000", "front_end must be values by name, such as .* got '8000'"),
     ],

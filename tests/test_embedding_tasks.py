@@ -79,7 +79,7 @@ def test_bad_embeddings(tmp_path):
     np.savez(tmp_path / "wide.npz", z=np.zeros((4, 3)), labels=[0, 1, 0, 1])
     source = tmp_path / "s.npz"
     with pytest.raises(InputError, match=r"'t' has the classes '5', which the source lacks \(it has '0', '1'\)"):
-        embedding_task(source, tmp_path / "t.npz", target_labels="labels")
+        embedding_task(source, tmp_path / "t.npz", labels=["labels", "labels"])
     with pytest.raises(InputError, match=r"different width, {'s': 2, 'wide': 3}"):
         embedding_task(source, tmp_path / "wide.npz")
     with pytest.raises(InputError, match=r"no array 'y' for labels in .*; it has 'z', 'labels'"):

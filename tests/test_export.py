@@ -7,7 +7,7 @@ import torch
 
 from vardass.adapt import RunConfig, Trainer, load_model
 from vardass.adapt.batches import Inputs
-from vardass.adapt.export import export_model
+from vardass.adapt.model import export_model
 from vardass.adapt.run_folder import reading_of
 from vardass.adapt.selection import outputs
 from vardass.cli import main

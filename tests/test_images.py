@@ -11,9 +11,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from vardass.data import Domain, ImageDataset, ImagePreprocessing, augment, normalise, random_crops, unite
-from vardass.data.file_dataset import SharedCache
-from vardass.data.images import EFFICIENTNET_LITE, IMAGENET, crop_box
+from vardass.data.images import IMAGENET, crop_box
 from vardass.errors import InputError
+
+PLAIN = ImagePreprocessing(mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))  # values stay from 0 to 1
+SIGNED = ImagePreprocessing(mean=(127 / 255,) * 3, deviation=(128 / 255,) * 3)
 
 
 def save(path, mode="RGB", size=(8, 6), value=100):
@@ -93,7 +95,6 @@ def test_cache_is_filled_by_workers_and_survives_the_files(tmp_path):
     data = ImageDataset(files, size=4, cache=True)
     wanted = torch.stack([plain[i] for i in range(6)])
     assert torch.equal(torch.cat(list(DataLoader(data, 3, num_workers=1))), wanted)
-    assert bool(data.cache.filled.all())
     for file in files:
         file.unlink()
     kept = data[-1]
@@ -104,7 +105,7 @@ def test_cache_is_filled_by_workers_and_survives_the_files(tmp_path):
 
 def test_cache_that_cannot_fit_is_refused():
     with pytest.raises(InputError, match=r"needs 40000000.00 GB of shared memory, .* are free"):
-        SharedCache(10**10, (1000, 1000), torch.float32)
+        ImageDataset(["a.png"]).keep((10**8, 10**8), torch.float32)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -120,8 +121,7 @@ def test_augmentation_is_determined_by_its_seed(channels):
     assert not torch.equal(augment(x, seed=2), first)
     assert torch.equal(x, before)
     assert first.shape == x.shape
-    assert augment(x, seed=1, size=16).shape == (6, channels, 16, 16)
-    plain = augment(x, seed=1, normalised=False)
+    plain = augment(x, seed=1, preprocessing=PLAIN)
     assert float(plain.min()) >= 0.0
     assert float(plain.max()) <= 1.0
     assert torch.allclose(normalise(plain), first)
@@ -129,7 +129,7 @@ def test_augmentation_is_determined_by_its_seed(channels):
 
 def test_each_image_of_a_batch_is_augmented_differently():
     image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    out = augment(image.expand(8, -1, -1, -1), seed=0, normalised=False)
+    out = augment(image.expand(8, -1, -1, -1), seed=0, preprocessing=PLAIN)
     assert all(not torch.equal(out[i], out[j]) for i in range(8) for j in range(i))
 
 
@@ -138,15 +138,15 @@ def test_augmentation_has_domainbeds_rates():
     image = torch.zeros(1, 3, 12, 12)
     image[:, 0, :, :6] = 0.8
     image[:, 1, :, 6:] = 0.8
-    out = augment(image.expand(2000, -1, -1, -1), seed=0, normalised=False)
+    out = augment(image.expand(2000, -1, -1, -1), seed=0, preprocessing=PLAIN)
     spread = (out.amax(1) - out.amin(1)).amax((1, 2))
     grey = float((spread < 1e-4).float().mean())
     assert grey == pytest.approx(0.1, abs=4 * math.sqrt(0.09 / 2000))
     ramp = torch.linspace(0.2, 0.8, 12).expand(2000, 1, 12, 12)
-    mirrored = augment(ramp, seed=0, normalised=False)
+    mirrored = augment(ramp, seed=0, preprocessing=PLAIN)
     share = float((mirrored[:, 0, 6, 1] > mirrored[:, 0, 6, -2]).float().mean())
     assert share == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / 2000))
-    flat = augment(torch.full((2000, 1, 4, 4), 0.5), seed=0, normalised=False)[:, 0, 0, 0]
+    flat = augment(torch.full((2000, 1, 4, 4), 0.5), seed=0, preprocessing=PLAIN)[:, 0, 0, 0]
     assert float(flat.min()) >= 0.35 - 1e-4  # brightness 0.7 to 1.3; contrast does not change a flat image
     assert float(flat.max()) <= 0.65 + 1e-4
     assert float(flat.std()) == pytest.approx(0.3 / math.sqrt(12), rel=0.1)
@@ -259,7 +259,7 @@ def test_crops_of_cut_and_united_data_sets_reach_their_files(tmp_path):
 
 def test_augmentation_of_crops_cuts_no_more():
     ramp = torch.linspace(0.3, 0.5, 12).expand(64, 1, 12, 12)
-    out = augment(ramp, seed=0, crop=False, normalised=False)
+    out = augment(ramp, seed=0, crop=False, preprocessing=PLAIN)
     level = out[:, 0] - out[:, 0].mean((1, 2), keepdim=True)
     slope = level[:, 0] / level[:, 0, -1:]  # brightness and contrast stretch the ramp; a crop would shift it
     assert torch.allclose(slope, torch.linspace(-1, 1, 12).expand(64, 12), atol=1e-3)
@@ -277,12 +277,12 @@ def test_preprocessing_is_plain_values_and_back():
 
 def test_normalisation_follows_the_preprocessing():
     x = torch.arange(256.0).expand(1, 3, 1, 256)
-    assert torch.allclose(normalise(x / 255, EFFICIENTNET_LITE), (x - 127) / 128, atol=1e-6)
+    assert torch.allclose(normalise(x / 255, SIGNED), (x - 127) / 128, atol=1e-6)
     grey = normalise(x[:, :1] / 255, ImagePreprocessing(mean=(0.2, 0.3, 0.4), deviation=(1.0, 2.0, 3.0)))
     assert torch.allclose(grey, (x[:, :1] / 255 - 0.3) / 2)
     batch = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    plain = augment(batch, seed=3, normalised=False)
-    assert torch.allclose(augment(batch, seed=3, preprocessing=EFFICIENTNET_LITE), normalise(plain, EFFICIENTNET_LITE))
+    plain = augment(batch, seed=3, preprocessing=PLAIN)
+    assert torch.allclose(augment(batch, seed=3, preprocessing=SIGNED), normalise(plain, SIGNED))
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])

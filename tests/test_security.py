@@ -15,7 +15,7 @@ import vardass
 from model_files import change_model
 from sweep_yaml import changed, load
 from vardass.adapt import load_model
-from vardass.adapt.networks.pretrained import backbone_from_config
+from vardass.adapt.pretrained import backbone_from_config
 from vardass.cli import main
 from vardass.data import load_task
 from vardass.errors import InputError

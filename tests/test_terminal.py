@@ -31,3 +31,13 @@ def test_time_is_told_once_before_much_is_spent(first, step, steps, left):
 )
 def test_words(seconds, words):
     assert words_of_time(seconds) == words
+
+
+def test_a_long_first_pass_says_how_far_it_is_once(capsys):
+    now = [0.0]
+    report = tell_time(None, lambda seconds: None, clock=lambda: now[0])
+    for done in range(6):
+        report(0.0, f"features of {done},000 of 6,000 samples")
+        now[0] += 4.0
+    report(0.5, "step")
+    assert capsys.readouterr().err == "before the first step: features of 3,000 of 6,000 samples\n"

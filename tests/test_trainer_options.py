@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from test_trainer import DROPOUT, SPLITS, Stop, assert_same_run, config, resumable
+from vardass.adapt import pretrained
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import final_report, load_model, outputs
-from vardass.adapt.networks import pretrained
 from vardass.adapt.trainer import Trainer
 from vardass.cli import main
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task

@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.devices import Processes
+from vardass.adapt.networks import Network
 from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, named_seed
@@ -27,14 +29,17 @@ from vardass.samplers import (
     RefreshableSampler,
 )
 from vardass.samplers.registry import find_sampler, make_sampler
+from vardass.validate import Progress
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 __all__ = [
     "Draw",
+    "FrozenBackbone",
     "Inputs",
     "Stream",
+    "counted",
     "in_memory",
     "pass_over",
     "recorded_features",
@@ -406,3 +411,78 @@ def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> RefreshableSamp
     if isinstance(sampler, MinibatchSampler):
         sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
     return sampler
+
+
+# --- a frozen backbone computes the same outputs in every step ----------------------------------------
+
+
+class FrozenBackbone:
+    """The backbone of an algorithm, taken out while its outputs are cached, and put back into the chosen model.
+
+    Use `take_out`. The algorithm then takes embeddings (b, m) instead of samples.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.featuriser: nn.Module = algorithm.network.featuriser.eval()
+        self.preprocessing = algorithm.network.preprocessing
+        algorithm.network.featuriser = nn.Identity()
+
+    @classmethod
+    def take_out(cls, config: RunConfig, algorithm: Algorithm) -> FrozenBackbone | None:
+        """Take the backbone out if ``config.cache_embeddings`` asks for it."""
+        if not config.cache_embeddings:
+            return None
+        reason = _why_not(config, algorithm)
+        if reason is None:
+            return cls(algorithm)
+        if config.cache_embeddings == "auto":
+            return None
+        raise InputError(f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False")
+
+    def put_back(self, algorithm: Algorithm) -> Algorithm:
+        """Let ``algorithm`` take samples again."""
+        algorithm.network.featuriser = self.featuriser
+        return algorithm
+
+    def embed(self, inputs: Sequence[Inputs], config: RunConfig, *, progress: Progress | None = None) -> None:
+        """Replace all samples by their embeddings, in memory; those that are replaced already are left alone."""
+        waiting = [part for part in inputs if not part.is_embedded]
+        total, done = sum(len(part) for part in waiting), 0
+        for part in waiting:
+            embeddings = extract_features(
+                self.featuriser,
+                part.data,
+                forward=partial(_prepared, part, self.preprocessing),
+                out_device=part.device,
+                device=part.device,
+                **config.pass_options,
+                progress=counted(progress, "embeddings", done, len(part), total),
+            )
+            part.replace(embeddings)
+            done += len(part)
+
+
+def _prepared(inputs: Inputs, preprocessing: ImagePreprocessing, model: nn.Module, x: Tensor) -> Tensor:
+    z: Tensor = model(inputs.prepare(x, preprocessing))
+    return z.flatten(1)
+
+
+def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:
+    network = algorithm.network
+    if not network.freeze_backbone:
+        return "the backbone is trained (network_options freeze_backbone=True would freeze it)"
+    if config.augment != "none":
+        return "images are augmented at random"
+    if type(algorithm).features is not Algorithm.features:
+        return f"{type(algorithm).__name__} computes features in its own way, such as with a context that is trained"
+    kind = type(network)
+    if kind.embed is not Network.embed or kind.features is not Network.features:
+        return f"{kind.__name__} computes features in its own way"
+    return None
+
+
+def counted(progress: Progress | None, what: str, done: int, count: int, total: int) -> Progress | None:
+    """``progress`` for a pass over ``count`` samples after ``done`` of ``total``, before the first step of a run."""
+    if progress is None:
+        return None
+    return lambda share, message: progress(0.0, f"{what} of {done + round(share * count):,} of {total:,} samples")

@@ -17,7 +17,7 @@ with needs_extra("adapt"):
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
-from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, autocast_dtype, check_optimiser_options
+from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.strata_updater import POLICY_NAMES, ClassAligner, make_policy
 from vardass.samplers.class_alignment import CLASS_SHARES
@@ -111,11 +111,6 @@ CountFromZero = Annotated[int, Field(ge=0), _checked(check_count, low=0)]
 
 class RunConfig(BaseModel):
     """Settings of one training run, immutable; each is described where it stands.
-
-    Raises
-    ------
-    InputError
-        If a name is unknown (the message has the nearest one) or a value cannot be used.
 
     Examples
     --------
@@ -321,7 +316,7 @@ class RunConfig(BaseModel):
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Within it a forward pass has the precision of the run."""
-        half = autocast_dtype(self.precision)
+        half = PRECISIONS[self.precision]
         return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
 
     @property
@@ -330,7 +325,7 @@ class RunConfig(BaseModel):
         return {
             "batch_size": self.eval_batch_size,
             "num_workers": self.workers,
-            "autocast_dtype": autocast_dtype(self.precision),
+            "autocast_dtype": PRECISIONS[self.precision],
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Devices of a run, the processes that it starts on several of them, and what these exchange.
+"""Devices of a run, the processes that it starts on several of them, what these exchange, and Ctrl-C.
 
 The batch sizes of a run are those of all its devices together. Every process draws the same batch, keeps its share of
 the rows, and computes the loss from the features of all: a discrepancy is no mean over samples, so averaging the losses
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, multiprocessing, nn
@@ -27,9 +29,8 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vardass.adapt.reproducibility import deferred_interrupt
 from vardass.errors import InputError, VardassError
-from vardass.processes import gather_rows
+from vardass.processes import Peers, gather_rows
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
@@ -37,12 +38,17 @@ if TYPE_CHECKING:
     from vardass.adapt.run_folder import RunFolder
     from vardass.adapt.trainer import Trainer
 
-__all__ = ["Processes", "count_devices", "join_processes", "pick_device", "run_in_processes", "synchronised_statistics"]
-
-Module = TypeVar("Module", bound=nn.Module)
+__all__ = [
+    "Processes",
+    "count_devices",
+    "deferred_interrupt",
+    "join_processes",
+    "pick_device",
+    "run_in_processes",
+    "tell_user",
+]
 
 _REPORT_SECONDS = 0.1
-_ERRORS = {kind.__name__: kind for kind in (VardassError, InputError)}
 
 
 # --- which devices ------------------------------------------------------------------------------------
@@ -148,11 +154,7 @@ class Processes:
 
     def same(self, value: Any) -> Any:
         """The value that the leading process has."""
-        if self.count == 1:
-            return value
-        box = [value if self.is_first else None]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        return value if self.count == 1 else Peers().from_first(lambda: value)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give all processes the mean of their gradients."""
@@ -177,14 +179,6 @@ class Processes:
                 tensor.copy_(mean.view_as(tensor))
 
 
-def synchronised_statistics(algorithm: Module, device: torch.device) -> Module:
-    """Let BatchNorm see the whole batch where torch can (on GPUs); elsewhere each process normalises its own part."""
-    if device.type != "cuda":
-        return algorithm
-    converted: Module = nn.SyncBatchNorm.convert_sync_batchnorm(algorithm)  # type: ignore[no-untyped-call]
-    return converted
-
-
 # --- processes that a run starts ----------------------------------------------------------------------
 
 
@@ -199,33 +193,47 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
     messages, stop = context.SimpleQueue(), context.Event()
     if trainer.out is None and trainer.step:
         folder.save(trainer.config, trainer.state_dict())
-    with ExitStack() as stack:
-        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vardass-"))) / "group"
-        asked = stack.enter_context(deferred_interrupt())
-        listener = _Listener(messages, stop, asked, progress)
-        job = {
-            "make_trainer": type(trainer),
-            "given": (trainer.config, trainer.splits, folder.path),
-            "observed": trainer.observed,
-            "kind": _kind_of_devices(trainer.config),
-            "resume": resume,
-        }
-        count = count_devices(trainer.config)
+    job = {
+        "make_trainer": type(trainer),
+        "given": (trainer.config, trainer.splits, folder.path),
+        "observed": trainer.observed,
+        "kind": _kind_of_devices(trainer.config),
+        "resume": resume,
+    }
+    count = count_devices(trainer.config)
+    errors: list[BaseException] = []
+    with tempfile.TemporaryDirectory(prefix="vardass-") as place, deferred_interrupt() as asked:
+
+        def hand_on() -> None:
+            if asked:
+                stop.set()
+            while not messages.empty():
+                share, said = messages.get()
+                if isinstance(said, Exception):
+                    errors.insert(0, said)
+                elif progress is not None and not errors:
+                    try:
+                        progress(share, said)
+                    except KeyboardInterrupt:
+                        stop.set()
+                    except BaseException as error:
+                        errors.append(error)
+                        stop.set()
+
+        meeting = (Path(place) / "group").as_uri()
         try:
-            spawn(_run_one, (count, meeting.as_uri(), job, messages, stop), nprocs=count)  # type: ignore[no-untyped-call]
+            running: Any = spawn(_run_one, (count, meeting, job, messages, stop), nprocs=count, join=False)  # type: ignore[no-untyped-call]
+            while not running.join(timeout=_REPORT_SECONDS):
+                hand_on()
         except ProcessRaisedException as error:
-            listener.close()
-            if listener.error is not None:
-                raise _ERRORS[listener.error[0]](listener.error[1]) from error
-            if listener.failure is not None:
-                raise listener.failure from error
-            raise
+            hand_on()
+            raise (errors[0] if errors else error) from error
         finally:
             stop.set()
-            listener.close()
+        hand_on()
         trainer.load_state_dict(folder.load(trainer.config, resume=True))
-        if listener.failure is not None:
-            raise listener.failure
+        if errors:
+            raise errors[0]
 
 
 def _run_one(rank: int, count: int, meeting: str, job: dict[str, Any], messages: Any, stop: Any) -> None:
@@ -238,53 +246,47 @@ def _run_one(rank: int, count: int, meeting: str, job: dict[str, Any], messages:
             raise KeyboardInterrupt
         if time.monotonic() - last >= _REPORT_SECONDS or share == 1.0:
             last = time.monotonic()
-            messages.put(("progress", share, message))
+            messages.put((share, message))
 
     try:
         processes, device = _join_group(job["kind"], rank, init_method=meeting, rank=rank, world_size=count)
         trainer = job["make_trainer"](*job["given"], observed=job["observed"], processes=processes, device=device)
         trainer.run(resume=job["resume"], progress=report if processes.is_first else None)
     except VardassError as error:
-        kind = "InputError" if isinstance(error, InputError) else "VardassError"
-        messages.put(("error", kind, str(error)))
+        messages.put((1.0, error))
         raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-class _Listener:
-    """Hands on what the processes say, while the main thread waits for them.
+# --- Ctrl-C -------------------------------------------------------------------------------------------
 
-    It reads until it is closed, come what may: a process that writes to a full pipe would wait for ever.
-    """
 
-    def __init__(self, messages: Any, stop: Any, asked: list[bool], progress: Progress | None) -> None:
-        self.error: tuple[str, str] | None = None
-        self.failure: BaseException | None = None
-        self._messages, self._stop, self._asked, self._progress = messages, stop, asked, progress
-        self._open = True
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+def tell_user(message: str) -> None:
+    """Tell the user, apart from what the program puts out."""
+    print(message, file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Wait until all has been handed on."""
-        if self._open:
-            self._open = False
-            self._messages.put(None)
-            self._thread.join()
 
-    def _listen(self) -> None:
-        while (message := self._messages.get()) is not None:
-            if self._asked:
-                self._stop.set()
-            if message[0] == "error":
-                self.error = message[1:]
-            elif self._progress is not None and self.failure is None:
-                try:
-                    self._progress(message[1], message[2])
-                except KeyboardInterrupt:
-                    self._stop.set()
-                except BaseException as failure:
-                    self.failure = failure
-                    self._stop.set()
+@contextmanager
+def deferred_interrupt() -> Iterator[list[bool]]:
+    """Let the first Ctrl-C only put an entry in the list; half a step could not be resumed bit for bit."""
+    asked: list[bool] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        tell_user("stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint")
+
+    # a process that ignores Ctrl-C is told in another way
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        # None stands for a handler that was not set from Python and cannot be put back
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)

@@ -1,13 +1,13 @@
-"""The trained model: built from settings or a user's own parts, saved, loaded and scored; frozen backbones."""
+"""The trained model: built from settings or a user's own parts, scored, saved, loaded and exported."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,23 +18,22 @@ from torch import Tensor, nn
 from vardass.adapt.algorithms import Algorithm, make_algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig, as_input_error
-from vardass.adapt.networks import Network, make_network
-from vardass.adapt.networks.pretrained import backbone_config, backbone_from_config
+from vardass.adapt.networks import make_network
+from vardass.adapt.pretrained import backbone_config, backbone_from_config
 from vardass.adapt.selection import SCORE_NAMES, label_scores, outputs
 from vardass.data.domains import Domain, Kind
 from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError
-from vardass.files import atomic_write
-from vardass.refresh import extract_features
-from vardass.validate import Progress, refuse_code
+from vardass.files import PathLike, as_path, atomic_write, write_text
+from vardass.validate import refuse_code
 
 __all__ = [
     "MODEL_FILE",
-    "FrozenBackbone",
     "RunResult",
     "build_algorithm",
+    "export_model",
     "final_report",
     "load_model",
     "require_safetensors",
@@ -76,15 +75,6 @@ class RunResult:
         Folder of the run.
     own_parts : dict of str to str
         Types of the objects that the trainer was given instead of names in the settings.
-
-    Examples
-    --------
-    >>> from vardass.adapt import RunConfig, Trainer
-    >>> from vardass.data import load_task, split_task
-    >>> splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
-    >>> result = Trainer(RunConfig(steps=4, eval_every=2, sampler="uniform"), splits).run()
-    >>> result.step, len(result.metrics), result.interrupted
-    (4, 2, False)
     """
 
     config: RunConfig
@@ -151,15 +141,6 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
         ``"source_accuracy"`` and ``"target_accuracy"``, None where there are no samples or labels;
         ``"target_samples"``, ``"selected_step"``, ``"selection"`` and ``"score"``. In a regression ``rmse``, ``mae``
         and ``r2`` instead of the accuracies, see ``regression_scores``.
-
-    Examples
-    --------
-    >>> from vardass.adapt import RunConfig, Trainer
-    >>> from vardass.data import load_task, split_task
-    >>> splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
-    >>> found = final_report(Trainer(RunConfig(steps=2, sampler="uniform"), splits).run(), splits)
-    >>> 0.0 <= found["target_accuracy"] <= 1.0, found["target_samples"] == len(splits.target_test)
-    (True, True)
     """
     target = splits.target_test
     # a copy is revealed: whoever holds the splits still cannot read the labels by mistake
@@ -248,12 +229,6 @@ def load_model(
         ``"config"``, ``"class_names"``, ``"data_kind"``, ``"input_shape"``, ``"preprocessing"`` of images, ``"step"``
         and ``"score"``; and ``"reading"``, how samples were read: with ``"scale"``, columns were scaled, and
         ``vardass.scaling.scale_columns(x, about["reading"]["scale"])`` does so before ``predict``.
-
-    Raises
-    ------
-    InputError
-        If the file is not a model, or not a whole one, names code that is not trusted, or its weights do not fit what
-        the settings or the given objects make.
 
     Examples
     --------
@@ -354,7 +329,7 @@ class _Reading(BaseModel):
 
 
 class _Backbone(BaseModel):
-    library: Literal["transformers", "efficientnet_lite_pytorch"]
+    library: Literal["transformers"]
     config: dict[str, Any]
 
 
@@ -391,75 +366,82 @@ def require_safetensors() -> Any:
     return safetensors
 
 
-# --- a frozen backbone computes the same outputs in every step ----------------------------------------
+# --- the model as a program of torch alone --------------------------------------------------------------
 
 
-class FrozenBackbone:
-    """The backbone of an algorithm, taken out while its outputs are cached, and put back into the chosen model.
+class _WholeModel(nn.Module):
+    """Samples as they are, (b, *input_shape) -> probabilities (b, classes), or numbers (b, m) in their own units."""
 
-    Use `take_out`. The algorithm then takes embeddings (b, m) instead of samples.
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, algorithm: Algorithm, about: Mapping[str, Any], reading: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+        self.clip: float | None = None
+        shape = [1] * len(about["input_shape"])
+        mean, deviation = torch.zeros(shape), torch.ones(shape)
+        if about["data_kind"] == "image":
+            values = algorithm.network.preprocessing.for_channels(about["input_shape"][0])
+            mean, deviation = (torch.tensor(value)[:, None, None] for value in values)
+        elif reading.get("scale"):
+            mean, deviation = (torch.tensor(reading["scale"][name]) for name in ("mean", "deviation"))
+            self.clip = reading["scale"].get("clip")
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Prepare, predict and turn logits into probabilities."""
+        x = (x - self.mean) / self.deviation
+        x = x if self.clip is None else x.clamp(-self.clip, self.clip)
+        found = self.algorithm.predict(x)
+        return found.softmax(1) if self.algorithm.units is None else found
+
+
+def export_model(
+    algorithm: Algorithm, about: Mapping[str, Any], reading: Mapping[str, Any], path: PathLike
+) -> tuple[Path, Path]:
+    """Write a model as a program that ``torch.export.load`` reads, and a JSON file that describes it beside it.
+
+    The program takes float32 samples of any batch size as a user has them: rows of embeddings unscaled, pixels from 0
+    to 1 at the size that is described, mel patches of sounds. It returns probabilities, or numbers.
+
+    Parameters
+    ----------
+    algorithm, about
+        From `load_model`, on the CPU.
+    reading : mapping
+        From `reading_of`: how samples were read and scaled.
+    path : path
+        Such as ``model.pt2``; the description is ``model.json`` then.
     """
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.featuriser: nn.Module = algorithm.network.featuriser.eval()
-        self.preprocessing = algorithm.network.preprocessing
-        algorithm.network.featuriser = nn.Identity()
-
-    @classmethod
-    def take_out(cls, config: RunConfig, algorithm: Algorithm) -> FrozenBackbone | None:
-        """Take the backbone out if ``config.cache_embeddings`` asks for it."""
-        if not config.cache_embeddings:
-            return None
-        reason = _why_not(config, algorithm)
-        if reason is None:
-            return cls(algorithm)
-        if config.cache_embeddings == "auto":
-            return None
-        raise InputError(f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False")
-
-    def put_back(self, algorithm: Algorithm) -> Algorithm:
-        """Let ``algorithm`` take samples again."""
-        algorithm.network.featuriser = self.featuriser
-        return algorithm
-
-    def embed(self, inputs: Sequence[Inputs], config: RunConfig, *, progress: Progress | None = None) -> None:
-        """Replace all samples by their embeddings, in memory; those that are replaced already are left alone."""
-        waiting = [part for part in inputs if not part.is_embedded]
-        total, done = sum(len(part) for part in waiting), 0
-        for part in waiting:
-            embeddings = extract_features(
-                self.featuriser,
-                part.data,
-                forward=partial(_prepared, part, self.preprocessing),
-                out_device=part.device,
-                device=part.device,
-                **config.pass_options,
-                progress=_shifted(progress, done, len(part), total),
-            )
-            part.replace(embeddings)
-            done += len(part)
-
-
-def _prepared(inputs: Inputs, preprocessing: ImagePreprocessing, model: nn.Module, x: Tensor) -> Tensor:
-    z: Tensor = model(inputs.prepare(x, preprocessing))
-    return z.flatten(1)
-
-
-def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:
-    network = algorithm.network
-    if not network.freeze_backbone:
-        return "the backbone is trained (network_options freeze_backbone=True would freeze it)"
-    if config.augment != "none":
-        return "images are augmented at random"
-    if type(algorithm).features is not Algorithm.features:
-        return f"{type(algorithm).__name__} computes features in its own way, such as with a context that is trained"
-    kind = type(network)
-    if kind.embed is not Network.embed or kind.features is not Network.features:
-        return f"{kind.__name__} computes features in its own way"
-    return None
-
-
-def _shifted(progress: Progress | None, done: int, count: int, total: int) -> Callable[[float, str], object] | None:
-    if progress is None:
-        return None
-    return lambda share, message: progress(0.0, f"embeddings of {done + round(share * count):,} of {total:,} samples")
+    file = as_path(path)
+    if algorithm.seen_together > 1:
+        raise InputError(
+            f"predictions of {algorithm.name!r} depend on {algorithm.seen_together} samples that are seen together, so "
+            "there is no program for single ones; train with another algorithm"
+        )
+    whole = _WholeModel(algorithm, about, reading).eval()
+    example = torch.zeros(2, *about["input_shape"])
+    try:
+        program = torch.export.export(whole, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    except Exception as error:  # whatever the network does that torch cannot follow
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"torch.export cannot follow the network: {reason}; change it, or use load_model") from error
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    with atomic_write(file) as written:
+        written.write(content.getvalue())
+    image = about["data_kind"] == "image"
+    description = {
+        "input": "pixels from 0 to 1" if image else "mel patches" if reading.get("front_end") else "rows of features",
+        "input_shape": list(about["input_shape"]),
+        **({"interpolation": reading.get("interpolation", "bilinear")} if image else {}),
+        **({"front_end": reading["front_end"]} if reading.get("front_end") else {}),
+        "output": "probabilities" if algorithm.units is None else "numbers",
+        "classes" if algorithm.units is None else "numbers": list(about["class_names"]),
+        "torch": torch.__version__,
+    }
+    beside = file.with_suffix(".json")
+    write_text(beside, json.dumps(description, indent=2) + "\n")
+    return file, beside

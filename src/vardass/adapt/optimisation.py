@@ -24,7 +24,6 @@ __all__ = [
     "SCHEDULE_NAMES",
     "ScaledOptimiser",
     "Schedule",
-    "autocast_dtype",
     "check_optimiser_options",
     "make_optimisers",
     "plain_backward",
@@ -152,19 +151,8 @@ class Schedule:
 
 # --- mixed precision ----------------------------------------------------------------------------------
 
-_TYPES: dict[str, torch.dtype | None] = {
-    "32-true": None,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-}
-
-PRECISIONS = tuple(_TYPES)
-"""By Lightning's names."""
-
-
-def autocast_dtype(precision: str) -> torch.dtype | None:
-    """Type of a forward pass, or None for full precision."""
-    return _TYPES[precision]
+PRECISIONS: dict[str, torch.dtype | None] = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+"""Types of a forward pass by Lightning's names; None is full precision."""
 
 
 def plain_backward(loss: Tensor) -> None:

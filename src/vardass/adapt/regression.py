@@ -32,15 +32,6 @@ class Units(nn.Module):
     ----------
     count : int
         m.
-
-    Examples
-    --------
-    >>> units = Units(1)
-    >>> units.fit(torch.tensor([[10.0], [20.0]]), ["price"])
-    >>> units.scaled(torch.tensor([[10.0], [20.0]])).flatten().tolist()
-    [-1.0, 1.0]
-    >>> units(torch.tensor([[0.0]])).item()
-    15.0
     """
 
     mean: Tensor
@@ -91,11 +82,6 @@ def regression_scores(predicted: Tensor, truth: Tensor) -> dict[str, float]:
     -------
     dict
         ``"rmse"``, ``"mae"`` and ``"r2"``.
-
-    Examples
-    --------
-    >>> regression_scores(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 6.0]))["mae"]
-    1.0
     """
     y = as_numbers(truth, len(truth), "truth")
     error = as_numbers(predicted, len(y), "predictions").to(y.device) - y

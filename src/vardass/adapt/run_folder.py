@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ DATA_FILE = "data.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 _FORMAT = 2
-_NO_SCALARS = ("step", "best_step", "seconds")
 # between a checkpoint and the run that resumes it
 _MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "tensorboard")
 
@@ -258,20 +258,17 @@ class TensorBoardLog:
             raise InputError(
                 f"tensorboard=True needs TensorBoard, which cannot be imported ({error}); pip install tensorboard"
             ) from None
-        self._make: Any = SummaryWriter
-        self._folder = folder / TENSORBOARD_FOLDER
+        self._open = partial(SummaryWriter, str(folder / TENSORBOARD_FOLDER))
         self._writer: Any = None
 
     def begin(self, step: int) -> None:
         """Open a file; a resumed run hides what an earlier one wrote after ``step``."""
         self.close()
-        self._writer = self._make(str(self._folder), purge_step=step + 1 if step else None)
+        self._writer = self._open(purge_step=step + 1 if step else None)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Write one evaluation, as it is in ``metrics.jsonl``; seconds by part."""
-        if self._writer is None:
-            return
-        scalars = {name: value for name, value in line.items() if name not in _NO_SCALARS}
+        scalars = {name: value for name, value in line.items() if name not in ("step", "best_step", "seconds")}
         scalars |= {f"seconds/{part}": value for part, value in line["seconds"].items()}
         for name, value in scalars.items():
             self._writer.add_scalar(name if "/" in name else f"score/{name}", value, line["step"])

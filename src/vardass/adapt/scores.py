@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,18 +52,8 @@ Data: TypeAlias = "PathLike | Domain"
 # --- pure functions of probabilities and labels -------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Reliability:
-    """Samples by the probability of their predicted class, in bins of equal width.
-
-    Attributes
-    ----------
-    counts : Tensor of shape (bins,)
-        Samples in the bin ((m - 1) / bins, m / bins].
-    confidence, accuracy : Tensor of shape (bins,)
-        Mean largest probability, and share that is right; NaN in an empty bin. They are equal where a model is
-        calibrated.
-    """
+class Reliability(NamedTuple):
+    """Samples by the probability of their predicted class, in bins of equal width: three tensors of shape (bins,)."""
 
     counts: Tensor
     confidence: Tensor
@@ -102,13 +92,8 @@ class ClassificationScores:
         Expected calibration error: Σ_m n_m / n |accuracy_m - confidence_m| over the bins of ``reliability``. It
         depends on the bins and is biased upwards for few samples.
     reliability : Reliability
-        The bins.
-
-    Examples
-    --------
-    >>> scores = classification_scores(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0]]), torch.tensor([0, 0]))
-    >>> scores.accuracy, scores.recall[0].item(), scores.missing
-    (0.5, 0.5, ('1', '2'))
+        Samples in each bin ((m - 1) / bins, m / bins], their mean largest probability, and the share that is right,
+        NaN in an empty bin. The last two are equal where a model is calibrated.
     """
 
     classes: tuple[str, ...]
@@ -143,7 +128,6 @@ class ClassificationScores:
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values; what is not defined is None."""
         columns = {name: _plain(getattr(self, name)) for name in ("support", "predicted", "precision", "recall", "f1")}
-        bins = {name: _plain(getattr(self.reliability, name)) for name in ("counts", "confidence", "accuracy")}
         return {
             "n": self.n,
             "accuracy": self.accuracy,
@@ -157,7 +141,7 @@ class ClassificationScores:
                 name: {key: values[place] for key, values in columns.items()} for place, name in enumerate(self.classes)
             },
             "confusion": self.confusion.tolist(),
-            "reliability": bins,
+            "reliability": {name: _plain(values) for name, values in self.reliability._asdict().items()},
         }
 
 
@@ -182,11 +166,6 @@ def classification_scores(
         Names; by default "0", "1", ...
     bins : int
         Of the calibration error, of equal width.
-
-    Raises
-    ------
-    InputError
-        If shapes do not fit, a label is out of range, or a row is no distribution.
 
     Examples
     --------
@@ -259,17 +238,15 @@ def _distributions(probabilities: ArrayLike) -> Tensor:
     return p
 
 
-def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval for the probability behind ``successes`` of ``n`` independent trials.
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """Wilson's interval, at 95 %, for the probability behind ``successes`` of ``n`` independent trials.
 
     It holds the probabilities q for which the share of successes is within z standard errors √(q (1 - q) / n) of q,
-    with z the normal quantile of the level.
+    with z = 1.96 the normal quantile.
     """
     check_count(n, "n")
     check_count(successes, "successes", low=0, high=n)
-    if not 0 < level < 1:
-        raise InputError(f"level must be between 0 and 1, got {level}; 0.95 is usual")
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = NormalDist().inv_cdf(0.975)
     share, extra = successes / n, z * z / n
     centre = (share + extra / 2) / (1 + extra)
     half = z * math.sqrt(share * (1 - share) / n + extra / (4 * n)) / (1 + extra)
@@ -328,19 +305,7 @@ class RegressionScores:
 
 @dataclass(frozen=True, eq=False)
 class RegressionEvaluation:
-    """Errors of a model that predicts numbers, domain by domain and over all.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Of the m numbers.
-    overall : RegressionScores
-        Of the samples of all domains together.
-    domains : dict of str to RegressionScores
-        Of each domain.
-    predictions, labels : dict of str to Tensor of shape (n, m)
-        What they were computed from, float64, on the CPU.
-    """
+    """`Evaluation` of a model that predicts the m numbers ``names``; predictions and labels have shape (n, m)."""
 
     names: tuple[str, ...]
     overall: RegressionScores
@@ -418,11 +383,6 @@ def evaluate_run(
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     **parts
         ``algorithm`` or ``network``, if the run was made with such objects, and ``trust_code``, see `load_model`.
-
-    Raises
-    ------
-    InputError
-        If there is no model, the data do not fit it, or they have no labels or classes that it does not know.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How good a network is on held-out data, validators that need no target labels, and which evaluation's model is kept.
+"""How good a network is on held-out data, scores that need no target labels, and which evaluation's model is kept.
 
 Source accuracy hardly changes while a discrepancy pulls the domains together, and often falls a little, so its
 maximum is mostly that of a network that is not adapted yet. Hence evaluations compete only once the penalty has its
@@ -8,9 +8,7 @@ full strength, and of those that held-out source samples cannot tell apart the l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +22,6 @@ from vardass.data.domains import Domain, LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.losses import mmd2
-from vardass.registry import Registry
 from vardass.samplers.class_alignment import ALIGNMENT_KERNEL, some_rows
 from vardass.validate import as_labels, row_blocks
 
@@ -33,27 +30,36 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIRST_BEST",
+    "NEED_SOURCE",
     "REGRESSION_SELECTION_NAMES",
     "SCORE_NAMES",
     "SELECTION_NAMES",
     "Evaluator",
-    "HeldOut",
     "ModelChoice",
     "Verdict",
     "accuracy",
-    "alignment",
-    "confidence",
     "errors",
+    "held_out_mmd2",
     "information_maximisation",
     "label_scores",
     "outputs",
-    "score",
+    "prediction_entropy",
     "soft_neighbourhood_density",
 ]
 
 
 FIRST_BEST = "domainbed"
 """Name of DomainBed's rule, which the paper follows: the highest source accuracy, of equal ones the first."""
+
+SELECTION_NAMES = ("source-accuracy", FIRST_BEST, "information-maximisation", "last", "oracle")
+"""Scores that models are chosen by; ``"oracle"`` reads target labels and is for comparison only."""
+
+REGRESSION_SELECTION_NAMES = ("source-r2", "last", "oracle")
+"""Where numbers are predicted."""
+
+_BY_SAMPLES = ("source-accuracy", "source-r2")  # scores that are means over held-out source samples
+NEED_SOURCE = (*_BY_SAMPLES, FIRST_BEST)
+"""Selections that need held-out source samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,23 +126,11 @@ class ModelChoice:
         self._seen = [(each["step"], Verdict(each["score"], each["errors"])) for each in state["seen"]]
 
 
-# --- validators: scores on held-out data, larger is better ---------------------------------------------
+# --- scores on held-out data --------------------------------------------------------------------------
 
 _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
 _BLOCK_NUMBERS = 2**22  # similarities held at a time
-
-
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """What a network gives on held-out samples that it was not trained on."""
-
-    step: int
-    target_logits: Tensor
-    target_features: Tensor
-    source_logits: Tensor | None = None
-    source_labels: Tensor | None = None
-    source_features: Tensor | None = None
-    oracle_labels: Tensor | None = None
+_PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is not measured
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -155,13 +149,21 @@ def label_scores(outputs: Tensor, labels: Tensor) -> dict[str, float]:
     return regression_scores(outputs, labels) if labels.is_floating_point() else {"accuracy": accuracy(outputs, labels)}
 
 
-def confidence(logits: Tensor) -> float:
-    """Minus the mean entropy of the predictions, in nats, at most 0 (Morerio et al. 2018).
+def errors(outputs: Tensor, labels: Tensor) -> Tensor:
+    """What each sample takes from `label_scores`: whether it is wrong, or its squared error in units of the variance.
 
-    A network that gives every sample the same class surely has the best score: prefer
-    `information_maximisation`.
+    One minus the mean of the result (n,) is the accuracy, or R².
     """
-    return -float(_entropy(_probabilities(logits)).mean())
+    if not labels.is_floating_point():
+        return outputs.argmax(1) != labels.to(outputs.device)
+    y = labels.double()
+    spread = (y - y.mean(0)).square().mean(0).clamp_min(torch.finfo(y.dtype).tiny)
+    return ((outputs.to(y) - y).square() / spread).mean(1).float()
+
+
+def prediction_entropy(logits: Tensor) -> float:
+    """Mean entropy of the predictions, in nats."""
+    return float(_entropy(_probabilities(logits)).mean())
 
 
 def information_maximisation(logits: Tensor) -> float:
@@ -176,12 +178,8 @@ def soft_neighbourhood_density(logits: Tensor, *, temperature: float = _TEMPERAT
     With f the predictions scaled to length 1, sample i has neighbour j ≠ i with probability proportional to
     exp(<f_i, f_j> / temperature). Dense clusters of like predictions have many equal neighbours.
     """
-    if not temperature > 0:
-        raise InputError(f"temperature must be positive, got {temperature}; the authors use {_TEMPERATURE}")
     f = F.normalize(_probabilities(logits), dim=1)
     n = len(f)
-    if n < 2:
-        raise InputError(f"soft neighbourhood density compares samples, got {n}; hold out more target samples")
     total = f.new_zeros(())
     for rows in row_blocks(n, _BLOCK_NUMBERS // n):
         similar = f[rows] @ f.T / temperature
@@ -191,74 +189,10 @@ def soft_neighbourhood_density(logits: Tensor, *, temperature: float = _TEMPERAT
     return float(total / n)
 
 
-def alignment(source_features: Tensor, target_features: Tensor) -> float:
-    """Minus MMD² of held-out features, at most 0, on up to 1,000 rows of each domain.
-
-    With `ALIGNMENT_KERNEL`.
-    """
+def held_out_mmd2(source_features: Tensor, target_features: Tensor) -> float:
+    """MMD² of held-out features by `ALIGNMENT_KERNEL`, on up to 1,000 rows of each domain."""
     with torch.no_grad():
-        return -float(mmd2(some_rows(source_features), some_rows(target_features), kernel=ALIGNMENT_KERNEL))
-
-
-def score(name: str, held_out: HeldOut) -> float:
-    """Score of a network by the validator ``name``, one of ``SELECTION_NAMES`` or ``REGRESSION_SELECTION_NAMES``."""
-    return _VALIDATORS.find(name)(held_out)
-
-
-def errors(outputs: Tensor, labels: Tensor) -> Tensor:
-    """What each sample takes from `label_scores`: whether it is wrong, or its squared error in units of the variance.
-
-    One minus the mean of the result (n,) is the accuracy, or R².
-    """
-    if not labels.is_floating_point():
-        return outputs.argmax(1) != labels.to(outputs.device)
-    y = labels.double()
-    spread = (y - y.mean(0)).square().mean(0).clamp_min(torch.finfo(y.dtype).tiny)
-    return ((outputs.to(y) - y).square() / spread).mean(1).float()
-
-
-def _source_score(name: str, held_out: HeldOut) -> float:
-    if held_out.source_logits is None or held_out.source_labels is None:
-        raise InputError(f"'source-{name}' needs held-out source samples, got none; split with holdout above 0")
-    return label_scores(held_out.source_logits, held_out.source_labels)[name]
-
-
-def _alignment(held_out: HeldOut) -> float:
-    if held_out.source_features is None:
-        raise InputError("'mmd' needs held-out source samples, got none; split with holdout above 0")
-    return alignment(held_out.source_features, held_out.target_features)
-
-
-def _oracle(held_out: HeldOut) -> float:
-    if held_out.oracle_labels is None:
-        raise InputError(
-            "'oracle' chooses models by target labels, got none; reveal those of target_val, or choose without labels, "
-            "for example by 'source-accuracy'"
-        )
-    found = label_scores(held_out.target_logits, held_out.oracle_labels)
-    return found["r2"] if "r2" in found else found["accuracy"]
-
-
-_VALIDATORS: Registry[Callable[[HeldOut], float]] = Registry(
-    "selection",
-    {
-        "source-accuracy": partial(_source_score, "accuracy"),
-        FIRST_BEST: partial(_source_score, "accuracy"),
-        "entropy": lambda held_out: confidence(held_out.target_logits),
-        "information-maximisation": lambda held_out: information_maximisation(held_out.target_logits),
-        "snd": lambda held_out: soft_neighbourhood_density(held_out.target_logits),
-        "mmd": _alignment,
-        "last": lambda held_out: float(held_out.step),
-        "oracle": _oracle,
-        "source-r2": partial(_source_score, "r2"),
-    },
-)
-
-SELECTION_NAMES = tuple(name for name in _VALIDATORS if name != "source-r2")
-"""``"oracle"`` reads target labels and is for comparison only; the others do not."""
-
-REGRESSION_SELECTION_NAMES = ("source-r2", "mmd", "last", "oracle")
-"""Where numbers are predicted; the others look at class probabilities."""
+        return float(mmd2(some_rows(source_features), some_rows(target_features), kernel=ALIGNMENT_KERNEL))
 
 
 def _probabilities(logits: Tensor) -> Tensor:
@@ -296,12 +230,6 @@ def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tenso
     return joint[:, :width], joint[:, width:]
 
 
-_PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is measured only if asked for
-_BY_SAMPLES = ("source-accuracy", "source-r2")  # scores that are means over held-out source samples
-NEED_SOURCE = (*_BY_SAMPLES, FIRST_BEST, "mmd")
-"""Selections that need held-out source samples."""
-
-
 class Evaluator:
     """Score a network on held-out samples: those of ``source_val``, and of ``target_val`` without labels.
 
@@ -316,11 +244,9 @@ class Evaluator:
         self.oracle_labels = _oracle_labels(splits) if config.selection == "oracle" else None
         held_out = splits.target_val if len(splits.target_val) else splits.target_unlabelled
         self.target = Inputs(held_out, device)
-        self.source: Inputs | None = None
-        self.source_labels: Tensor | None = None
+        self.source: tuple[Inputs, Tensor] | None = None
         if len(splits.source_val):
-            self.source = Inputs(splits.source_val, device)
-            self.source_labels = splits.source_val.known_labels()
+            self.source = Inputs(splits.source_val, device), splits.source_val.known_labels()
         elif config.selection in NEED_SOURCE:
             others = "'last'" if config.regression else "'information-maximisation' or 'last'"
             raise InputError(
@@ -331,44 +257,44 @@ class Evaluator:
     @property
     def inputs(self) -> list[Inputs]:
         """Samples that it looks at."""
-        others = [] if self.observed is None else [self.observed[0]]
-        return [self.target, *([] if self.source is None else [self.source]), *others]
+        return [self.target, *(labelled[0] for labelled in (self.source, self.observed) if labelled is not None)]
 
     def __call__(self, algorithm: Algorithm, step: int) -> tuple[dict[str, float], Verdict]:
         """Measurements by name, and that by which models are chosen."""
-        options = self.config.pass_options
-        z_t, logits_t = outputs(algorithm, self.target, **options)
-        z_s, logits_s = (None, None) if self.source is None else outputs(algorithm, self.source, **options)
-        found = {} if self.config.regression else _of_probabilities(logits_t)
-        if z_s is not None and logits_s is not None and self.source_labels is not None:
-            scores = label_scores(logits_s, self.source_labels)
-            found |= {f"source_{name}": value for name, value in scores.items()}
-            found["mmd"] = -alignment(z_s, z_t)
+        options, selection = self.config.pass_options, self.config.selection
+        z, target = outputs(algorithm, self.target, **options)
+        found = {} if self.config.regression else _of_probabilities(target)
+        missed = None
+        if self.source is not None:
+            inputs, labels = self.source
+            z_s, source = outputs(algorithm, inputs, **options)
+            found |= {f"source_{name}": value for name, value in label_scores(source, labels).items()}
+            found["mmd"] = held_out_mmd2(z_s, z)
+            missed = errors(source, labels) if selection in _BY_SAMPLES else None
         if self.observed is not None:
             inputs, labels = self.observed
             scores = label_scores(outputs(algorithm, inputs, **options)[1], labels)
             found |= {f"target_{name}": value for name, value in scores.items()}
-        held_out = HeldOut(
-            step=step,
-            target_logits=logits_t,
-            target_features=z_t,
-            source_logits=logits_s,
-            source_labels=self.source_labels,
-            source_features=z_s,
-            oracle_labels=self.oracle_labels,
-        )
-        missed = None
-        if self.config.selection in _BY_SAMPLES and logits_s is not None and self.source_labels is not None:
-            missed = errors(logits_s, self.source_labels)
-        return found, Verdict(score(self.config.selection, held_out), missed)
+        if selection == "last":
+            return found, Verdict(float(step))
+        if self.oracle_labels is not None:
+            return found, Verdict(
+                label_scores(target, self.oracle_labels)["r2" if self.config.regression else "accuracy"]
+            )
+        return found, Verdict(found[_MEASURED[selection]], missed)
+
+
+_MEASURED = {
+    "source-accuracy": "source_accuracy",
+    FIRST_BEST: "source_accuracy",
+    "source-r2": "source_r2",
+    "information-maximisation": "target_information",
+}
 
 
 def _of_probabilities(logits: Tensor) -> dict[str, float]:
     """What class probabilities say without labels."""
-    found = {
-        "target_entropy": -confidence(logits),
-        "target_information": information_maximisation(logits),
-    }
+    found = {"target_entropy": prediction_entropy(logits), "target_information": information_maximisation(logits)}
     if 2 <= len(logits) <= _PAIRS_LIMIT:
         found["target_density"] = soft_neighbourhood_density(logits)
     return found

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.algorithms.registry import find_algorithm
-from vardass.adapt.batches import Draw, Stream, pass_over
+from vardass.adapt.batches import Draw, Stream, counted, pass_over
 from vardass.adapt.devices import Processes
 from vardass.adapt.selection import outputs
 from vardass.analysis.doctor import Limits, strata_leave
@@ -33,7 +33,7 @@ from vardass.samplers.class_alignment import (
 )
 from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
-from vardass.validate import as_generator, check_count, check_number, choose
+from vardass.validate import Progress, as_generator, check_count, check_number, choose
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -79,14 +79,10 @@ class ClassAligner:
     """Groups and shares of both domains for the refreshes of a run, see ``vardass.samplers.align_classes``.
 
     Batches are aligned from ``start`` steps on; or already at ``early`` steps, if different class shares explain at
-    least ``explained`` of the discrepancy, see `explained_by_shares`. There is a refresh at both steps, whatever the
-    policy says. Where the predictions leave too few samples for a batch, strata know no classes. What is returned
-    depends on the network, the step and the samplers' state alone, so a resumed run is the same. No label of the target
-    is read.
-
-    Shares of predictions alone do not tell: before the discrepancy acts, a shift of the inputs makes them differ from
-    the source's as well, and soon after it acts they are the source's, whatever the truth. Where the inputs have
-    shifted, the order matters: first the discrepancy alone, which corrects most wrong predictions, then the classes.
+    least ``explained`` of the discrepancy, see `explained_by_shares`; ARCHITECTURE.md says why. There is a refresh at
+    both steps, whatever the policy says. Where the predictions leave too few samples for a batch, strata know no
+    classes. What is returned depends on the network, the step and the samplers' state alone, so a resumed run is the
+    same. No label of the target is read.
     """
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, streams: Mapping[str, Stream]) -> None:
@@ -196,15 +192,11 @@ def _numbers(found: ClassAlignment) -> dict[str, float]:
 class StrataUpdater:
     """Keep the strata of ``streams`` up to date with the features of ``algorithm`` while a run trains.
 
-    A bank holds what the discrepancy sees at evaluation, apart from age and what training mode changes: features
-    before dropout, with the network's own parameters. BatchNorm makes them differ, as training normalises by the
-    batch, evaluation by running statistics of both domains; so does augmentation. Measured after 60 steps of MMD at
-    batch 32 as the root mean square difference to a full pass, over the deviation of the features: rows of the last
-    step 0.02 for an MLP on the watch data, with dropout or without, rows of the last 20 steps 0.25 to 0.28; for a
-    convolutional network on digits, rows of the last step 0.23 without BatchNorm's statistics (``freeze_bn``), with
-    them 0.6 to 0.7 of the source (0.83 augmented) and 1.1 to 1.2 of the target. There strata are those of features as
-    training sees them; for those of evaluation take ``feature_source="full"``, or ``freeze_bn`` with a pretrained
-    network.
+    A bank holds features before dropout, with the network's own parameters: what the discrepancy sees at evaluation,
+    apart from age (rows of the last step differ by 0.02 of their deviation, of the last 20 steps by 0.25: an MLP on the
+    watch data). BatchNorm normalises by the batch in training and by running statistics in evaluation, so there they
+    differ by 0.6 to 1.2 (a convolutional network on digits), and strata are those of features as training sees them;
+    for those of evaluation take ``feature_source="full"``, or ``freeze_bn`` with a pretrained network.
 
     With several processes the leading one makes the strata and sends them to the others: those of another one might
     differ by rounding, and then no batch would fit together.
@@ -254,12 +246,15 @@ class StrataUpdater:
         """
         self.refresher.worthwhile = _not_worth_strata
 
-    def begin(self) -> None:
+    def begin(self, progress: Progress | None = None) -> None:
         """Fill the banks, and make the strata that come from inputs."""
         if self.processes.is_first or self.algorithm.uses_banks:
+            total, done = sum(bank.n for bank in self.banks.values()), 0
             with self.account("features"):
                 for name, bank in self.banks.items():
-                    bank.update(torch.arange(bank.n), self.all_features(name))
+                    told = counted(progress, "features", done, bank.n, total)
+                    bank.update(torch.arange(bank.n), self.all_features(name, progress=told))
+                    done += bank.n
         if find_sampler(self.config.sampler).of_inputs:
             for stream in self.streams.values() if self.processes.is_first else ():
                 with self.account("solver"):
@@ -376,13 +371,14 @@ class StrataUpdater:
             self.banks[name].update(torch.arange(len(features)), features)
         return features
 
-    def all_features(self, name: str) -> Tensor:
+    def all_features(self, name: str, *, progress: Progress | None = None) -> Tensor:
         """Features (n, d) of a domain by a pass over all its samples."""
         return pass_over(
             self.algorithm,
             self.streams[name].inputs,
             lambda model, x: model.features(x),
             out_device=self.device,
+            progress=progress,
             **self.config.pass_options,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.batches import Draw, Inputs, recorded_features, training_streams
+from vardass.adapt.batches import Draw, FrozenBackbone, Inputs, recorded_features, training_streams
 from vardass.adapt.config import RunConfig
-from vardass.adapt.devices import Processes, join_processes, pick_device, run_in_processes, synchronised_statistics
+from vardass.adapt.devices import (
+    Processes,
+    deferred_interrupt,
+    join_processes,
+    pick_device,
+    run_in_processes,
+    tell_user,
+)
 from vardass.adapt.model import (
     MODEL_FILE,
-    FrozenBackbone,
     RunResult,
     build_algorithm,
     require_safetensors,
@@ -27,7 +33,6 @@ from vardass.adapt.model import (
     types_of,
 )
 from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers, plain_backward
-from vardass.adapt.reproducibility import deferred_interrupt, randomness_restored, seed_everything, tell_user
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
 from vardass.adapt.strata_updater import StrataUpdater
@@ -64,8 +69,6 @@ class Trainer:
         in place.
     samplers : dict of str to RefreshableSampler, optional
         Your own for ``"source"``, ``"target"`` or both, endless, instead of ``config.sampler``.
-    backward : callable, optional
-        Called with the loss instead of ``loss.backward()``.
     observed : Domain, optional
         With labels; its scores are noted at each evaluation, as ``target_accuracy``, and nothing else is done with
         them. Sweeps note those of the target's test part, so that ways of choosing models can be compared.
@@ -95,7 +98,6 @@ class Trainer:
         algorithm: Algorithm | type[Algorithm] | None = None,
         network: nn.Module | None = None,
         samplers: Mapping[str, RefreshableSampler] | None = None,
-        backward: Callable[[Tensor], None] | None = None,
         observed: Domain | None = None,
         processes: Processes | None = None,
         device: torch.device | None = None,
@@ -111,9 +113,9 @@ class Trainer:
         self.processes, self.device, self._starts_processes = join_processes(config, processes, device)
         sampler = None if samplers is None else next(iter(samplers.values()), None)
         self.own_parts = types_of(algorithm=algorithm, network=network, sampler=sampler)
-        if self._starts_processes and (self.own_parts or backward is not None):
+        if self._starts_processes and self.own_parts:
             raise InputError(
-                f"{', '.join(self.own_parts) or 'backward'}= stays in this process, but devices={config.devices} "
+                f"{', '.join(self.own_parts)}= stays in this process, but devices={config.devices} "
                 "starts others; leave it out, or name parts as package.module:Name in the settings"
             )
         self.account = Timer(device=self.device)
@@ -126,8 +128,8 @@ class Trainer:
         if built.units is not None:
             built.units.fit(splits.source_train.known_labels(), splits.source_train.class_names)
         self.backbone = FrozenBackbone.take_out(config, built)
-        if self.processes.count > 1:
-            built = synchronised_statistics(built, self.device)
+        if self.processes.count > 1 and self.device.type == "cuda":  # elsewhere each process normalises its own part
+            built = nn.SyncBatchNorm.convert_sync_batchnorm(built)  # type: ignore[no-untyped-call]
         built.processes = self.processes
         self.algorithm = built
         # all optimisers of a step see one scale: it changes only when the step is over
@@ -137,7 +139,6 @@ class Trainer:
         self._scaled: dict[str, Any] = dict(self.optimisers)
         if self.scaler.is_enabled():
             self._scaled = {role: ScaledOptimiser(each, self.scaler) for role, each in self.optimisers.items()}
-        self.backward = self._gradients(backward or plain_backward)
         self.streams = training_streams(config, splits, source, built, self.processes, samplers=samplers)
         self.strata = StrataUpdater(
             config, built, self.streams, device=self.device, processes=self.processes, account=self.account
@@ -169,7 +170,7 @@ class Trainer:
                 run_in_processes(self, folder, resume=resume or self.step > 0, progress=progress)
             self._tell_if_interrupted()
             return self._result()
-        with randomness_restored(self.device), deferred_interrupt() as asked_to_stop:
+        with _generators_restored(self.device), deferred_interrupt() as asked_to_stop:
             tell = _noting(progress, asked_to_stop)
             self._start(resume, tell)
             self.algorithm.train()
@@ -219,7 +220,7 @@ class Trainer:
             draws = self.strata.with_banks(draws, self.step)
         with self.account("training"):
             # dropout and the like draw from the global generators: their state is a function of the step alone
-            seed_everything(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
+            _seed_generators(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
             self.schedule.before_step(self.step)
             features, parts = self._update(draws)
             self.history.add_losses(parts)
@@ -235,19 +236,15 @@ class Trainer:
         if self.strata.banks:
             recorder = recorded_features(self.algorithm, source, target)
         with recorder as features, self.config.autocast(self.device):
-            parts = self.algorithm.update(source, target, self.step, optimisers=self._scaled, backward=self.backward)
+            parts = self.algorithm.update(source, target, self.step, optimisers=self._scaled, backward=self._backward)
         self.scaler.update()
         self.processes.average_statistics(self.algorithm)
         return features, parts
 
-    def _gradients(self, backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """``backward`` of the scaled loss, after which all processes have the same gradients."""
-
-        def averaged(loss: Tensor) -> None:
-            backward(self.scaler.scale(loss))
-            self.processes.average_gradients(self.algorithm.parameters())
-
-        return averaged
+    def _backward(self, loss: Tensor) -> None:
+        """Write the gradients of the scaled loss, the same ones on all processes."""
+        plain_backward(self.scaler.scale(loss))
+        self.processes.average_gradients(self.algorithm.parameters())
 
     @property
     def _own_seed(self) -> tuple[int, ...]:
@@ -290,7 +287,7 @@ class Trainer:
             if not self.step:
                 if self.folder is not None and self.processes.is_first:
                     self.folder.begin(self.config)
-                self.strata.begin()
+                self.strata.begin(progress)
         if self.tensorboard is not None and self.processes.is_first:
             self.tensorboard.begin(self.step)
 
@@ -401,6 +398,19 @@ class Trainer:
     def _save_model(self, result: RunResult) -> None:
         if self.out is not None and self.processes.is_first:
             save_model(result, self.out / MODEL_FILE, self.splits.source_train, input_shape=self.input_shape)
+
+
+def _generators_restored(device: torch.device) -> AbstractContextManager[None]:
+    """Gives the global generators back as they were."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def _seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the global generators that layers such as dropout draw from."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def _check_kinds(config: Any, splits: Any) -> None:

@@ -19,8 +19,7 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
-from vardass.adapt.export import export_model
-from vardass.adapt.model import MODEL_FILE, load_model
+from vardass.adapt.model import MODEL_FILE, export_model, load_model
 from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import DATA_FILE, reading_of
 from vardass.adapt.scores import (

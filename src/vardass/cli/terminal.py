@@ -16,7 +16,7 @@ from rich.text import Text
 __all__ = ["bar", "note", "plain_table", "print_line", "progress_bar", "tell_time", "titled_table", "words_of_time"]
 
 _BAR = 28  # characters
-_WATCHED, _WORTH_TELLING = 2.0, 20.0  # seconds
+_WATCHED, _WORTH_TELLING, _LONG_START = 2.0, 20.0, 10.0  # seconds
 Told = Callable[[float, str], None]
 
 
@@ -45,15 +45,20 @@ def tell_time(
     """``progress``, which also calls ``tell`` once with the seconds that are left, if they are many.
 
     The first report is not counted: what comes before it, such as compiling, is done once. Two seconds of steps, or
-    one step if it takes longer, are what the estimate is made of.
+    one step if it takes longer, are what the estimate is made of. Where a first pass over the data takes long, one line
+    says how far it has come.
     """
+    began, still_starting = clock(), True
     first: list[tuple[float, float]] = []  # time and share done
     told = False
 
     def report(share: float, message: str) -> None:
-        nonlocal told
+        nonlocal told, still_starting
         if progress is not None:
             progress(share, message)
+        if share <= 0.0 and still_starting and clock() - began >= _LONG_START:
+            still_starting = False
+            note(f"before the first step: {message}")
         if told or share <= 0.0:
             return
         now = clock()

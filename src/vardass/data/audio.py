@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vardass.data.file_dataset import FileDataset, SharedCache
+from vardass.data.file_dataset import FileDataset
 from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.validate import check_count, choose
@@ -22,10 +22,8 @@ __all__ = [
     "AUDIO_ENDINGS",
     "AudioDataset",
     "FrontEnd",
-    "hertz_to_mel",
     "mel_filters",
     "mel_spectrogram",
-    "mel_to_hertz",
     "pcen",
     "resample",
     "smooth",
@@ -55,8 +53,6 @@ class FrontEnd:
         Mel bands, and the frequencies in hertz that they span; ``high`` None is half the rate.
     s, alpha, delta, r, eps : float
         Constants of PCEN, see `pcen`.
-    resampling : {"polyphase", "linear"}
-        See `resample`.
 
     Examples
     --------
@@ -77,22 +73,14 @@ class FrontEnd:
     delta: float = 2.0
     r: float = 0.5
     eps: float = 1e-6
-    resampling: Literal["polyphase", "linear"] = "polyphase"
 
     def __post_init__(self) -> None:
         for name in ("rate", "fft_size", "hop", "bands"):
             check_count(getattr(self, name), f"{name} of the front end")
-        choose(self.resampling, "resampling", ("polyphase", "linear"))
 
     @classmethod
     def of(cls, given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd:
-        """A front end as it is, or from values by name, as of YAML or a command; what is not given is the default.
-
-        Examples
-        --------
-        >>> FrontEnd.of({"rate": 8000, "bands": 32}).shape
-        (1, 32, 126)
-        """
+        """A front end as it is, or from values by name, as of YAML or a command; what is not given is the default."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping | None):
@@ -100,9 +88,9 @@ class FrontEnd:
         kinds = {field.name: type(field.default) for field in fields(cls)}
         for name, value in (given or {}).items():
             kind = kinds[choose(name, "setting of the front end:", kinds)]
-            wanted = {int: int, str: str}.get(kind, int | float)
+            wanted = int if kind is int else int | float
             if isinstance(value, bool) or not (isinstance(value, wanted) or (name == "high" and value is None)):
-                raise InputError(f"{name} of the front end is {value!r}; give a {'text' if kind is str else 'number'}")
+                raise InputError(f"{name} of the front end is {value!r}; give a number")
         return cls(**(given or {}))
 
     @property
@@ -140,19 +128,6 @@ class AudioDataset(FileDataset):
         Rate, length and bands; see `FrontEnd.of`.
     cache : bool
         Keep spectrograms in memory that the workers share.
-
-    Raises
-    ------
-    InputError
-        If there are no paths, if soundfile is missing; and, when an item is read, if its file is not sound.
-
-    Examples
-    --------
-    >>> import soundfile, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     soundfile.write(Path(folder) / "a.wav", torch.zeros(8000).numpy(), 8000)
-    ...     AudioDataset([Path(folder) / "a.wav"], front_end={"seconds": 1.0})[0].shape
-    torch.Size([1, 64, 40])
     """
 
     def __init__(
@@ -166,7 +141,8 @@ class AudioDataset(FileDataset):
                 f"{self.front_end.seconds} s at rate {self.front_end.rate} is no sample; give seconds above 0"
             )
         self.filters = self.front_end.filters().float()
-        self.cache = SharedCache(len(paths), self.front_end.shape, torch.float32) if cache else None
+        if cache:
+            self.keep(self.front_end.shape, torch.float32)
 
     def decode(self, index: int) -> Tensor:
         """Spectrogram of one file."""
@@ -175,7 +151,7 @@ class AudioDataset(FileDataset):
     def wave(self, index: int) -> Tensor:
         """Samples of one file at the rate and of the length of the front end, shape (samples,)."""
         wave, rate = _read_middle(self.paths[index], self.front_end.seconds)
-        wave = resample(wave, rate, self.front_end.rate, method=self.front_end.resampling)
+        wave = resample(wave, rate, self.front_end.rate)
         spare = len(wave) - self.front_end.samples
         if spare >= 0:
             return wave[spare // 2 : spare // 2 + self.front_end.samples]
@@ -215,13 +191,11 @@ def _soundfile() -> Any:
 # --- from sound to mel bands ---
 
 
-def resample(
-    wave: Tensor, rate: int, new_rate: int, *, method: Literal["polyphase", "linear"] = "polyphase", zeros: int = 16
-) -> Tensor:
+def resample(wave: Tensor, rate: int, new_rate: int, *, zeros: int = 16) -> Tensor:
     """Change the sampling rate of ``wave``, shape (..., n), to a result of length ceil(n new_rate / rate).
 
-    Polyphase is band-limited: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of ``zeros`` zero
-    crossings on each side. Linear draws straight lines between samples, which folds high frequencies into low ones.
+    Band-limited, by polyphase filters: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of
+    ``zeros`` zero crossings on each side.
     """
     rate = check_count(rate, "rate")
     new_rate = check_count(new_rate, "new_rate")
@@ -230,21 +204,11 @@ def resample(
     divisor = math.gcd(rate, new_rate)
     old, new = rate // divisor, new_rate // divisor
     length = math.ceil(wave.shape[-1] * new / old)
-    flat = wave.reshape(-1, wave.shape[-1])
-    if method == "linear":
-        at = (torch.arange(length, device=wave.device, dtype=torch.float64) * old / new).clamp(max=flat.shape[-1] - 1)
-        left = at.long()
-        right = (left + 1).clamp(max=flat.shape[-1] - 1)
-        result = torch.lerp(flat[:, left], flat[:, right], (at - left).to(wave.dtype))
-    elif method == "polyphase":
-        bank = _polyphase(old, new, zeros).to(wave)
-        width = (bank.shape[-1] - old) // 2
-        padded = torch.nn.functional.pad(flat[:, None], (width, width + old))
-        phases = torch.nn.functional.conv1d(padded, bank[:, None], stride=old)  # (rows, new, steps)
-        result = phases.transpose(1, 2).flatten(1)[:, :length]
-    else:
-        raise InputError(f"method must be 'polyphase' or 'linear', got {method!r}")
-    return result.reshape(*wave.shape[:-1], length)
+    bank = _polyphase(old, new, zeros).to(wave)
+    width = (bank.shape[-1] - old) // 2
+    padded = torch.nn.functional.pad(wave.reshape(-1, 1, wave.shape[-1]), (width, width + old))
+    phases = torch.nn.functional.conv1d(padded, bank[:, None], stride=old)  # (rows, new, steps)
+    return phases.transpose(1, 2).flatten(1)[:, :length].reshape(*wave.shape[:-1], length)
 
 
 @lru_cache(maxsize=16)
@@ -255,7 +219,7 @@ def _polyphase(old: int, new: int, zeros: int) -> Tensor:
     if new * (2 * width + old) > _KERNEL_LIMIT:
         raise InputError(
             f"rates in the ratio {old}:{new} need a filter of {new * (2 * width + old)} entries, more than "
-            f"{_KERNEL_LIMIT}; use method 'linear', or a rate that shares a large divisor with the other"
+            f"{_KERNEL_LIMIT}; use a rate that shares a large divisor with the other"
         )
     inputs = torch.arange(-width, width + old, dtype=torch.float64) / old
     outputs = torch.arange(new, dtype=torch.float64) / new
@@ -263,21 +227,11 @@ def _polyphase(old: int, new: int, zeros: int) -> Tensor:
     return torch.sinc(t) * torch.cos(math.pi * t / (2 * zeros)) ** 2 * (cutoff / old)
 
 
-def hertz_to_mel(hertz: Tensor) -> Tensor:
-    """Mel scale 2595 log10(1 + f / 700)."""
-    return 2595.0 * torch.log10(1.0 + hertz / 700.0)
-
-
-def mel_to_hertz(mel: Tensor) -> Tensor:
-    """Inverse of `hertz_to_mel`."""
-    return 700.0 * (10.0 ** (mel / 2595.0) - 1.0)
-
-
 def mel_filters(bands: int, fft_size: int, rate: int, *, low: float = 0.0, high: float | None = None) -> Tensor:
     """Triangles of height 1, evenly spaced on the mel scale: float64 of shape (bands, fft_size // 2 + 1).
 
-    Band b rises from corner b to corner b + 1 and falls to corner b + 2, of ``bands + 2`` corners from ``low`` to
-    ``high`` hertz (by default half the rate).
+    The scale is 2595 log10(1 + f / 700). Band b rises from corner b to corner b + 1 and falls to corner b + 2, of
+    ``bands + 2`` corners from ``low`` to ``high`` hertz (by default half the rate).
     """
     high = rate / 2 if high is None else high
     if not 0 <= low < high <= rate / 2:
@@ -285,8 +239,9 @@ def mel_filters(bands: int, fft_size: int, rate: int, *, low: float = 0.0, high:
             f"mel bands from {low} to {high} Hz do not fit between 0 and {rate / 2} Hz, half the sampling rate; change "
             "low, high or the rate"
         )
-    ends = hertz_to_mel(torch.tensor([low, high], dtype=torch.float64))
-    corners = mel_to_hertz(torch.linspace(float(ends[0]), float(ends[1]), bands + 2, dtype=torch.float64))
+    ends = 2595.0 * torch.log10(1.0 + torch.tensor([low, high], dtype=torch.float64) / 700.0)
+    mels = torch.linspace(float(ends[0]), float(ends[1]), bands + 2, dtype=torch.float64)
+    corners = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
     bins = torch.arange(fft_size // 2 + 1, dtype=torch.float64) * (rate / fft_size)
     rise = (bins - corners[:-2, None]) / (corners[1:-1] - corners[:-2])[:, None]
     fall = (corners[2:, None] - bins) / (corners[2:] - corners[1:-1])[:, None]

@@ -33,28 +33,11 @@ Kind: TypeAlias = Literal["features", "image", "audio"]
 
 
 class LabelsHidden(VardassError):
-    """Labels that are locked away were read.
-
-    Examples
-    --------
-    >>> domain = Domain("d", torch.zeros(3, 2), [0, 1, 0], ["a", "b"]).hide_labels()
-    >>> try:
-    ...     domain.labels
-    ... except LabelsHidden:
-    ...     print("locked away")
-    locked away
-    """
+    """Labels that are locked away were read."""
 
 
 class TensorInputs(Dataset[Tensor]):
-    """Inputs that are in memory; item ``i`` is ``tensor[i]``.
-
-    Examples
-    --------
-    >>> inputs = TensorInputs(torch.arange(6.0).reshape(3, 2))
-    >>> len(inputs), inputs[1]
-    (3, tensor([2., 3.]))
-    """
+    """Inputs that are in memory; item ``i`` is ``tensor[i]``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -178,13 +161,6 @@ class Domain:
             By default ``dataset.classes``, as torchvision has it.
         kind, regression
             As in `Domain`.
-
-        Examples
-        --------
-        >>> from torch.utils.data import TensorDataset
-        >>> pairs = TensorDataset(torch.zeros(3, 5), torch.tensor([0, 1, 0]))
-        >>> Domain.from_dataset("left", pairs, ("cat", "dog"))
-        Domain('left', 3 samples, 2 classes, labelled)
         """
         names = getattr(dataset, "classes", None) if class_names is None else class_names
         if names is None:
@@ -289,14 +265,6 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
     """Put domains one after the other; ``domain_ids`` of the result are their positions in ``domains``.
 
     The result has labels if all have, and hides them if any hides them.
-
-    Examples
-    --------
-    >>> one = Domain("one", torch.zeros(2, 3), [0, 1], ["a", "b"])
-    >>> two = Domain("two", torch.ones(1, 3), [1], ["a", "b"])
-    >>> both = unite([one, two])
-    >>> len(both), both.domain_ids.tolist()
-    (3, [0, 0, 1])
     """
     if not domains:
         raise InputError("0 domains cannot be united; give at least one")
@@ -339,14 +307,6 @@ class Task:
         Labelled; together they hold every class.
     target : Domain
         Its labels, if it has any, are never read here.
-
-    Examples
-    --------
-    >>> photos = Domain("photos", torch.zeros(4, 2), [0, 1, 0, 1], ["cat", "dog"])
-    >>> sketches = Domain("sketches", torch.ones(3, 2), None, ["cat", "dog"])
-    >>> task = Task("photos->sketches", (photos,), sketches)
-    >>> task.class_names, task.target.has_labels
-    (('cat', 'dog'), False)
     """
 
     name: str

@@ -66,11 +66,6 @@ def read_embeddings(
     -------
     ndarray of shape (n, d)
         float32 from ``.csv``; the file's own number type otherwise.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, empty, not what its ending says, or not a table of numbers.
     """
     with open_embeddings(path, key) as file:
         return file.table(columns, leave_out)

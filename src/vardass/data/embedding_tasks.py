@@ -40,7 +40,6 @@ def embedding_task(
     *,
     key: str | Sequence[str | None] | None = None,
     labels: str | Sequence[str | None] = "labels",
-    target_labels: str | None = None,
     columns: Columns | None = None,
     names: Sequence[str] | None = None,
     name: str | None = None,
@@ -55,9 +54,8 @@ def embedding_task(
     sources, target : path, or for the sources several
         Files, see `read_labelled`. One file may serve for several domains with different keys.
     key, labels : str, or one for each source and then the target
-        Names of features and labels in the files. The last of several ``labels`` may be None: a target without.
-    target_labels : str, optional
-        Labels of the target where ``labels`` is one name; by default they are not read, even if they are there.
+        Names of features and labels in the files. One name of ``labels`` is that of the sources: labels of the target
+        are then not read, even if they are there. The last of several may be None too.
     columns : optional
         Columns that are features.
     names : sequence of str, optional
@@ -70,11 +68,6 @@ def embedding_task(
         Labels are numbers to predict, which get the name of the first source's labels.
     target_labels_optional : bool
         Labels that the target lacks are no error.
-
-    Raises
-    ------
-    InputError
-        If files do not fit each other, or the target has a class that no source has.
 
     Examples
     --------
@@ -89,7 +82,7 @@ def embedding_task(
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     paths = [as_path(path, "source or target") for path in (*given, target)]
     keys = [key] * len(paths) if key is None or isinstance(key, str) else list(key)
-    marks = [*[labels] * len(given), target_labels] if isinstance(labels, str) else list(labels)
+    marks = [*[labels] * len(given), None] if isinstance(labels, str) else list(labels)
     titles = [path.stem for path in paths] if names is None else list(names)
     for what, values in (("key", keys), ("labels", marks), ("names", titles)):
         if len(values) != len(paths):

@@ -14,40 +14,13 @@ from torch.utils.data import Dataset
 from vardass.errors import InputError
 from vardass.files import PathLike
 
-__all__ = ["FileDataset", "SharedCache"]
+__all__ = ["FileDataset"]
 
 _SHARED = Path("/dev/shm")
 
 
-class SharedCache:
-    """Room for ``n`` tensors of one shape, filled one by one, in memory that the workers share.
-
-    No lock is needed: two workers that meet one sample write equal values, and its flag is set after them.
-    """
-
-    def __init__(self, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        need = n * dtype.itemsize * math.prod(shape)
-        free = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None
-        if free is not None and need + n > free:  # writing beyond it would end the process with a bus error
-            raise InputError(
-                f"a cache of {n} samples needs {need / 1e9:.2f} GB of shared memory, {free / 1e9:.2f} GB are free; "
-                "leave cache off, make the samples smaller, or enlarge /dev/shm"
-            )
-        self.values = _shared(torch.empty((n, *shape), dtype=dtype))
-        self.filled = _shared(torch.zeros(n, dtype=torch.bool))
-
-    def get(self, index: int) -> Tensor | None:
-        """A copy of sample ``index``, or None if it was not put yet."""
-        return self.values[index].clone() if bool(self.filled[index]) else None
-
-    def put(self, index: int, value: Tensor) -> None:
-        """Keep a copy of ``value``."""
-        self.values[index] = value
-        self.filled[index] = True
-
-
 class FileDataset(Dataset[Tensor]):
-    """Files, each decoded when its item is asked for; with a cache, once by whichever worker meets it first.
+    """Files, each decoded when its item is asked for; after `keep`, once by whichever worker meets it first.
 
     Subclasses say how a file is decoded, and may keep it in another form than they give it.
     """
@@ -58,29 +31,39 @@ class FileDataset(Dataset[Tensor]):
         if not len(paths):
             raise InputError(f"0 {what} files were given; give at least one")
         self.paths = [str(path) for path in paths]
-        self.cache: SharedCache | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None  # decoded files, and which of them are there
+
+    def keep(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Make room for all decoded files in memory that the workers share."""
+        n = len(self)
+        need = n * dtype.itemsize * math.prod(shape)
+        free = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None
+        if free is not None and need + n > free:  # writing beyond it would end the process with a bus error
+            raise InputError(
+                f"a cache of {n} samples needs {need / 1e9:.2f} GB of shared memory, {free / 1e9:.2f} GB are free; "
+                "leave cache off, make the samples smaller, or enlarge /dev/shm"
+            )
+        self._kept = torch.empty((n, *shape), dtype=dtype), torch.zeros(n, dtype=torch.bool)
+        for tensor in self._kept:
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Tensor:
         index = range(len(self))[int(index)]
-        value = None if self.cache is None else self.cache.get(index)
-        if value is None:
-            value = self.decode(index)
-            if self.cache is not None:
-                self.cache.put(index, value)
-        return self.present(value)
+        if self._kept is None:
+            return self.present(self.decode(index))
+        values, filled = self._kept
+        if not bool(filled[index]):  # no lock: two workers that meet one file write equal values, and then the flag
+            values[index] = self.decode(index)
+            filled[index] = True
+        return self.present(values[index].clone())
 
     def decode(self, index: int) -> Tensor:
-        """The content of one file in the form that the cache keeps."""
+        """The content of one file in the form that is kept."""
         raise NotImplementedError
 
     def present(self, value: Tensor) -> Tensor:
         """The item of a decoded file."""
         return value
-
-
-def _shared(tensor: Tensor) -> Tensor:
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return tensor

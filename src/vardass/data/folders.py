@@ -141,23 +141,6 @@ def folder_domain(
         Of sounds, see `FrontEnd.of`.
     cache : bool
         Keep decoded samples in shared memory.
-
-    Raises
-    ------
-    InputError
-        If there is no such folder or no file in it, a class folder is empty, or a class is not in ``class_names``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     for name in ("cat", "dog"):
-    ...         (Path(root) / name).mkdir()
-    ...         Image.new("RGB", (8, 8)).save(Path(root) / name / "1.png")
-    ...     domain = folder_domain(root, size=8)
-    >>> domain.class_names, domain.labels.tolist()
-    (('cat', 'dog'), [0, 1])
     """
     choose(kind, "kind", _ENDINGS)
     base = as_path(root, "root")
@@ -183,7 +166,8 @@ def folder_domain(
         paths, labels, names = files_in(base, kind), None, tuple(class_names or ())
     if not paths:
         raise InputError(
-            f"no {kind} files ({' '.join(_ENDINGS[kind])}) in {base}, 0 of {_count(base)} entries; give another folder"
+            f"no {kind} files ({' '.join(_ENDINGS[kind])}) in {base}, 0 of {len(list(base.iterdir()))} entries; give "
+            "another folder"
         )
     dataset: Dataset[Tensor]
     if kind == "audio":
@@ -261,18 +245,9 @@ def load_folders(
         raise InputError("root is None; give the folder that holds one folder for each domain")
     by_name = {folder.name: folder for folder in _domains(root)}
     sources, target = parse_pair(task, list(by_name), str(root))
-    return folder_task(
-        [by_name[source] for source in sources],
-        by_name[target],
-        kind=kind,
-        name=task,
-        target_labelled=target_labelled,
-        size=size,
-        channels=channels,
-        front_end=front_end,
-        cache=cache,
-        interpolation=interpolation,
-    )
+    options: Any = {"size": size, "channels": channels, "interpolation": interpolation, "front_end": front_end}
+    options |= {"kind": kind, "name": task, "target_labelled": target_labelled, "cache": cache}
+    return folder_task([by_name[source] for source in sources], by_name[target], **options)
 
 
 def _domains(root: PathLike) -> list[Path]:
@@ -281,7 +256,3 @@ def _domains(root: PathLike) -> list[Path]:
     if len(folders) < 2:
         raise InputError(f"{base} has {len(folders)} folders; at least 2 are needed, one for each domain")
     return folders
-
-
-def _count(folder: Path) -> int:
-    return sum(1 for _ in folder.iterdir())

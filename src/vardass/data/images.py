@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.data.domains import find_sample, parts_of
-from vardass.data.file_dataset import FileDataset, SharedCache
+from vardass.data.file_dataset import FileDataset
 from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.validate import check_count, check_flag, choose
 
 __all__ = [
-    "EFFICIENTNET_LITE",
     "IMAGENET",
     "IMAGE_ENDINGS",
     "ImageDataset",
@@ -67,11 +66,6 @@ class ImagePreprocessing:
         Height and width; an int stands for both.
     interpolation : str
         One of nearest, lanczos, bilinear, bicubic, box, hamming.
-
-    Examples
-    --------
-    >>> ImagePreprocessing(size=64).to_dict()["size"]
-    [64, 64]
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -116,11 +110,6 @@ class ImagePreprocessing:
         ----------
         path : path
             The file, or the folder that holds it.
-
-        Raises
-        ------
-        InputError
-            If there is no such file, it is not JSON, or lacks what is needed.
         """
         file = Path(path).expanduser()
         file = file / "preprocessor_config.json" if file.is_dir() else file
@@ -156,7 +145,6 @@ class ImagePreprocessing:
 
 
 IMAGENET = ImagePreprocessing()
-EFFICIENTNET_LITE = ImagePreprocessing(mean=(127 / 255,) * 3, deviation=(128 / 255,) * 3, interpolation="bicubic")
 
 
 class ImageDataset(FileDataset):
@@ -179,21 +167,6 @@ class ImageDataset(FileDataset):
         See `ImagePreprocessing`.
     crops : bool
         Whether augmentation may take random parts of the images; see `may_crop`.
-
-    Raises
-    ------
-    InputError
-        If there are no paths, if Pillow is missing; and, when an item is read, if its file is not an image.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Image.new("RGB", (40, 30), "white").save(Path(folder) / "a.png")
-    ...     images = ImageDataset([Path(folder) / "a.png"], size=16)
-    ...     images[0].shape, float(images[0].min())
-    (torch.Size([3, 16, 16]), 1.0)
     """
 
     def __init__(
@@ -213,7 +186,8 @@ class ImageDataset(FileDataset):
         self.interpolation = choose(interpolation, "interpolation", _INTERPOLATIONS)
         self.crops = check_flag(crops, "crops")
         self.channels = channels
-        self.cache = SharedCache(len(paths), (self.channels, *self.size), torch.uint8) if cache else None
+        if cache:
+            self.keep((self.channels, *self.size), torch.uint8)
 
     def decode(self, index: int) -> Tensor:
         """Pixels of one file as bytes (channels, height, width)."""
@@ -274,12 +248,6 @@ def random_crops(dataset: Dataset[Tensor]) -> RandomCrops | None:
     Other images are whole as they are, and `augment` cuts them. So a training loop loads the pairs (index, seed) and
     calls ``augment(batch, seed=..., crop=False)`` if there are random crops, else it loads indices and calls
     ``augment(batch, seed=...)``.
-
-    Examples
-    --------
-    >>> from vardass.data import TensorInputs
-    >>> random_crops(TensorInputs(torch.zeros(2, 3, 8, 8))) is None  # in memory: `augment` cuts them
-    True
     """
     files = all(isinstance(part, ImageDataset) for part in parts_of(dataset))
     return RandomCrops(dataset) if files and may_crop(dataset) else None
@@ -306,30 +274,15 @@ def crop_box(height: int, width: int, generator: torch.Generator) -> tuple[int, 
 
 
 def normalise(batch: Tensor, preprocessing: ImagePreprocessing = IMAGENET) -> Tensor:
-    """Subtract the mean and divide by the deviation of each channel of (n, C, H, W) with values from 0 to 1.
-
-    Examples
-    --------
-    >>> batch = torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1).expand(1, 3, 2, 2)
-    >>> bool(normalise(batch).abs().max() < 1e-6)  # ImageNet's mean becomes 0
-    True
-    """
+    """Subtract the mean and divide by the deviation of each channel of (n, C, H, W) with values from 0 to 1."""
     mean, deviation = preprocessing.for_channels(_check_batch(batch))
     return (batch - batch.new_tensor(mean)[:, None, None]) / batch.new_tensor(deviation)[:, None, None]
 
 
-def augment(
-    batch: Tensor,
-    *,
-    seed: int,
-    size: int | tuple[int, int] | None = None,
-    crop: bool = True,
-    normalised: bool = True,
-    preprocessing: ImagePreprocessing = IMAGENET,
-) -> Tensor:
+def augment(batch: Tensor, *, seed: int, crop: bool = True, preprocessing: ImagePreprocessing = IMAGENET) -> Tensor:
     """Augment images as DomainBed does, each of the batch differently, on the batch's device.
 
-    Random crop of 70 to 100% of the area (ratio 3/4 to 4/3) resized to ``size``, mirroring with probability
+    Random crop of 70 to 100% of the area (ratio 3/4 to 4/3) resized to what it was, mirroring with probability
     1/2, jitter of brightness, contrast, saturation and hue by 0.3 in random order, grey with probability 0.1,
     normalisation. Grey images get crop, mirroring, brightness and contrast.
 
@@ -340,25 +293,13 @@ def augment(
     seed : int
         Determines the result; make it from the run's seed and the step. kornia draws from torch's global
         generators: they are seeded inside and put back as they were.
-    size : int or (int, int), optional
-        Height and width of the result, by default those of the batch.
     crop : bool
         False for images that are `random_crops` already.
-    normalised : bool
-        If False, the values stay within 0 and 1.
     preprocessing : ImagePreprocessing
         Its mean and deviation.
-
-    Examples
-    --------
-    >>> batch = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    >>> one, again, other = augment(batch, seed=0), augment(batch, seed=0), augment(batch, seed=1)
-    >>> one.shape, torch.equal(one, again), torch.equal(one, other)
-    (torch.Size([2, 3, 32, 32]), True, False)
     """
     channels = _check_batch(batch)
-    shape = _height_and_width((batch.shape[-2], batch.shape[-1]) if size is None else size)
-    pipeline = _pipeline(shape if crop else None, channels)
+    pipeline = _pipeline((batch.shape[-2], batch.shape[-1]) if crop else None, channels)
     devices = [batch.device] if batch.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach devices that are not put back
@@ -366,7 +307,7 @@ def augment(
             with torch.cuda.device(batch.device):
                 torch.cuda.manual_seed(seed)
         result: Tensor = pipeline(batch.expand(-1, 3, -1, -1))[:, :channels].clamp(0.0, 1.0)
-    return normalise(result, preprocessing) if normalised else result
+    return normalise(result, preprocessing)
 
 
 @lru_cache(maxsize=8)

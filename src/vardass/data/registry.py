@@ -37,12 +37,6 @@ class DatasetInfo:
     settings : mapping
         Settings of a run that suit the data unless told otherwise: for those of the paper, the network that it names
         (for humpbacks one of ours, as its code is not to be had) and DomainBed's augmentation.
-
-    Examples
-    --------
-    >>> info = DATASETS["watch"]
-    >>> info.tasks(None)[0], info.layout
-    ('left-A->left-B', '')
     """
 
     name: str
@@ -154,13 +148,7 @@ def loader_switches(dataset: str, *names: str, value: bool) -> dict[str, bool]:
 
 
 def task_names(dataset: str, root: PathLike | None = None) -> tuple[str, ...]:
-    """Tasks of a data set; those of user data depend on what is in ``root``.
-
-    Examples
-    --------
-    >>> task_names("office-home")[:3]
-    ('A-C', 'A-P', 'A-R')
-    """
+    """Tasks of a data set; those of user data depend on what is in ``root``."""
     return find_dataset(dataset).tasks(None if root is None else as_path(root, "root"))
 
 
@@ -177,12 +165,6 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
         Folder of the data set; not needed for watch and digits.
     **options
         Of the loader, such as ``size``, ``cache`` or ``per_hospital``.
-
-    Raises
-    ------
-    InputError
-        For unknown names, with the nearest one; and for a data set that is not there, with the expected files
-        and where to get them.
 
     Examples
     --------

@@ -43,12 +43,6 @@ class WatchData:
         Person, 1 to 10.
     class_names, feature_names : tuple of str
         Names of the 7 exercises and of the 78 columns, such as ``"ax_mean"``.
-
-    Examples
-    --------
-    >>> data = load_watch()
-    >>> data.features.shape[1], len(data.class_names), data.feature_names[0]
-    (78, 7, 'ax_mean')
     """
 
     features: Tensor
@@ -87,11 +81,6 @@ def watch_domains() -> dict[str, tuple[Tensor, Tensor]]:
     """Four domains, wrist by group of people: ``{"left-A": (features, labels), "left-B": ...}``.
 
     Group A is persons 1 to 5, B is 6 to 10, so domains of different groups share nobody.
-
-    Examples
-    --------
-    >>> {name: len(labels) for name, (_, labels) in watch_domains().items()}
-    {'left-A': ..., 'left-B': ..., 'right-A': ..., 'right-B': ...}
     """
     data = load_watch()
     domains = {}

@@ -15,8 +15,7 @@ import torch
 
 from vardass.adapt.algorithms import algorithm_options, make_algorithm
 from vardass.adapt.config import RunConfig
-from vardass.adapt.networks import NETWORK_NAMES, make_network
-from vardass.adapt.networks.registry import check_network_options
+from vardass.adapt.networks import NETWORK_NAMES, check_network_options, make_network
 from vardass.adapt.selection import NEED_SOURCE
 from vardass.data.domains import parse_pair
 from vardass.data.registry import DATASETS, find_dataset, task_names

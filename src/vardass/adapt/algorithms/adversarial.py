@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
-from vardass.adapt.algorithms.base import Algorithm, Backward, Losses, zero_gradients
+from vardass.adapt.algorithms.base import Algorithm, Losses
 from vardass.adapt.algorithms.mcc import entropy
-from vardass.adapt.networks import Network
-from vardass.adapt.networks.base import seeded
+from vardass.adapt.networks import Network, seeded
 from vardass.losses import Batch
-from vardass.validate import as_generator, as_weights, check_count, check_flag, check_number, choose
+from vardass.validate import as_weights, check_count, check_flag, check_number, choose
 
 __all__ = ["CDAN", "DANN", "Adversarial", "GradientReversal", "domain_loss", "domain_shares"]
 
@@ -247,10 +244,19 @@ class DANN(Adversarial):
         return domain_loss(logits, len(z_s), shares, smoothing=self.smoothing)
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
-        """Return ``task``, ``domain`` and the total; in the alternating form that of the network, task - λ domain."""
+        """Return ``task``, ``domain`` and the total.
+
+        In the alternating form that is task - λ domain in a step of the network; a step of the discriminator has only
+        ``domain``, which is its total.
+        """
         if self.adversary == "grl":
             return super().losses(source, target, step)
         target = self.need_target(target)
+        if self.turn(step) == "discriminator":
+            with torch.no_grad():  # it has no use for the network's gradient
+                z = torch.cat(self.pair_features(source, target))
+            domain = self.alternating_domain(z, source, target)
+            return {"total": domain, "domain": domain}
         z_s, z_t = self.pair_features(source, target)
         task = self.task_loss(z_s, source)
         domain = self.alternating_domain(torch.cat([z_s, z_t]), source, target)
@@ -272,35 +278,9 @@ class DANN(Adversarial):
             loss = loss + self.grad_penalty * (shares * slope.square().sum(1)).sum()
         return loss
 
-    def update(
-        self,
-        source: Batch,
-        target: Batch | None,
-        step: int,
-        *,
-        optimisers: dict[str, Optimizer],
-        backward: Backward,
-    ) -> Losses:
-        """Take one step; in the alternating form of the network or of the discriminator, by ``step``.
-
-        A discriminator's step returns only ``domain``, which is its total.
-        """
-        if self.adversary == "grl":
-            return super().update(source, target, step, optimisers=optimisers, backward=backward)
-        target = self.need_target(target)
-        role = self.turn(step)
-        if role == "network":
-            # the discriminator gets gradients too: they are forgotten before its own step
-            return self.descend(
-                lambda: self.losses(source, target, step), source, target, {role: optimisers[role]}, backward
-            )
-        zero_gradients(optimisers)
-        with torch.no_grad():  # a discriminator's step has no use for the network's gradient
-            z = torch.cat(self.pair_features(source, target))
-        domain = self.alternating_domain(z, source, target)
-        backward(domain)
-        optimisers[role].step()
-        return {"total": domain.detach(), "domain": domain.detach()}
+    def trained_roles(self, step: int, roles: list[str]) -> list[str]:
+        """Return all roles; in the alternating form that of `turn`."""
+        return roles if self.adversary == "grl" else [self.turn(step)]
 
     def turn(self, step: int) -> str:
         """Return the role that ``step`` trains in the alternating form; with one discriminator step, network first."""
@@ -318,49 +298,13 @@ def _two_logits(inputs: int, width: int, depth: int, dropout: float) -> nn.Seque
 # --- CDAN ---------------------------------------------------------------------------------------------
 
 
-class _OuterMap(nn.Module):
-    """The flattened outer product of predictions (b, C) and features (b, d): (b, C d)."""
-
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__()
-        self.width = features * classes
-
-    def forward(self, z: Tensor, p: Tensor) -> Tensor:
-        """Return p ⊗ z."""
-        return (p[:, :, None] * z[:, None, :]).flatten(1)
-
-
-class _RandomisedMap(nn.Module):
-    """(1/√D) (R_z z) * (R_p p) with fixed standard normal R: inner products have the mean of ``_OuterMap``'s.
-
-    The matrices are buffers, so that a checkpoint keeps them.
-    """
-
-    random_z: Tensor
-    random_p: Tensor
-
-    def __init__(self, features: int, classes: int, width: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.width = width
-        self.register_buffer("random_z", torch.randn(features, width, generator=generator))
-        self.register_buffer("random_p", torch.randn(classes, width, generator=generator))
-
-    def forward(self, z: Tensor, p: Tensor) -> Tensor:
-        """Return (b, D)."""
-        return (z @ self.random_z.to(z.dtype)) * (p @ self.random_p.to(p.dtype)) / math.sqrt(self.width)
-
-
 class CDAN(Adversarial):
-    """Conditional domain-adversarial network (Long et al. 2018).
+    """Conditional domain-adversarial network (Long et al. 2018): the discriminator sees predictions times features.
 
     Parameters
     ----------
     entropy : bool
         CDAN+E: rows weigh in proportion to 1 + exp(-H) with H the entropy of the prediction.
-    randomised : bool
-        The randomised map instead of the outer product, for many classes times features.
-    randomised_dim : int
-        Its width D.
     discriminator_width : int or "auto"
         ``"auto"``: 4 times the inputs, within 32 and 1024.
     **shared
@@ -368,7 +312,6 @@ class CDAN(Adversarial):
     """
 
     name: ClassVar[str] = "cdan"
-    map: _OuterMap | _RandomisedMap
 
     def __init__(
         self,
@@ -376,27 +319,20 @@ class CDAN(Adversarial):
         num_classes: int,
         *,
         entropy: bool = False,
-        randomised: bool = False,
-        randomised_dim: int = 1024,
         discriminator_width: int | str = 1024,
         **shared: Any,
     ) -> None:
         super().__init__(network, num_classes, **shared)
         self.entropy = check_flag(entropy, "entropy")
-        check_count(randomised_dim, "randomised_dim")
-        if check_flag(randomised, "randomised"):
-            generator = as_generator(self.seed)
-            self.map = _RandomisedMap(network.feature_dim, num_classes, randomised_dim, generator)
-        else:
-            self.map = _OuterMap(network.feature_dim, num_classes)
+        inputs = network.feature_dim * num_classes
         with seeded(self.seed):
-            width = _hidden_width(discriminator_width, self.map.width)
-            self.discriminator = _discriminator(self.map.width, width)
+            self.discriminator = _discriminator(inputs, _hidden_width(discriminator_width, inputs))
 
     def domain(self, z_s: Tensor, z_t: Tensor, logits_s: Tensor, source: Batch, target: Batch) -> Tensor:
         """Return the binary cross-entropy over the rows of both batches; predictions carry no gradient."""
         p = torch.cat([logits_s, self.network.head(z_t)]).detach().softmax(1)
-        joint = self.map(torch.cat([z_s, z_t]), p.to(z_s.dtype))
+        z = torch.cat([z_s, z_t])
+        joint = (p.to(z.dtype)[:, :, None] * z[:, None, :]).flatten(1)
         logits = self.discriminator(self.reversal(joint))
         shares = domain_shares(source, target, logits, balanced=False)
         if self.entropy:

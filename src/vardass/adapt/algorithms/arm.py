@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms.base import Algorithm, Losses, trainable
-from vardass.adapt.networks import Network, widen_input
-from vardass.adapt.networks.base import seeded
+from vardass.adapt.networks import Network, seeded, widen_input
 from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.losses import Batch

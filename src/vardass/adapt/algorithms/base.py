@@ -74,21 +74,6 @@ class Algorithm(nn.Module):
     seen_together : int
         Samples of one domain that `features` must see together, where a sample's features depend on others. Passes
         over data are then made one domain at a time, in batches of at least as many.
-
-    Examples
-    --------
-    >>> from vardass.adapt import Batch, make_network
-    >>> class Confident(Algorithm):
-    ...     name, uses_target = "confident", True
-    ...
-    ...     def losses(self, source, target, step):
-    ...         task = self.task_loss(self.features(source.x), source)
-    ...         p = self.network.head(self.features(target.x)).softmax(1)
-    ...         return {"total": task + 0.1 * (1 - p.max(1).values).mean(), "task": task}
-    >>> rule = Confident(make_network("mlp", (3,), 2, hidden=(4,)), 2)
-    >>> source = Batch(torch.randn(6, 3), torch.tensor([0, 1] * 3))
-    >>> sorted(rule.losses(source, Batch(torch.randn(6, 3)), 0))
-    ['task', 'total']
     """
 
     name: ClassVar[str]
@@ -170,20 +155,10 @@ class Algorithm(nn.Module):
             gradients over processes.
         """
         self._step = step
-        return self.descend(lambda: self.losses(source, target, step), source, target, optimisers, backward)
-
-    def descend(
-        self,
-        losses: Callable[[], Losses],
-        source: Batch,
-        target: Batch | None,
-        optimisers: dict[str, Optimizer],
-        backward: Backward,
-    ) -> Losses:
-        """Step all ``optimisers`` down ``losses()["total"]``, evaluated after SDAT's ascent if sharpness > 0."""
         zero_gradients(optimisers)
-        if self.sharpness == 0.0:
-            parts = losses()
+        trained = self.trained_roles(step, list(optimisers))
+        if self.sharpness == 0.0 or "network" not in trained:
+            parts = self.losses(source, target, step)
             backward(parts["total"])
         else:
             with paused_statistics(self):
@@ -192,13 +167,17 @@ class Algorithm(nn.Module):
                 self.is_ascended = True
                 try:
                     zero_gradients(optimisers)
-                    parts = losses()
+                    parts = self.losses(source, target, step)
                     backward(parts["total"])
                 finally:
                     self.is_ascended = False
-        for optimiser in optimisers.values():
-            optimiser.step()
+        for role in trained:
+            optimisers[role].step()
         return {name: value.detach() for name, value in parts.items()}
+
+    def trained_roles(self, step: int, roles: list[str]) -> list[str]:
+        """Return those of the ``roles`` whose parameters ``step`` changes."""
+        return roles
 
     def use_populations(self, source: int, target: int) -> None:
         """Hear from the trainer how many samples batches are drawn from; most rules have no use for it."""
@@ -257,20 +236,12 @@ class Algorithm(nn.Module):
 
     def output_loss(self, outputs: Tensor, source: Batch) -> Tensor:
         """Return the (weighted) mean cross-entropy, or squared error, of the head's outputs (b, num_classes)."""
-        if self.units is None:
-            return self.cross_entropy(outputs, source)
-        return self._mean(squared_error(outputs, self._labels(source)), source)
-
-    def cross_entropy(self, logits: Tensor, source: Batch) -> Tensor:
-        """Return the (weighted) mean cross-entropy of source logits (b, num_classes)."""
-        return self._mean(F.cross_entropy(logits, self._labels(source), reduction="none"), source)
-
-    def _labels(self, source: Batch) -> Tensor:
         if source.y is None:
             raise InputError("the source batch has no labels; pass Batch(x, y, weights) with y of shape (b,)")
-        return source.y
-
-    def _mean(self, each: Tensor, source: Batch) -> Tensor:
+        if self.units is None:
+            each = F.cross_entropy(outputs, source.y, reduction="none")
+        else:
+            each = squared_error(outputs, source.y)
         return weighted_mean(each, source.weights if self.task_weighting == "weighted" else None)
 
     def need_target(self, target: Batch | None) -> Batch:
@@ -294,13 +265,7 @@ class ERM(Algorithm):
 
 
 def weighted_mean(values: Tensor, weights: ArrayLike | None) -> Tensor:
-    """Return Σ_h w_h v_h over the rows of ``values`` (b, ...), or their mean for None.
-
-    Examples
-    --------
-    >>> weighted_mean(torch.tensor([1.0, 3.0]), None), weighted_mean(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 0.0]))
-    (tensor(2.), tensor(1.))
-    """
+    """Return Σ_h w_h v_h over the rows of ``values`` (b, ...), or their mean for None."""
     checked = as_weights(weights, len(values), values)
     if checked is None:
         return values.mean(0)

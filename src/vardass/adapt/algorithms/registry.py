@@ -74,7 +74,7 @@ def find_algorithm(algorithm: str | type[Algorithm]) -> type[Algorithm]:
     return _parse(algorithm)[0]
 
 
-def _options(kind: Any) -> Mapping[str, Any]:
+def _options(kind: Any) -> Mapping[str, Any]:  # to mypy a class of modules is not hashable
     return declared_options(kind)
 
 

