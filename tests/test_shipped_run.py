@@ -17,7 +17,7 @@ from vardass.adapt import RunConfig, Trainer, final_report
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, load_task, split_task
 
 CLASSES = 5
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "adaptation.yaml"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def made(name: str, counts: tuple[int, ...], shift: float, seed: int) -> Domain:
@@ -58,10 +58,11 @@ def test_the_chosen_model_is_adapted(name: str, margin: float, algorithm: str) -
     assert chosen >= last - 1.0
 
 
-@pytest.mark.skipif(not BENCHMARK.is_file(), reason="benchmarks/ is not part of the sdist")
-def test_the_run_that_ships_is_a_row_of_the_benchmark() -> None:
-    """benchmarks/adaptation.yaml with penalty 3; its tables call that row `vardass adapt`."""
-    content = yaml.safe_load(BENCHMARK.read_text())
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks/ is not part of the sdist")
+@pytest.mark.parametrize("name", ["adaptation", "adaptation_other_pairs"])
+def test_the_run_that_ships_is_a_row_of_the_benchmarks(name: str) -> None:
+    """The first has its penalty of 3 from the command line; tables call that row `vardass adapt`."""
+    content = yaml.safe_load((BENCHMARKS / f"{name}.yaml").read_text())
     rows = {row["label"]: row for row in content["samplers"] if isinstance(row, dict)}
     row, wanted = rows["equal, schedule, classes, confusion"], RunConfig.recommended(**content["settings"])
     assert (row["name"], row["options"]) == (wanted.sampler, wanted.sampler_options)
@@ -69,3 +70,14 @@ def test_the_run_that_ships_is_a_row_of_the_benchmark() -> None:
     assert {"penalty": 3.0, **options} == wanted.algorithm_options
     assert row["settings"]["class_options"] == wanted.class_options
     assert row["settings"]["class_shares"] == wanted.class_shares
+
+
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks/ is not part of the sdist")
+def test_no_pair_that_the_run_was_chosen_on_is_among_the_other_pairs() -> None:
+    def pairs(name: str) -> set[tuple[str, str]]:
+        data = yaml.safe_load((BENCHMARKS / f"{name}.yaml").read_text())["data"]
+        return {(part.get("name", part["dataset"]), task) for part in data for task in part["tasks"]}
+
+    chosen_on, others = pairs("adaptation") | pairs("adaptation_others"), pairs("adaptation_other_pairs")
+    assert not chosen_on & others
+    assert len(others) == 24
