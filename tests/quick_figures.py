@@ -15,9 +15,15 @@ def quick(number: int) -> FigureResult:
     return make_figure(number, quick=True)
 
 
+def select(result: FigureResult, **values: str | int) -> list[dict[str, str | int | float]]:
+    """Rows whose columns have the given values, each by name."""
+    named = (dict(zip(result.columns, row, strict=True)) for row in result.rows)
+    return [row for row in named if all(row[name] == value for name, value in values.items())]
+
+
 def rho(result: FigureResult, **values: str | int) -> float:
     """Rank correlation of target and surrogate over the rows with these values."""
-    found = result.select(**values)
+    found = select(result, **values)
     return spearman(
         *(torch.tensor([row[name] for row in found], dtype=torch.float64) for name in ("target", "surrogate"))
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quick_figures import quick
+from quick_figures import quick, select
 from vardass.kernels import LinearKernel
 from vardass.paper.figures import draw_figure
 from vardass.paper.figures.figure3 import (
@@ -100,7 +100,7 @@ def test_figure_3_solvers_stay_between_bound_and_uniform() -> None:
 
 def test_figure_3_verdicts_follow_the_rows() -> None:
     result = quick(3)
-    fixed = [row for row in result.select() if row["panel"] != "d" and row["method"] != "interior point, relaxed"]
+    fixed = [row for row in select(result) if row["panel"] != "d" and row["method"] != "interior point, relaxed"]
     for problem in range(3):
         of_problem = [row for row in fixed if row["problem"] == problem]
         best = min(float(row["loss"]) for row in of_problem)
@@ -108,7 +108,7 @@ def test_figure_3_verdicts_follow_the_rows() -> None:
             assert row["excess_percent"] == pytest.approx(100.0 * (float(row["loss"]) / best - 1.0), abs=1e-9)
 
     def mean(**values: str | int) -> float:
-        found = [float(row["excess_percent"]) for row in result.select(**values)]
+        found = [float(row["excess_percent"]) for row in select(result, **values)]
         assert len(found) == 3
         return sum(found) / 3
 
@@ -121,12 +121,12 @@ def test_figure_3_verdicts_follow_the_rows() -> None:
     assert average.held == (single == sorted(single))
     assert poor.held == ((100.0 + by_trials[0]) / (100.0 + by_trials[-1]) > 1.05)
     assert not integral.held
-    after, before = result.select(method="Algorithm 2, then single moves"), result.select(panel="b", trials=1000)
+    after, before = select(result, method="Algorithm 2, then single moves"), select(result, panel="b", trials=1000)
     lowered = [float(a["loss"]) < float(b["loss"]) for a, b in zip(after, before, strict=True)]
     assert local.held == (not all(lowered))
-    pairs = zip(result.select(method="single moves"), before, strict=True)
+    pairs = zip(select(result, method="single moves"), before, strict=True)
     assert moves.held == all(float(a["loss"]) < float(b["loss"]) for a, b in pairs)
-    pairs = zip(result.select(method="min-sum"), result.select(method="dynamic-kmeans"), strict=True)
+    pairs = zip(select(result, method="min-sum"), select(result, method="dynamic-kmeans"), strict=True)
     assert whole.held == all(float(a["loss"]) < float(b["loss"]) for a, b in pairs)
 
 
@@ -140,4 +140,4 @@ def test_figure_3_shows_its_panels_in_the_papers_order_and_dots_without_stems() 
         marks = [line for line in panels[name].lines if len(set(line.get_ydata())) == 1]
         assert marks
         assert all(line.get_linestyle() == "None" for line in marks)
-    assert [row["seconds"] > 0.0 for row in quick(3).select(panel="b")] == [True] * 12
+    assert [row["seconds"] > 0.0 for row in select(quick(3), panel="b")] == [True] * 12

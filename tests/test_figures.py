@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quick_figures import quick
+from quick_figures import quick, select
 from vardass import __version__
 from vardass.errors import InputError
 from vardass.paper import figures
@@ -19,7 +19,7 @@ from vardass.paper.figures import NUMBERS, Claim, FigureResult, draw_figure, mak
 
 
 def without_seconds(result: FigureResult) -> list[dict[str, str | int | float]]:
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in result.select()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in select(result)]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -72,7 +72,7 @@ def test_every_curve_is_in_a_legend(number: int, column: str, panels: int) -> No
     result = quick(number)
     drawn = draw_figure(result)
     assert len(drawn.axes) == panels
-    names = {row[column] for row in result.select()} - {"lower bound"}
+    names = {row[column] for row in select(result)} - {"lower bound"}
     legends = [*drawn.legends, *(axes.get_legend() for axes in drawn.axes)]
     assert {text.get_text() for legend in legends if legend is not None for text in legend.get_texts()} == names
 
@@ -125,10 +125,8 @@ def test_only_what_the_paper_says_is_listed_as_the_papers(number: int) -> None:
 def test_bad_figures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no figure 6; choose one of 1, 2, 3, 4, 5"):
         make_figure(6)
-    with pytest.raises(InputError, match="seed must be a whole number of at least 0, got -1"):
+    with pytest.raises(InputError, match="seed must be at least 0, got -1"):
         make_figure(1, seed=-1)
-    with pytest.raises(InputError, match="no column 'x'; it has population"):
-        quick(1).select(x=1)
     taken = tmp_path / "file"
     taken.write_text("")
     with pytest.raises(InputError, match="cannot make the folder"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quick_figures import quick, rho
+from quick_figures import quick, rho, select
 from vardass.paper.figures import draw_figure
 from vardass.paper.figures.figure1 import (
     COVARIANCES,
@@ -176,7 +176,7 @@ def test_figure_1_verdicts_follow_the_rows() -> None:
     lowest = {
         name: min(rho(result, population=name, d=d) for d in (4, 16, 64)) for name in (*COVARIANCES, "partitions")
     }
-    assert all(len(result.select(population=name, d=d)) == 60 for name in lowest for d in (1, 4, 16, 64))
+    assert all(len(select(result, population=name, d=d)) == 60 for name in lowest for d in (1, 4, 16, 64))
     held = [claim.held for claim in result.claims[:4]]
     assert held == [lowest[name] > 0.99 for name in ("diagonal", "full, scaled", "full", "partitions")]
     assert not lowest["full"] > 0.99
@@ -185,7 +185,7 @@ def test_figure_1_verdicts_follow_the_rows() -> None:
 
 def test_figure_1_diagonal_covariances_have_the_surrogate_inside_the_target() -> None:
     """With m = 1 the target is 2 Σ v² + 4 Σ v, so that 4 times the surrogate is a lower bound on it."""
-    for row in quick(1).select(population="diagonal", d=16):
+    for row in select(quick(1), population="diagonal", d=16):
         assert row["target"] > 4.0 * row["surrogate"]  # type: ignore[operator]
 
 
@@ -220,7 +220,7 @@ def test_figure_2_verdicts_follow_the_rows() -> None:
         lowest = min(rho(result, distribution=name, d=d, population=population) for name, d in cases)
         assert claim.held == (lowest > 0.99)
         assert rho_text(lowest) in claim.evidence
-    ratios = sorted(float(row["target"]) / float(row["surrogate"]) for row in result.select())
+    ratios = sorted(float(row["target"]) / float(row["surrogate"]) for row in select(result))
     low, high = (ratios[round(share * (len(ratios) - 1))] for share in (0.05, 0.95))
     assert size.held == (low >= 0.9 and high <= 1.1)
 
@@ -232,7 +232,7 @@ def test_figure_2_shows_the_ratio_below_each_panel() -> None:
     for row, distribution in ((1, "normal"), (3, "lognormal")):
         for column, d in enumerate((1, 2, 8, 32)):
             shown = torch.cat([torch.tensor(line.get_ydata()) for line in axes[4 * row + column].lines[:2]])
-            found = [*result.select(distribution=distribution, d=d)]
+            found = [*select(result, distribution=distribution, d=d)]
             expected = [float(r["target"]) / float(r["surrogate"]) for r in found]
             assert shown.tolist() == pytest.approx(expected, rel=1e-12)
             low, high = axes[4 * row + column].get_ylim()
@@ -243,7 +243,7 @@ def test_figure_2_shows_the_ratio_below_each_panel() -> None:
 def test_figure_2_first_panel_is_theorem_4() -> None:
     generator = torch.Generator().manual_seed(0)
     moments = strata_moments("normal", 60, 1, generator, scaled=True)
-    found = quick(2).select(distribution="normal", d=1, population="scaled")
+    found = select(quick(2), distribution="normal", d=1, population="scaled")
     for i in (0, 30, 59):
         theorem = theorem4(moments.mean[i, :, 0], moments.cov[i, :, 0, 0], torch.arange(1, 9))
         assert found[i]["target"] == pytest.approx(theorem.var_r, rel=1e-10)

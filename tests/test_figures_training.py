@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from quick_figures import quick
-from vardass.errors import InputError
+from quick_figures import quick, select
 from vardass.kernels import RBFMixture
 from vardass.paper.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, RAW, SOLVERS, Point, measure, raw_claim
 from vardass.paper.figures.figure4 import claims as claims_of_figure4
@@ -147,13 +146,6 @@ def test_policies_that_observe_are_told_and_refresh_when_their_limit_is_passed()
     assert patient.variances == once.variances
 
 
-def test_a_way_without_strata_and_an_unknown_maker_are_refused():
-    with pytest.raises(InputError, match="'never' has made no strata"):
-        traces_of(Way("never", partial(RefreshEvery, 0)))
-    with pytest.raises(InputError, match="got 'k-median'"):
-        Way("x", RefreshEvery, "k-median")
-
-
 # --- what the numbers say -----------------------------------------------------------------------------
 
 
@@ -222,13 +214,13 @@ def test_policies_are_compared_at_equal_numbers_of_refreshes():
     assert run.traces["growing T, evenly"].refreshes == [0, 55, 110, 170, 225, 285, 340]
     for name in ("growing T", "on drift"):
         counts = [
-            row["refreshes"] for way in (name, f"{name}, evenly") for row in quick(5).select(step=55, batches=way)
+            row["refreshes"] for way in (name, f"{name}, evenly") for row in select(quick(5), step=55, batches=way)
         ]
         assert counts[0] == counts[1] > 0
 
 
 def test_summary_has_means_and_counts():
-    way = summarise([made_up(1e-3)], (10, 50, 100), 100).ways["T = 100"]
+    way = summarise([made_up(1e-3)], (10, 50, 100), 100).ways.loc["T = 100"]
     ages = [(1.0 + 1e-3 * (step % 100)) / (1.0 + 1e-3 * (step % 10)) for step in range(0, 400, 5)]
     assert way.refreshes == 4
     assert way.aged == pytest.approx(math.exp(sum(map(math.log, ages)) / len(ages)))
@@ -284,7 +276,7 @@ def test_the_claim_of_figure4_on_raw_distances_follows_the_numbers():
     wide, narrow = (points_of_figure4(shares) for shares in ((0.4, 0.3, 0.1, 0.02), (0.9, 0.8, 0.7, 0.6)))
     assert raw_claim(wide, narrow).held
     assert not raw_claim(narrow, wide).held
-    units = {row["unit"] for row in quick(4).select()}
+    units = {row["unit"] for row in select(quick(4))}
     assert units == {"median", "raw"}
 
 
@@ -304,11 +296,11 @@ def test_standard_errors_of_figure4_are_over_seeds_with_n_minus_1():
     assert point["variance"] == pytest.approx(0.12)
     assert point["stderr"] == pytest.approx(0.02 / math.sqrt(3))
     assert (point["low"], point["high"], point["seeds"]) == (pytest.approx(0.104), pytest.approx(0.136), 3)
-    for row in quick(4).select():
+    for row in select(quick(4)):
         random = row["method"] in (*SOLVERS, *PLANNED)
         assert row["seeds"] == (3 if random else 1)
         assert row["low"] * (1 - 1e-12) <= row["variance"] <= row["high"] * (1 + 1e-12)
-    assert any(row["stderr"] > 0.0 for row in quick(4).select(method="k-means"))
+    assert any(row["stderr"] > 0.0 for row in select(quick(4), method="k-means"))
 
 
 # --- the figures --------------------------------------------------------------------------------------
@@ -346,7 +338,7 @@ def test_points_of_figure4_are_those_of_the_solvers(unit, kernel):
 
 
 def test_all_of_the_papers_strata_are_the_same_ones_at_first():
-    start = {row["batches"]: row for row in quick(5).select(step=0)}
+    start = {row["batches"]: row for row in select(quick(5), step=0)}
     assert start["T = 10"]["variance"] == start["T = 40"]["variance"] == start["growing T"]["variance"]
     assert start["min-sum, T = 20"]["variance"] < start["uniform"]["variance"]
-    assert quick(5).select(step=55, batches="T = 20")[0]["refreshes"] == 3
+    assert select(quick(5), step=55, batches="T = 20")[0]["refreshes"] == 3

@@ -133,6 +133,7 @@ def test_curves_are_those_of_the_chosen_runs(page):
     assert uniform
     assert all("source/variance" not in one["values"] for one in uniform)
     assert "36 of 72 runs" in page
+    assert "Variance of source batches" in page
 
 
 def test_gains_are_those_of_the_pairs_table(tmp_path):

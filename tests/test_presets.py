@@ -60,7 +60,7 @@ def test_all_presets_load(roots: dict[str, Path]) -> None:
     assert set(preset_names()) == {*RUNS, "demo", "watch-quick"}
     assert load_sweep("watch-quick").runs()
     assert load_sweep("demo").runs()
-    with pytest.raises(InputError, match=r"data\[0\]: camelyon17 is read from files.*--root camelyon17=DIR"):
+    with pytest.raises(InputError, match=r"data .camelyon17.: camelyon17 is read from files.*--root camelyon17=DIR"):
         load_sweep("paper-table1")
     chosen = load_sweep("paper-table1", roots=roots, data=["office-home"])
     assert {run.dataset for run in chosen.runs()} == {"office-home"}

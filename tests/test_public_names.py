@@ -27,7 +27,7 @@ PUBLIC = [
             "errors",
             "lab.record",
             "lab.spec",
-            "lab.statistics",
+            "lab.averages",
             "lab.sweep",
             "lab.tables",
             "paper.diverse_samplers",

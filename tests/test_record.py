@@ -16,9 +16,8 @@ import vardass
 from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
 from vardass.lab import record as module
-from vardass.lab.record import FORMAT, Record, RunSpec
+from vardass.lab.record import FORMAT, Record, RunSpec, versions
 from vardass.lab.store import read_records
-from vardass.lab.versions import versions
 
 RESULTS = Path(__file__).parents[1] / "results"
 needs_results = pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of the sdist")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vardass.adapt import ALGORITHM_NAMES, algorithm_options
+from vardass.adapt import ALGORITHM_NAMES, algorithm_options, make_algorithm
 from vardass.adapt.config import RunConfig
+from vardass.adapt.networks import make_network
 from vardass.lab.search import SPACE_NAMES, Distribution, draw, named_space
-from vardass.lab.spec import SettingsCheck
 
 
 @pytest.mark.parametrize("name", SPACE_NAMES)
@@ -27,9 +27,9 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
         assert not dot or group != "algorithm_options" or option in owned
         for value in each.extremes():
             if group == "algorithm_options":
-                SettingsCheck().algorithm(algorithm, {**options, option: value})
+                make_algorithm(algorithm, make_network("mlp", (4,), 2), 2, **{**options, option: value})
             elif group == "network_options":
-                SettingsCheck().network("mlp", {option: value})
+                make_network("mlp", (4,), 2, **{option: value})
             else:
                 RunConfig.from_dict({group: {option: value}} if dot else {key: value})
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)

@@ -20,6 +20,7 @@ from vardass.lab.engines import Attempt, AttemptResult, Crashes, attempt_run, dr
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep, status
 from vardass.locks import is_locked
+from vardass.registry import Registry
 
 COUNT, STEPS = 4, 300
 
@@ -111,7 +112,7 @@ def here(todo, work, *, jobs, on_done, tick):
 
 
 def test_failing_run_is_tried_twice_and_keeps_its_log(tmp_path, monkeypatch):
-    monkeypatch.setattr("vardass.lab.sweep.get_engine", lambda name: here)
+    monkeypatch.setattr("vardass.lab.sweep.ENGINES", Registry("engine", {"local": here}))
     good, bad = make_runs(2)
     bad = replace(bad, config={**bad.config, "network_options": {"hidden": "wide"}})
     summary = run_sweep([bad, good], tmp_path, jobs=1)
@@ -223,7 +224,7 @@ def command(*arguments):
 
 
 def test_commands_sweep_and_status(tmp_path, monkeypatch):
-    monkeypatch.setattr("vardass.lab.sweep.get_engine", lambda name: here)
+    monkeypatch.setattr("vardass.lab.sweep.ENGINES", Registry("engine", {"local": here}))
     file, out = tmp_path / "my.yaml", tmp_path / "out"
     file.write_text(YAML)
     found = command("sweep", file, "--dry-run", "--out", out)

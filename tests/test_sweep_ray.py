@@ -9,7 +9,7 @@ import ray
 from sweeping import kill, make_runs, numbers, wait_for
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
-from vardass.lab.engines import Attempt, get_engine
+from vardass.lab.engines import ENGINES, Attempt
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep
 from vardass.locks import holder, is_locked
@@ -60,7 +60,7 @@ def test_records_come_back_without_a_shared_folder(tmp_path):
     (spec,) = make_runs(1)
     ended = []
     work = tmp_path / "on another machine"
-    get_engine("ray")([Attempt(spec)], work, jobs=None, on_done=lambda attempt, outcome: ended.append(outcome))
+    ENGINES["ray"]([Attempt(spec)], work, jobs=None, on_done=lambda attempt, outcome: ended.append(outcome))
     assert [outcome.kind for outcome in ended] == ["finished"]
     assert ended[0].record.spec == spec
     assert not work.exists()

@@ -346,8 +346,11 @@ def test_parts_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {(c["algorithm"], c["sampler"], c["network"]) for c in configs} == {
         ("my_parts:Mine", "my_parts:Drawn", "my_parts:net")
     }
-    for part, wrong in (("algorithms", "my_parts:Mne"), ("samplers", "my_parts:Drwn")):
-        with pytest.raises(InputError, match=rf"{part}\[0\].*did you mean '(Mine|Drawn)'"):
+    for part, wrong, place in (
+        ("algorithms", "my_parts:Mne", r"algorithms\[0\]"),
+        ("samplers", "my_parts:Drwn", "mine with"),
+    ):
+        with pytest.raises(InputError, match=rf"{place}.*{wrong}.*did you mean '(Mine|Drawn)'"):
             load(tmp_path, {**content, part: [wrong]}, trust_code=True)
 
 

@@ -26,7 +26,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"refresh_options": {"perriod": 2}}}, "unknown option of refresh_every 'growing': 'perriod'"),
     ({"data": [{"dataset": "wach"}]}, "data[0].dataset: unknown data set 'wach'; did you mean 'watch'"),
     ({"data": [WATCH, {**WATCH, "task": "all"}]}, "data[1]: unknown key 'task'; did you mean 'tasks'"),
-    ({"data": [{**WATCH, "tasks": ["left-A->right-C"]}]}, "data[0].tasks[0]: unknown task of watch 'left-A->right-C'"),
+    (
+        {"data": [{**WATCH, "tasks": ["left-A->right-C"]}]},
+        "data 'watch'.tasks[0]: unknown task of watch 'left-A->right-C'",
+    ),
     (
         {"data": [{**WATCH, "options": {"standardized": 1}}]},
         "unknown option of data set 'watch': 'standardized'",
@@ -40,10 +43,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"samplers": ["uniform", "vardas"]}, "samplers[1].name: unknown sampler 'vardas'; did you mean 'vardass'"),
     (
         {"samplers": ["uniform", {"name": "dpp", "options": {"trial": 1}}]},
-        "data[0], algorithms[0] and samplers[1]: unknown option of sampler 'dpp': 'trial'",
+        "watch, erm with dpp: unknown option of sampler 'dpp': 'trial'",
     ),
     ({"grid": {"refresh": [1]}}, "grid: unknown setting 'refresh'; did you mean 'refresh_"),
-    ({"grid": {"penalty": [1.0]}}, "samplers[0] and grid: unknown option of algorithm 'erm': 'penalty'"),
+    ({"grid": {"penalty": [1.0]}}, "watch, erm with uniform and grid: unknown option of algorithm 'erm': 'penalty'"),
     # values that the setting, option or part cannot have
     ({"repeats": None}, "repeats must be a whole number, got None"),
     ({"seed": -1}, "seed must be at least 0, got -1"),
@@ -62,8 +65,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"class_shares": "source"}}, "unknown option of sampler 'uniform': 'groups'"),
     ({"search": {"size": 2.0}}, "search.size must be a whole number, got 2.0"),
     ({"data": [{**WATCH, "settings": {"network": "conv"}}]}, "network 'conv' is not for vectors, which watch has"),
-    ({"samplers": [{"name": "vardass", "options": {"solver": "kmean"}}]}, "samplers[0]: unknown solver 'kmean'"),
-    ({"samplers": [{"name": "vardass", "options": {"trials": -4}}]}, "samplers[0]: trials must be at least 1, got -4"),
+    ({"samplers": [{"name": "vardass", "options": {"solver": "kmean"}}]}, "erm with vardass: unknown solver 'kmean'"),
+    (
+        {"samplers": [{"name": "vardass", "options": {"trials": -4}}]},
+        "erm with vardass: trials must be at least 1, got -4",
+    ),
     ({"grid": {"refresh_every": [10, 1.5]}}, "grid.refresh_every[1]: refresh_every must be a whole number, got 1.5"),
     # distributions
     ({"search": {"space": {"lr": 0.1}}}, "search.space.lr must be a distribution such as {log10_uniform: [-5, -3.5]}"),
@@ -93,20 +99,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     # said in another place, or twice
     ({"settings": {"sampler": "dpp"}}, "settings: sampler cannot be set here; list them under samplers"),
     ({"settings": {"penalty": 1, "algorithm_options": {"penalty": 1}}}, "algorithm_options.penalty twice"),
-    ({"search": {"space": {"steps": {"choice": [1]}}}}, "search.space searches steps, which is fixed beside it to 20"),
+    ({"search": {"space": {"steps": {"choice": [1]}}}}, "space searches steps, which is fixed beside it to 20"),
     (
         {"algorithms": [{"name": "mmd", "options": {"penalty": 1}, "settings": {"penalty": 2}}]},
         "algorithms[0] has penalty in options and in settings; give it once",
     ),
-    ({"samplers": ["uniform", "uniform"]}, "samplers[1] has the label 'uniform' once more"),
+    ({"samplers": ["uniform", "uniform"]}, "algorithms[0] is 'erm' with sampler 'uniform', which is there already"),
     ({"algorithms": ["mmd", {"name": "mmd", "options": {"penalty": 2}}]}, "algorithms[1] is 'mmd' with sampler"),
-    ({"data": ["watch", WATCH]}, "data[1] gives the task 'left-A->left-B' of 'watch', as data[0] does"),
-    ({"data": [{**WATCH, "tasks": ["left-A->left-B", "LEFT-A->left-B"]}]}, "data[0].tasks[1] is 'left-A->left-B'"),
+    ({"data": ["watch", WATCH]}, "the task 'left-A->left-B' of 'watch' is there twice"),
+    ({"data": [{**WATCH, "tasks": ["left-A->left-B", "LEFT-A->left-B"]}]}, "data 'watch'.tasks[1] is 'left-A->left-B'"),
     ({"grid": {"refresh_every": [5, 5]}}, "grid.refresh_every[1] is 5, which is there already; remove it"),
     # folders
     ({"data": [{**WATCH, "root": "."}]}, "data[0].root is '.', but watch is not read from there; remove it"),
-    ({"data": ["office_home"]}, "data[0]: office-home is read from files; give its folder as root"),
-    ({"data": [{"dataset": "images", "root": "."}]}, "data[0].tasks"),
+    ({"data": ["office_home"]}, "data 'office-home': office-home is read from files; give its folder as root"),
+    ({"data": [{"dataset": "images", "root": "."}]}, "data 'images'.tasks"),
     ({"repeats": 10**6}, "runs, more than 1,000,000; lower repeats"),
 ]
 
@@ -128,7 +134,9 @@ def test_missing_parts(tmp_path: Path, missing: str) -> None:
 def test_missing_root_is_named_in_full(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load(tmp_path, changed(data=[{"dataset": "spawrious", "root": "no/such"}]))
-    assert f"data[0]: root is 'no/such', but there is no folder at {tmp_path / 'no' / 'such'}" in str(caught.value)
+    assert f"data 'spawrious': root is 'no/such', but there is no folder at {tmp_path / 'no' / 'such'}" in str(
+        caught.value
+    )
     with pytest.raises(InputError, match=r"--root wach=\.: unknown data 'wach'; did you mean 'watch'"):
         load(tmp_path, BASE, roots={"wach": "."})
     with pytest.raises(InputError, match="unknown data 'wach'; did you mean 'watch'"):

@@ -11,11 +11,12 @@ import pytest
 
 from sweeping import finished, make_runs
 from vardass.errors import InputError
-from vardass.lab.engines import Attempt, attempt_run, get_engine
+from vardass.lab.engines import ENGINES, Attempt, attempt_run
 from vardass.lab.record import FORMAT, Record
 from vardass.lab.store import SweepStore, read_records
 from vardass.lab.sweep import run_sweep, status
 from vardass.locks import holder, is_locked, locked
+from vardass.registry import Registry
 
 
 def test_half_a_line_is_cut_off_and_its_record_taken_from_the_run(tmp_path):
@@ -130,7 +131,7 @@ def test_full_disk_says_what_is_safe(tmp_path, monkeypatch):
     def engine(todo, work, *, on_done, **rest):
         on_done(todo[0], outcome)
 
-    monkeypatch.setattr("vardass.lab.sweep.get_engine", lambda name: engine)
+    monkeypatch.setattr("vardass.lab.sweep.ENGINES", Registry("engine", {"local": engine}))
     third = make_runs(3)[2]
     with pytest.raises(InputError, match=r"the disk is full: .* all 2 records in .* are safe; make room"):
         run_sweep([third], tmp_path)
@@ -167,7 +168,7 @@ def test_what_is_not_a_sweep_is_said_so(tmp_path):
     with pytest.raises(InputError, match="jobs"):
         run_sweep(make_runs(1), tmp_path, jobs=0)
     with pytest.raises(InputError, match="unknown engine 'locl'; did you mean 'local'"):
-        get_engine("locl")
+        ENGINES.find("locl")
 
 
 def test_sweep_waits_for_a_short_look_at_its_lock(tmp_path):

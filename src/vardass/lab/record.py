@@ -1,18 +1,26 @@
-"""What a run of a sweep is and what it leaves: a specification named by its content, and a record as JSON."""
+"""What a run of a sweep is and what it leaves: a specification named by its content, a record as JSON, versions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+import vardass
 from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
 
-__all__ = ["FORMAT", "Record", "RunSpec"]
+__all__ = ["FORMAT", "Record", "RunSpec", "versions"]
 
 FORMAT = 2  # of a record; raised when the meaning of a field changes
 _DEFAULTS = 3  # of settings; raised when one of them changes, so that runs with the old and the new one differ in name
@@ -30,24 +38,6 @@ def _defaults() -> dict[str, Any]:
 class RunSpec:
     """One run of a sweep: its data, its settings and its place.
 
-    Attributes
-    ----------
-    dataset, task, root, data_options
-        See ``vardass.data.load_task``.
-    data_name : str
-        What tables call the data.
-    config : dict
-        Settings of the run, as ``RunConfig.to_dict`` gives them.
-    cell : dict of str to (str, int or float)
-        What is compared: ``"algorithm"``, ``"sampler"`` and the settings of the sweep's grid. Runs that differ only
-        in ``search`` compete for the cell's entry of their repeat.
-    search, repeat : int
-        Number of the draw of hyper-parameters and of the repetition.
-    split_seed : int
-        Seed of the task's splits.
-    holdout, unlabelled_fraction : float
-        See ``split_task``.
-
     Examples
     --------
     >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
@@ -57,16 +47,18 @@ class RunSpec:
     False
     """
 
-    dataset: str
+    dataset: str  # see ``vardass.data.load_task``, as for task, root and data_options
     task: str
-    data_name: str
-    config: dict[str, Any]
+    data_name: str  # what tables call the data
+    config: dict[str, Any]  # settings of the run, as ``RunConfig.to_dict`` gives them
+    # what is compared: algorithm, sampler and the settings of the sweep's grid; runs that differ only in ``search``
+    # compete for the cell's entry of their repeat
     cell: dict[str, Any]
     root: str | None = None
     data_options: dict[str, Any] = field(default_factory=dict)
-    search: int = 0
+    search: int = 0  # number of the draw of hyper-parameters
     repeat: int = 0
-    split_seed: int = 0
+    split_seed: int = 0  # of the task's splits, as the shares below: see ``split_task``
     holdout: float = 0.2
     unlabelled_fraction: float = 0.5
 
@@ -91,35 +83,6 @@ class RunSpec:
 class Record:
     """What a run left.
 
-    Attributes
-    ----------
-    spec : RunSpec
-        What was run.
-    status : {"finished", "failed"}
-        A failed run has an error and no result.
-    result : dict
-        ``"target_accuracy"``, ``"source_accuracy"`` in [0, 1], ``"target_samples"``, ``"selected_step"``,
-        ``"score"`` by which runs of a search are compared, ``"mmd2"`` and ``"coral"`` between held-out source and
-        target features of the chosen model; ``"coral_relative"`` is over the mean of |R_s|² and |R_t|².
-    curve : list of dict
-        One entry for each evaluation, as in ``metrics.jsonl``, with the accuracy on the target's test part, which the
-        run itself did not see.
-    seconds : dict of str to float
-        Time of each part of the run, see ``RunResult``.
-    wall : float
-        Seconds of the whole run, all attempts together.
-    attempts : int
-        How often it was started because it failed before.
-    error : str or None
-        Message of a failed run.
-    environment : dict
-        Versions of vardass (and its commit, where it is known), Python, torch and numpy; the machine.
-    version : str
-        Of vardass.
-    run_id : str
-        Name of the run, by default that of the specification. A record from a file keeps the name it has there,
-        whatever the defaults are now.
-
     Examples
     --------
     >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
@@ -130,16 +93,19 @@ class Record:
     """
 
     spec: RunSpec
-    status: str
+    status: str  # "finished", or "failed", with an error and no result
+    # target_accuracy and source_accuracy in [0, 1], target_samples, selected_step, the score by which runs of a search
+    # are compared, mmd2 and coral between held-out source and target features of the chosen model, coral_relative
     result: dict[str, Any] = field(default_factory=dict)
+    # evaluations as in metrics.jsonl, with the accuracy on the target's test part, which the run itself did not see
     curve: list[dict[str, Any]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    wall: float = 0.0
-    attempts: int = 1
+    seconds: dict[str, float] = field(default_factory=dict)  # of each part of the run, see ``RunResult``
+    wall: float = 0.0  # seconds of the whole run, all attempts together
+    attempts: int = 1  # how often it was started because it failed before
     error: str | None = None
-    environment: dict[str, Any] = field(default_factory=dict)
-    version: str = ""
-    run_id: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)  # `versions`, and the machine
+    version: str = ""  # of vardass
+    run_id: str = ""  # by default the specification's; one from a file keeps its name, whatever the defaults are now
 
     def __post_init__(self) -> None:
         if not self.run_id:
@@ -181,3 +147,47 @@ def _fields(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:
         odd = sorted(required - set(found)) or sorted(set(found) - names)
         raise InputError(f"{what} has missing or unknown fields {odd}; was it written by another version of vardass?")
     return dict(found)
+
+
+# --- versions of what makes numbers ---
+
+
+@cache
+def versions() -> dict[str, str | None]:
+    """Of vardass with its commit, Python, torch and numpy.
+
+    The commit is that of the checkout which vardass is imported from, with ``-dirty`` if files were changed, or the
+    one that pip installed it from; None where neither is known.
+    """
+    return {
+        "vardass": vardass.__version__,
+        "commit": _checkout_commit() or _installed_commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def _checkout_commit() -> str | None:
+    # a folder of packages may lie within another project's checkout, whose commit says nothing of vardass
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+
+
+def _git(*command: str) -> str | None:
+    place = Path(vardass.__file__).parent
+    try:
+        found = subprocess.run(["git", *command], cwd=place, check=True, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def _installed_commit() -> str | None:
+    try:
+        origin = json.loads(metadata.distribution("vardass").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    return None if commit is None else str(commit)

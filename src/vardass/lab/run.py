@@ -32,9 +32,8 @@ from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import plain, read_json, remove_temporary, write_text
-from vardass.lab.record import Record, RunSpec
+from vardass.lab.record import Record, RunSpec, versions
 from vardass.lab.store import LOG_FILE, PROGRESS_FILE, RECORD_FILE, empty, run_label
-from vardass.lab.versions import versions
 from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 from vardass.losses import coral, mmd2
 
@@ -55,12 +54,7 @@ class Stopped(Exception):
 
 
 def execute(
-    spec: RunSpec,
-    folder: Path,
-    *,
-    attempt: int = 1,
-    wall_before: float = 0.0,
-    stop: Callable[[], bool] | None = None,
+    spec: RunSpec, folder: Path, *, attempt: int = 1, wall_before: float = 0.0, stop: Callable[[], bool] | None = None
 ) -> Record:
     """Do a run, or what is left of it, and write its record to ``folder``, which is locked for as long as it takes.
 

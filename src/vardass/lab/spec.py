@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import product
@@ -224,7 +225,7 @@ def _on_this_machine(part: DataSection, folder: Path) -> DataSection:
     is_own = part.dataset not in DATASETS
     files_needed = f"{info.layout}\nfrom {info.origin}"
     root = part.root
-    with at(part.place):
+    with at(f"data {part.name!r}"):
         if root is None and info.layout and not is_own:
             raise InputError(
                 f"{part.dataset} is read from files; give its folder as root, or with --root {part.name}=DIR\n"
@@ -277,15 +278,15 @@ def _spelt(task: str, known: Sequence[str], dataset: str) -> str:
 
 
 def _check_tasks(parts: Sequence[DataSection]) -> None:
-    places: dict[tuple[str, str], str] = {}
+    seen: set[tuple[str, str]] = set()
     for part in parts:
         for task in part.tasks:
-            earlier = places.setdefault((part.name, task), part.place)
-            if earlier != part.place:
+            if (part.name, task) in seen:
                 raise InputError(
-                    f"{part.place} gives the task {task!r} of {part.name!r}, as {earlier} does; remove one of them, or "
-                    "give one another name"
+                    f"the task {task!r} of {part.name!r} is there twice; remove one of them, or give one entry of data "
+                    "another name"
                 )
+            seen.add((part.name, task))
 
 
 def _number(count: int, noun: str) -> str:
@@ -300,36 +301,35 @@ def _expand(spec: Specification) -> list[RunSpec]:
 
     Each configuration is made once, so that one which cannot be run is refused before any is.
     """
-    check = SettingsCheck()
-    cells = [list(_cells(spec, part, check)) for part in spec.data]
-    runs = []
+    cells = [list(_cells(spec, part)) for part in spec.data]
+    runs: list[RunSpec] = []
     for repeat in range(spec.repeats):
         split_seed = named_seed("split", spec.seed, repeat) % _SEED_RANGE
         seeds = [named_seed("run", spec.seed, repeat, search) % _SEED_RANGE for search in range(spec.search.size)]
         for part, compared in zip(spec.data, cells, strict=True):
-            configs = [
-                [_trial(spec, cell, repeat, search, seed, check) for search, seed in enumerate(seeds)]
+            trials = [
+                (cell, search, _trial(spec, cell, repeat, search, seed))
                 for cell in compared
+                for search, seed in enumerate(seeds)
             ]
-            for task in part.tasks:
-                for cell, trials in zip(compared, configs, strict=True):
-                    for search, config in enumerate(trials):
-                        runs.append(
-                            RunSpec(
-                                dataset=part.dataset,
-                                task=task,
-                                data_name=part.name,
-                                config=_copy(config),
-                                cell=dict(cell.name),
-                                root=part.root,
-                                data_options=dict(part.options),
-                                search=search,
-                                repeat=repeat,
-                                split_seed=split_seed,
-                                holdout=spec.holdout,
-                                unlabelled_fraction=spec.unlabelled_fraction,
-                            )
-                        )
+            runs += [
+                RunSpec(
+                    dataset=part.dataset,
+                    task=task,
+                    data_name=part.name,
+                    config=_copy(config),
+                    cell=dict(cell.name),
+                    root=part.root,
+                    data_options=dict(part.options),
+                    search=search,
+                    repeat=repeat,
+                    split_seed=split_seed,
+                    holdout=spec.holdout,
+                    unlabelled_fraction=spec.unlabelled_fraction,
+                )
+                for task in part.tasks
+                for cell, search, config in trials
+            ]
     return runs
 
 
@@ -345,14 +345,13 @@ class _Cell:
     space: dict[str, Distribution]
 
 
-def _cells(spec: Specification, data: DataSection, check: SettingsCheck) -> Iterator[_Cell]:
+def _cells(spec: Specification, data: DataSection) -> Iterator[_Cell]:
     points = [dict(zip(spec.grid, values)) for values in product(*spec.grid.values())]
     for algorithm in spec.algorithms:
         for sampler in algorithm.samplers:
             for point in points:
-                where = f"{data.place}, {algorithm.place} and {sampler.place}" + (" and grid" if point else "")
-                with at(where):
-                    cell = _cell(spec, data, algorithm, sampler, point, check)
+                with at(f"{data.name}, {algorithm.label} with {sampler.label}" + (" and grid" if point else "")):
+                    cell = _cell(spec, data, algorithm, sampler, point)
                 selection = cell.config["selection"]
                 if spec.holdout == 0.0 and selection in NEED_SOURCE:
                     raise InputError(f"holdout is 0, but selection {selection!r} needs held-out samples; raise holdout")
@@ -360,12 +359,7 @@ def _cells(spec: Specification, data: DataSection, check: SettingsCheck) -> Iter
 
 
 def _cell(
-    spec: Specification,
-    data: DataSection,
-    algorithm: AlgorithmSection,
-    sampler: SamplerSection,
-    point: dict[str, Any],
-    check: SettingsCheck,
+    spec: Specification, data: DataSection, algorithm: AlgorithmSection, sampler: SamplerSection, point: dict[str, Any]
 ) -> _Cell:
     owned = algorithm_options(algorithm.name)
 
@@ -401,16 +395,13 @@ def _cell(
     config = RunConfig(**_nest({"algorithm": algorithm.name, "sampler": sampler.name}, values)).to_dict()
     if data.dataset in _VECTORS and config["network"] in NETWORK_NAMES and config["network"] != "mlp":
         raise InputError(f"network {config['network']!r} is not for vectors, which {data.dataset} has; use 'mlp'")
-    check.sampler(config["sampler"], config["sampler_options"], config["batch_size"])
+    _try_run(config)
     for trial in (config, *(_nest(config, {name: v}) for name, each in searched.items() for v in each.extremes())):
-        check.algorithm(trial["algorithm"], trial["algorithm_options"])
-        check.network(trial["network"], trial["network_options"])
+        _try_parts(trial)
     return _Cell({"algorithm": algorithm.label, "sampler": sampler.label, **point}, config, {**space, **searched})
 
 
-def _trial(
-    spec: Specification, cell: _Cell, repeat: int, search: int, seed: int, check: SettingsCheck
-) -> dict[str, Any]:
+def _trial(spec: Specification, cell: _Cell, repeat: int, search: int, seed: int) -> dict[str, Any]:
     if search == 0 and spec.search.first == "defaults":
         drawn = {name: each.default for name, each in cell.space.items() if each.default is not None}
     else:
@@ -418,7 +409,7 @@ def _trial(
     config = _nest(cell.config, drawn)
     config["seed"] = seed
     with at(f"{' with '.join(map(str, cell.name.values()))}, repeat {repeat}, search {search}"):
-        check.config(config)
+        _try_run(config)
     return config
 
 
@@ -448,61 +439,55 @@ _TRIED = (
 _ROWS, _BATCH = 128, 8
 
 
-class SettingsCheck:
-    """Make algorithms, networks and samplers as runs would, each combination once: runs differ in few ways."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def config(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that no run can have; the sampler's batches are tried too."""
-        shared = {name: value for name, value in settings.items() if name not in ("seed", "sampler", "sampler_options")}
-        self._once(["config", shared], lambda: RunConfig(**shared))
-        for name in ("batch_size", "target_batch_size"):
-            if settings[name] is not None:
-                grouped = settings["class_shares"] == "source" and name == "batch_size"
-                self.sampler(settings["sampler"], settings["sampler_options"], settings[name], grouped=grouped)
-
-    def sampler(self, name: str, options: Mapping[str, Any], batch_size: int, *, grouped: bool = False) -> None:
-        """Refuse options that the sampler does not have, and batch sizes that they do not fit."""
-        n = 64 * batch_size
-
-        def attempt() -> None:
-            groups = {"groups": torch.zeros(n, dtype=torch.int64)} if grouped else {}
-            make_sampler(name, n, batch_size, **{**options, **groups})
-
-        self._once(["sampler", name, options, batch_size, grouped], attempt)
-        tried = {option: value for option, value in options.items() if option in _TRIED}
-        if tried:
-            self._once(["values", name, tried], lambda: _try_sampler(name, tried))
-
-    def algorithm(self, name: str, options: Mapping[str, Any]) -> None:
-        """Refuse options that the algorithm does not have, or values that it cannot use."""
-
-        def attempt() -> None:
-            make_algorithm(name, make_network("mlp", (4,), 2, hidden=(4,)), 2, **options)
-
-        self._once(["algorithm", name, options], attempt)
-
-    def network(self, spec: str, options: Mapping[str, Any]) -> None:
-        """Refuse options that the network does not have, or values that no network can use."""
-        self._once(["network", spec, options], lambda: _try_network(spec, options))
-
-    def _once(self, content: list[Any], attempt: Callable[[], object]) -> None:
-        key = json.dumps(content, sort_keys=True)
-        if key not in self._seen:
-            try:
-                attempt()
-            except (TypeError, ValueError) as error:  # an InputError is a ValueError
-                raise InputError(str(error)) from None
-            self._seen.add(key)
+def _try_parts(config: Mapping[str, Any]) -> None:
+    """Refuse options that the algorithm or the network does not have, or values that they cannot use."""
+    _once(_try_algorithm, config["algorithm"], config["algorithm_options"])
+    _once(_try_network, config["network"], config["network_options"])
 
 
-def _try_sampler(name: str, options: Mapping[str, Any]) -> None:
-    features = torch.randn(_ROWS, 16, generator=torch.Generator().manual_seed(0))
+def _try_run(config: Mapping[str, Any]) -> None:
+    """Refuse settings that no run can have, options that its sampler does not have, and batches that it cannot draw."""
+    _once(_try_config, {name: v for name, v in config.items() if name not in ("seed", "sampler", "sampler_options")})
+    sampler, options = config["sampler"], config["sampler_options"]
+    _once(_try_batches, sampler, options, config["batch_size"], config["class_shares"] == "source")
+    if config["target_batch_size"] is not None:
+        _once(_try_batches, sampler, options, config["target_batch_size"], False)
+    _once(_try_refresh, sampler, {option: value for option, value in options.items() if option in _TRIED})
+
+
+def _once(attempt: Callable[..., object], *given: Any) -> None:
+    """Make an attempt, each of them once: runs differ in few ways."""
+    try:
+        _attempted(attempt, json.dumps(given, sort_keys=True))
+    except (TypeError, ValueError) as error:  # an InputError is a ValueError
+        raise InputError(str(error)) from None
+
+
+@cache
+def _attempted(attempt: Callable[..., object], given: str) -> None:
+    attempt(*json.loads(given))
+
+
+def _try_config(settings: Mapping[str, Any]) -> None:
+    RunConfig(**settings)
+
+
+def _try_algorithm(name: str, options: Mapping[str, Any]) -> None:
+    make_algorithm(name, make_network("mlp", (4,), 2, hidden=(4,)), 2, **options)
+
+
+def _try_batches(name: str, options: Mapping[str, Any], batch_size: int, grouped: bool) -> None:
+    n = 64 * batch_size
+    groups: dict[str, Any] = {"groups": torch.zeros(n, dtype=torch.int64)} if grouped else {}
+    make_sampler(name, n, batch_size, **{**options, **groups})
+
+
+def _try_refresh(name: str, options: Mapping[str, Any]) -> None:
+    if not options:
+        return
     sampler = make_sampler(name, _ROWS, _BATCH, **options)
     if sampler.needs_features:
-        sampler.refresh(features)
+        sampler.refresh(torch.randn(_ROWS, 16, generator=torch.Generator().manual_seed(0)))
     next(iter(sampler))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import vardass
 from vardass.errors import InputError
 from vardass.files import read_json
-from vardass.lab.engines import Attempt, AttemptResult, get_engine
-from vardass.lab.record import Record, RunSpec
+from vardass.lab.engines import ENGINES, Attempt, AttemptResult
+from vardass.lab.record import Record, RunSpec, versions
 from vardass.lab.store import (
     LOG_FILE,
     PLAN_FILE,
@@ -26,7 +26,6 @@ from vardass.lab.store import (
     run_label,
     whole_lines,
 )
-from vardass.lab.versions import versions
 from vardass.locks import holder_name, is_locked
 from vardass.processes import count_cpus
 from vardass.validate import Progress, check_count
@@ -91,7 +90,7 @@ def run_sweep(
     if jobs is not None:
         check_count(jobs, "jobs")
     check_count(retry, "retry", low=0)
-    run_all = get_engine(engine)
+    run_all = ENGINES.find(engine)
     specs = {spec.run_id: spec for spec in runs}
     if not specs:
         raise InputError("the sweep has 0 runs; name at least one algorithm, sampler and task")
@@ -99,7 +98,13 @@ def run_sweep(
     interrupted = False
     with SweepStore.open(folder) as store:
         store.write_plan(list(specs), jobs=jobs or count_cpus(), text=text)
-        todo = [_attempt(spec, store.done.get(name)) for name, spec in specs.items() if not store.is_finished(name)]
+        todo = [
+            Attempt(spec)
+            if (failed := store.done.get(name)) is None
+            else Attempt(spec, failed.attempts + 1, failed.wall)
+            for name, spec in specs.items()
+            if not store.is_finished(name)
+        ]
         last = {attempt.spec.run_id: attempt.number + retry for attempt in todo}
         before, ended = len(specs) - len(todo), Counter[str]()
 
@@ -134,10 +139,6 @@ def run_sweep(
     )
 
 
-def _attempt(spec: RunSpec, failed: Record | None) -> Attempt:
-    return Attempt(spec) if failed is None else Attempt(spec, failed.attempts + 1, failed.wall)
-
-
 def _ended_record(attempt: Attempt, outcome: AttemptResult, store: SweepStore) -> Record:
     if outcome.kind == "disk-full":
         raise InputError(
@@ -146,9 +147,15 @@ def _ended_record(attempt: Attempt, outcome: AttemptResult, store: SweepStore) -
         )
     if outcome.record is not None:
         return outcome.record
-    made_by: dict[str, Any] = {"environment": dict(versions()), "version": vardass.__version__}
-    ends: dict[str, Any] = {"wall": outcome.wall, "attempts": attempt.number, "error": outcome.message}
-    return Record(attempt.spec, "failed", **ends, **made_by)
+    return Record(
+        attempt.spec,
+        "failed",
+        wall=outcome.wall,
+        attempts=attempt.number,
+        error=outcome.message,
+        environment=dict(versions()),
+        version=vardass.__version__,
+    )
 
 
 # --- how long it takes, and how far it is ---
@@ -178,11 +185,7 @@ class UnderWay:
     steps: int
     wall: float
     active: bool
-
-    @property
-    def share(self) -> float:
-        """Of its steps that are done."""
-        return self.step / self.steps if self.steps else 0.0
+    share: float  # of its steps that are done
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ class Status:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""
-        return {**asdict(self), "under_way": [{**asdict(run), "share": run.share} for run in self.under_way]}
+        return asdict(self)
 
 
 def status(folder: str | os.PathLike[str]) -> Status:
@@ -258,16 +261,9 @@ def _under_way(runs: Path) -> list[UnderWay]:
     for file in sorted(runs.glob(f"*/{PROGRESS_FILE}")):
         noted = read_json(file)
         if "steps" in noted:
-            result.append(
-                UnderWay(
-                    run_id=file.parent.name,
-                    label=str(noted["label"]),
-                    step=int(noted["step"]),
-                    steps=int(noted["steps"]),
-                    wall=float(noted["wall"]),
-                    active=is_locked(file.parent),
-                )
-            )
+            step, steps = int(noted["step"]), int(noted["steps"])
+            about = (file.parent.name, str(noted["label"]), step, steps, float(noted["wall"]), is_locked(file.parent))
+            result.append(UnderWay(*about, step / steps if steps else 0.0))
     return result
 
 

@@ -14,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -207,10 +206,7 @@ class Space(Section):
 class SettingsSection(Section):
     """What data, algorithms and samplers have in common: settings that count for their runs."""
 
-    space_key: ClassVar[str] = "space"
-
     settings: Settings = Field(default_factory=dict, description="Settings of these runs, see RunConfig.")
-    _place: str = PrivateAttr("")
 
     @property
     def values(self) -> dict[str, Any]:
@@ -222,18 +218,12 @@ class SettingsSection(Section):
         """What is searched."""
         return getattr(self, "space", None) or Space()
 
-    @property
-    def place(self) -> str:
-        """Place in the file, for messages."""
-        return self._place
-
     @model_validator(mode="after")
     def _said_once(self) -> SettingsSection:
         for name in self.searched.distributions:
             if name in self.values:
                 raise InputError(
-                    f"{self.space_key} searches {name}, which is fixed beside it to {self.values[name]!r}; remove one "
-                    "of them"
+                    f"space searches {name}, which is fixed beside it to {self.values[name]!r}; remove one of them"
                 )
         return self
 
@@ -278,17 +268,7 @@ class SamplerSection(_Owner):
         return RunConfig(sampler=name).sampler
 
 
-def _different_labels(parts: list[SamplerSection]) -> list[SamplerSection]:
-    seen = set()
-    for index, part in enumerate(parts):
-        if part.label in seen:
-            with at(index):
-                raise InputError(f"has the label {part.label!r} once more; remove it, or give it another label")
-        seen.add(part.label)
-    return parts
-
-
-Samplers = Annotated[list[SamplerSection], BeforeValidator(_list), AfterValidator(_different_labels)]
+Samplers = Annotated[list[SamplerSection], BeforeValidator(_list)]
 
 
 class AlgorithmSection(_Owner):
@@ -368,8 +348,6 @@ class SearchSection(Section):
 class Specification(SettingsSection):
     """All that a sweep's file may say."""
 
-    space_key: ClassVar[str] = "search.space"
-
     name: Text = Field(default="", description="Title, by default the file's name.")
     seed: CountFromZero = Field(default=0, description="Determines all seeds and draws.")
     repeats: Count = Field(default=1, description="Repetitions with other seeds, splits and draws.")
@@ -427,24 +405,16 @@ class Specification(SettingsSection):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Specification:
-        for index, part in enumerate(self.data):
-            part._place = f"data[{index}]"
-        cells: dict[tuple[str, str], str] = {}
+        cells: set[tuple[str, str]] = set()
         for index, algorithm in enumerate(self.algorithms):
-            algorithm._place = f"algorithms[{index}]"
-            for number, sampler in enumerate(algorithm.samplers):
-                shared = self.samplers or []
-                sampler._place = (
-                    f"samplers[{shared.index(sampler)}]"
-                    if sampler in shared
-                    else f"{algorithm._place}.samplers[{number}]"
-                )
-                earlier = cells.setdefault((algorithm.label, sampler.label), algorithm._place)
-                if earlier != algorithm._place:
-                    raise InputError(
-                        f"{algorithm._place} is {algorithm.label!r} with sampler {sampler.label!r}, as {earlier} is; "
-                        "remove one of them, or give one a label"
-                    )
+            for sampler in algorithm.samplers:
+                if (algorithm.label, sampler.label) in cells:
+                    with at("algorithms", index):
+                        raise InputError(
+                            f"is {algorithm.label!r} with sampler {sampler.label!r}, which is there already; remove "
+                            "one of them, or give one a label"
+                        )
+                cells.add((algorithm.label, sampler.label))
         self._check_owners()
         for name in self.overrides:
             if name in map(full_name, self.grid):
@@ -457,12 +427,11 @@ class Specification(SettingsSection):
     def _check_owners(self) -> None:
         """Refuse options of algorithms that no algorithm of the sweep has."""
         known = dict.fromkeys(option for part in self.algorithms for option in algorithm_options(part.name))
-        for part in (self, *self.data):
-            for name in (*part.values, *part.searched.distributions, *(self.overrides if part is self else ())):
-                group, _, option = name.partition(".")
-                if group == "algorithm_options" and option not in known:
-                    with at(*([part.place] if part.place else [])):
-                        raise unknown("option of the algorithms of this sweep:", option, known)
+        named = [name for part in (self, *self.data) for name in (*part.values, *part.searched.distributions)]
+        for name in (*named, *self.overrides):
+            group, _, option = name.partition(".")
+            if group == "algorithm_options" and option not in known:
+                raise unknown("option of the algorithms of this sweep:", option, known)
 
 
 def _has_space(part: SettingsSection) -> bool:

@@ -11,9 +11,19 @@ from typing import Any
 import pandas as pd
 
 from vardass.adapt.algorithms import algorithm_options
-from vardass.lab.averages import ALGORITHMS, OURS, UNIFORM, DataResults, Gain, Label, best_of
+from vardass.lab.averages import (
+    ALGORITHMS,
+    LEVEL,
+    OURS,
+    UNIFORM,
+    DataResults,
+    Gain,
+    Label,
+    best_of,
+    holm,
+    mean_and_error,
+)
 from vardass.lab.record import Record
-from vardass.lab.statistics import LEVEL, holm, mean_and_error
 from vardass.losses import CORALLoss
 from vardass.table import Average, Entry, PValue, Table, TableRow, entry_mean
 from vardass.validate import choose
@@ -329,7 +339,7 @@ def compare_samplers(
 
 
 def _pairs_tables(results: Results) -> list[Table]:
-    """Paired differences with tests, and the number of cases in which each sampler is ahead or best."""
+    """Paired differences with tests."""
     title = "Pairs: difference in target accuracy (points) in the same repeats"
     comparisons = compare_samplers(results)
     if not comparisons:
@@ -346,8 +356,7 @@ def _pairs_tables(results: Results) -> list[Table]:
         f"rows, those of ERM apart; within {POINTS:g}: two one-sided tests that the difference is below {POINTS:g} "
         f"point either way, also with Holm's correction; open: neither was shown at {LEVEL:g}"
     )
-    table = _table("pairs", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])
-    return [table, *_wins_tables(results)]
+    return [_table("pairs", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])]
 
 
 def _comparison_row(one: SamplerComparison, sign: str, size: Entry, interval: str | None, within: str) -> TableRow:
@@ -356,37 +365,6 @@ def _comparison_row(one: SamplerComparison, sign: str, size: Entry, interval: st
     p_values = [None if p is None else PValue(p) for p in (one.gain.result.p, one.p, one.equivalence_p)]
     block = 0 if one.reference.sampler in UNIFORM else 1
     return TableRow(name, (size, interval, counts, *p_values, one.verdict(within)), block=block)
-
-
-def _wins_tables(results: Results) -> list[Table]:
-    """In how many cases (data set and algorithm, without ERM) each sampler is ahead of another, and of all."""
-    columns = ["best", "ahead of uniform", "ahead of VaRDASS"]
-    tally: dict[Label, dict[str, list[bool]]] = {}
-    for data in results.values():
-        for algorithm in dict.fromkeys(label.algorithm for label in data.labels if label.algorithm != "erm"):
-            labels = [label for label in data.labels if label.algorithm == algorithm]
-            if len(labels) < 2:
-                continue
-            best = data.best(algorithm)
-            for label in labels:
-                won = tally.setdefault(label.under(""), {column: [] for column in columns})
-                if best and data.average(label).whole:
-                    won["best"].append(label in best)
-                for column, sampler in zip(columns[1:], ("uniform", "vardass")):
-                    reference = data.reference(label, sampler)
-                    if reference is not None and reference != label:
-                        gain = data.gain(label, reference)
-                        if gain.whole and gain.average.mean is not None:
-                            won[column].append(gain.average.mean > 0)
-    if not tally:
-        return []
-    rows = [
-        TableRow(kind.row_name, tuple(f"{sum(won)} of {len(won)}" if won else None for won in tally[kind].values()))
-        for kind in sorted(tally)
-    ]
-    note = "a case is a data set with an algorithm other than ERM; samplers that lack tasks or repeats do not take part"
-    title = "Wins: cases in which a sampler has the highest mean"
-    return [_table("wins", title, "Sampler", columns, rows, decimals=[0, 0, 0], notes=[note])]
 
 
 def _summary(results: Results) -> list[Table]:

@@ -206,7 +206,6 @@ _SHARES = (97, 87)  # per cent on the misleading background, O2O, in the two tra
 
 
 def _spawrious_names(root: PathLike | None = None) -> tuple[str, ...]:
-    """Six tasks, ``"O2O-easy"`` to ``"M2M-hard"``."""
     return tuple(BACKGROUNDS)
 
 
@@ -259,7 +258,6 @@ def _load_spawrious(
     if test_per_folder is not None:
         check_count(test_per_folder, "test_per_folder")
     domains = []
-    found: dict[Path, int] = {}
     short: list[str] = []
     for name, parts in environments(task, per_class).items():
         paths: list[Path] = []
@@ -270,7 +268,6 @@ def _load_spawrious(
             limit = test_per_folder if name == "test" else count
             if len(images) < (limit or 1):
                 short.append(f"{place} has {len(images)} of {limit or 'at least 1'}")
-            found[place] = len(images)
             paths += images[:limit]
             labels += [CLASSES.index(breed)] * len(images[:limit])
         if not short:
@@ -280,24 +277,9 @@ def _load_spawrious(
         raise InputError(
             f"{len(short)} folders have too few images for {task}: {', '.join(short[:4])}"
             f"{', ...' if len(short) > 4 else ''}; unpack the data set again, or take fewer with "
-            f"{_smaller(task, folder, found)}test_per_folder\n{SPAWRIOUS.where}"
+            f"per_class and test_per_folder\n{SPAWRIOUS.where}"
         )
     return Task(task, (domains[0], domains[1]), domains[2])
-
-
-def _smaller(task: str, folder: Path, found: dict[Path, int]) -> str:
-    """The largest ``per_class`` for which all training folders have enough images, if there is one."""
-
-    def fits(total: int) -> bool:
-        parts = environments(task, total)
-        return all(
-            found[folder / group / background / breed] >= (count or 0)
-            for name in ("train-1", "train-2")
-            for group, background, breed, count in parts[name]
-        )
-
-    largest = next((total for total in range(max(found.values()) * 2, 0, -1) if fits(total)), None)
-    return "" if largest is None else f"per_class={largest}, or with a smaller "
 
 
 SPAWRIOUS = DatasetInfo(

@@ -28,20 +28,11 @@ _SQUARES = 2**22  # squared entries of eigenvectors held at a time
 
 
 class DiverseBatchSampler(MinibatchSampler):
-    """Base of samplers whose batch spreads over the data: uniform until the first `refresh`.
+    """Base of samplers whose batch spreads over the data: uniform until the first `refresh`, without repeats.
 
-    The uniform batches hold distinct samples, as all later ones do. Batches are drawn some tens at a time, with
-    memory for that many numbers per sample. Under several processes each of them draws all batches.
-
-    Parameters
-    ----------
-    n, batch_size, seed, batches, endless, num_replicas, rank
-        As for `MinibatchSampler`; ``rank`` is that of the process.
-    kernel : Kernel, name or callable
-        Fitted to the features at each refresh.
-    kernel_rank : int, optional
-        Columns of the low-rank kernel features; 0 for the full kernel matrix. By default the full matrix up
-        to 2,048 samples, low rank beyond, with a warning at the first refresh.
+    Batches are drawn some tens at a time, with memory for that many numbers per sample. Under several processes each
+    of them draws all batches. ``kernel_rank`` None is the full matrix up to 2,048 samples, low rank beyond, with a
+    warning.
     """
 
     _has_told = False  # that it goes low rank
@@ -58,11 +49,6 @@ class DiverseBatchSampler(MinibatchSampler):
         super().__init__(n, batch_size, **options)
         self.kernel = as_kernel(kernel)
         self.kernel_rank = None if kernel_rank is None else check_count(kernel_rank, "kernel_rank", low=0)
-
-    @property
-    @abstractmethod
-    def _is_fitted(self) -> bool:
-        """Whether there was a refresh."""
 
     @abstractmethod
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -99,7 +85,7 @@ class DiverseBatchSampler(MinibatchSampler):
         return self._chunk_of(self._together, generator)
 
     def _chunk_of(self, count: int, generator: torch.Generator) -> Chunk:
-        if not self._is_fitted:
+        if not self._refreshes:
             return Chunk(_disjoint_batches(self.n, self.batch_size, count, generator))
         parts = [self._draw(min(self._together, count - start), generator) for start in range(0, count, self._together)]
         return Chunk(torch.cat(parts).to("cpu"))
@@ -133,20 +119,9 @@ def _check_values(values: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
 class _MassTable:
     """Masses of n samples for each of several batches, from which one sample a batch is drawn at a time.
 
-    A draw looks at the sums of blocks first and then into one block, which costs one pass over the masses.
-    Where a batch has no mass left the draw is uniform among the samples that it lacks.
-
-    Parameters
-    ----------
-    count, n : int
-        Batches and samples.
-    like : Tensor
-        Gives dtype and device.
-
-    Attributes
-    ----------
-    mass : Tensor of shape (count, n)
-        A view to be written to, not negative. A drawn sample's mass is set to zero and must stay there.
+    A draw looks at the sums of blocks first and then into one block, which costs one pass over the masses. Where a
+    batch has no mass left the draw is uniform among the samples that it lacks. ``mass`` (count, n) is a view to be
+    written to, not negative; a drawn sample's mass is set to zero and must stay there.
     """
 
     def __init__(self, count: int, n: int, like: Tensor) -> None:
@@ -160,10 +135,7 @@ class _MassTable:
         self.mass = self._mass[:, :n]
 
     def draw(self, levels: Tensor) -> Tensor:
-        """Draw one sample a batch: (count,).
-
-        ``levels`` (count, 2) are uniform on [0, 1), in double precision.
-        """
+        """Draw one sample a batch, (count,), by ``levels`` (count, 2), uniform on [0, 1) in double precision."""
         blocked = self._mass.view(*self._free_in_block.shape, _BLOCK)
         sums = blocked.sum(2).double()
         has_mass = sums.sum(1, keepdim=True) > 0.0
@@ -196,7 +168,7 @@ class KMeansPlusPlusBatchSampler(DiverseBatchSampler):
     Parameters
     ----------
     n, batch_size, seed, batches, endless, num_replicas, rank
-        As for `MinibatchSampler`; ``rank`` is that of the process.
+        As for `MinibatchSampler`.
     kernel : Kernel, name or callable
         The kernel of the loss; ``"linear"`` is k-means++ on the features themselves.
     kernel_rank : int, optional
@@ -215,10 +187,6 @@ class KMeansPlusPlusBatchSampler(DiverseBatchSampler):
 
     _table: Tensor | None = None  # squared distances (n, n), or points (n, r + 2) that give them
     _is_exact = True
-
-    @property
-    def _is_fitted(self) -> bool:
-        return self._table is not None
 
     @torch.no_grad()
     def _fit(self, features: Tensor) -> None:
@@ -319,10 +287,6 @@ class DPPBatchSampler(DiverseBatchSampler):
     _vectors: Tensor | None = None  # eigenvectors, the rows of (r, n), in the features' precision
     _accept: Tensor | None = None
 
-    @property
-    def _is_fitted(self) -> bool:
-        return self._values is not None
-
     @torch.no_grad()
     def _fit(self, features: Tensor) -> None:
         kernel = fitted_kernel(self.kernel, features)
@@ -417,22 +381,9 @@ def _decompose_features(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_elementary_symmetric(log_values: Tensor, k: int) -> Tensor:
-    """Logarithms of the elementary symmetric polynomials of the first m of r values.
+    """Logarithms of e_l(λ_1..λ_m) for l = 0..k and m = 0..r, from log λ (r,): (k + 1, r + 1), -inf for l > m.
 
-    e_l(λ_1..λ_m) = Σ_{j <= m} λ_j e_{l-1}(λ_1..λ_{j-1}), summed in logarithms: no overflow and no
-    cancellation, whatever the range of the values.
-
-    Parameters
-    ----------
-    log_values : Tensor of shape (r,)
-        log λ_j, -inf for zero.
-    k : int
-        Highest degree.
-
-    Returns
-    -------
-    Tensor of shape (k + 1, r + 1)
-        Entry (l, m) is log e_l(λ_1..λ_m), -inf for l > m.
+    e_l(λ_1..λ_m) = Σ_{j <= m} λ_j e_{l-1}(λ_1..λ_{j-1}), summed in logarithms: no overflow and no cancellation.
     """
     table = log_values.new_full((k + 1, len(log_values) + 1), -torch.inf)
     table[0] = 0.0
@@ -482,18 +433,10 @@ def _eigenvector_probabilities(accept: Tensor, k: int) -> Tensor:
 def _sample_projections(vectors: Tensor, rows: Tensor, levels: Tensor) -> Tensor:
     """Draw from the projection DPPs on given eigenvectors, all batches together: (count, k).
 
-    Sample i of a batch has the coordinates v_i (k,) in its eigenvectors. After t picks it is drawn with
-    probability proportional to |v_i|² less its part in the span of the picks' coordinates, for which an
-    orthonormal basis is kept. A step is one product with all eigenvectors.
-
-    Parameters
-    ----------
-    vectors : Tensor of shape (r, n)
-        Orthonormal rows.
-    rows : Tensor of shape (count, k)
-        Those of each batch.
-    levels : Tensor of shape (k, count, 2)
-        Uniform on [0, 1).
+    Sample i of a batch has the coordinates v_i (k,) in its eigenvectors, the ``rows`` (count, k) of the orthonormal
+    ``vectors`` (r, n). After t picks it is drawn with probability proportional to |v_i|² less its part in the span of
+    the picks' coordinates, for which an orthonormal basis is kept. A step is one product with all eigenvectors.
+    ``levels`` (k, count, 2) are uniform on [0, 1).
     """
     count, k = rows.shape
     masses = _MassTable(count, vectors.shape[1], vectors)

@@ -10,7 +10,7 @@ from vardass.solvers.labels import Distances, SizeLimits, Solution, repair_sizes
 from vardass.validate import Progress, check_count
 from vardass.view import View
 
-__all__ = ["MAX_STRATA", "MAX_VARIABLES", "interior_point", "interior_point_assignment", "relaxed_solution"]
+__all__ = ["MAX_STRATA", "MAX_VARIABLES", "interior_point", "relaxed_solution"]
 
 MAX_VARIABLES = 1_000_000
 """Largest n k that the interior-point solver takes."""
@@ -39,11 +39,6 @@ def relaxed_solution(distances: Tensor, *, max_iter: int = 300) -> Tensor:
     return _Barrier(_checked(distances)).solve(check_count(max_iter, "max_iter"))
 
 
-def interior_point_assignment(distances: Tensor, *, max_iter: int = 300) -> Tensor:
-    """Round the relaxed solution of equation 16: each point to its largest U_ij, (n,) int64."""
-    return relaxed_solution(distances, max_iter=max_iter).argmax(1)
-
-
 def interior_point(
     view: View,
     k: int,
@@ -67,7 +62,7 @@ def interior_point(
     n_iter = 0
     converged = objective == 0.0
     while n_iter < max_iter and not converged:
-        assigned = interior_point_assignment(distances)
+        assigned = relaxed_solution(distances).argmax(1)
         current = repair_sizes(assigned, Distances(view, assigned, k, distances), limits)
         distances = view.centroid_distances(current, k)
         n_iter += 1
@@ -166,11 +161,7 @@ class _Barrier:
             ones, mixed = inverse.sum(0), scaled[:, self.k :].sum(0)
             both = (scaled[:, self.k :] * self.d).sum(0)
             schur += torch.cat(
-                [
-                    torch.cat([ones.diag(), mixed.diag()], 1),
-                    torch.cat([mixed.diag(), both.diag()], 1),
-                ],
-                0,
+                [torch.cat([ones.diag(), mixed.diag()], 1), torch.cat([mixed.diag(), both.diag()], 1)], 0
             )
             values, vectors = torch.linalg.eigh(schur)
             noise = 1e-14 * values.abs().max()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from vardass.lab.averages import ALGORITHMS, SAMPLERS, UNIFORM, DataResults, Label
+from vardass.lab.averages import SAMPLERS, UNIFORM, DataResults, Label
 from vardass.paper.datasets import OFFICE_HOME_DOMAINS
 from vardass.table import Average, Entry, PValue, Table, TableRow, entry_mean
 
-__all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_gain", "paper_name", "paper_numbers"]
+__all__ = ["PAPER_TASKS", "against_paper", "paper_entry", "paper_name", "paper_numbers"]
 
 PAPER_TASKS = {"camelyon17": 1, "humpbacks": 4, "spawrious": 6, "office-home": 12}
 _REPEATS = 5
@@ -33,10 +32,6 @@ _OFFICE_HOME = {
 
 
 @cache
-def _loaded() -> str:
-    return resources.files("vardass.paper").joinpath("numbers.json").read_text(encoding="utf-8")
-
-
 def paper_numbers() -> dict[str, Any]:
     """All of the paper's tables.
 
@@ -47,7 +42,8 @@ def paper_numbers() -> dict[str, Any]:
         ``"methods"`` (2) and ``"seconds"`` (3). Each table has ``"columns"``, ``"rows"`` (lists of mean and
         standard error or None, by name) and ``"bold"`` (pairs of row and column), all as printed.
     """
-    numbers: dict[str, Any] = json.loads(_loaded())
+    text = resources.files("vardass.paper").joinpath("numbers.json").read_text(encoding="utf-8")
+    numbers: dict[str, Any] = json.loads(text)
     return numbers
 
 
@@ -57,11 +53,11 @@ def paper_name(data: DataResults) -> str | None:
     return next((name for name in names if name in PAPER_TASKS), None)
 
 
-def paper_entry(kind: str, data: str, row: str, column: str, numbers: Mapping[str, Any] | None = None) -> Entry:
+def paper_entry(kind: str, data: str, row: str, column: str) -> Entry:
     """One number of the paper, None if it has none."""
-    numbers = paper_numbers() if numbers is None else numbers
+    numbers = paper_numbers()
     if kind == "ratio":
-        one, uniform = (entry_mean(paper_entry("seconds", data, name, column, numbers)) for name in (row, _UNIFORM))
+        one, uniform = (entry_mean(paper_entry("seconds", data, name, column)) for name in (row, _UNIFORM))
         return None if one is None or not uniform else one / uniform
     if kind not in numbers:
         return None
@@ -88,56 +84,35 @@ def _column_key(name: str, data: str) -> str:
     return lowered.removeprefix("domain ") if data == "humpbacks" else lowered
 
 
-def paper_gain(algorithm: str, row: str) -> tuple[float, int, int] | None:
-    """Average gain in accuracy (points) of a sampler over uniform batches in Table 1."""
-    gains = []
-    for table in paper_numbers()["accuracy"].values():
-        if algorithm in table["columns"] and row in table["rows"]:
-            place = table["columns"].index(algorithm)
-            gains.append(table["rows"][row][place][0] - table["rows"][_UNIFORM][place][0])
-    return (sum(gains) / len(gains), sum(gain > 0 for gain in gains), len(gains)) if gains else None
-
-
 def against_paper(tables: list[Table], results: Mapping[str, DataResults]) -> list[Table]:
-    """Our tables with the paper's numbers beside ours, and what to say of data that the paper does not have.
+    """Our tables with the paper's numbers beside ours.
 
-    Tables of these data, and those that the paper has no like of, stay as they are. Other data are compared by the
-    sign of the gain over uniform batches, in a table that follows those of accuracy. Gains by task are compared by
-    rank, in a table that follows those by task.
+    Tables of data that the paper does not have, and those that it has no like of, stay as they are, with a note. Gains
+    by task are compared by rank, in a table that follows those by task.
     """
     known = {name: paper_name(data) for name, data in results.items()}
     shown = [_beside(table, known, results) for table in tables]
     if any(table.kind == "splits" for table in tables):
         shown += [table for name, theirs in known.items() if theirs for table in _task_gains(results[name], theirs)]
-    others = [data for name, data in results.items() if known[name] is None]
-    if not any(table.kind in ("accuracy", "methods") for table in tables):
-        return shown
-    return [*shown, *_gain_tables(others)]
-
-
-@dataclass(frozen=True)
-class _Column:
-    name: str
-    decimals: int
-    ours: int | None  # its place in our table
-    entries: tuple[Entry, ...]
+    return shown
 
 
 def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str, DataResults]) -> Table:
-    numbers = paper_numbers()
-    columns: list[_Column] = []
+    columns: list[tuple[str, int, tuple[Entry, ...]]] = []  # name, decimals and entries
+    places = []  # of our columns
     compared: dict[str, None] = {}
     for j, name in enumerate(table.columns):
-        columns.append(_Column(name, table.decimals[j], j, tuple(row.entries[j] for row in table.rows)))
+        places.append(len(columns))
+        columns.append((name, table.decimals[j], tuple(row.entries[j] for row in table.rows)))
         ours = name if table.data is None else table.data
         data = known.get(ours)
         if data is None:
             continue
         rows = _papers_rows(table, j)
-        entries = tuple(paper_entry(table.kind, data, row, name, numbers) for row in rows)
-        if any(entry is not None for entry in entries):
-            decimals = min(table.decimals[j], _PRINTED.get(table.kind, 1))
-            columns.append(_Column(f"{name} (paper)", decimals, None, entries))
+        printed = tuple(paper_entry(table.kind, data, row, name) for row in rows)
+        if any(entry is not None for entry in printed):
+            digits = min(table.decimals[j], _PRINTED.get(table.kind, 1))
+            columns.append((f"{name} (paper)", digits, printed))
             compared[ours] = None
     notes = [*table.notes]
     for ours in compared:
@@ -146,16 +121,14 @@ def _beside(table: Table, known: Mapping[str, str | None], results: Mapping[str,
             notes.append(f"{ours}: ours has {len(results[ours].tasks)} tasks, the paper's {theirs}")
         notes += _frozen_note(results[ours])
     absent = [name for name in ([table.data] if table.data else table.columns) if name in known and not known[name]]
-    if absent and table.rows and (table.kind in numbers or table.kind == "ratio"):
+    if absent and table.rows and (table.kind in paper_numbers() or table.kind == "ratio"):
         notes.append(f"not in the paper: {', '.join(absent)}")
-    places = {column.ours: place for place, column in enumerate(columns) if column.ours is not None}
+    names, decimals, entries = zip(*columns) if columns else ((), (), ())
     return replace(
         table,
-        columns=tuple(column.name for column in columns),
-        decimals=tuple(column.decimals for column in columns),
-        rows=tuple(
-            replace(row, entries=tuple(column.entries[i] for column in columns)) for i, row in enumerate(table.rows)
-        ),
+        columns=names,
+        decimals=decimals,
+        rows=tuple(replace(row, entries=tuple(each[i] for each in entries)) for i, row in enumerate(table.rows)),
         best=frozenset((i, places[j]) for i, j in table.best),
         notes=tuple(notes),
     )
@@ -171,11 +144,10 @@ def _frozen_note(data: DataResults) -> list[str]:
 
 def _task_gains(data: DataResults, theirs: str) -> list[Table]:
     """Gains by task, of samplers over uniform batches and of uniform batches over ERM, ours and the paper's."""
-    numbers = paper_numbers()
 
     def printed(label: Label, task: str) -> float:
         uniform = replace(label, sampler="uniform") if label.sampler in UNIFORM else label
-        found = entry_mean(paper_entry("splits", theirs, uniform.method_name, task, numbers))
+        found = entry_mean(paper_entry("splits", theirs, uniform.method_name, task))
         return float("nan") if found is None else found
 
     rows: list[TableRow] = []
@@ -240,48 +212,3 @@ def _papers_rows(table: Table, column: int) -> list[str]:
             continue
         names.append(label.method_name if label.algorithm else label.row_name)
     return names
-
-
-def _gain_tables(others: list[DataResults]) -> list[Table]:
-    """Data that the paper does not have: whether samplers gain over uniform batches where they do in the paper."""
-    gains: dict[Label, dict[tuple[str, str], Average]] = defaultdict(dict)
-    for data in others:
-        for label in data.labels:
-            reference = data.reference(label, "uniform")
-            if label.algorithm not in _ADAPTING or reference is None or label.sampler in UNIFORM:
-                continue
-            gains[label.under("")][label.algorithm, data.name] = data.gain(label, reference).average
-    if not gains:
-        return []
-    seen = {case for found in gains.values() for case in found}
-    cases = {
-        name: [data.name for data in others if (name, data.name) in seen]
-        for name in _ADAPTING
-        if any(algorithm == name for algorithm, _ in seen)
-    }
-    rows = []
-    for kind in sorted(gains):
-        entries: list[Entry] = []
-        same: list[bool] = []
-        for algorithm, names in cases.items():
-            paper = paper_gain(ALGORITHMS[algorithm], kind.row_name)
-            entries.append(None if paper is None else f"{paper[0]:+.1f} ({paper[1]} of {paper[2]} positive)")
-            for name in names:
-                ours = gains[kind].get((algorithm, name))
-                entries.append(None if ours is None or ours.mean is None else f"{ours.mean:+.1f} {ours.mark}".rstrip())
-                if paper is not None and ours is not None and ours.mean is not None and ours.whole:
-                    same.append(ours.mean * paper[0] > 0)
-        entries.append(f"{sum(same)} of {len(same)}" if same else None)
-        rows.append(TableRow(kind.row_name, tuple(entries)))
-    columns = [f"{ALGORITHMS[name]}, {each}" for name, names in cases.items() for each in ("paper", *names)]
-    return [
-        Table(
-            "gains",
-            "Gain in target accuracy (points) over uniform batches, ours and the paper's average over its data sets",
-            "Sampler",
-            (*columns, "same sign"),
-            tuple(rows),
-            (1,) * (len(columns) + 1),
-            notes=(f"not in the paper, so only signs can be compared: {', '.join(data.name for data in others)}",),
-        )
-    ]

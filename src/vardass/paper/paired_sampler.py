@@ -38,13 +38,9 @@ class PairedBatchSampler(MinibatchSampler):
 
     Make both with the same seed, refresh both at the same time with the features of both domains,
     ``refresh(features, other=features_of_the_other)``, and take their batches in step: the samples 2q and 2q + 1 of
-    both batches are a quadruplet. Each sampler makes the same plan of both domains and hands out its own side. A plan
-    takes random samples of each domain, none of them twice, and pairs them anew. All weights are equal, so any loss can
-    be used. Without ``other``, as for a method that draws no target, samples are paired within the domain only. Uniform
-    until the first `refresh`.
-
-    It is derived from the abstract of arXiv 2607.20367, not the authors' program; the module says how. Their
-    pairings minimise the variance of the gradient, ours that of the mean embeddings in the kernel of the loss.
+    both batches are a quadruplet. Each sampler makes the same plan of both domains and hands out its own side. All
+    weights are equal, so any loss can be used. Without ``other`` samples are paired within the domain only. Uniform
+    until the first `refresh`. Derived from the abstract of arXiv 2607.20367, not the authors' program.
 
     Parameters
     ----------
@@ -57,8 +53,7 @@ class PairedBatchSampler(MinibatchSampler):
     kernel : Kernel, name or callable
         The kernel of the loss.
     plan_rows : int
-        Batches that are planned together, at most: a plan visits no sample twice, so that there are no more than the
-        smaller domain has samples for.
+        Batches that are planned together, at most: a plan visits no sample twice.
     plan_rank : int
         Columns of the kernel features that the pairings look at, the leading ones.
     swap_rounds : int

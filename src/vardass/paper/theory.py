@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.validate import ArrayLike, as_features, check_count
+from vardass.validate import ArrayLike, as_features, as_tensor, check_count
 
 __all__ = [
     "Theorem4",
@@ -114,26 +112,11 @@ def log_stirling2(n: int, k: int) -> float:
 def log_worst_case_error(n: int, k: int, rho: float, growth: float) -> float:
     """Log of Theorem 2's bound K √(p (p² - 1)(1 - ρ) / 6) on the loss variance given up by the surrogate.
 
-    p = S(n, k) is the number of partitions, hence the logarithm. No error can exceed K (p - 1), so the
-    bound says something only for 1 - ρ < 6 (p - 1)/(p (p + 1)), a ρ within about 6/p of one.
-
-    Parameters
-    ----------
-    n, k : int
-        Rows and strata.
-    rho : float
-        Spearman correlation of Var(L̂_MMD) and Var(μ̂) over all partitions.
-    growth : float
-        K, the most that Var(L̂_MMD) grows from one partition to the next in rank.
-
-    Returns
-    -------
-    float
-        ``-inf`` for ρ = 1, or where there is only one partition.
-
-    Notes
-    -----
-    The printed proof bounds δ_1 by the sum of squares; the displacement that equals the error's l - 1 is
+    p = S(n, k) is the number of partitions of n rows into k strata, hence the logarithm; ``rho`` the Spearman
+    correlation of Var(L̂_MMD) and Var(μ̂) over all of them; ``growth`` K, the most that Var(L̂_MMD) grows from one
+    partition to the next in rank. No error can exceed K (p - 1), so the bound says something only for
+    1 - ρ < 6 (p - 1)/(p (p + 1)), a ρ within about 6/p of one. It is ``-inf`` for ρ = 1, or where there is only one
+    partition. The printed proof bounds δ_1 by the sum of squares; the displacement that equals the error's l - 1 is
     δ_l. The bound is the same.
     """
     log_p = log_stirling2(n, k)
@@ -163,24 +146,12 @@ def _log_error(log_p: float, rho: float, growth: float, extra: float) -> float:
 
 @dataclass(frozen=True)
 class Theorem4:
-    """Variances of the two covariance estimates of scalar Gaussian strata.
+    """Variances of the two covariance estimates of scalar Gaussian strata."""
 
-    Attributes
-    ----------
-    var_r : float
-        Var(R̂) of the estimate around the batch mean, as the proof derives it.
-    var_r_known_mean : float
-        Var(R̂') of the estimate around the known mean: what stratification for CORAL minimises.
-    var_r_as_printed : float
-        The theorem's first line as printed, without the factor 2 of the trace: too small.
-    identity_gap : float
-        ``var_r`` less the third line, γ²(Var(R̂') + 2 Tr(A²Σ)² - 4 Tr(A³Σ²)): zero up to rounding.
-    """
-
-    var_r: float
-    var_r_known_mean: float
-    var_r_as_printed: float
-    identity_gap: float
+    var_r: float  # Var(R̂) of the estimate around the batch mean, as the proof derives it
+    var_r_known_mean: float  # Var(R̂') around the known mean: what stratification for CORAL minimises
+    var_r_as_printed: float  # the theorem's first line as printed, without the factor 2 of the trace: too small
+    identity_gap: float  # var_r less the third line, γ²(Var(R̂') + 2 Tr(A²Σ)² - 4 Tr(A³Σ²)): zero up to rounding
 
 
 def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theorem4:
@@ -202,11 +173,7 @@ def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theore
     sizes : array of shape (k,)
         |S_h|, positive, with a sum n above one.
     """
-    mu, s, size = (
-        _as_vector(means, "means"),
-        _as_vector(variances, "variances"),
-        _as_vector(sizes, "sizes"),
-    )
+    mu, s, size = _as_vector(means, "means"), _as_vector(variances, "variances"), _as_vector(sizes, "sizes")
     if not len(mu) == len(s) == len(size):
         raise InputError(
             f"means, variances and sizes must be of one length, got {len(mu)}, {len(s)} and {len(size)}; "
@@ -237,42 +204,26 @@ def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theore
 
 
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's rank correlation, with the average rank for ties (Figures 1 and 2).
+    """Spearman's rank correlation of two lists of n numbers, with the average rank for ties (Figures 1 and 2).
 
-    Parameters
-    ----------
-    a, b : array of shape (n,)
-        Two values of each of n >= 2 things; neither constant.
+    Exactly 1 or -1 for equal or opposite orders, since twice the centred ranks are whole numbers.
     """
-    x, y = _as_vector(a, "a"), _as_vector(b, "b")
-    if len(x) != len(y) or len(x) < 2:
-        raise InputError(f"a and b must be of one length, at least 2, got {len(x)} and {len(y)}; pair them first")
-    for name, values in (("a", x), ("b", y)):
-        if bool((values == values[0]).all()):
-            raise InputError(f"{name} is {float(values[0])} for all {len(x)} entries: it has no ranking; vary it")
-    p, q = _centred_ranks(x), _centred_ranks(y.to(x.device))
-    # twice the ranks are whole numbers, so that perfect agreement gives exactly one
-    return float((p @ q) / (p.square().sum() * q.square().sum()).sqrt())
+    x, y = _centred_ranks(a), _centred_ranks(b)
+    return float(x @ y / (x.square().sum() * y.square().sum()).sqrt())
 
 
-def _centred_ranks(values: Tensor) -> Tensor:
+def _centred_ranks(values: ArrayLike) -> Tensor:
     """Twice the average ranks, less their mean n + 1."""
-    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    _, place, counts = torch.unique(torch.as_tensor(values), return_inverse=True, return_counts=True)
     twice_rank: Tensor = 2 * counts.cumsum(0) - counts + 1
-    return twice_rank[place].double() - (len(values) + 1)
+    return twice_rank[place].double() - (len(place) + 1)
 
 
-def _as_vector(values: Any, name: str) -> Tensor:
-    # whole numbers go to double here: float32 would merge large ones
-    if isinstance(values, Tensor):
-        whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-        values = values.double() if whole else values
-    else:
-        values = np.asarray(values)
-        values = values.astype(np.float64) if values.dtype.kind in "iu" else values
-    if values.ndim != 1:
-        raise InputError(f"{name} must have one dimension, got shape {tuple(values.shape)}; flatten it")
-    return as_features(values, name)[:, 0].double()
+def _as_vector(values: ArrayLike, name: str) -> Tensor:
+    vector = as_tensor(values, name)
+    if vector.ndim != 1:
+        raise InputError(f"{name} must have one dimension, got shape {tuple(vector.shape)}; flatten it")
+    return as_features(vector.double(), name)[:, 0]
 
 
 def _as_mean(mean_difference: ArrayLike) -> Tensor:

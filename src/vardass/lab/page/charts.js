@@ -231,7 +231,8 @@ let charts = [];
 
 function drawLegend() {
   const cells = unique(selected().map((one) => one.cell)).sort((a, b) => a - b);
-  byId('legend').replaceChildren(...cells.map((cell) => {
+  byId('legend').parentElement.hidden = cells.length < 2 && Object.values(picks).every((select) => select.parentElement.hidden);
+  byId('legend').replaceChildren(...(cells.length > 1 ? cells : []).map((cell) => {
     const { label, colour, dash } = curves.cells[cell];
     const button = make('button', { type: 'button', 'aria-pressed': String(!hiddenCells.has(cell)) }, swatch(colour, dash), label);
     button.addEventListener('click', () => {
@@ -254,13 +255,13 @@ function drawCharts() {
   const relative = lines(ratio);
   const absolute = [...lines((one) => one.values['source/variance']),
     ...lines((one) => one.values['source/uniform_variance']).map((line) => ({ ...line, name: 'uniform draws', dash: 1 }))];
-  const variances = [
+  const variances = !curves.varied ? [] : [
     lineChart('Relative to uniform draws', relative, { include: 1, includeName: 'uniform draws', fromZero: true }),
     lineChart('Variance, and that of uniform draws (dashed)', absolute, { noBand: true, fromZero: true, long: true }),
   ];
   const times = [timeChart()];
   byId('curve-panels').replaceChildren(...metrics.map((chart) => chart.figure));
-  byId('variance-panels').replaceChildren(...variances.map((chart) => chart.figure));
+  byId('variance-panels')?.replaceChildren(...variances.map((chart) => chart.figure));
   byId('time-bars').replaceChildren(...times.map((chart) => chart.figure));
   charts = [...metrics, ...variances, ...times];
   for (const chart of charts) chart.draw();

@@ -54,7 +54,7 @@ def page_content(found: Found) -> dict[str, Any]:
         "measured": {name for row in rows for name in ("gain", *_MEANS) if _is_known(row[name])},
         "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
         "confusion": _confusion(found),
-        "confusion_note": _confusion_note(found) if found.kind == "run" and not _is_regression(found) else None,
+        "evaluated_classes": len(found.evaluation.get("overall", {}).get("classes", {})),
         "predicted": found.result.get("predicted") if not _is_regression(found) else None,
         "failures": failures[:_MOST_FAILURES],
         "failures_left_out": max(0, len(failures) - _MOST_FAILURES),
@@ -64,14 +64,11 @@ def page_content(found: Found) -> dict[str, Any]:
         "environment": _settings([{"vardass": record.version, **record.environment} for record in records]),
         "about_data": _settings([{name: value for name, value in (found.data or {}).items() if name != "scale"}]),
         "specification": found.specification,
-        "notes": {"summary": _summary_note(found), "curves": _curves_note(found, curves)},
-        "data": {
-            "curves": curves,
-            "gains": gains,
-            "margin": POINTS,
-            "seconds": seconds,
-            "parts": PARTS,
-        },
+        "kind": found.kind,
+        "oracle": any(record.spec.config.get("selection") == "oracle" for record in records),
+        "runs": len(records),
+        "most": {"curves": MOST_CURVES, "points": MOST_POINTS},
+        "data": {"curves": curves, "gains": gains, "margin": POINTS, "seconds": seconds, "parts": PARTS},
     }
 
 
@@ -140,15 +137,6 @@ def _confusion(found: Found) -> dict[str, Any] | None:
     names, counts = list(overall.get("classes", {})), overall.get("confusion", [])
     whole = 0 < len(names) <= _MOST_CLASSES and len(counts) == len(names)
     return {"names": names, "rows": list(zip(names, counts))} if whole else None
-
-
-def _confusion_note(found: Found) -> str:
-    classes = found.evaluation.get("overall", {}).get("classes", {})
-    if classes:
-        return f"The confusion matrix of {len(classes):,} classes is too large for a page: see evaluation.json."
-    return (
-        "For a confusion matrix: vardass evaluate RUN --out RUN, then vardass report RUN again (RUN: the run's folder)."
-    )
 
 
 def _title(found: Found) -> str:
@@ -266,39 +254,6 @@ def _is_regression(found: Found) -> bool:
     return any(record.spec.config.get("regression") for record in found.records)
 
 
-def _summary_note(found: Found) -> str:
-    if found.kind == "run":
-        by = "No other number uses target labels."
-        if found.records[0].spec.config.get("selection") == "oracle":
-            by = "The model was chosen by target labels (oracle): for comparison only."
-        score = "R²" if _is_regression(found) else "Accuracy"
-        return f"{score} on the target as the run's report has it. {by}"
-    return (
-        "Of each search the run with the best score counts; scores do not look at target labels unless the selection "
-        "is oracle. Accuracy is the mean over tasks, then over repeats, ± the standard error over repeats. The gain is "
-        "over uniform batches in the same repeat, drawn with replacement where that was run. A row that lacks tasks or "
-        "repeats is marked (n/N) and never best. Other columns are means over the chosen runs."
-    )
-
-
-def _curves_note(found: Found, curves: Mapping[str, Any]) -> str:
-    parts = []
-    if found.kind == "sweep":
-        kept, chosen = len(curves["series"]), curves["chosen"]
-        parts.append(
-            f"Curves of the best run of each task, cell and repeat: {kept:,} of {len(found.records):,} runs are in "
-            "this page."
-        )
-        if chosen > kept:
-            parts.append(f"Of {chosen:,} such runs the first {MOST_CURVES:,} by repeat were taken.")
-        parts.append("Lines are means over these runs; the shade goes from the smallest to the largest.")
-    if curves["thinned"]:
-        parts.append(f"Longer curves are thinned to {MOST_POINTS} points.")
-    if curves["score_is_source_accuracy"]:
-        parts.append("The score that chooses the model is the source accuracy.")
-    return " ".join(parts)
-
-
 # --- curves and seconds ---
 
 
@@ -329,6 +284,7 @@ def curve_content(results: Mapping[str, DataResults]) -> dict[str, Any]:
         "cells": _drawn_cells(labels, sampler_places(results)),
         "metrics": [{"key": key, "title": title} for key, title in metrics.items() if key in present],
         "series": series,
+        "varied": any(_VARIANCES[0] in one["values"] for one in series),
         "chosen": len(chosen),
         "thinned": sum(len(record.curve) > MOST_POINTS for _, record in kept),
         "score_is_source_accuracy": same and "source_accuracy" in present,

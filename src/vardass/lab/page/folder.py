@@ -112,12 +112,7 @@ def _read_run(folder: Path) -> Found:
         cell={"algorithm": str(config.get("algorithm", "")), "sampler": str(config.get("sampler", ""))},
     )
     record = Record(
-        spec=spec,
-        status="finished",
-        result=result,
-        curve=lines,
-        seconds=seconds,
-        wall=sum(seconds.values()),
+        spec=spec, status="finished", result=result, curve=lines, seconds=seconds, wall=sum(seconds.values())
     )
     unfinished = [Unfinished(folder.name, int(step), int(steps))] if step < steps else []
     evaluation: dict[str, Any] = {}

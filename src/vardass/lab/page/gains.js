@@ -51,7 +51,7 @@ if (gainPanels) {
   let drawn = [];
   const picked = (name, row) => {
     const select = byId(`filter-${name}`);
-    return select.selectedIndex === 0 || row[name] === select.value;
+    return !select || select.selectedIndex === 0 || row[name] === select.value;
   };
   const shownGains = () => gains.filter((row) => picked('data', row) && picked('algorithm', row));
   const drawGains = () => {
@@ -64,7 +64,7 @@ if (gainPanels) {
     gainPanels.replaceChildren(...drawn.map((chart) => chart.figure));
     for (const chart of drawn) chart.draw();
   };
-  for (const name of ['data', 'algorithm']) byId(`filter-${name}`).addEventListener('input', drawGains);
+  for (const name of ['data', 'algorithm']) byId(`filter-${name}`)?.addEventListener('input', drawGains);
   downloads.gains = () => [['data', 'algorithm', 'sampler', 'over', 'gain', 'standard error', 'low', 'high', 'incomplete', 'shown'],
     ...shownGains().map((row) => [row.data, row.algorithm, row.label, row.reference, row.mean, row.stderr, row.low, row.high, row.mark, row.shown])];
   drawGains();

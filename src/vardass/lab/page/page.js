@@ -101,7 +101,7 @@ if (table) {
     const count = (value) => value.toLocaleString('en');
     byId('shown').textContent = `${count(shown)} of ${count(rows.length)} rows`;
   };
-  for (const control of [...Object.values(filters), search]) control.addEventListener('input', filter);
+  if (search) for (const control of [...Object.values(filters), search]) control.addEventListener('input', filter);
 
   downloads.summary = () => {
     const header = heads.flatMap((head) => {

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vardass.backend import one_thread
 from vardass.errors import InputError
-from vardass.files import atomic_write
-from vardass.lab.versions import versions
+from vardass.files import write_text
+from vardass.lab.record import versions
 from vardass.plots import new_figure, require_matplotlib, save_figure
 from vardass.registry import Registry
-from vardass.validate import Progress
+from vardass.validate import Progress, check_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,27 +45,6 @@ class Claim:
 class FigureResult:
     """A figure: its numbers, what came of the claims about it, and how to draw it.
 
-    Attributes
-    ----------
-    number : int
-        Of the figure in the paper.
-    title : str
-        What it shows.
-    caption : str
-        Of what data, and what was chosen where the paper is silent.
-    columns : tuple of str
-        Names of the columns of ``rows``.
-    rows : list of tuples
-        All numbers that are drawn, in a form that a spreadsheet or a test can take up.
-    claims : tuple of Claim
-        Statements of the paper and of ours, and whether they held.
-    draw : callable
-        Draws on an empty matplotlib figure.
-    size : (float, float)
-        Width and height in inches.
-    settings : dict
-        What the numbers depend on: seed, quick, sizes of the problems.
-
     Examples
     --------
     >>> from vardass.paper.figures import make_figure
@@ -74,22 +53,15 @@ class FigureResult:
     (2, True)
     """
 
-    number: int
+    number: int  # of the figure in the paper
     title: str
-    caption: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Value, ...]]
-    claims: tuple[Claim, ...]
-    draw: Callable[[Figure], None]
-    size: tuple[float, float] = (10.0, 5.6)
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def select(self, **values: Value) -> list[dict[str, Value]]:
-        """Rows whose columns have the given ``values``, each by name."""
-        if unknown := sorted(set(values) - set(self.columns)):
-            raise InputError(f"figure {self.number} has no column {unknown[0]!r}; it has {', '.join(self.columns)}")
-        named = (dict(zip(self.columns, row, strict=True)) for row in self.rows)
-        return [row for row in named if all(row[name] == value for name, value in values.items())]
+    caption: str  # of what data, and what was chosen where the paper is silent
+    columns: tuple[str, ...]  # names of the columns of ``rows``
+    rows: list[tuple[Value, ...]]  # all numbers that are drawn
+    claims: tuple[Claim, ...]  # statements of the paper and of ours, and whether they held
+    draw: Callable[[Figure], None]  # on an empty matplotlib figure
+    size: tuple[float, float] = (10.0, 5.6)  # width and height in inches
+    settings: dict[str, Any] = field(default_factory=dict)  # what the numbers depend on
 
     def text(self) -> str:
         """The caption, then the claims, one to a line."""
@@ -122,29 +94,8 @@ def draw_figure(result: FigureResult) -> Figure:
 def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[str, Any] | None = None) -> list[Path]:
     """Write ``figureN.png``, ``.svg``, ``.csv``, ``.md`` and ``.json`` into ``out``, each whole or not at all.
 
-    Parameters
-    ----------
-    result : FigureResult
-        What to write.
-    out : path
-        Folder, made if it is missing.
-    provenance : mapping, optional
-        Further entries of the JSON file, such as the command; it holds settings, versions and claims too.
-
-    Returns
-    -------
-    list of Path
-        The five files, in the order above.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> claim = Claim("it falls", held=True, evidence="from 2 to 1")
-    >>> line = [("0", 2.0), ("1", 1.0)]
-    >>> result = FigureResult(2, "A line", "of two points", ("x", "y"), line, (claim,), draw=lambda figure: None)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_figure(result, folder)]
-    ['figure2.png', 'figure2.svg', 'figure2.csv', 'figure2.md', 'figure2.json']
+    ``out`` is a folder, made if it is missing; ``provenance`` are further entries of the JSON file, such as the
+    command. Returns the five files, in the order above.
     """
     require_matplotlib()
     import matplotlib
@@ -157,28 +108,23 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
     stem = folder / f"figure{result.number}"
     with matplotlib.rc_context({"svg.hashsalt": "vardass"}):  # else element names differ from run to run
         paths = save_figure(draw_figure(result), stem)
-    texts = {
-        "csv": result.to_csv(),
-        "md": result.to_markdown(),
-        "json": json.dumps(_record(result, provenance or {}), indent=2, ensure_ascii=False) + "\n",
-    }
-    for ending, text in texts.items():
-        path = stem.with_suffix(f".{ending}")
-        with atomic_write(path) as file:
-            file.write(text.encode())
-        paths.append(path)
-    return paths
-
-
-def _record(result: FigureResult, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    record = {
         "figure": result.number,
         "title": result.title,
         "settings": result.settings,
         "claims": [asdict(claim) for claim in result.claims],
         "versions": {**versions(), "matplotlib": version("matplotlib")},
-        **provenance,
+        **(provenance or {}),
     }
+    texts = {
+        "csv": result.to_csv(),
+        "md": result.to_markdown(),
+        "json": json.dumps(record, indent=2, ensure_ascii=False) + "\n",
+    }
+    for ending, text in texts.items():
+        paths.append(stem.with_suffix(f".{ending}"))
+        write_text(paths[-1], text)
+    return paths
 
 
 _FIGURES: Registry[Callable[..., FigureResult]] = Registry(
@@ -189,23 +135,14 @@ NUMBERS = tuple(map(int, _FIGURES))
 
 
 def make_figure(number: int, *, seed: int = 0, quick: bool = False, progress: Progress | None = None) -> FigureResult:
-    """Compute one figure of the paper.
+    """Compute one figure of the paper, 1 to 5.
 
-    Parameters
-    ----------
-    number : int
-        1 to 5.
-    seed : int
-        The same seed gives the same numbers, apart from seconds.
-    quick : bool
-        A version scaled down to seconds, to see that it works; its numbers are rougher.
-    progress : callable, optional
-        Called as ``progress(fraction, message)``.
+    The same seed gives the same numbers, apart from seconds. ``quick`` is a version scaled down to seconds, to see that
+    it works; its numbers are rougher. ``progress(fraction, message)`` is called meanwhile.
     """
     if isinstance(number, bool) or number not in NUMBERS:
         raise InputError(f"there is no figure {number!r}; choose one of {', '.join(map(str, NUMBERS))}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed must be a whole number of at least 0, got {seed!r}")
+    check_count(seed, "seed", low=0)
 
     def report(share: float, message: str) -> None:
         if progress is not None:

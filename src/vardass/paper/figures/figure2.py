@@ -15,15 +15,7 @@ import torch
 from torch import Tensor
 
 from vardass.paper.figures import Claim, FigureResult, Value
-from vardass.paper.figures.figure1 import (
-    StratumMoments,
-    log_axes,
-    note,
-    rho_text,
-    scale_factors,
-    scatter,
-    wishart,
-)
+from vardass.paper.figures.figure1 import StratumMoments, log_axes, note, rho_text, scale_factors, scatter, wishart
 from vardass.paper.theory import spearman
 from vardass.plots import BLACK, BLUE, VERMILION, style_axes
 from vardass.validate import Progress

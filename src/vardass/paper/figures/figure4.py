@@ -145,13 +145,7 @@ def trained_features(n: int, *, seed: int, steps: int) -> Tensor:
 
 
 def measure(
-    features: Tensor,
-    ks: Sequence[int],
-    *,
-    seeds: Sequence[int],
-    batches: int,
-    progress: Progress,
-    unit: str = "median",
+    features: Tensor, ks: Sequence[int], *, seeds: Sequence[int], batches: int, progress: Progress, unit: str = "median"
 ) -> list[Point]:
     """Var(μ̂) of every way to draw, for each k."""
     kernel = {"median": KERNEL, "raw": RAW}[unit].fit(features)
@@ -194,11 +188,11 @@ def claims(points: Sequence[Point]) -> tuple[Claim, ...]:
     plain, kernelised, paper = curves.values()
     sizes, seeds = [point.k for point in paper], len(paper[0].variances)
     rising = {
-        name: min(_count(b > a for a, b in zip(now.folds, after.folds, strict=True)) for now, after in pairwise(curve))
+        name: min(sum(b > a for a, b in zip(now.folds, after.folds, strict=True)) for now, after in pairwise(curve))
         for name, curve in curves.items()
     }
     lowest = [
-        _count(p <= min(rest) for p, *rest in zip(*(point.variances for point in at_k), strict=True))
+        sum(p <= min(rest) for p, *rest in zip(*(point.variances for point in at_k), strict=True))
         for at_k in zip(paper, plain, kernelised, strict=True)
     ]
     ratios = [
@@ -266,10 +260,6 @@ def raw_claim(points: Sequence[Point], raw: Sequence[Point]) -> Claim:
         ),
         source="ours",
     )
-
-
-def _count(seeds: Iterable[bool]) -> int:
-    return sum(seeds)
 
 
 def _most(seeds: Iterable[bool]) -> bool:

@@ -13,16 +13,16 @@ the same number at equal distances.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from statistics import fmean, geometric_mean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import pandas as pd
 from torch import Tensor
 
-from vardass.errors import InputError
 from vardass.kernels import Kernel, as_kernel
 from vardass.paper.figures import Claim, FigureResult, Value
 from vardass.paper.figures.figure4 import small_trainer, source_features
@@ -48,7 +48,6 @@ NEVER = "never again"
 POLICIES = ("growing T", "on drift")
 
 _EVERY = 5  # steps between recorded features
-_MAKERS = ("dynamic-kmeans", "min-sum", "ordered")
 _PLAN_RANK = 64  # as many columns as the features of the small network have
 _PLANNED = 128  # batches that stand for a plan: one table of it
 # from dark to light as T grows
@@ -98,17 +97,12 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     )
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A way to draw, and when it is refreshed."""
 
     name: str
     policy: Callable[[], RefreshPolicy]
-    maker: str = "dynamic-kmeans"
-
-    def __post_init__(self) -> None:
-        if self.maker not in _MAKERS:
-            raise InputError(f"maker must be one of {', '.join(_MAKERS)}, got {self.maker!r}")
+    maker: str = "dynamic-kmeans"  # solver of the strata, or "ordered"
 
 
 def _ways(periods: Sequence[int], usual: int) -> list[Way]:
@@ -260,11 +254,9 @@ class _Follower:
             self.scale = measure_strata(self.record.features[place], self.made[0], kernel=kernel).within
 
     def _variance(self, view: ExactView) -> float:
-        if self.made is None:
-            raise InputError(f"the policy of {self.way.name!r} has made no strata yet; let it start at step 0")
-        return (
-            view.stratified_variance(*self.made) if len(self.made) == 1 else float(view.batch_errors(*self.made).mean())
-        )
+        assert self.made is not None  # all policies here start at step 0
+        planned = len(self.made) == 2
+        return float(view.batch_errors(*self.made).mean()) if planned else view.stratified_variance(*self.made)
 
 
 def _rows(aging: Aging, freshest: str) -> list[tuple[Value, ...]]:
@@ -279,23 +271,16 @@ def _rows(aging: Aging, freshest: str) -> list[tuple[Value, ...]]:
 
 
 @dataclass(frozen=True)
-class WaySummary:
-    """One way to refresh, over all runs."""
-
-    refreshes: float  # mean number in a run
-    # Var(μ̂) over that of strata made anew every few steps (the smallest T) on the same features: geometric mean over
-    # recorded steps
-    aged: float
-    before: float  # the same just before a refresh, geometric mean over the intervals between refreshes
-    early: float  # ``before`` of the intervals that begin in the first and in the second half of the run
-    late: float
-
-
-@dataclass(frozen=True)
 class AgingSummary:
-    """All ways over all runs."""
+    """All ways over all runs.
 
-    ways: dict[str, WaySummary]
+    ``ways`` has a row for each. ``refreshes`` is their mean number in a run; ``aged`` the geometric mean over recorded
+    steps of Var(μ̂) over that of strata made anew every few steps (the smallest T) on the same features; ``before`` the
+    same just before a refresh, over the intervals between refreshes, of which those of ``early`` and ``late`` begin in
+    the first and in the second half of the run.
+    """
+
+    ways: pd.DataFrame
     fixed: tuple[str, ...]
     usual: str
     runs: int
@@ -303,14 +288,14 @@ class AgingSummary:
 
     def lost(self, name: str) -> float:
         """Share of what refreshing gains, from strata that are never made again to fresh ones, that a way loses."""
-        gained = self.ways[NEVER].aged - 1.0
-        return (self.ways[name].aged - 1.0) / gained if gained > 0.0 else math.nan
+        gained = self.ways.aged[NEVER] - 1.0
+        return float((self.ways.aged[name] - 1.0) / gained) if gained > 0.0 else math.nan
 
 
 def summarise(runs: Sequence[Aging], periods: Sequence[int], usual: int) -> AgingSummary:
     """Numbers of each way over all runs; age is measured against the first of ``periods``."""
     fixed = tuple(f"T = {period}" for period in periods)
-    ways = {name: _summarise_way(runs, name, fixed[0]) for name in runs[0].traces}
+    ways = pd.DataFrame({name: _summarise_way(runs, name, fixed[0]) for name in runs[0].traces}).T
     return AgingSummary(ways, fixed, f"T = {usual}", len(runs), solver_noise(runs, fixed[0]))
 
 
@@ -325,7 +310,7 @@ def solver_noise(runs: Sequence[Aging], freshest: str) -> float:
     return median(changes) / (0.6745 * math.sqrt(6.0))
 
 
-def _summarise_way(runs: Sequence[Aging], name: str, freshest: str) -> WaySummary:
+def _summarise_way(runs: Sequence[Aging], name: str, freshest: str) -> dict[str, float]:
     aged, ends = [], []
     for run in runs:
         trace = run.traces[name]
@@ -333,13 +318,14 @@ def _summarise_way(runs: Sequence[Aging], name: str, freshest: str) -> WaySummar
         aged += ages
         ends += before_refreshes(run.steps, ages, trace.refreshes)
     middle = runs[0].steps[-1] / 2
-    return WaySummary(
-        refreshes=fmean(len(run.traces[name].refreshes) for run in runs),
-        aged=geometric_mean(aged),
-        before=_mean_ratio(age for _, age in ends),
-        early=_mean_ratio(age for start, age in ends if start < middle),
-        late=_mean_ratio(age for start, age in ends if start >= middle),
-    )
+    ratios = {
+        "aged": aged,
+        "before": [age for _, age in ends],
+        "early": [age for start, age in ends if start < middle],
+        "late": [age for start, age in ends if start >= middle],
+    }
+    means = {name: geometric_mean(values) if values else math.nan for name, values in ratios.items()}
+    return {"refreshes": fmean(len(run.traces[name].refreshes) for run in runs), **means}
 
 
 def before_refreshes(steps: Sequence[int], ages: Sequence[float], refreshes: Sequence[int]) -> list[tuple[int, float]]:
@@ -352,44 +338,41 @@ def before_refreshes(steps: Sequence[int], ages: Sequence[float], refreshes: Seq
     return found
 
 
-def _mean_ratio(ratios: Iterable[float]) -> float:
-    values = list(ratios)
-    return geometric_mean(values) if values else math.nan
-
-
 def claims(summary: AgingSummary) -> tuple[Claim, ...]:
     """What the paper says on the effect of T and what we add, and whether it held."""
     ways, fixed = summary.ways, summary.fixed
-    later = [ways[name] for name in fixed[1:]]
-    usual, growing = ways[summary.usual], ways["growing T"]
+    later = ways.loc[list(fixed[1:])]
+    usual, growing = ways.loc[summary.usual], ways.loc["growing T"]
     # two standard errors of a mean over as many solutions of the solver as the way has refreshes
-    slack = [2.0 * summary.noise / math.sqrt(way.refreshes * summary.runs) for way in later]
-    rising = [b.aged / a.aged > 1.0 - s for (a, b), s in zip(pairwise([ways[n] for n in fixed]), slack, strict=True)]
+    slack = 2.0 * summary.noise / np.sqrt(later.refreshes * summary.runs)
+    first, last = slack.iloc[0], slack.iloc[-1]
+    rising = ways.aged[list(fixed)].pct_change().iloc[1:] > -slack
     lost = summary.lost("growing T") - summary.lost(summary.usual)
     paper = (
         Claim(
             "the less frequently the strata are updated, the greater the estimator variance",
-            all(rising) and later[-1].aged > 1.0 + slack[-1],
+            bool(rising.all() and later.aged.iloc[-1] > 1.0 + last),
             f"mean over the run above strata made anew every {fixed[0].removeprefix('T = ')} steps, "
-            f"{_listed(summary, 'aged')}; a longer T may be lower by {100.0 * slack[0]:.2f} to "
-            f"{100.0 * slack[-1]:.2f} %, two standard errors of the solver's randomness",
+            f"{_listed(summary, 'aged')}; a longer T may be lower by {100.0 * first:.2f} to "
+            f"{100.0 * last:.2f} %, two standard errors of the solver's randomness",
         ),
         Claim(
             "strata become worse over time, and so the estimator variance increases until they are updated",
-            all(way.before > 1.0 - s for way, s in zip(later, slack, strict=True))
-            and later[-1].before > 1.0 + slack[-1],
+            bool((later.before > 1.0 - slack).all() and later.before.iloc[-1] > 1.0 + last),
             f"just before a refresh {_listed(summary, 'before')} above new strata on the same features",
         ),
         Claim(
             "this effect is strongest towards the start of training",
-            all(way.early > way.late for way in later),
+            bool((later.early > later.late).all()),
             f"the same in the first and the second half of the run, {_listed(summary, 'early', 'late')}",
         ),
         Claim(
             "an increasing schedule for T could save computation with negligible detriment, taken as at most "
             f"{100.0 * LOST:.0f} % more lost of what refreshing gains than with {summary.usual}, and less than with as "
             "many refreshes at equal distances",
-            growing.refreshes < usual.refreshes and lost <= LOST and growing.aged < ways[_evenly("growing T")].aged,
+            bool(
+                growing.refreshes < usual.refreshes and lost <= LOST and growing.aged < ways.aged[_evenly("growing T")]
+            ),
             f"{growing.refreshes:.0f} refreshes instead of {usual.refreshes:.0f}; lost "
             + ", ".join(
                 f"{100.0 * summary.lost(name):.1f} % ({name})"
@@ -397,12 +380,12 @@ def claims(summary: AgingSummary) -> tuple[Claim, ...]:
             ),
         ),
     )
-    even = {name: ways[_evenly(name)].aged for name in POLICIES}
+    even = {name: ways.aged[_evenly(name)] for name in POLICIES}
     ours = Claim(
         "each policy ages less than as many refreshes at equal distances",
-        all(ways[name].aged < aged for name, aged in even.items()),
+        all(bool(ways.aged[name] < aged) for name, aged in even.items()),
         ", ".join(
-            f"{_percent(ways[name].aged)} against {_percent(aged)} ({name}, {ways[name].refreshes:.3g} refreshes)"
+            f"{_percent(ways.aged[name])} against {_percent(aged)} ({name}, {ways.refreshes[name]:.3g} refreshes)"
             for name, aged in even.items()
         ),
         source="ours",
@@ -412,10 +395,8 @@ def claims(summary: AgingSummary) -> tuple[Claim, ...]:
 
 def _listed(summary: AgingSummary, *fields: str) -> str:
     """Numbers of all T but the smallest."""
-    texts = [
-        " and ".join(_percent(getattr(summary.ways[name], field)) for field in fields) for name in summary.fixed[1:]
-    ]
-    return ", ".join(f"{text} ({name})" for text, name in zip(texts, summary.fixed[1:], strict=True))
+    shown = summary.ways.loc[list(summary.fixed[1:]), list(fields)]
+    return ", ".join(f"{' and '.join(map(_percent, row))} ({name})" for name, *row in shown.itertuples())
 
 
 def _percent(ratio: float) -> str:
@@ -425,7 +406,7 @@ def _percent(ratio: float) -> str:
 def _draw(figure: Figure, runs: Sequence[Aging], summary: AgingSummary) -> None:
     through, aging, cost = figure.subplots(1, 3)
     steps, fixed = runs[0].steps, summary.fixed
-    others = [name for name in summary.ways if name.startswith(("min-sum", "ordered"))]
+    others = [name for name in summary.ways.index if name.startswith(("min-sum", "ordered"))]
     _plot(through, steps, [run.uniform for run in runs], "uniform", BLACK, "--")
     for name in (*reversed(fixed), *others):
         _plot(through, steps, [run.traces[name].variances for run in runs], name, _look(name, summary)[0])
@@ -467,21 +448,17 @@ def _look(name: str, summary: AgingSummary) -> tuple[str, str]:
 
 def _draw_cost(axes: Axes, summary: AgingSummary) -> None:
     """Refreshes against mean age, each policy joined to as many refreshes at equal distances; lower is better."""
-    ways = summary.ways
-
-    def age(name: str) -> float:
-        return 100.0 * (ways[name].aged - 1.0)
-
+    refreshes, age = summary.ways.refreshes, 100.0 * (summary.ways.aged - 1.0)
     fixed = [NEVER, *reversed(summary.fixed)]
-    axes.plot([ways[name].refreshes for name in fixed], [age(name) for name in fixed], color=GREY, linewidth=1.0)
+    axes.plot(refreshes[fixed], age[fixed], color=GREY, linewidth=1.0)
     for number, name in enumerate(fixed):
         colour, marker = _look(name, summary)
-        place, offset = (ways[name].refreshes, age(name)), (5, 5 + 11 * (number % 2))  # in turns: they are close
+        place, offset = (refreshes[name], age[name]), (5, 5 + 11 * (number % 2))  # in turns: they are close
         axes.plot(*place, marker, color=colour, markersize=7, markeredgecolor="white")
         axes.annotate(name, place, offset, textcoords="offset points", fontsize=8.5, color=INK)
     for name in POLICIES:
         colour, marker = _look(name, summary)
-        x, y = [ways[name].refreshes] * 2, [age(name), age(_evenly(name))]
+        x, y = [refreshes[name]] * 2, [age[name], age[_evenly(name)]]
         axes.plot(x, y, color=colour, linewidth=1.2)
         axes.plot(x[:1], y[:1], marker, color=colour, markersize=9, markeredgecolor="white", label=name)
         axes.plot(x[1:], y[1:], marker, color=colour, markersize=7, markerfacecolor="white", label=_evenly(name))
@@ -489,8 +466,8 @@ def _draw_cost(axes: Axes, summary: AgingSummary) -> None:
     ticks = [1, 2, 5, 10, 20, 50, 100, 200]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(0.7, 3.0 * ways[summary.fixed[0]].refreshes)
-    axes.set_ylim(bottom=min(0.0, 1.2 * min(map(age, (*fixed, *POLICIES, *map(_evenly, POLICIES))))))
+    axes.set_xlim(0.7, 3.0 * refreshes[summary.fixed[0]])
+    axes.set_ylim(bottom=min(0.0, 1.2 * age[[*fixed, *POLICIES, *map(_evenly, POLICIES)]].min()))
     axes.set_xlabel("refreshes in the run (log scale)")
     axes.set_ylabel("aged by, mean of the run, %")
     axes.set_title("what a refresh buys", loc="left", fontsize=11, fontweight="bold")
