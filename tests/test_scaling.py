@@ -158,13 +158,12 @@ def test_a_model_scales_its_inputs_without_another_file(scaled_run, capsys):
     assert "inputs: scaled robustly" in capsys.readouterr().out
 
 
-def test_a_model_of_before_takes_the_scale_from_the_run_or_refuses(scaled_run, capsys):
-    change_model(scaled_run / "run", lambda about, weights: about.pop("reading") and about)
-    assert predicted(capsys, scaled_run) == (0, (scaled_run / "run/predictions.csv").read_text())
-    (scaled_run / "run/data.json").unlink()
+@pytest.mark.parametrize("reading", [None, {}])
+def test_a_model_that_does_not_say_how_inputs_are_scaled_is_refused(scaled_run, capsys, reading):
+    change_model(scaled_run / "run", lambda about, weights: {**about, "reading": reading})
     code, said = predicted(capsys, scaled_run)
     assert code == 2
-    assert "kept the scaling of inputs in data.json, and there is no such file" in said
+    assert "is not a model that can be used: its reading" in said
 
 
 def test_a_damaged_file_of_data_is_not_to_be_removed(scaled_run, capsys):

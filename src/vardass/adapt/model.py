@@ -229,18 +229,6 @@ def load_model(
         ``"config"``, ``"class_names"``, ``"data_kind"``, ``"input_shape"``, ``"preprocessing"`` of images, ``"step"``
         and ``"score"``; and ``"reading"``, how samples were read: with ``"scale"``, columns were scaled, and
         ``vardass.scaling.scale_columns(x, about["reading"]["scale"])`` does so before ``predict``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from vardass.adapt import RunConfig, Trainer
-    >>> from vardass.data import load_task, split_task
-    >>> splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = Trainer(RunConfig(steps=2, sampler="uniform"), splits, out=folder).run()
-    ...     model, about = load_model(folder)
-    >>> model.predict(torch.zeros(3, 78)).shape, len(about["class_names"])
-    (torch.Size([3, 7]), 7)
     """
     file = Path(path)
     file = file / MODEL_FILE if file.is_dir() else file
@@ -343,11 +331,13 @@ class _Description(BaseModel):
     own_parts: dict[str, str]
     preprocessing: dict[str, Any]
     backbone: _Backbone | None
-    reading: _Reading | None = None
+    reading: _Reading
 
     @model_validator(mode="after")
     def _scale_fits(self) -> _Description:
-        scale = None if self.reading is None else self.reading.scale
+        scale = self.reading.scale
+        if self.data_kind == "features" and "scale" not in self.reading.model_fields_set:
+            raise InputError("reading does not say how inputs are scaled")
         if scale is not None and not len(scale.mean) == len(scale.deviation) == math.prod(self.input_shape):
             raise InputError(
                 f"scaling is of {len(scale.mean)} means and {len(scale.deviation)} deviations, its samples have shape "

@@ -113,14 +113,7 @@ def read_data_file(run: Path) -> dict[str, Any]:
 
 def reading_of(model: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """How the samples of a model were read: as its own file says, the rest as the run's ``data.json`` says."""
-    folder = model if model.is_dir() else model.parent
-    found = {**read_data_file(folder), **(about.get("reading") or {})}
-    if about["data_kind"] == "features" and "scale" not in found:
-        raise InputError(
-            f"the model in {folder} is of a version that kept the scaling of inputs in {DATA_FILE}, and there is no "
-            "such file beside it; put it back, or train again"
-        )
-    return found
+    return {**read_data_file(model if model.is_dir() else model.parent), **about["reading"]}
 
 
 # --- checkpoints --------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ from vardass.adapt.run_folder import reading_of
 from vardass.adapt.selection import outputs
 from vardass.data.domains import Domain
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
-from vardass.data.folders import subfolders
-from vardass.data.from_paths import domain_from_path
+from vardass.data.from_paths import domain_from_path, subfolders
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path, plain
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, shorten
@@ -383,19 +382,6 @@ def evaluate_run(
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     **parts
         ``algorithm`` or ``network``, if the run was made with such objects, and ``trust_code``, see `load_model`.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> from vardass.adapt import RunConfig, Trainer
-    >>> from vardass.data import load_task, split_task
-    >>> task = load_task("watch", "left-A->right-B")
-    >>> config = RunConfig(network="mlp", algorithm="erm", sampler="uniform", steps=30, eval_every=30)
-    >>> with TemporaryDirectory() as folder:
-    ...     result = Trainer(config, split_task(task, seed=0), folder).run()
-    ...     found = evaluate_run(folder, {"source": task.sources[0], "target": task.target})
-    >>> found.domains["source"].accuracy > found.domains["target"].accuracy
-    True
     """
     place = as_path(run, "run")
     algorithm, about = load_model(place, device=pick_device(device), **parts)

@@ -7,7 +7,7 @@ they are needed.
 from vardass.data.audio import AudioDataset, FrontEnd
 from vardass.data.domains import Domain, LabelsHidden, Task, TensorInputs, unite
 from vardass.data.embedding_tasks import embedding_task
-from vardass.data.folders import folder_domain, folder_task
+from vardass.data.from_paths import folder_domain, folder_task
 from vardass.data.images import ImageDataset, ImagePreprocessing, augment, normalise, random_crops
 from vardass.data.registry import DATASETS, DatasetInfo, load_task, task_names
 from vardass.data.splits import TaskSplits, named_seed, split_task

@@ -1,22 +1,260 @@
-"""A user's folders and files: what they hold, and the task or domain made of them."""
+"""From a user's folders and files to domains and tasks: class folders of images or sounds, and files of embeddings."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from vardass.data.audio import AUDIO_ENDINGS, AudioDataset
-from vardass.data.domains import Domain, Kind, Task, TensorInputs, parts_of, refuse_unknown
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
+from vardass.data.domains import Domain, Kind, Task, TensorInputs, pair_names, parse_pair, parts_of, refuse_unknown
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.embedding_tasks import ScaledInputs, class_positions, embedding_task, read_labelled, scaled_inputs
-from vardass.data.folders import folder_domain, folder_task, subfolders
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
-from vardass.errors import InputError
-from vardass.validate import choose
+from vardass.errors import InputError, VardassWarning
+from vardass.files import PathLike, as_path
+from vardass.validate import choose, shorten
 
-__all__ = ["KINDS", "domain_from_path", "find_kind", "preparation", "task_from_paths"]
+__all__ = [
+    "KINDS",
+    "FileKind",
+    "domain_from_path",
+    "files_in",
+    "find_kind",
+    "folder_domain",
+    "folder_names",
+    "folder_task",
+    "load_folders",
+    "locate",
+    "preparation",
+    "subfolders",
+    "task_from_paths",
+]
+
+FileKind = Literal["image", "audio"]
+_ENDINGS: dict[FileKind, tuple[str, ...]] = {"image": IMAGE_ENDINGS, "audio": AUDIO_ENDINGS}
+
+
+def locate(root: PathLike | None, marks: Sequence[str], *, inside: Sequence[str], info: str) -> Path:
+    """The folder, ``root`` or one of ``inside`` it, that holds all ``marks``; else an InputError with ``info``."""
+    if root is None:
+        raise InputError(f"root is None, but this data set is read from files; give its folder\n{info}")
+    base = as_path(root, "root")
+    folders = [base, *(base / name for name in inside)]
+    for folder in folders:
+        if folder.is_dir() and all((folder / mark).exists() for mark in marks):
+            return folder
+    if not base.is_dir():
+        raise InputError(f"no folder at {base}; give the folder of the data set\n{info}")
+    found = sorted(entry.name for entry in base.iterdir())[:8]
+    raise InputError(
+        f"{base} holds {', '.join(found) or 'nothing'}, but {', '.join(marks)} should be there; unpack the data set "
+        f"into it\n{info}"
+    )
+
+
+def subfolders(root: Path) -> list[Path]:
+    """Folders in ``root`` by name, without hidden ones."""
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and _tidy(entry.name))
+
+
+def _tidy(name: str) -> bool:
+    """Whether a file is the user's and not left by a file manager."""
+    return not name.startswith((".", "__MACOSX"))
+
+
+def files_in(folder: Path, kind: FileKind) -> list[Path]:
+    """Image or sound files in a folder and below it, by path, without hidden ones."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in _ENDINGS[kind]
+        and path.is_file()
+        and all(_tidy(part) for part in path.relative_to(folder).parts)
+    )
+
+
+def _tell_of_hidden(root: Path, kind: FileKind) -> None:
+    """Warn of hidden folders with samples, which are not taken for classes."""
+    hidden = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and entry.name.startswith(".")]
+    left_out = [entry.name for entry in hidden if files_in(entry, kind)]
+    if left_out:
+        warnings.warn(
+            f"{root} has hidden folders with {kind} files, {shorten(left_out)}, which are not read; rename them if "
+            "they are classes",
+            VardassWarning,
+            stacklevel=4,
+        )
+
+
+def _scan_classes(
+    root: Path, kind: FileKind, class_names: Sequence[str] | None = None
+) -> tuple[list[Path], Tensor, tuple[str, ...]]:
+    """Files, labels and class names of a folder of class folders, which may lack some of ``class_names``."""
+    folders = subfolders(root)
+    _tell_of_hidden(root, kind)
+    found = [folder.name for folder in folders]
+    names = tuple(found if class_names is None else class_names)
+    refuse_unknown(found, names, str(root), "source")
+    paths: list[Path] = []
+    labels: list[int] = []
+    for folder in folders:
+        files = files_in(folder, kind)
+        if not files:
+            raise InputError(
+                f"the class folder {folder} has 0 {kind} files ({' '.join(_ENDINGS[kind])}); add files or remove "
+                "the folder"
+            )
+        paths += files
+        labels += [names.index(folder.name)] * len(files)
+    return paths, torch.tensor(labels, dtype=torch.int64), names
+
+
+def folder_domain(
+    root: PathLike,
+    *,
+    kind: FileKind = "image",
+    name: str | None = None,
+    class_names: Sequence[str] | None = None,
+    labelled: bool | None = None,
+    size: int | tuple[int, int] = 224,
+    channels: int = 3,
+    front_end: FrontEnd | Mapping[str, Any] | None = None,
+    cache: bool = False,
+    interpolation: str = "bilinear",
+) -> Domain:
+    """Make a domain of a folder: ``root/<class>/<file>``, or ``root/<file>`` without labels.
+
+    Parameters
+    ----------
+    root : path
+        The folder; files deeper inside a class folder belong to it.
+    kind : {"image", "audio"}
+        Which files to read.
+    name : str, optional
+        By default the name of the folder.
+    class_names : sequence of str, optional
+        Classes of the source, for a target.
+    labelled : bool, optional
+        True wants class folders, False takes all files and no labels; by default what is there decides.
+    size, channels, interpolation :
+        Of images, see `ImageDataset`.
+    front_end : FrontEnd or mapping, optional
+        Of sounds, see `FrontEnd.of`.
+    cache : bool
+        Keep decoded samples in shared memory.
+    """
+    choose(kind, "kind", _ENDINGS)
+    base = as_path(root, "root")
+    if not base.is_dir():
+        raise InputError(f"no folder at {base}; give a folder of {kind} files")
+    loose = [path for path in files_in(base, kind) if path.parent == base]
+    folders = subfolders(base)
+    if labelled is None:
+        labelled = bool(folders)
+    if labelled and not folders:
+        raise InputError(
+            f"{base} has {len(loose)} {kind} files and 0 class folders, but labels are needed; sort the files into one "
+            "folder for each class"
+        )
+    if labelled and loose:
+        raise InputError(
+            f"{base} has {len(loose)} {kind} files, such as {loose[0].name}, beside {len(folders)} class folders; move "
+            "them into class folders, or give a target without classes as unlabelled"
+        )
+    if labelled:
+        paths, labels, names = _scan_classes(base, kind, class_names)
+    else:
+        paths, labels, names = files_in(base, kind), None, tuple(class_names or ())
+    if not paths:
+        raise InputError(
+            f"no {kind} files ({' '.join(_ENDINGS[kind])}) in {base}, 0 of {len(list(base.iterdir()))} entries; give "
+            "another folder"
+        )
+    dataset: Dataset[Tensor]
+    if kind == "audio":
+        dataset = AudioDataset(paths, front_end=front_end, cache=cache)
+    else:
+        dataset = ImageDataset(paths, size, channels, cache, interpolation)
+    return Domain(name or base.name, dataset, labels, names, kind=kind)
+
+
+def folder_task(
+    sources: PathLike | Sequence[PathLike],
+    target: PathLike,
+    *,
+    kind: FileKind = "image",
+    name: str | None = None,
+    target_labelled: bool | None = None,
+    **options: Any,
+) -> Task:
+    """Make a task of one or several folders with class folders and a target folder, flat or with class folders.
+
+    The classes are those of all sources together. ``target_labelled=False`` ignores folders in the target; further
+    options are those of `folder_domain`: size, channels, interpolation, front_end, cache.
+    """
+    given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
+    folders = [as_path(folder, "source") for folder in given]
+    target = as_path(target, "target")
+    names: set[str] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"no folder at {folder}; give a folder of class folders with {kind} files")
+        names |= {entry.name for entry in subfolders(folder)}
+    classes = sorted(names)
+
+    def domain(folder: Path, labelled: bool | None) -> Domain:
+        same = sum(other.name == folder.name for other in (*folders, target))
+        title = str(folder) if same > 1 else folder.name
+        return folder_domain(folder, kind=kind, name=title, class_names=classes, labelled=labelled, **options)
+
+    labelled = tuple(domain(folder, True) for folder in folders)
+    goal = domain(target, target_labelled)
+    return Task(name or "+".join(source.name for source in labelled) + "->" + goal.name, labelled, goal)
+
+
+def folder_names(root: PathLike | None) -> tuple[str, ...]:
+    """Tasks between the folders in ``root``, such as ``"photo->sketch"``; none without a root."""
+    return () if root is None else pair_names([folder.name for folder in _domains(root)])
+
+
+def load_folders(
+    task: str,
+    root: PathLike | None,
+    *,
+    kind: FileKind = "image",
+    target_labelled: bool | None = None,
+    size: int | tuple[int, int] = 224,
+    channels: int = 3,
+    front_end: FrontEnd | Mapping[str, Any] | None = None,
+    cache: bool = False,
+    interpolation: str = "bilinear",
+) -> Task:
+    """Task between folders of ``root``: ``"photo->sketch"``, or ``"photo+art->sketch"`` for two sources."""
+    if root is None:
+        raise InputError("root is None; give the folder that holds one folder for each domain")
+    by_name = {folder.name: folder for folder in _domains(root)}
+    sources, target = parse_pair(task, list(by_name), str(root))
+    options: Any = {"size": size, "channels": channels, "interpolation": interpolation, "front_end": front_end}
+    options |= {"kind": kind, "name": task, "target_labelled": target_labelled, "cache": cache}
+    return folder_task([by_name[source] for source in sources], by_name[target], **options)
+
+
+def _domains(root: PathLike) -> list[Path]:
+    base = as_path(root, "root")
+    folders = subfolders(base) if base.is_dir() else []
+    if len(folders) < 2:
+        raise InputError(f"{base} has {len(folders)} folders; at least 2 are needed, one for each domain")
+    return folders
+
+
+# --- folders and files of any kind, as commands are given them --------------------------------------
 
 KINDS: dict[str, Kind] = {"images": "image", "audio": "audio", "embeddings": "features"}
 _LABELS = "labels"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from vardass.data import digits, embedding_tasks, folders, watch
+from vardass.data import digits, embedding_tasks, from_paths, watch
 from vardass.data.domains import Task
 from vardass.data.images import ImagePreprocessing
 from vardass.errors import InputError
@@ -86,16 +86,16 @@ _ENTRIES = (
         "your folders of images",
         "root/<domain>/<class>/*.png      tasks <domain>-><domain>; the target may lack class folders",
         "your own files",
-        folders.load_folders,
-        folders.folder_names,
+        from_paths.load_folders,
+        from_paths.folder_names,
     ),
     DatasetInfo(
         "audio",
         "your folders of sounds",
         "root/<domain>/<class>/*.wav      tasks <domain>-><domain>; the target may lack class folders",
         "your own files",
-        partial(folders.load_folders, kind="audio"),
-        folders.folder_names,
+        partial(from_paths.load_folders, kind="audio"),
+        from_paths.folder_names,
         {"network": "audio"},
     ),
     DatasetInfo(

@@ -11,7 +11,7 @@ import torch
 
 from vardass.data.audio import FrontEnd
 from vardass.data.domains import Domain, Task, pair_names
-from vardass.data.folders import files_in, folder_domain, folder_task, locate, subfolders
+from vardass.data.from_paths import files_in, folder_domain, folder_task, locate, subfolders
 from vardass.data.images import ImageDataset
 from vardass.data.registry import DatasetInfo
 from vardass.data.splits import named_seed
