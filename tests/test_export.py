@@ -31,7 +31,7 @@ def task(kind):
         return Domain(name, x if kind == "image" else 100.0 * x + 30.0, labels, names, **kinds)
 
     made = Task("a->b", (domain("a"),), domain("b"))
-    return made if kind == "image" else standardise_task(made)[0]
+    return made if kind == "image" else standardise_task(made)
 
 
 @pytest.mark.parametrize(("kind", "network"), [("classes", "mlp"), ("numbers", "mlp"), ("image", "conv")])

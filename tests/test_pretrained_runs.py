@@ -64,7 +64,7 @@ FROZEN = {"freeze_backbone": True, "bottleneck": 5, "local_files_only": True}
     "changes",
     [
         {},
-        {"algorithm": "arm", "algorithm_options": {"context_width": 4, "support_size": 4}},
+        {"algorithm": "arm", "algorithm_options": {"support_size": 4}},
         {"network_options": FROZEN, "cache_embeddings": True},
     ],
     ids=["tuned", "widened", "cached"],

@@ -36,7 +36,8 @@ def draw(*deviations, n=40, seed=0):
 
 def test_columns_are_scaled_by_the_sources_together():
     source, target = draw(1.0, 2.0, 4.0), draw(2.0, 2.0, 2.0, seed=1)
-    task, scale = standardise_task(task_of(source, target))
+    task = standardise_task(task_of(source, target))
+    scale = task.target.dataset.scale
     both = torch.cat([part.dataset.tensor for part in task.sources])
     assert torch.allclose(both.mean(0), torch.zeros(3), atol=1e-5)
     assert torch.allclose(both.std(0, correction=0), torch.ones(3), atol=1e-5)
@@ -48,13 +49,14 @@ def test_what_hardly_varies_in_the_sources_does_not_tower_in_the_target():
     source = draw(2.0, 2.0, 1e-4, 0.0, 0.1)
     target = draw(2.0, 2.0, 2.0, 2.0, 2.0, seed=1)
     with pytest.warns(VardassWarning, match="1 of 5 columns are constant in the sources, .*column 3 .* always 5;"):
-        task, scale = standardise_task(task_of(source, target))
+        task = standardise_task(task_of(source, target))
+    scale = task.target.dataset.scale
     # the (lower) median of those above 0 is 0.1; 1e-4 and 0 are below 1% of it
     assert scale["deviation"] == pytest.approx([2.0, 2.0, 0.1, 0.1, 0.1], rel=1e-4)
     assert float(task.target.dataset.tensor.abs().max()) == 8.0  # cut
     assert scale["clip"] == 8.0
     with pytest.warns(VardassWarning, match="2 of 2 columns are constant in the sources, .*column 0 .* always 1;"):
-        constant, _ = standardise_task(task_of(torch.ones(8, 2), torch.full((4, 2), 3.0)))
+        constant = standardise_task(task_of(torch.ones(8, 2), torch.full((4, 2), 3.0)))
     assert float(constant.sources[0].dataset.tensor.abs().max()) == 0.0
     assert constant.target.dataset.tensor.unique().tolist() == [2.0]
 
@@ -64,7 +66,7 @@ def test_values_that_are_absurd_are_told_with_their_place():
     target[7, 1] = 1e30
     far = r"t has 1e\+30 in column 1 of row 7 \(both from 0\), .*e\+.* cut to 8, as are 0 more"
     with pytest.warns(VardassWarning, match=far) as told:
-        task, _ = standardise_task(task_of(draw(1.0, 1.0), target))
+        task = standardise_task(task_of(draw(1.0, 1.0), target))
     assert len(told) == 1
     assert float(task.target.dataset.tensor[7, 1]) == 8.0
 
@@ -88,7 +90,8 @@ def test_columns_that_are_constant_in_the_sources_are_told(trained, tmp_path, ca
 
 def test_later_samples_are_scaled_alike_from_what_was_stored():
     target = draw(50.0, 1.0, seed=1)
-    task, scale = standardise_task(task_of(draw(1.0, 3.0), target))
+    task = standardise_task(task_of(draw(1.0, 3.0), target))
+    scale = task.target.dataset.scale
     stored = json.loads(json.dumps(preparation(task.target)))["scale"]
     assert stored == scale
     assert torch.equal(scale_columns(target, stored), task.target.dataset.tensor)
@@ -97,7 +100,7 @@ def test_later_samples_are_scaled_alike_from_what_was_stored():
 
 
 def test_a_task_is_scaled_once_and_only_if_it_holds_vectors(tmp_path):
-    task, _ = standardise_task(task_of(draw(1.0), draw(1.0)))
+    task = standardise_task(task_of(draw(1.0), draw(1.0)))
     with pytest.raises(InputError, match="'s1' is standardised already; ask for it once"):
         standardise_task(task)
     np.savez(tmp_path / "a.npz", z=draw(1.0, 2.0).numpy(), labels=np.arange(40) % 2)

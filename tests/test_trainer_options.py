@@ -381,7 +381,8 @@ def test_options_of_the_command_reach_the_run(tables: Path, capsys: pytest.Captu
 def test_standardised_columns_are_scaled_alike_when_predicting(
     tables: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task, scale = standardise_task(embedding_task(tables / "clinic.npz", tables / "home.npz", standardise=False))
+    task = standardise_task(embedding_task(tables / "clinic.npz", tables / "home.npz", standardise=False))
+    scale = task.target.dataset.scale
     expected = embedding_task(tables / "clinic.npz", tables / "home.npz")
     for mine, theirs in ((task.sources[0], expected.sources[0]), (task.target, expected.target)):
         torch.testing.assert_close(mine.dataset.tensor, theirs.dataset.tensor)  # type: ignore[attr-defined]

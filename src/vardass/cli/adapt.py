@@ -188,7 +188,7 @@ def train(
     loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
     config = RunConfig.from_dict({"network": NETWORKS[loaded.target.kind], **chosen})
     if standardise and not isinstance(loaded.target.dataset, ScaledInputs):
-        loaded, _ = standardise_task(loaded)
+        loaded = standardise_task(loaded)
     data = {
         "kind": loaded.target.kind,
         "dataset": dataset,

@@ -348,7 +348,7 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
     wanted = {name: images[name] for name in image_options(how["dataset"], IMAGENET)}
     task = load_task(how["dataset"], how["task"], how["root"], **{**wanted, **options})
     unscaled = how.get("scale") and not isinstance(task.target.dataset, ScaledInputs)
-    return standardise_task(task)[0] if unscaled else task
+    return standardise_task(task) if unscaled else task
 
 
 # --- files ----------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def embedding_task(
         for title, (table, values) in zip(titles, tables, strict=True)
     ]
     task = Task(name or "+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
-    return standardise_task(task)[0] if standardise else task
+    return standardise_task(task) if standardise else task
 
 
 def embedding_names(root: PathLike | None) -> tuple[str, ...]:
@@ -321,10 +321,10 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str) -> ScaledInputs:
     return ScaledInputs(scale_columns(table, scale), scale)
 
 
-def standardise_task(task: Task) -> tuple[Task, dict[str, Any]]:
+def standardise_task(task: Task) -> Task:
     """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`.
 
-    Returns the task with `ScaledInputs`, and the scale, for `scale_columns` on samples that come later.
+    Its domains have `ScaledInputs`, whose scale is for samples that come later.
     """
     tables = []
     for domain in (*task.sources, task.target):
@@ -340,7 +340,7 @@ def standardise_task(task: Task) -> tuple[Task, dict[str, Any]]:
         domain.with_inputs(scaled_inputs(table, scale, domain.name))
         for domain, table in zip((*task.sources, task.target), tables, strict=True)
     ]
-    return Task(task.name, tuple(scaled[:-1]), scaled[-1]), scale
+    return Task(task.name, tuple(scaled[:-1]), scaled[-1])
 
 
 def _tell_of_constant_columns(reference: Tensor) -> None:

@@ -113,4 +113,4 @@ def load_watch_task(task: str, root: PathLike | None = None, *, standardised: bo
         return Domain(name, TensorInputs(scaled), labels, names)
 
     loaded = Task(task, tuple(domain(source) for source in sources), domain(target))
-    return standardise_task(loaded)[0] if standardised and clip else loaded
+    return standardise_task(loaded) if standardised and clip else loaded

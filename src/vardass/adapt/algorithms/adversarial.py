@@ -37,33 +37,21 @@ class _Reverse(torch.autograd.Function):
 
 
 class GradientReversal(nn.Module):
-    """Identity forward, gradient times -c backward, with c rising from 0: c = 2h / (1 + exp(-a i/N)) - h.
+    """Identity forward, gradient times -c backward, with c = 2 / (1 + exp(-i / 1000)) - 1 rising from 0 (TLlib's).
 
-    i counts the calls in training mode and is saved with the state. With the defaults of TLlib c is 0.46 at
-    i = 1000 and 0.905 at i = 3000.
-
-    Parameters
-    ----------
-    high : float
-        h, the limit of c.
-    rate : float
-        a; the original paper of DANN has 10, with N the length of the training.
-    steps : int
-        N.
+    i counts the calls in training mode and is saved with the state: c is 0.46 at i = 1000, 0.905 at i = 3000.
     """
 
     calls: Tensor
 
-    def __init__(self, *, high: float = 1.0, rate: float = 1.0, steps: int = 1000) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.high, self.rate, self.steps = high, rate, steps
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     @property
     def coefficient(self) -> Tensor:
-        """C of the next call, a scalar."""
-        progress = self.calls.float() / self.steps
-        return 2.0 * self.high / (1.0 + torch.exp(-self.rate * progress)) - self.high
+        """The c of the next call, a scalar."""
+        return 2.0 / (1.0 + torch.exp(-self.calls.float() / 1000)) - 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``."""
@@ -83,8 +71,6 @@ class Adversarial(Algorithm):
         λ.
     smoothing : float
         ε of ELS (environment label smoothing), at most 1/2: the domain labels are 1 - ε and ε. 0 is none.
-    reversal_high, reversal_rate, reversal_steps
-        Schedule of the reversal, see ``GradientReversal``.
     **common
         See ``Algorithm``.
     """
@@ -99,9 +85,6 @@ class Adversarial(Algorithm):
         *,
         penalty: float = 1.0,
         smoothing: float = 0.0,
-        reversal_high: float = 1.0,
-        reversal_rate: float = 1.0,
-        reversal_steps: int = 1000,
         **common: Any,
     ) -> None:
         super().__init__(network, num_classes, **common)
@@ -109,11 +92,7 @@ class Adversarial(Algorithm):
         self.smoothing = check_number(
             smoothing, "smoothing", low=0.0, high=0.5, remedy="beyond one half the two domains change places"
         )
-        self.reversal = GradientReversal(
-            high=check_number(reversal_high, "reversal_high", low=0.0),
-            rate=check_number(reversal_rate, "reversal_rate", low=0.0),
-            steps=check_count(reversal_steps, "reversal_steps"),
-        )
+        self.reversal = GradientReversal()
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, ``domain`` and their sum."""

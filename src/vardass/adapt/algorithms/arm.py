@@ -16,13 +16,15 @@ from vardass.validate import ArrayLike, as_generator, as_weights, check_count
 
 __all__ = ["ARM"]
 
+_HIDDEN, _COLUMNS = 64, 16  # channels or units within a context network, and columns of a vector's context
+
 
 class ARM(Algorithm):
     """Cross-entropy of a network that sees each sample together with a context of its domain (Zhang et al. 2021).
 
     A context network's outputs are averaged over a support set, ``support_size`` samples of one domain, and joined to
     each of its inputs: for images (c, h, w) three 5x5 convolutions give one more channel, as in DomainBed; for
-    vectors (d,) two linear layers give ``context_dim`` more columns. Where several sources are united in a batch, each
+    vectors (d,) two linear layers give 16 more columns. Where several sources are united in a batch, each
     has support sets of its own; the last one of a domain is filled up with samples before it, so that all have one
     size, in training as in evaluation. A domain with fewer samples in a batch has one set of all of them. In training
     sets are drawn at random in each step, as batches from strata have an order, and the average uses the sampling
@@ -36,10 +38,6 @@ class ARM(Algorithm):
     support_size : int
         Samples of a support set; DomainBed's batches of ARM have 8 of each source (``batch_per_source`` of
         ``RunConfig``). A batch of the union has fewer of some, and so smaller contexts than evaluation.
-    context_width : int
-        Hidden channels or units of the context network.
-    context_dim : int
-        Columns of a vector's context.
     **common
         See ``Algorithm``.
     """
@@ -54,13 +52,10 @@ class ARM(Algorithm):
         num_classes: int,
         *,
         support_size: int = 8,
-        context_width: int = 64,
-        context_dim: int = 16,
         **common: Any,
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.support_size = self.seen_together = check_count(support_size, "support_size")
-        check_count(context_width, "context_width")
         shape = network.input_shape
         if shape is None or len(shape) not in (1, 3):
             raise InputError(
@@ -69,14 +64,11 @@ class ARM(Algorithm):
             )
         with seeded(self.seed):
             if len(shape) == 3:
-                self.context: nn.Module = _image_context(shape[0], context_width)
+                self.context: nn.Module = _image_context(shape[0])
                 widen_input(network, 1)
             else:
-                check_count(context_dim, "context_dim")
-                self.context = nn.Sequential(
-                    nn.Linear(shape[0], context_width), nn.ReLU(), nn.Linear(context_width, context_dim)
-                )
-                widen_input(network, context_dim)
+                self.context = nn.Sequential(nn.Linear(shape[0], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _COLUMNS))
+                widen_input(network, _COLUMNS)
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, which is the total."""
@@ -146,13 +138,13 @@ def _support(b: int, size: int, domains: Tensor | None, order: Tensor | None) ->
     return found
 
 
-def _image_context(channels: int, width: int) -> nn.Sequential:
+def _image_context(channels: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, width, 5, padding=2),
-        nn.BatchNorm2d(width),
+        nn.Conv2d(channels, _HIDDEN, 5, padding=2),
+        nn.BatchNorm2d(_HIDDEN),
         nn.ReLU(),
-        nn.Conv2d(width, width, 5, padding=2),
-        nn.BatchNorm2d(width),
+        nn.Conv2d(_HIDDEN, _HIDDEN, 5, padding=2),
+        nn.BatchNorm2d(_HIDDEN),
         nn.ReLU(),
-        nn.Conv2d(width, 1, 5, padding=2),
+        nn.Conv2d(_HIDDEN, 1, 5, padding=2),
     )

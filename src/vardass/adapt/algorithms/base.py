@@ -18,7 +18,7 @@ from vardass.adapt.regression import Units, check_outputs, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.losses import Batch
-from vardass.validate import ArrayLike, as_weights, check_flag, check_number, choose
+from vardass.validate import ArrayLike, as_weights, check_number, choose
 
 __all__ = ["ERM", "Algorithm", "Backward", "Losses", "trainable", "weighted_mean", "zero_gradients"]
 
@@ -52,15 +52,14 @@ class Algorithm(nn.Module):
         ρ of SDAT: the step's gradients are taken at w + ρ g/|g| with g the gradient of the task loss alone
         and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
         statistics are updated once for each step.
-    joint_forward : bool, optional
-        Source and target pass through the network as one batch, which BatchNorm notices, or one after the
-        other. None: separately for MMD and CORAL (as in DomainBed), jointly for the others (as in TLlib and
-        DomainBed's DANN).
     seed : int, optional
         Of the initial parameters of discriminators, context networks and random maps.
 
     Attributes
     ----------
+    joint_forward : bool
+        Source and target pass through the network as one batch, which BatchNorm notices (as in TLlib and DomainBed's
+        DANN), or one after the other (MMD and CORAL, as in DomainBed).
     processes : Processes
         Those that share each batch; by default this one alone. The trainer sets it.
     units : Units or None
@@ -79,7 +78,7 @@ class Algorithm(nn.Module):
     name: ClassVar[str]
     uses_target: ClassVar[bool]
     takes_regression: ClassVar[bool] = False  # a loss of class probabilities would be silently wrong
-    joint_by_default: ClassVar[bool] = True
+    joint_forward: ClassVar[bool] = True
     seen_together = 1
     uses_banks = False
     full_strength = 0
@@ -93,7 +92,6 @@ class Algorithm(nn.Module):
         regression: bool = False,
         task_weighting: str = "weighted",
         sharpness: float = 0.0,
-        joint_forward: bool | None = None,
         seed: int | None = 0,
     ) -> None:
         super().__init__()
@@ -107,8 +105,6 @@ class Algorithm(nn.Module):
         self.num_classes = num_classes
         self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
         self.sharpness = check_number(sharpness, "sharpness", low=0.0)
-        chosen = self.joint_by_default if joint_forward is None else joint_forward
-        self.joint_forward = check_flag(chosen, "joint_forward")
         self.seed = seed
         self.is_ascended = False
         self.processes = Processes()

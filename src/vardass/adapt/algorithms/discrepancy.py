@@ -46,7 +46,7 @@ class Discrepancy(Algorithm):
 
     uses_target: ClassVar[bool] = True
     takes_regression: ClassVar[bool] = True
-    joint_by_default: ClassVar[bool] = False
+    joint_forward: ClassVar[bool] = False
 
     def __init__(
         self,
