@@ -102,8 +102,7 @@ class Trainer:
         processes: Processes | None = None,
         device: torch.device | None = None,
     ) -> None:
-        _check_kinds(config, splits)
-        _check_labels(config, splits)
+        _check(config, splits)
         self.config, self.splits, self.observed = config, splits, observed
         self.out = None if out is None else Path(out)
         if self.out is not None:
@@ -181,9 +180,10 @@ class Trainer:
                         break
                     self.history.add_refresh(log)
                     self._one_step()
-                    if self._is_due(self.config.eval_every):
+                    is_last = self.step == self.config.steps
+                    if is_last or self.step % self.config.eval_every == 0:
                         self._evaluate()
-                    if self.step % self.config.checkpoint_every == 0 and self.step < self.config.steps:
+                    if not is_last and self.step % self.config.checkpoint_every == 0:
                         self._save()
                     if tell is not None:
                         message = self.history.message(self.step, self.config.steps, self.account)
@@ -251,9 +251,6 @@ class Trainer:
         """Random numbers of this process's part of a batch are its own."""
         return (self.processes.rank,) if self.processes.rank else ()
 
-    def _is_due(self, period: int) -> bool:
-        return self.step % period == 0 or self.step == self.config.steps
-
     def _augment_seed(self, name: str) -> int | None:
         if self.config.augment not in (name, "both"):
             return None
@@ -305,10 +302,8 @@ class Trainer:
             if self.folder is not None:
                 self.folder.add_metrics(line)
             if self.tensorboard is not None:
-                self.tensorboard.add({**line, **self._rates()})
-
-    def _rates(self) -> dict[str, float]:
-        return {f"lr/{role}": optimiser.param_groups[-1]["lr"] for role, optimiser in self.optimisers.items()}
+                rates = {f"lr/{role}": each.param_groups[-1]["lr"] for role, each in self.optimisers.items()}
+                self.tensorboard.add({**line, **rates})
 
     def _result(self) -> RunResult:
         chosen = copy.deepcopy(self.algorithm)
@@ -413,14 +408,11 @@ def _seed_generators(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def _check_kinds(config: Any, splits: Any) -> None:
+def _check(config: Any, splits: Any) -> None:
     if not isinstance(config, RunConfig):
         raise InputError(f"config must be a RunConfig, got {config!r}; use RunConfig(...) or RunConfig.from_dict(...)")
     if not isinstance(splits, TaskSplits):
         raise InputError(f"splits must be TaskSplits, got {splits!r}; use split_task(task, seed=0)")
-
-
-def _check_labels(config: RunConfig, splits: TaskSplits) -> None:
     if splits.source_train.regression != config.regression:
         have = "numbers" if splits.source_train.regression else "classes"
         raise InputError(
