@@ -91,8 +91,10 @@ def _caching(value: Any, name: str) -> Any:
     return value
 
 
-def _enum(*names: str) -> dict[str, Any]:
-    return {"enum": list(names)}
+def _one_of(*names: str) -> BeforeValidator:
+    """One of ``names``, in the schema too; the message for another has the nearest."""
+    known: Any = Literal[names]
+    return BeforeValidator(lambda value, info: choose(value, info.field_name, names), json_schema_input_type=known)
 
 
 def _text(*names: str) -> dict[str, Any]:
@@ -170,13 +172,12 @@ class RunConfig(BaseModel):
         "sampler uniform-replacement draws so many of each, others batch_size times the sources from their union.",
     )
     target_batch_size: Count | None = Field(None, description="Target samples in a batch; batch_size by default.")
-    class_shares: Annotated[str, _checked(choose, choices=("none", "source", *CLASS_SHARES))] = Field(
+    class_shares: Annotated[str, _one_of("none", "source", *CLASS_SHARES)] = Field(
         "none",
         description="Shares of the classes in each batch. source: strata of the source are made within its classes. "
         "uniform or target: both domains have the same classes in a batch, all alike or in the shares of the target's "
         "predictions; the target's classes are the network's predictions, updated at each refresh. That helps where "
         "class shares differ between the domains, and hurts where predictions are poor. For samplers with strata.",
-        json_schema_extra=_enum("none", "source", *CLASS_SHARES),
     )
     class_options: Options = Field(
         default_factory=dict,
@@ -190,19 +191,17 @@ class RunConfig(BaseModel):
         default_factory=_usual_rate,
         description="Learning rate; 1e-3 by default, and DomainBed's 5e-5 where a pretrained network is fine-tuned.",
     )
-    lr_schedule: Annotated[str, _checked(choose, choices=SCHEDULE_NAMES)] = Field(
+    lr_schedule: Annotated[str, _one_of(*SCHEDULE_NAMES)] = Field(
         "none",
         description="The rate at step i of N is lr times 1 (none), (1 + cos(π i/N)) / 2 (cosine), or TLlib's "
         "(1 + 0.001 i)^-0.75 (inverse).",
-        json_schema_extra=_enum(*SCHEDULE_NAMES),
     )
     weight_decay: Annotated[float, Field(ge=0.0), _checked(check_number, low=0.0)] = Field(
         0.0, description="Weight decay of all parameters."
     )
-    optimiser: Annotated[str, _checked(choose, choices=("adam", "sgd"))] = Field(
+    optimiser: Annotated[str, _one_of("adam", "sgd")] = Field(
         "adam",
         description="Optimiser of all parameters; optimizer is understood too.",
-        json_schema_extra=_enum("adam", "sgd"),
     )
     optimiser_options: Options = Field(
         default_factory=dict,
@@ -225,27 +224,25 @@ class RunConfig(BaseModel):
     refresh_options: Options = Field(
         default_factory=dict, description="Options of growing or drift, such as first or threshold."
     )
-    feature_source: Annotated[str, _checked(choose, choices=("bank", "full"))] = Field(
+    feature_source: Annotated[str, _one_of("bank", "full")] = Field(
         "bank",
         description="Features that strata are made from: those of the training batches, kept in a bank (bank), or a "
         "pass over all samples at each refresh, as in the paper (full).",
-        json_schema_extra=_enum("bank", "full"),
     )
     eval_every: Count = Field(100, description="Steps between evaluations.")
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
     eval_batch_size: Count = Field(256, description="Samples in a forward pass without gradient.")
-    selection: Annotated[str, _checked(choose, choices=_SELECTIONS)] = Field(
+    selection: Annotated[str, _one_of(*_SELECTIONS)] = Field(
         default_factory=_usual_selection,
         description="Score by which the model is chosen among the evaluations at full penalty. "
         "information-maximisation (sure of each target sample, and of all classes in turn) lost least in "
         "benchmarks/results/adaptation.md; in a regression source-r2 is the default. domainbed is the paper's rule, "
         "the first of the highest source accuracies. Only oracle reads target labels, for comparison.",
-        json_schema_extra={"default": _USUAL_SELECTION[False], **_enum(*_SELECTIONS)},
+        json_schema_extra={"default": _USUAL_SELECTION[False]},
     )
-    augment: Annotated[str, _checked(choose, choices=("none", "source", "both"))] = Field(
+    augment: Annotated[str, _one_of("none", "source", "both")] = Field(
         "none",
         description="Augment training images as DomainBed does: those of the source, or of both domains.",
-        json_schema_extra=_enum("none", "source", "both"),
     )
     cache_embeddings: Annotated[bool | Literal["auto"], _checked(_caching)] = Field(
         False,
@@ -253,10 +250,9 @@ class RunConfig(BaseModel):
         "nothing random comes before them.",
     )
     tensorboard: Flag = Field(False, description="Write the metrics for TensorBoard too.")
-    precision: Annotated[str, _checked(choose, choices=PRECISIONS)] = Field(
+    precision: Annotated[str, _one_of(*PRECISIONS)] = Field(
         "32-true",
         description="Precision of the forward pass, by Lightning's names; 16-mixed scales the loss.",
-        json_schema_extra=_enum(*PRECISIONS),
     )
     device: Annotated[str, _checked(_device)] = Field(
         "auto", description="Such as cpu or cuda:1; auto is a GPU if there is one."
