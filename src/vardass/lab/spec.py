@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import product
@@ -463,7 +463,7 @@ def _once(attempt: Callable[..., object], *given: Any) -> None:
         raise InputError(str(error)) from None
 
 
-@cache
+@lru_cache(maxsize=10_000)
 def _attempted(attempt: Callable[..., object], given: str) -> None:
     attempt(*json.loads(given))
 

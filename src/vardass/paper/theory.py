@@ -88,25 +88,17 @@ def theorem1_variance(variance_mu: float | Tensor, dimension: int, m: ArrayLike,
 def log_stirling2(n: int, k: int) -> float:
     """Log of the number of partitions of ``n`` rows into ``k`` non-empty strata (Stirling, second kind).
 
-    Takes min(k, n - k) vectorised steps in log space, on the band T_k[i] = S(k + i, k), which obeys
-    T_k[i] = k T_k[i - 1] + T_{k-1}[i].
+    Takes k vectorised steps in log space, on the band T_k[i] = S(k + i, k), which obeys
+    T_k[i] = k T_k[i - 1] + T_{k-1}[i] and so T_k[i] = Σ_{j <= i} k^(i - j) T_{k-1}[j].
     """
     n = check_count(n, "n")
     k = check_count(k, "k", high=n, remedy="there cannot be more strata than rows")
-    if k in (1, n):
-        return 0.0
-    if k <= n - k:  # one step for each number of strata: T_k[i] = Σ_{j <= i} k^(i - j) T_{k-1}[j]
-        steps = torch.arange(n - k + 1, dtype=torch.float64)
-        row = torch.zeros_like(steps)
-        for strata in range(2, k + 1):
-            powers = steps * math.log(strata)
-            row = powers + torch.logcumsumexp(row - powers, 0)
-        return float(row[-1])
-    log_strata = torch.arange(1, k + 1, dtype=torch.float64).log()
-    column = torch.zeros_like(log_strata)
-    for _ in range(n - k):  # one step for each further row: T_k[i] = Σ_{j <= k} j T_j[i - 1]
-        column = torch.logcumsumexp(column + log_strata, 0)
-    return float(column[-1])
+    steps = torch.arange(n - k + 1, dtype=torch.float64)
+    row = torch.zeros_like(steps)
+    for strata in range(2, k + 1):
+        powers = steps * math.log(strata)
+        row = powers + torch.logcumsumexp(row - powers, 0)
+    return float(row[-1])
 
 
 def log_worst_case_error(n: int, k: int, rho: float, growth: float) -> float:
