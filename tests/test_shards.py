@@ -254,7 +254,7 @@ def test_interrupted_it_goes_on_to_the_same_labels(features, tmp_path):
     expected = run(folder, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(folder, tmp_path / "out", progress=stop_after(3))
-    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").glob("*.npz")}
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").glob("*.[np][pt]*")}
     assert len(done) == 4  # three parts and the rule
     with pytest.raises(KeyboardInterrupt):
         run(folder, tmp_path / "out", progress=stop_after(2))
@@ -314,7 +314,7 @@ def test_start_that_failed_before_any_work_does_not_count(features, tmp_path):
 
 def test_full_disk_leaves_what_was_done(features, tmp_path, monkeypatch):
     folder, _ = features
-    savez, left = np.savez, [3]
+    savez, left = np.savez, [2]
 
     def fail(file, **arrays):
         left[0] -= 1
@@ -328,7 +328,7 @@ def test_full_disk_leaves_what_was_done(features, tmp_path, monkeypatch):
         run(folder, tmp_path / "out")
     monkeypatch.setattr(np, "savez", savez)
     names = {path.name for path in (tmp_path / "out" / "work").iterdir()} - {"lock"}
-    assert names == {"rule.npz", "part-000000.npz"}  # and nothing half written
+    assert names == {"rule.pt", "part-000000.npz"}  # and nothing half written
     assert run(folder, tmp_path / "out").labels.tolist() == run(folder, tmp_path / "whole").labels.tolist()
 
 
@@ -475,7 +475,7 @@ def test_command_takes_patterns_and_several_files(features, tmp_path, capsys):
 
 def test_one_large_file_is_read_in_parts(tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "x.npy", clusters(300))
-    monkeypatch.setattr("vardass.cli.stratify.is_large", lambda path: True)
+    monkeypatch.setattr("vardass.cli.embeddings.is_large", lambda path: True)
     monkeypatch.setattr("vardass.data.embedding_files.BLOCK_ROWS", 64)
     monkeypatch.setattr("vardass.shards.engines.count_cpus", lambda: 1)
     assert main(["stratify", str(tmp_path / "x.npy"), "--k", "4", "--json"]) == 0

@@ -41,6 +41,7 @@ __all__ = [
     "require_dense",
     "row_blocks",
     "shorten",
+    "silent",
     "unknown",
 ]
 
@@ -50,6 +51,10 @@ Progress: TypeAlias = Callable[[float, str], object]
 """Called with the fraction done and a message."""
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+def silent(fraction: float, message: str) -> None:
+    """The `Progress` of nobody who looks."""
 
 
 def _unusable(name: str, why: str) -> InputError:

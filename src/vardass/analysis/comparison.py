@@ -6,7 +6,8 @@ How large?
     The unbiased estimate U of MMD² = |μ_x - μ_y|², a mean over pairs of distinct rows. Up to 2,048 rows in all, every
     pair is summed. Beyond, low-rank features give all pairs but for what they miss, and the mean of that over random
     blocks of rows is added: U stays unbiased, and the standard error of this mean is reported and is part of the
-    interval. CORAL = |C_x - C_y|² needs only moments and is exact at any size.
+    interval. CORAL = |C_x - C_y|² needs only moments and is exact at any size. Both need only sums over rows
+    (`row_sums`), so that of sets that do not fit in memory a sample is enough for all else.
 How sure?
     By Hoeffding's decomposition Var(U) is exactly
 
@@ -26,14 +27,15 @@ Rows must be independent draws. Frames of one film or overlapping windows are no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
+from vardass.files import plain
 from vardass.kernels import CoralKernel, Kernel, KernelLike, RBFMixture, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK, FeatureMap, fit_feature_map, random_row_blocks
 from vardass.validate import (
@@ -45,10 +47,11 @@ from vardass.validate import (
     check_number,
     choose,
     row_blocks,
+    silent,
 )
 from vardass.view import EXACT_LIMIT, ExactView
 
-__all__ = ["LOSSES", "Comparison", "SetDistance", "compare"]
+__all__ = ["LOSSES", "Comparison", "SetDistance", "Sums", "add_sums", "compare", "row_sums"]
 
 LOSSES = ("mmd", "coral")
 
@@ -59,6 +62,12 @@ _PERMUTED_BLOCKS = 4096
 _LEAST_BLOCKS = 256  # of the smaller set, if it has as many rows
 _CHUNK = 64  # permutations at a time
 _STREAM_ROWS = 8192
+
+Sums: TypeAlias = dict[str, Tensor]
+"""See `row_sums`."""
+
+WholeSums: TypeAlias = Callable[[FeatureMap | None, Tensor | None], tuple[Sums, Sums]]
+"""Sums over all rows of both sets for a feature map and a centre."""
 
 _Three: TypeAlias = tuple[float, float, float]
 
@@ -78,10 +87,9 @@ class SetDistance:
         Unbiased estimate; below 0 by chance where the sets are alike.
     low, high : float
         Ends of the confidence interval, cut at 0.
-    stderr : float
-        Standard error of ``value`` as an estimate for the populations, with ``computing_stderr`` in it.
-    computing_stderr : float
-        The part of it that comes from summing random blocks of pairs instead of all; 0 means that all were summed.
+    stderr, computing_stderr : float
+        Standard error of ``value`` for the populations, and the part of it that comes from summing random blocks of
+        pairs instead of all.
     v_statistic : float
         The plug-in value, which is what a loss of the whole data gives: too large on average by the noise of means.
     relative : float
@@ -89,10 +97,8 @@ class SetDistance:
         rows is too large by 2 / b.
     p_value : float or None
         Of the permutation test; None without permutations.
-    method : str
-        How the value was summed.
-    test : str
-        How rows were permuted, and what was computed of them.
+    method, test : str
+        How the value was summed; how rows were permuted, and what was computed of them.
     """
 
     loss: str
@@ -142,20 +148,10 @@ class Comparison:
         found = {result.loss: result for result in self.results}
         return found[choose(loss, "loss", found)]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat record for each loss, for any table."""
-        return [asdict(result) for result in self.results]
-
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and text."""
-        return {**asdict(self), "results": self.rows(), "notes": list(self.notes)}
-
-    def __repr__(self) -> str:
-        parts = [f"n={self.n}, m={self.m}, d={self.d}"]
-        for found in self.results:
-            p = "" if found.p_value is None else f", p={found.p_value:.3g}"
-            parts.append(f"{found.loss}={found.value:.4g} [{found.low:.4g}, {found.high:.4g}]{p}")
-        return f"Comparison({'; '.join(parts)})"
+        found: dict[str, Any] = plain(self)
+        return found
 
 
 @torch.no_grad()
@@ -170,6 +166,7 @@ def compare(
     rank: int | None = None,
     seed: int | torch.Generator = 0,
     progress: Progress | None = None,
+    whole: WholeSums | None = None,
 ) -> Comparison:
     """MMD² and CORAL between two data sets, each with a confidence interval and a permutation p-value.
 
@@ -197,6 +194,10 @@ def compare(
         The same seed gives the same result.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
+    whole : callable, optional
+        Where ``x`` and ``y`` are random rows of larger sets: gives `row_sums` over all rows of both, for a feature map
+        and a centre. Values are then those of all rows; intervals take variances from the random rows, and the test
+        permutes these. See `vardass.shards.compare_shards`.
 
     Returns
     -------
@@ -225,29 +226,47 @@ def compare(
         raise InputError(f"confidence must be above 0 and below 1, got {confidence}; use 0.95")
     if rank is not None:
         check_count(rank, "rank", high=_FITTED_ROWS // 2)
-    elif len(first) + len(second) > EXACT_LIMIT:
+    elif len(first) + len(second) > EXACT_LIMIT or whole is not None:
         rank = DEFAULT_RANK
     dtype = torch.promote_types(first.dtype, second.dtype)
     first = first.to(dtype)
     second = second.to(first)
     generator = as_generator(seed, first.device)
-    sets = _Sets(first, second, _random_rows(first, second, generator), rank, generator)
-    fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, sets.sample)
-    share = 1.0 / len(losses)
+    sample = _random_rows(first, second, generator)
+    fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, sample)
+    blocks = feature_map = None
+    if "mmd" in losses:
+        for z in (first, second):
+            fitted.check_range(z)
+        blocks = _Blocks.of(len(first), len(second), generator)
+        feature_map = None if rank is None else fit_feature_map(sample, fitted, rank, generator=generator)
+    centre = sample.mean(0, dtype=torch.float64) if "coral" in losses else None
+    if centre is not None and len(centre) > _WIDEST:
+        d = len(centre)
+        raise InputError(f"CORAL holds {d} x {d} covariances; take at most {_WIDEST} columns, or loss='mmd'")
+    tell = _part(progress, 0.0, 0.3, "all rows")
+    sums = (_sums_in_memory(first, second, tell) if whole is None else whole)(feature_map, centre)
+    sets = _Sets(first, second, sample, rank, generator, sums, whole is not None)
+    share = 0.7 / len(losses)
     found, notes = [], []
     for place, name in enumerate(losses):
-        tell = _part(progress, place * share, share, "MMD²" if name == "mmd" else "CORAL")
-        measured = _mmd(sets, fitted, tell) if name == "mmd" else _coral(sets, tell)
+        tell = _part(progress, 0.3 + place * share, share, "MMD²" if name == "mmd" else "CORAL")
+        if name == "mmd":
+            assert blocks is not None
+            measured = _mmd(sets, fitted, feature_map, blocks, tell)
+        else:
+            assert centre is not None
+            measured = _coral(sets, centre, tell)
         if not all(map(math.isfinite, (measured.sums.value, *measured.sums.squares))):
             raise InputError(
                 f"{name} overflows {dtype} on features of up to {max(float(z.abs().max()) for z in sets.xy):.3g}; "
                 "scale them down or pass float64"
             )
         found.append(_set_distance(name, measured, sets, confidence, permutations, tell))
-        notes += _notes(name, measured.sums, sets)
+        notes += _notes(name, measured.sums)
     return Comparison(
-        n=len(first),
-        m=len(second),
+        n=sets.counts[0],
+        m=sets.counts[1],
         d=first.shape[1],
         confidence=float(confidence),
         permutations=permutations,
@@ -257,21 +276,66 @@ def compare(
     )
 
 
+def row_sums(z: Tensor, feature_map: FeatureMap | None, centre: Tensor | None) -> Sums:
+    """Sums over rows ``z`` (b, d) of a set, in double precision; those of two sets of rows can be added.
+
+    With a feature map: of φ (r,), |φ|² and κ(z, z). With a centre (d,): of u = z - centre, uuᵀ (d, d), |u|²u and |u|⁴.
+    """
+    sums = {"count": torch.tensor(float(len(z)), dtype=torch.float64)}
+    if feature_map is not None:
+        features = feature_map.features(z).double()
+        diagonal = feature_map.kernel.diag(z).sum(dtype=torch.float64)
+        sums |= {"features": features.sum(0), "lengths": features.square().sum(), "diagonal": diagonal}
+    if centre is not None:
+        u = z - centre.to(z)
+        lengths = u.square().sum(1).double()
+        # a block's product in the precision of the data
+        sums |= {"rows": u.sum(0, dtype=torch.float64), "products": (u.T @ u).double()}
+        sums |= {"cubes": lengths @ u.double(), "fourths": lengths.square().sum()}
+    return sums
+
+
+def add_sums(parts: Iterable[Sums]) -> Sums:
+    """The sums over all rows of some parts, added in their order."""
+    total: Sums = {}
+    for part in parts:
+        total = {name: total[name] + value if total else value for name, value in part.items()} or total
+    return total
+
+
+def _sums_in_memory(x: Tensor, y: Tensor, tell: Progress) -> WholeSums:
+    def sums(feature_map: FeatureMap | None, centre: Tensor | None) -> tuple[Sums, Sums]:
+        tell(0.0, "sums")
+        parts = [[row_sums(z[rows], feature_map, centre) for rows in row_blocks(len(z), _STREAM_ROWS)] for z in (x, y)]
+        return add_sums(parts[0]), add_sums(parts[1])
+
+    return sums
+
+
 class _Sets(NamedTuple):
-    """Both data sets, random rows of them together, and how to look at them."""
+    """Rows of both data sets, random ones of them together, how to look at them, and sums over all rows of each."""
 
     x: Tensor
     y: Tensor
     sample: Tensor
     rank: int | None  # None: all pairs
     generator: torch.Generator
+    sums: tuple[Sums, Sums]
+    sampled: bool  # x and y are random rows of larger sets
 
     @property
     def xy(self) -> tuple[Tensor, Tensor]:
         return self.x, self.y
 
-    def feature_map(self, kernel: Kernel) -> FeatureMap | None:
-        return None if self.rank is None else fit_feature_map(self.sample, kernel, self.rank, generator=self.generator)
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows of the whole sets."""
+        return int(self.sums[0]["count"]), int(self.sums[1]["count"])
+
+    def rows_permuted(self, blocks: _Blocks, features: str) -> str:
+        """What the test permutes, in words."""
+        of = f", of random samples of {len(self.x):,} and {len(self.y):,} rows" if self.sampled else ""
+        return blocks.name + of + features
 
 
 def _random_rows(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -287,19 +351,17 @@ def _random_rows(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _part(progress: Progress | None, start: float, share: float, name: str) -> Progress:
-    def tell(fraction: float, message: str) -> None:
-        if progress is not None:
-            progress(start + share * fraction, f"{name}: {message}")
-
-    return tell
+    tell = progress or silent
+    return lambda fraction, message: tell(start + share * fraction, f"{name}: {message}")
 
 
 # --- what is summed over pairs of rows, and what follows for value and variance ---
 
 
 class _RowMeans(NamedTuple):
-    """κ of each row of a set: mean to the other rows of its own set, mean to all rows of the other set, with itself."""
+    """κ of rows of a set of n: mean to the others of its own set, mean to all of the other set, with itself."""
 
+    n: int
     own: Tensor
     other: Tensor
     diagonal: Tensor
@@ -307,8 +369,7 @@ class _RowMeans(NamedTuple):
     @property
     def witness(self) -> Tensor:
         """±(μ̂_x - μ̂_y) at each row; itself included, as distances from the others alone would shrink it."""
-        n = len(self.own)
-        return self.own + (self.diagonal - self.own) / n - self.other
+        return self.own + (self.diagonal - self.own) / self.n - self.other
 
 
 @dataclass(frozen=True)
@@ -317,19 +378,19 @@ class _Sums:
 
     value: float
     spread: tuple[float, float]  # E|φ - μ|² of either set
-    rows: tuple[_RowMeans, _RowMeans]
+    rows: tuple[_RowMeans, _RowMeans]  # of all rows, or of random ones
     squares: _Three  # mean κ² of pairs xx, yy, xy
     computing_stderr: float = 0.0
 
     def sizes(self) -> tuple[int, int]:
-        return len(self.rows[0].own), len(self.rows[1].own)
+        return self.rows[0].n, self.rows[1].n
 
     def covariances(self) -> _Three:
         """Unbiased |Σ_x|², |Σ_y|² and <Σ_x, Σ_y>: mean squares of κ centred in both arguments."""
         within = []
         for rows, square in zip(self.rows, self.squares[:2]):
-            n = len(rows.own)
-            total, by_row = rows.own.sum() * (n - 1), (rows.own * (n - 1)).square().sum()
+            n = rows.n
+            total, by_row = n * (n - 1) * rows.own.mean(), n * (n - 1) ** 2 * rows.own.square().mean()
             whole = n * (n - 1) * square + total.square() / ((n - 1) * (n - 2)) - 2.0 * by_row / (n - 2)
             within.append(max(0.0, float(whole) / (n * (n - 3))))
         n, m = self.sizes()
@@ -343,7 +404,7 @@ class _Sums:
         n, m = self.sizes()
         xx, yy, xy = self.covariances()
         second = 2.0 * xx / (n * (n - 1)) + 2.0 * yy / (m * (m - 1)) + 4.0 * xy / (n * m)
-        first = sum(4.0 * float(rows.witness.var()) / len(rows.own) for rows in self.rows)
+        first = sum(4.0 * float(rows.witness.var()) / rows.n for rows in self.rows)
         # the noise of g adds to its variance twice the second-order term on average
         return max(first - second, second) + self.computing_stderr**2
 
@@ -381,14 +442,14 @@ def _set_distance(
     )
 
 
-def _notes(name: str, sums: _Sums, sets: _Sets) -> list[str]:
+def _notes(name: str, sums: _Sums) -> list[str]:
     spread = sum(sums.spread) / 2.0
     if spread <= 0.0:
         return [f"{name}: the rows of each set are all alike"]
     notes = []
     xx, yy, xy = sums.covariances()
     # the effective dimension of the kernel's features, spread² / |Σ|², is above the number of rows
-    if name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * (len(sets.x) + len(sets.y)) < spread**2:
+    if name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * sum(sums.sizes()) < spread**2:
         notes.append(
             "mmd: the kernel is nearly the identity on these rows, each like itself only, so MMD² and the power of the "
             "test are small; use wider bandwidths, such as those of scale='median'"
@@ -404,54 +465,46 @@ def _notes(name: str, sums: _Sums, sets: _Sets) -> list[str]:
 # --- MMD² ---
 
 
-def _mmd(sets: _Sets, kernel: Kernel, tell: Progress) -> _Measured:
-    for z in sets.xy:
-        kernel.check_range(z)
-    n, m = map(len, sets.xy)
-    blocks = _Blocks.of(n, m, sets.generator)
-    feature_map = sets.feature_map(kernel)
+def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, blocks: _Blocks, tell: Progress) -> _Measured:
     tell(0.0, "kernel")
-    diagonals = [float(kernel.diag(z).mean(dtype=torch.float64)) for z in sets.xy]
+    n, m = sets.counts
     if feature_map is None:
         matrix = kernel.square_matrix(torch.cat(sets.xy)).double()
-        rows = _means_of_matrix(matrix, n)
-        value = _value(rows)
-        sums = _sums(value, diagonals, rows, _square_means(matrix, n))
-        method, test = f"all {(n + m) * (n + m - 1) // 2:,} pairs", ""
+        diagonals = [float(kernel.diag(z).mean(dtype=torch.float64)) for z in sets.xy]
+        rows, squares, error = _means_of_matrix(matrix, n), _square_means(matrix, n), 0.0
+        within, value = [float(each.own.mean()) for each in rows], _value(rows)
+        method, features = f"all {(n + m) * (n + m - 1) // 2:,} pairs", ""
 
         def statistic(members: Tensor) -> Tensor:
             signed = members / n - (1.0 - members) / m
             return ((signed @ matrix) * signed).sum(1)
 
     else:
-        totals, by_block = _feature_sums(sets, feature_map, blocks, tell)
-        rows = _means_of_features(sets, feature_map, totals, tell)
+        totals = torch.stack([each["features"] for each in sets.sums])
+        diagonals = [float(each["diagonal"] / each["count"]) for each in sets.sums]
+        within = [
+            float((total.square().sum() - each["lengths"]) / (count * (count - 1)))
+            for total, each, count in zip(totals, sets.sums, sets.counts)
+        ]
+        rows, by_block = _means_of_features(sets, feature_map, totals, blocks, tell)
         correction, error, squares = _sampled_pairs(sets, kernel, feature_map, tell)
-        value = _value(rows) + correction
-        sums = _sums(value, diagonals, rows, squares, error)
-        method, test = _named(feature_map)
+        value = sum(within) - 2.0 * float(totals[0] @ totals[1]) / (n * m) + correction
+        method, features = _named(feature_map)
+        many, few = map(len, sets.xy)
 
         def statistic(members: Tensor) -> Tensor:
-            signed = members / n - (1.0 - members) / m
+            signed = members / many - (1.0 - members) / few
             return (signed @ by_block).square().sum(1)
 
-    v_statistic = sums.value + sums.spread[0] / n + sums.spread[1] / m
-    return _Measured(sums, v_statistic, method, blocks.name + test, statistic, blocks, 1e-12 * max(diagonals))
-
-
-def _sums(
-    value: float,
-    diagonals: list[float],
-    rows: tuple[_RowMeans, _RowMeans],
-    squares: _Three,
-    error: float = 0.0,
-) -> _Sums:
-    spread = [max(0.0, diagonal - float(of.own.mean())) for diagonal, of in zip(diagonals, rows)]
-    return _Sums(value, (spread[0], spread[1]), rows, squares, error)
+    spread = [max(0.0, diagonal - own) for diagonal, own in zip(diagonals, within)]
+    sums = _Sums(value, (spread[0], spread[1]), rows, squares, error)
+    v_statistic = value + spread[0] / n + spread[1] / m
+    test = sets.rows_permuted(blocks, features)
+    return _Measured(sums, v_statistic, method, test, statistic, blocks, 1e-12 * max(diagonals))
 
 
 def _value(rows: tuple[_RowMeans, _RowMeans]) -> float:
-    """U from row means."""
+    """U from the means of all rows."""
     return float(rows[0].own.mean() + rows[1].own.mean() - 2.0 * rows[0].other.mean())
 
 
@@ -466,14 +519,16 @@ def _named(feature_map: FeatureMap) -> tuple[str, str]:
 def _means_of_matrix(matrix: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
     """From all kernel values, of x before y, in double precision."""
     of_y = (torch.arange(len(matrix), device=matrix.device) >= n).long()
-    return _row_means(ExactView(matrix).stratum_sums(of_y, 2), matrix.diagonal(), n)
+    return _row_means(ExactView(matrix).stratum_sums(of_y, 2), matrix.diagonal(), n, (n, len(matrix) - n))
 
 
-def _row_means(sums: Tensor, diagonal: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
-    """From Σ κ of each row with x and with y (n + m, 2), and with itself (n + m,), x before y."""
-    m = len(sums) - n
-    of_x = _RowMeans((sums[:n, 0] - diagonal[:n]) / (n - 1), sums[:n, 1] / m, diagonal[:n])
-    return of_x, _RowMeans((sums[n:, 1] - diagonal[n:]) / (m - 1), sums[n:, 0] / n, diagonal[n:])
+def _row_means(sums: Tensor, diagonal: Tensor, split: int, counts: tuple[int, int]) -> tuple[_RowMeans, _RowMeans]:
+    """From Σ κ of rows with all of x and with all of y (q, 2), and with themselves (q,); ``split`` of x, then of y."""
+    n, m = counts
+    own, other = (sums[:split, 0] - diagonal[:split]) / (n - 1), sums[:split, 1] / m
+    of_x = _RowMeans(n, own, other, diagonal[:split])
+    own, other = (sums[split:, 1] - diagonal[split:]) / (m - 1), sums[split:, 0] / n
+    return of_x, _RowMeans(m, own, other, diagonal[split:])
 
 
 def _square_means(matrix: Tensor, n: int) -> _Three:
@@ -494,28 +549,19 @@ def _stream(sets: _Sets) -> Iterator[tuple[int, slice, Tensor, float]]:
         start += len(z)
 
 
-def _feature_sums(sets: _Sets, feature_map: FeatureMap, blocks: _Blocks, tell: Progress) -> tuple[Tensor, Tensor]:
-    """Sums of features of either set (2, r), and of each block of rows (blocks, r), in double precision."""
-    r = feature_map.transform.shape[1]
-    totals = torch.zeros(2, r, dtype=torch.float64, device=sets.x.device)
-    by_block = totals.new_zeros(blocks.count, r)
-    for which, rows, z, done in _stream(sets):
-        features = feature_map(z)[0].double()
-        totals[which] += features.sum(0)
-        by_block.index_add_(0, blocks.labels[rows], features)
-        tell(0.3 * done, "features")
-    return totals, by_block
-
-
 def _means_of_features(
-    sets: _Sets, feature_map: FeatureMap, totals: Tensor, tell: Progress
-) -> tuple[_RowMeans, _RowMeans]:
-    sums, diagonal = totals.new_empty(len(sets.x) + len(sets.y), 2), totals.new_empty(len(sets.x) + len(sets.y))
+    sets: _Sets, feature_map: FeatureMap, totals: Tensor, blocks: _Blocks, tell: Progress
+) -> tuple[tuple[_RowMeans, _RowMeans], Tensor]:
+    """Means of rows by the features' sums over either set (2, r), and the features' sums over blocks of rows."""
+    q = len(sets.x) + len(sets.y)
+    sums, diagonal = totals.new_empty(q, 2), totals.new_empty(q)
+    by_block = totals.new_zeros(blocks.count, totals.shape[1])
     for _, rows, z, done in _stream(sets):
-        features = feature_map(z)[0].double()
+        features = feature_map.features(z).double()
         sums[rows], diagonal[rows] = features @ totals.T, features.square().sum(1)
-        tell(0.3 + 0.3 * done, "rows")
-    return _row_means(sums, diagonal, len(sets.x))
+        by_block.index_add_(0, blocks.labels[rows], features)
+        tell(0.6 * done, "rows")
+    return _row_means(sums, diagonal, len(sets.x), sets.counts), by_block
 
 
 def _sampled_pairs(
@@ -550,19 +596,10 @@ def _sampled_pairs(
 # --- CORAL: MMD² in the products of rows that are centred by the mean of their own set ---
 
 
-def _coral(sets: _Sets, tell: Progress) -> _Measured:
-    n, m = counts = len(sets.x), len(sets.y)
-    d = sets.x.shape[1]
-    if d > _WIDEST:
-        raise InputError(f"CORAL holds {d} x {d} covariances; take at most {_WIDEST} columns, or loss='mmd'")
-    means = [z.mean(0, dtype=torch.float64) for z in sets.xy]
-    scatter = means[0].new_zeros(2, d, d)
-    for which, _, z, done in _stream(sets):
-        centred = z - means[which].to(z)
-        scatter[which] += (centred.T @ centred).double()  # a block's product in the precision of the data
-        tell(0.2 * done, "covariances")
-    rows = _means_of_products(sets, means, scatter, tell)
-    powers = [float(each.diagonal.sum()) for each in rows]  # Σ |z|⁴
+def _coral(sets: _Sets, centre: Tensor, tell: Progress) -> _Measured:
+    n, m = counts = sets.counts
+    means, scatters, powers = zip(*(_central_moments(each, centre) for each in sets.sums))
+    scatter = torch.stack(scatters)
     # |C|² over quadruples of distinct rows: the unbiased HSIC of Song et al. (2012, equation 5), whose sums over a Gram
     # matrix are moments here
     squared = []
@@ -571,7 +608,8 @@ def _coral(sets: _Sets, tell: Progress) -> _Measured:
         squared.append((whole - power * count / (count - 2)) / (count * (count - 3)))
     value = sum(squared) - 2.0 * float((scatter[0] * scatter[1]).sum()) / ((n - 1) * (m - 1))
     spread = [max(0.0, power / count - each) for count, each, power in zip(counts, squared, powers)]
-    products = CoralKernel(mean=sets.x.new_zeros(d))
+    rows = _means_of_products(sets, means, scatter, tell)
+    products = CoralKernel(mean=sets.x.new_zeros(len(centre)))
     own_means = [mean.to(sets.x) for mean in means]
     if sets.rank is None:
         centred = torch.cat([z - mean for z, mean in zip(sets.xy, own_means)])
@@ -580,30 +618,42 @@ def _coral(sets: _Sets, tell: Progress) -> _Measured:
         squares = _sampled_pairs(sets, products, None, tell, own_means)[2]
     sums = _Sums(value, (spread[0], spread[1]), rows, squares)
     v_statistic = float((scatter[0] / (n - 1) - scatter[1] / (m - 1)).square().sum())
-    blocks = _Blocks.of(n, m, sets.generator)
-    centre = (n * means[0] + m * means[1]) / (n + m)
-    feature_map = sets.feature_map(CoralKernel(mean=centre.to(sets.x)))
-    if feature_map is None:
-        statistic, test = _coral_of_rows(torch.cat(sets.xy).double() - centre, n, m), ""
+    blocks = _Blocks.of(len(sets.x), len(sets.y), sets.generator)
+    middle = (n * means[0] + m * means[1]) / (n + m)
+    if sets.rank is None:
+        statistic, features = _coral_of_rows(torch.cat(sets.xy).double() - middle, n, m), ""
     else:
-        statistic = _coral_of_features(sets, feature_map, centre, blocks, tell)
-        test = _named(feature_map)[1]
+        kernel = CoralKernel(mean=middle.to(sets.x))
+        feature_map = fit_feature_map(sets.sample, kernel, sets.rank, generator=sets.generator)
+        statistic = _coral_of_features(sets, feature_map, middle, blocks, tell)
+        features = _named(feature_map)[1]
     rounding = 1e-12 * (max(squared) + max(spread))
-    return _Measured(sums, v_statistic, "the moments of all rows", blocks.name + test, statistic, blocks, rounding)
+    test = sets.rows_permuted(blocks, features)
+    return _Measured(sums, v_statistic, "the moments of all rows", test, statistic, blocks, rounding)
+
+
+def _central_moments(sums: Sums, centre: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean (d,), Σ vvᵀ and Σ |v|⁴ of rows v less their mean, from sums around a centre near it."""
+    n, products, shift = sums["count"], sums["products"], sums["rows"] / sums["count"]
+    length = shift.square().sum()
+    fourth = sums["fourths"] - 4.0 * shift @ sums["cubes"] + 4.0 * shift @ products @ shift
+    fourth = fourth + 2.0 * length * products.trace() - 3.0 * n * length.square()
+    return centre + shift, products - n * torch.outer(shift, shift), max(0.0, float(fourth))
 
 
 def _means_of_products(
-    sets: _Sets, means: list[Tensor], scatter: Tensor, tell: Progress
+    sets: _Sets, means: Sequence[Tensor], scatter: Tensor, tell: Progress
 ) -> tuple[_RowMeans, _RowMeans]:
     """Means of (zᵀz')² for each row."""
-    sums, diagonal = scatter.new_empty(len(sets.x) + len(sets.y), 2), scatter.new_empty(len(sets.x) + len(sets.y))
+    q = len(sets.x) + len(sets.y)
+    sums, diagonal = scatter.new_empty(q, 2), scatter.new_empty(q)
     own_precision = scatter.to(sets.x)
     for which, rows, z, done in _stream(sets):
         centred = z - means[which].to(z)
         diagonal[rows] = centred.square().sum(1).double().square()
         sums[rows] = torch.stack([((centred @ each) * centred).sum(1).double() for each in own_precision], 1)
-        tell(0.2 + 0.4 * done, "rows")
-    return _row_means(sums, diagonal, len(sets.x))
+        tell(0.6 * done, "rows")
+    return _row_means(sums, diagonal, len(sets.x), sets.counts)
 
 
 def _coral_of_rows(z: Tensor, n: int, m: int) -> _Statistic:
@@ -676,14 +726,14 @@ class _Blocks:
         return cls(torch.cat(labels), of_x, of_y, size)
 
     @property
-    def count(self) -> int:
-        """Blocks, with the two rests."""
-        return self.of_x + self.of_y + (0 if self.is_plain else 2)
-
-    @property
     def is_plain(self) -> bool:
         """Whether all rows are permuted, each for itself."""
         return self.size == 1 and self.of_x + self.of_y == len(self.labels)
+
+    @property
+    def count(self) -> int:
+        """Blocks, with the two rests."""
+        return self.of_x + self.of_y + (0 if self.is_plain else 2)
 
     @property
     def name(self) -> str:

@@ -13,19 +13,21 @@ could else make the most of what the features do not show. No step raises the er
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vardass.analysis.comparison import Sums
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, RBFMixture, fitted_kernel
-from vardass.lowrank import DEFAULT_RANK, fit_feature_map
+from vardass.lowrank import DEFAULT_RANK, FeatureMap, fit_feature_map
 from vardass.solvers.labels import SizeLimits
 from vardass.solvers.stratification import default_rank, solve
-from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_flag
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_flag, row_blocks, silent
 from vardass.view import ExactView, KernelView, LowRankView, View
 
 __all__ = ["LARGEST", "Coreset", "coreset", "simplex_minimum"]
@@ -57,8 +59,8 @@ class Coreset:
     error : float
         |μ - Σ w φ|² under the true kernel.
     error_stderr : float
-        Standard error of it and of ``spread``, where the mean of the kernel over all pairs was estimated from random
-        blocks of rows; 0 means exact.
+        Standard error of it and of ``spread``, where means of the kernel over all rows were estimated from random
+        ones; 0 means exact.
     spread : float
         E|φ - μ|² of a row: the expected error of one uniform draw.
     kernel : str
@@ -92,17 +94,9 @@ class Coreset:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and text."""
-        return {
-            "n": self.n,
-            "size": self.size,
-            "kernel": self.kernel,
-            "error": self.error,
-            "error_stderr": self.error_stderr,
-            "uniform_error": self.uniform_error,
-            "worth": self.worth,
-            "indices": self.indices.tolist(),
-            "weights": self.weights.tolist(),
-        }
+        names = ("n", "size", "kernel", "error", "error_stderr", "uniform_error", "worth")
+        rows = {"indices": self.indices.tolist(), "weights": self.weights.tolist()}
+        return {**{name: getattr(self, name) for name in names}, **rows}
 
     def __repr__(self) -> str:
         numbers = f"error={self.error:.4g}, uniform_error={self.uniform_error:.4g}, worth={self.worth:.0f} draws"
@@ -119,6 +113,7 @@ def coreset(
     rank: int | None = None,
     seed: int | torch.Generator = 0,
     progress: Progress | None = None,
+    whole: Callable[[FeatureMap], Sums] | None = None,
 ) -> Coreset:
     """Choose weighted representatives with a small mean-embedding error.
 
@@ -140,6 +135,10 @@ def coreset(
         The same seed gives the same representatives.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
+    whole : callable, optional
+        Where ``features`` are random rows of a larger set: gives `row_sums` over all of its rows for a feature map.
+        Representatives are then some of ``features``, for the mean embedding of all rows. See
+        `vardass.shards.coreset_shards`.
 
     Returns
     -------
@@ -153,17 +152,15 @@ def coreset(
     (20, True)
     """
     x = as_features(features)
-    n = len(x)
-    size = check_count(
-        size, "size", high=min(n, LARGEST), remedy=f"there are {n} rows, and at most {LARGEST} are chosen"
-    )
+    most = min(len(x), LARGEST)
+    remedy = f"there are {len(x)} rows to choose from, and at most {LARGEST} are chosen"
+    size = check_count(size, "size", high=most, remedy=remedy)
     check_flag(weights, "weights")
     generator = as_generator(seed, x.device)
     fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, x)
-    tell = progress if progress is not None else _silent
+    tell = progress if progress is not None else silent
     tell(0.0, "kernel")
-    truth = KernelView(x, fitted)
-    view, kernel_mean = _view(truth, size, rank, generator)
+    view, everything = _view(KernelView(x, fitted), size, rank, generator, whole)
     if not bool(torch.isfinite(view.diag.double().sum())):
         raise InputError(
             f"{fitted!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down"
@@ -174,41 +171,91 @@ def coreset(
     order = chosen.argsort()
     indices, shares = chosen[order], shares[order]
     tell(0.9, "weights")
-    matrix, means = fitted.square_matrix(x[indices]).double(), truth.mean_to_all(x[indices])
+    matrix, means = fitted.square_matrix(x[indices]).double(), everything.means(indices)
     if weights:
         shares = simplex_minimum(matrix, means, shares)
-    mean, error = kernel_mean
-    value = float(shares @ (matrix @ shares - 2.0 * means)) + mean
+    mean, error = everything.kernel_mean
     return Coreset(
         indices=indices,
         weights=shares,
-        n=n,
-        error=max(0.0, value),
-        error_stderr=error,
-        spread=max(0.0, float(truth.diag.mean(dtype=torch.float64)) - mean),
+        n=everything.n,
+        error=max(0.0, float(shares @ (matrix @ shares - 2.0 * means)) + mean),
+        error_stderr=math.hypot(error, everything.stderr(indices, shares)),
+        spread=max(0.0, everything.diagonal - mean),
         kernel=repr(fitted),
     )
 
 
-def _silent(fraction: float, message: str) -> None:
-    """No progress to show."""
+class _AllRows(NamedTuple):
+    """Means of κ over all rows: of a set in memory, or of one that a sample of its rows and sums over all stand for.
+
+    Of the latter, κ(z, z') is <φ, φ'>, summed over all rows, and what that misses, whose mean is over the sample.
+    """
+
+    truth: KernelView
+    n: int
+    kernel_mean: tuple[float, float]  # over all pairs, and its standard error
+    diagonal: float
+    features: Tensor | None = None  # (s, r) of the sample
+    mean: Tensor | None = None  # (r,) of φ over all rows
+
+    def means(self, indices: Tensor) -> Tensor:
+        """Mean κ of rows to all rows: (m,)."""
+        found = self.truth.mean_to_all(self.truth.x[indices])
+        if self.features is None or self.mean is None:
+            return found
+        s, picked = self.truth.n, self.features[indices].double()
+        own = self.truth.diag[indices].double() - picked.square().sum(1)
+        seen = picked @ self.features.mean(0, dtype=torch.float64)
+        missed = (s * (found - seen) - own) / (s - 1)  # of the other rows
+        return picked @ self.mean + (own + (self.n - 1) * missed) / self.n
+
+    def stderr(self, indices: Tensor, weights: Tensor) -> float:
+        """Standard error of -2 Σ w_h mean κ(z_h, z), because what features miss is a mean over a sample."""
+        if self.features is None:
+            return 0.0
+        points, seen = self.truth.x[indices], weights @ self.features[indices].double()
+        missed = [
+            self.truth.kernel.matrix(self.truth.rows(rows), points).double() @ weights
+            - self.features[rows].double() @ seen
+            for rows in row_blocks(self.truth.n, 8192)
+        ]
+        return 2.0 * float(torch.cat(missed).std()) / math.sqrt(self.truth.n)
 
 
 def _view(
-    truth: KernelView, size: int, rank: int | None, generator: torch.Generator
-) -> tuple[View, tuple[float, float]]:
-    """The rows through their kernel, centred at their mean; the mean of κ over all pairs, and its standard error."""
-    if rank is None and truth.is_small:
+    truth: KernelView,
+    size: int,
+    rank: int | None,
+    generator: torch.Generator,
+    whole: Callable[[FeatureMap], Sums] | None,
+) -> tuple[View, _AllRows]:
+    """The rows through their kernel, centred at the mean of all rows, and what is known of all rows."""
+    n = truth.n
+    if rank is None and truth.is_small and whole is None:
         matrix = truth.kernel.square_matrix(truth.x)
         all_pairs = float(matrix.mean(0, dtype=torch.float64).mean())
-        return ExactView.centred(matrix), (all_pairs, 0.0)
+        diagonal = float(truth.diag.mean(dtype=torch.float64))
+        return ExactView.centred(matrix), _AllRows(truth, n, (all_pairs, 0.0), diagonal)
     if rank is None:
         rank = min(_MOST_COLUMNS, max(DEFAULT_RANK, _COLUMNS_EACH * size))
     rank = check_count(rank, "rank", high=_MOST_RANK)
-    features, residual = fit_feature_map(truth.x, truth.kernel, rank, landmarks=rank, generator=generator)(truth.x)
-    kernel_mean = truth.pair_mean(features, residual, generator)
-    features -= features.mean(0, dtype=torch.float64).to(features)
-    return LowRankView(features, residual), kernel_mean
+    feature_map = fit_feature_map(truth.x, truth.kernel, rank, landmarks=rank, generator=generator)
+    features, residual = feature_map(truth.x)
+    pairs, error = truth.pair_mean(features, residual, generator)
+    mean = features.mean(0, dtype=torch.float64)
+    if whole is None:
+        everything = _AllRows(truth, n, (pairs, error), float(truth.diag.mean(dtype=torch.float64)))
+    else:
+        sums = whole(feature_map)
+        count, missed = int(sums["count"]), pairs - float(mean.square().sum() + residual.double().sum() / n**2)
+        mean = sums["features"] / count
+        own = float(sums["diagonal"] - sums["lengths"]) / count**2
+        pairs = float(mean.square().sum()) + own + missed * n / (n - 1) * (count - 1) / count
+        diagonal = float(sums["diagonal"]) / count
+        everything = _AllRows(truth, count, (pairs, error), diagonal, features.clone(), mean)
+    features -= mean.to(features)
+    return LowRankView(features, residual), everything
 
 
 def _strata(view: View, size: int, *, equal: bool, generator: torch.Generator) -> Tensor:

@@ -27,7 +27,7 @@ from vardass.adapt.selection import SCORE_NAMES
 from vardass.adapt.trainer import Trainer
 from vardass.backend import one_thread
 from vardass.cli.doctor import NETWORKS, short_form
-from vardass.cli.embeddings import make_folder
+from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_summary, write_report
@@ -321,12 +321,7 @@ def _run(
 
 def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
     """Refuse a folder inside the data, with a run that nobody asked to resume, one on other data, or other things."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; name a folder")
-    for domain in domains:
-        # its figure would be a sample the next time
-        if out.resolve().is_relative_to(domain.resolve()):
-            raise InputError(f"--out {out} is inside the data {domain}; choose a folder outside of it")
+    check_folder(out, domains)
     is_run = RunFolder(out).has_checkpoint
     if is_run and not resume:
         raise InputError(f"{out} already holds a run; go on with --resume, or choose another folder with --out")

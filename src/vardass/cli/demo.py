@@ -24,11 +24,11 @@ from vardass.adapt.selection import outputs
 from vardass.analysis.sampler_noise import variance_report
 from vardass.backend import one_thread
 from vardass.cli.adapt import adapt
+from vardass.cli.embeddings import make_folder
 from vardass.cli.stratify import stratify
 from vardass.cli.terminal import progress_bar
 from vardass.data import load_watch, standardise, watch_domains
 from vardass.data.from_paths import domain_from_path
-from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.samplers.registry import make_sampler
 from vardass.validate import check_count
@@ -103,10 +103,7 @@ def demo(
 def _write_data(out: Path) -> Path:
     """Files as a user would have them: features of one wrist, and features with labels of each domain."""
     folder = out / "data"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from None
+    make_folder(folder)
     watch = load_watch()
     np.save(folder / "right-wrist.npy", standardise(watch.features[watch.side == 1]).numpy())
     names = np.array(watch.class_names)

@@ -19,7 +19,7 @@ from vardass.adapt.networks import is_pretrained
 from vardass.adapt.selection import outputs
 from vardass.adapt.trainer import Trainer
 from vardass.analysis.doctor import Diagnosis, diagnose
-from vardass.cli.embeddings import make_folder
+from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
 from vardass.cli.terminal import progress_bar
@@ -72,8 +72,8 @@ def doctor(
     check_count(warm_up, "--warm-up", low=0)
     chosen = None if loss is None else choose(loss, "--loss", ("mmd", "coral"))
     found_kind = find_kind([source, target], kind)
-    if out is not None and out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; name a folder")
+    if out is not None:
+        check_folder(out)
     reading: dict[str, Any] = {"key": key, "labels": labels, "columns": columns}
     algorithm: Algorithm | None = None
     if model is not None:

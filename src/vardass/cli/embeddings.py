@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,36 +23,71 @@ from vardass.analysis.comparison import Comparison
 from vardass.analysis.comparison import compare as compare_sets
 from vardass.analysis.coresets import Coreset
 from vardass.analysis.coresets import coreset as make_coreset
-from vardass.cli.terminal import bar, plain_table, print_line, progress_bar
+from vardass.cli.terminal import print_line, progress_bar, shares_table
 from vardass.data.embedding_files import read_embeddings, read_labels
 from vardass.errors import InputError
 from vardass.files import atomic_write, plain
 from vardass.kernels import Kernel, RBFMixture, as_kernel
 from vardass.scaling import standardise as scaled
+from vardass.shards import compare_shards, coreset_shards
+from vardass.shards.files import expand, is_large
 from vardass.validate import as_features, choose
 
 __all__ = [
     "COLUMNS",
     "GAMMAS",
     "KERNEL",
+    "PARTS",
     "SCALE",
+    "Engine",
+    "Workers",
+    "check_folder",
     "check_output",
     "chosen_kernel",
+    "common_folder",
     "compare",
     "coreset",
     "csv_text",
+    "in_parts",
     "make_folder",
 ]
 
-FILE = "Embeddings (n, d): .npy, .npz, .csv or .parquet."
+FILE = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or a quoted pattern of .npy or .parquet files."
 KERNEL = "mmd (the paper's RBF mixture), rbf, coral or linear."
 GAMMAS = "Gammas of mmd or rbf, such as 0.1,1,10."
 SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
+PARTS = "Files in parts"
+_SAMPLE = "Random rows {} \\[65536]."
 _NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 
 Scale = Annotated[str | None, typer.Option(help=SCALE + r" \[median]; 1 for the paper's bandwidths.")]
 Rank = Annotated[int | None, typer.Option(help="Rank of the kernel's approximation for many rows.")]
+Workers = Annotated[int | None, typer.Option(help="Processes; default: one for each CPU.", rich_help_panel=PARTS)]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="local, or ray: tasks on the Ray cluster at RAY_ADDRESS, or on a Ray of their own.", rich_help_panel=PARTS
+    ),
+]
+
+
+def in_parts(paths: Sequence[Path], given: Mapping[str, Any], refused: Mapping[str, bool]) -> bool:
+    """Whether files are read in parts: several, a large one, or options ``given`` that only parts have.
+
+    Options that are ``refused`` there are named.
+    """
+    asked = any(value not in (None, "local") for value in given.values())
+    if not (len(paths) > 1 or asked or is_large(paths[0])):
+        return False
+    if wrong := [option for option, is_given in refused.items() if is_given]:
+        raise InputError(f"{wrong[0]} is for one file that is read as a whole; leave it out for files in parts")
+    return True
+
+
+def common_folder(paths: Sequence[Path]) -> Path:
+    """The only file, or the folder that all files are in."""
+    return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute().parent for path in paths]))
 
 
 def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_scale: str | None = None) -> Kernel:
@@ -93,10 +129,18 @@ def check_output(option: str, target: Path, source: Path) -> None:
         raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
 
 
-def make_folder(out: Path) -> None:
-    """Make the folder of results, if it is not there."""
+def check_folder(out: Path, data: Iterable[Path] = ()) -> None:
+    """Refuse a file, and a folder inside the data, where a picture would be a sample the next time."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; name a folder")
+    for path in data:
+        if out.resolve().is_relative_to(path.resolve()):
+            raise InputError(f"--out {out} is inside the data {path}; choose a folder outside of it")
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of results, if it is not there."""
+    check_folder(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -130,14 +174,51 @@ def compare(
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    sample: Annotated[
+        int | None, typer.Option(help=_SAMPLE.format("of each set, which the test permutes"), rich_help_panel=PARTS)
+    ] = None,
+    workers: Workers = None,
+    engine: Engine = "local",
 ) -> None:
     """Measure MMD² and CORAL between two data sets of any size.
 
-    Each comes with a confidence interval and the p-value of a permutation test. Rows must be independent.
+    Each comes with a confidence interval and the p-value of a permutation test. Rows must be independent. Patterns of
+    files and files that are too large are read in parts: values are of all rows, the test is on a random sample.
     """
     chosen = chosen_kernel(kernel, gammas, scale, default_scale="median")
     choose(loss, "--loss", ("both", *_NAMES))
-    paths = [first.expanduser(), second.expanduser()]
+    options: dict[str, Any] = {
+        "loss": loss,
+        "kernel": chosen,
+        "permutations": permutations,
+        "confidence": confidence,
+        "rank": rank,
+        "seed": seed,
+    }
+    sets = [expand(first), expand(second)]
+    given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
+    refused = {"--key": key is not None, "--standardise": standardise}
+    if any([in_parts(paths, given, refused) for paths in sets]):
+        with progress_bar() as progress:
+            reading: dict[str, Any] = {"columns": columns, "leave_out": [labels]}
+            found = compare_shards(sets[0], sets[1], progress=progress, **reading, **given, **options)
+    else:
+        found = _compare_in_memory([paths[0] for paths in sets], key, columns, labels, standardise, options)
+    if as_json:
+        record = {"a": str(first), "b": str(second), "standardised": standardise, **found.to_dict()}
+        print(json.dumps(plain(record), allow_nan=False))
+    else:
+        _print_comparison(found, first, second, Console(highlight=False))
+
+
+def _compare_in_memory(
+    paths: Sequence[Path],
+    key: str | None,
+    columns: str | None,
+    labels: str,
+    standardise: bool,
+    options: Mapping[str, Any],
+) -> Comparison:
     arrays = any(path.suffix.lower() == ".npz" for path in paths)
     sets = []
     for path in paths:  # --key is for the .npz file of the two, if there is one
@@ -148,21 +229,7 @@ def compare(
         sets = [scaled(each, reference=pooled) for each in sets]
         del pooled
     with progress_bar() as progress:
-        found = compare_sets(
-            *sets,
-            loss=loss,
-            kernel=chosen,
-            permutations=permutations,
-            confidence=confidence,
-            rank=rank,
-            seed=seed,
-            progress=progress,
-        )
-    if as_json:
-        record = {"a": str(first), "b": str(second), "standardised": standardise, **found.to_dict()}
-        print(json.dumps(plain(record), allow_nan=False))
-    else:
-        _print_comparison(found, first, second, Console(highlight=False))
+        return compare_sets(*sets, progress=progress, **options)
 
 
 def _print_comparison(found: Comparison, first: Path, second: Path, console: Console) -> None:
@@ -220,27 +287,45 @@ def coreset(
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help=r".npz or .csv of rows and weights \[FILE.coreset.npz].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    sample: Annotated[int | None, typer.Option(help=_SAMPLE.format("to choose from"), rich_help_panel=PARTS)] = None,
+    workers: Workers = None,
+    engine: Engine = "local",
 ) -> None:
     """Choose m weighted rows whose mean embedding is closest to that of all rows.
 
-    For a budget of labels, or an evaluation on few rows. Reports the error next to that of uniform draws.
+    For a budget of labels, or an evaluation on few rows. Reports the error next to that of uniform draws. A pattern of
+    files, or one that is too large, is read in parts: rows of a random sample are chosen for the mean of all rows, and
+    the output says file and row of each.
     """
-    file = file.expanduser()
+    paths = expand(file)
+    file = common_folder(paths)
     out = file.with_name(file.stem + ".coreset.npz") if out is None else out.expanduser()
     chosen = chosen_kernel(kernel, gammas, scale, default_scale="median")
     names = {"ids": ids or "ids", "labels": labels or "labels"}
-    features = _features_of(file, key=key, columns=columns, leave_out=list(names.values()))
-    beside = _beside(file, len(features), names, {"ids": ids, "labels": labels})
-    _check_out(out, file)
-    with progress_bar() as progress:
-        found = make_coreset(features, size, kernel=chosen, weights=weights, rank=rank, seed=seed, progress=progress)
-    picked = {name: values[found.indices.numpy()] for name, values in beside.items()}
+    given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
+    refused = {"--key": key is not None, "--ids": ids is not None, "--labels": labels is not None}
+    options: dict[str, Any] = {"kernel": chosen, "weights": weights, "rank": rank, "seed": seed}
+    if in_parts(paths, given, refused):
+        _check_out(out, file)
+        reading: dict[str, Any] = {"columns": columns, "leave_out": list(names.values())}
+        with progress_bar() as progress:
+            found, places = coreset_shards(paths, size, progress=progress, **reading, **given, **options)
+        found, d = replace(found, indices=torch.tensor([row for _, row in places])), None
+        picked: dict[str, NDArray[Any]] = {"path": np.array([str(path) for path, _ in places])}
+    else:
+        features = _features_of(file, key=key, columns=columns, leave_out=list(names.values()))
+        beside = _beside(file, len(features), names, {"ids": ids, "labels": labels})
+        _check_out(out, file)
+        with progress_bar() as progress:
+            found = make_coreset(features, size, progress=progress, **options)
+        picked, d = {name: values[found.indices.numpy()] for name, values in beside.items()}, features.shape[1]
     _save(found, picked, out)
     if as_json:
-        record = {"file": str(file), **found.to_dict(), **{name: values.tolist() for name, values in picked.items()}}
-        print(json.dumps(plain({**record, "out": str(out)}), allow_nan=False))
+        chosen_rows = {name: values.tolist() for name, values in picked.items()}
+        record = {"file": str(file), **found.to_dict(), **chosen_rows, "out": str(out)}
+        print(json.dumps(plain(record), allow_nan=False))
     else:
-        _print_coreset(found, file, out, features.shape[1], Console(highlight=False))
+        _print_coreset(found, file, out, d, Console(highlight=False))
 
 
 def _beside(file: Path, n: int, names: Mapping[str, str], asked: Mapping[str, str | None]) -> dict[str, NDArray[Any]]:
@@ -293,21 +378,19 @@ def _save(found: Coreset, beside: Mapping[str, NDArray[Any]], out: Path) -> None
         file.write(csv_text(["row", "weight", *beside], shown).encode())
 
 
-def _print_coreset(found: Coreset, source: Path, out: Path, d: int, console: Console) -> None:
-    print_line(console, f"{source.name}: {found.n:,} rows, {d:,} columns, {found.size:,} representatives", "bold")
+def _print_coreset(found: Coreset, source: Path, out: Path, d: int | None, console: Console) -> None:
+    columns = "" if d is None else f"{d:,} columns, "
+    print_line(console, f"{source.name}: {found.n:,} rows, {columns}{found.size:,} representatives", "bold")
+    if d is None:
+        print_line(console, "chosen from random rows, for the mean embedding of all")
     print_line(console, f"kernel {found.kernel}")
     console.print()
     print_line(console, "squared error of the mean embedding", "bold")
-    table = plain_table("left", "right", "right", "left")
-    plus_minus = f" ± {found.error_stderr:.1g}" if found.error_stderr > 0 else ""
-    for name, error, style in (
-        ("uniform draws", found.uniform_error, "dim"),
-        ("representatives", found.error, "bold green"),
-    ):
-        share = error / found.uniform_error if found.uniform_error > 0 else 0.0
-        shown = f"{error:.4g}{plus_minus if style != 'dim' else ''}"
-        table.add_row(name, shown, f"{100 * share:.1f} %", bar(share, console), style=style)
-    console.print(table)
+    errors = [
+        ("uniform draws", found.uniform_error, 0.0, "dim"),
+        ("representatives", found.error, found.error_stderr, "bold green"),
+    ]
+    console.print(shares_table(errors, found.uniform_error, console))
     print_line(console, f"as good as {found.worth:,.0f} uniform draws")
     if found.error > 0.9 * found.uniform_error > 0:
         print_line(

@@ -30,7 +30,7 @@ from vardass.adapt.scores import (
     labelled_domains,
 )
 from vardass.adapt.selection import outputs
-from vardass.cli.embeddings import check_output, csv_text, make_folder
+from vardass.cli.embeddings import check_folder, check_output, csv_text, make_folder
 from vardass.cli.run_options import TrustCode, parse_pairs
 from vardass.cli.terminal import print_line, titled_table
 from vardass.data.domains import Domain, Task, find_sample
@@ -40,7 +40,7 @@ from vardass.data.images import IMAGENET
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import split_task
 from vardass.errors import InputError
-from vardass.files import write_text
+from vardass.files import read_json, write_text
 from vardass.plots import evaluation_figure, require_matplotlib, save_figure
 from vardass.validate import refuse_code, shorten
 
@@ -263,7 +263,7 @@ def evaluate(
     """
     run, given = run.expanduser(), [_named(text) for text in data or ()]
     if out is not None:
-        _check_folder(out, [path for _, path in given])
+        _check_results(out, [path for _, path in given])
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
     note = ""
     if given:
@@ -354,26 +354,13 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
 # --- files ----------------------------------------------------------------------------------------------
 
 
-def _check_folder(out: Path, data: Sequence[Path]) -> None:
+def _check_results(out: Path, data: Sequence[Path]) -> None:
     """Refuse a file, a folder inside the data, and one whose files of the same names are no older evaluation."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; name a folder")
-    for path in data:
-        # the picture would be a sample the next time
-        if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
-            raise InputError(f"--out {out} is inside the data {path}; choose a folder outside of it")
+    check_folder(out, data)
     names = [RESULT_FILE, SAMPLES_FILE, CONFUSION_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
     there = [name for name in names if (out / name).exists()]
-    if there and not _is_evaluation(out / RESULT_FILE):
+    if there and not {"run", "overall", "domains"} <= read_json(out / RESULT_FILE).keys():
         raise InputError(f"{out} holds {there[0]!r}, which is of no earlier evaluation; choose another folder")
-
-
-def _is_evaluation(file: Path) -> bool:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"run", "overall", "domains"} <= found.keys()
 
 
 def _write(

@@ -83,14 +83,10 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """The same for programs; accuracies are shares, and None is not known."""
-        result = self.result
-        config = result.config
+        result, config = self.result, self.result.config
         return {
             "task": self.task,
-            "algorithm": config.algorithm,
-            "sampler": config.sampler,
-            "network": config.network,
-            "seed": config.seed,
+            **{name: getattr(config, name) for name in ("algorithm", "sampler", "network", "seed")},
             "steps": result.step,
             "selected_step": result.selected_step,
             "selection": config.selection,

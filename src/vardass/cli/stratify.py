@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import zipfile
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,18 +12,28 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from vardass.backend import compiled_loops, were_compiled
-from vardass.cli.embeddings import COLUMNS, GAMMAS, KERNEL, SCALE, check_output, chosen_kernel
-from vardass.cli.terminal import bar, plain_table, print_line, progress_bar
+from vardass.cli.embeddings import (
+    COLUMNS,
+    GAMMAS,
+    KERNEL,
+    PARTS,
+    SCALE,
+    Engine,
+    Workers,
+    check_output,
+    chosen_kernel,
+    common_folder,
+    in_parts,
+)
+from vardass.cli.terminal import bar, plain_table, print_line, progress_bar, shares_table
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
 from vardass.files import atomic_write, plain
-from vardass.kernels import Kernel
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.shards import ShardStrata, stratify_shards
-from vardass.shards.files import expand, is_large
+from vardass.shards.files import expand
 from vardass.solvers import stratify as make_strata
 from vardass.strata import Strata
 
@@ -33,10 +41,7 @@ __all__ = ["stratify", "warmup"]
 
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans; interior-point, of Figure 3, for small n."
 _FILES = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or several .npy or .parquet files, or a quoted pattern."
-_PARTS = "Files in parts"
 _SAMPLE = "Rows that strata are found on; default: 131072, or 512 for each stratum if that is more."
-_WORKERS = "Processes; default: one for each CPU."
-_ENGINE = "local, or ray: tasks on the Ray cluster at RAY_ADDRESS, or on a Ray of their own."
 _CSV_HEADER = "row,stratum,weight\n"
 
 
@@ -60,9 +65,9 @@ def stratify(
     out: Annotated[Path | None, typer.Option(help="Strata file; default: FILE.strata.npz.")] = None,
     labels_csv: Annotated[Path | None, typer.Option(help="Write the stratum of each row here too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    sample: Annotated[int | None, typer.Option(help=_SAMPLE, rich_help_panel=_PARTS)] = None,
-    workers: Annotated[int | None, typer.Option(help=_WORKERS, rich_help_panel=_PARTS)] = None,
-    engine: Annotated[str, typer.Option(help=_ENGINE, rich_help_panel=_PARTS)] = "local",
+    sample: Annotated[int | None, typer.Option(help=_SAMPLE, rich_help_panel=PARTS)] = None,
+    workers: Workers = None,
+    engine: Engine = "local",
 ) -> None:
     """Partition samples into k strata such that one draw from each gives the smallest variance.
 
@@ -72,30 +77,35 @@ def stratify(
     """
     chosen = chosen_kernel(kernel, gammas, scale)
     paths = expand(files)
-    if len(paths) > 1 or sample is not None or workers is not None or engine != "local" or is_large(paths[0]):
-        limited = {
-            "--solver": solver != "min-sum",
-            "--min-size": min_size != 1,
-            "--max-size": max_size is not None,
-            "--equal": equal,
-            "--warm-start": warm_start is not None,
-            "--certify": certify,
-            "--key": key is not None,
-            "--labels-csv": labels_csv is not None,
-        }
-        if refused := [option for option, given in limited.items() if given]:
-            raise InputError(f"{refused[0]} is for one file that is read as a whole; leave it out for files in parts")
-        outcome = _in_parts(paths, k, chosen, columns, sample, rank, seed, workers, engine, out)
-    else:
-        (file,) = paths
-        out = file.with_name(file.stem + ".strata.npz") if out is None else out
-        clock = time.perf_counter()
-        features = read_embeddings(file, key=key, columns=columns)
-        start = None if warm_start is None else _load_strata(warm_start)
-        _check_outputs(file, out, labels_csv)  # before the work, not after it
-        seconds = {"read": time.perf_counter() - clock}
+    given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
+    limited = {
+        "--solver": solver != "min-sum",
+        "--min-size": min_size != 1,
+        "--max-size": max_size is not None,
+        "--equal": equal,
+        "--warm-start": warm_start is not None,
+        "--certify": certify,
+        "--key": key is not None,
+        "--labels-csv": labels_csv is not None,
+    }
+    if in_parts(paths, given, limited):
+        source = common_folder(paths)
+        out = source.with_name(source.stem + ".strata") if out is None else out
+        options: dict[str, Any] = {"kernel": chosen, "columns": columns, "rank": rank, "seed": seed, **given}
         with progress_bar() as progress:
-            strata = make_strata(
+            made = stratify_shards(paths, k, out=out, progress=progress, **options)
+        strata: Strata | ShardStrata = made
+        d, seconds, written = made.d, _seconds(made), [out]
+    else:
+        (source,) = paths
+        out = source.with_name(source.stem + ".strata.npz") if out is None else out
+        clock = time.perf_counter()
+        features = read_embeddings(source, key=key, columns=columns)
+        start = None if warm_start is None else _load_strata(warm_start)
+        written = _check_outputs(source, out, labels_csv)  # before the work, not after it
+        reading = time.perf_counter() - clock
+        with progress_bar() as progress:
+            found = make_strata(
                 features,
                 k,
                 kernel=chosen,
@@ -110,62 +120,19 @@ def stratify(
                 certify=certify,
                 progress=progress,
             )
-        seconds |= _seconds(strata)
-        _save(strata, out, labels_csv)
-        outcome = _Outcome(strata, file, features.shape[1], out, labels_csv, seconds)
+        _save(found, out, labels_csv)
+        strata, d, seconds = found, features.shape[1], {"read": reading, **_seconds(found)}
     if as_json:
-        print(json.dumps(plain(_record(outcome)), allow_nan=False))
+        record = {"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)}
+        record["labels_csv"] = None if labels_csv is None else str(labels_csv)
+        print(json.dumps(plain(record), allow_nan=False))
     else:
-        _print_report(outcome, Console(highlight=False))
-
-
-def _in_parts(
-    paths: list[Path],
-    k: int,
-    kernel: Kernel,
-    columns: str | None,
-    sample: int | None,
-    rank: int | None,
-    seed: int,
-    workers: int | None,
-    engine: str,
-    out: Path | None,
-) -> _Outcome:
-    """Strata of files that are read in parts."""
-    source = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.absolute().parent for path in paths]))
-    out = source.with_name(source.stem + ".strata") if out is None else out
-    with progress_bar() as progress:
-        strata = stratify_shards(
-            paths,
-            k,
-            out=out,
-            kernel=kernel,
-            columns=columns,
-            sample=sample,
-            rank=rank,
-            seed=seed,
-            workers=workers,
-            engine=engine,
-            progress=progress,
-        )
-    return _Outcome(strata, source, strata.d, out, None, _seconds(strata))
+        _print_report(strata, f"{source.name}: {strata.n:,} samples, {d:,} features", seconds, written)
 
 
 def _seconds(strata: Strata | ShardStrata) -> dict[str, float]:
     parts = {name: value for name, value in strata.info.items() if name.startswith("seconds_")}
     return {name.removeprefix("seconds_"): float(value) for name, value in parts.items()}
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """Strata, where they came from and where they went."""
-
-    strata: Strata | ShardStrata
-    source: Path
-    d: int
-    out: Path
-    labels_csv: Path | None
-    seconds: dict[str, float]
 
 
 def _load_strata(path: Path) -> Strata:
@@ -174,7 +141,8 @@ def _load_strata(path: Path) -> Strata:
     return Strata.load(path)
 
 
-def _check_outputs(source: Path, out: Path, labels_csv: Path | None) -> None:
+def _check_outputs(source: Path, out: Path, labels_csv: Path | None) -> list[Path]:
+    """The files that will be written, each of which may be."""
     if out.suffix != ".npz":
         raise InputError(f"strata are written as .npz, got --out {out}; for text use --labels-csv")
     if labels_csv is not None and labels_csv.absolute() == out.absolute():
@@ -192,6 +160,7 @@ def _check_outputs(source: Path, out: Path, labels_csv: Path | None) -> None:
         with labels_csv.open("rb") as file:
             if file.read(len(_CSV_HEADER)) != _CSV_HEADER.encode():
                 raise InputError(f"--labels-csv {labels_csv} holds something else; choose another name")
+    return list(targets.values())
 
 
 def _save(strata: Strata, out: Path, labels_csv: Path | None) -> None:
@@ -206,21 +175,18 @@ def _save(strata: Strata, out: Path, labels_csv: Path | None) -> None:
         strata.save(out)  # in here, so that both files appear or neither
 
 
-def _record(outcome: _Outcome) -> dict[str, Any]:
-    """One flat record."""
-    strata, bound = outcome.strata, outcome.strata.bound
-    record = {
-        "file": str(outcome.source),
+def _record(strata: Strata | ShardStrata) -> dict[str, Any]:
+    bound = strata.bound
+    return {
         "n": strata.n,
-        "d": outcome.d,
         "k": strata.k,
         "kernel": strata.kernel,
         "solver": strata.solver,
         "variance": strata.variance,
         "variance_stderr": strata.variance_stderr,
         "uniform_variance": strata.uniform_variance,
-        "relative_variance": _relative(outcome, strata.variance),
-        "without_replacement": _without_replacement(outcome),
+        "relative_variance": strata.variance / strata.uniform_variance if strata.uniform_variance > 0 else 0.0,
+        "without_replacement": _without_replacement(strata),
         "reduction": strata.reduction,
         "bound": None if bound is None else bound.variance,
         "bound_stderr": None if bound is None else bound.stderr,
@@ -231,72 +197,49 @@ def _record(outcome: _Outcome) -> dict[str, Any]:
         "max_size": int(strata.sizes.max()),
         "singletons": strata.singletons,
         "size_histogram": strata.size_histogram(),
-        "seconds": outcome.seconds,
         "info": {name: value for name, value in strata.info.items() if not name.startswith("seconds_")},
-        "out": str(outcome.out),
-        "labels_csv": None if outcome.labels_csv is None else str(outcome.labels_csv),
     }
-    return record
 
 
-def _relative(outcome: _Outcome, variance: float) -> float:
-    uniform = outcome.strata.uniform_variance
-    return variance / uniform if uniform > 0 else 0.0
+def _without_replacement(strata: Strata | ShardStrata) -> float:
+    return (strata.n - strata.k) / (strata.n - 1) if strata.n > 1 else 0.0
 
 
-def _without_replacement(outcome: _Outcome) -> float:
-    n, k = outcome.strata.n, outcome.strata.k
-    return (n - k) / (n - 1) if n > 1 else 0.0
-
-
-def _print_report(outcome: _Outcome, console: Console) -> None:
+def _print_report(strata: Strata | ShardStrata, data: str, seconds: dict[str, float], written: list[Path]) -> None:
     """Print variances, bound, sizes, seconds and where the strata are; 80 columns unless a path is long."""
-    strata = outcome.strata
-
+    console = Console(highlight=False)
     line = partial(print_line, console)
-
-    line(f"{outcome.source.name}: {strata.n:,} samples, {outcome.d:,} features, {strata.k:,} strata", "bold")
+    line(f"{data}, {strata.k:,} strata", "bold")
     line(f"solver {strata.solver}, kernel {strata.kernel}")
     console.print()
     line("variance of the minibatch mean embedding", "bold")
-    console.print(_variances(outcome, console))
-    for sentence in _verdict(outcome):
+    uniform, bound = strata.uniform_variance, strata.bound
+    rows = [
+        ("uniform draws", uniform, 0.0, "dim"),
+        ("uniform, no repeats", uniform * _without_replacement(strata), 0.0, "dim"),
+        ("one from each stratum", strata.variance, strata.variance_stderr, "bold green"),
+        *([] if bound is None else [("lower bound", bound.variance, bound.stderr, "")]),
+    ]
+    console.print(shares_table(rows, uniform, console))
+    for sentence in _verdict(strata):
         line(sentence)
     console.print()
-    sizes = strata.sizes
+    sizes, histogram = strata.sizes, strata.size_histogram()
     middle = f"{float(sizes.double().quantile(0.5)):g}"
     line(f"samples in a stratum: {int(sizes.min())} to {int(sizes.max())}, median {middle}", "bold")
-    console.print(_histogram(outcome, console))
+    table = plain_table("right", "right", "left")
+    for label, count in histogram.items():
+        table.add_row(label, f"{count} strata", bar(count / max(histogram.values()), console))
+    console.print(table)
     if strata.singletons:
         line(f"{strata.singletons} strata of one sample, which is in every batch; --min-size 2 avoids them")
     console.print()
     compiled = " (compiling included, once for each machine)" if were_compiled() else ""
-    line("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in outcome.seconds.items()) + compiled)
-    written = [outcome.out] if outcome.labels_csv is None else [outcome.out, outcome.labels_csv]
+    line("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()) + compiled)
     line(f"written: {', '.join(map(str, written))}")
 
 
-def _variances(outcome: _Outcome, console: Console) -> Table:
-    strata, bound = outcome.strata, outcome.strata.bound
-    rows = [
-        ("uniform draws", strata.uniform_variance, 0.0, "dim"),
-        ("uniform, no repeats", strata.uniform_variance * _without_replacement(outcome), 0.0, "dim"),
-        ("one from each stratum", strata.variance, strata.variance_stderr, "bold green"),
-    ]
-    if bound is not None:
-        rows.append(("lower bound", bound.variance, bound.stderr, ""))
-    table = plain_table("left", "right", "right", "left")
-    plus_minus = "+-" if console.options.ascii_only else "±"
-    for name, variance, error, style in rows:
-        share = _relative(outcome, variance)
-        spread = f" {plus_minus} {error:.1g}" if error > 0 else ""
-        percent = f"{100 * share:.1f} %"
-        table.add_row(name, f"{variance:.4g}{spread}", percent, bar(share, console), style=style)
-    return table
-
-
-def _verdict(outcome: _Outcome) -> list[str]:
-    strata = outcome.strata
+def _verdict(strata: Strata | ShardStrata) -> list[str]:
     lines = [f"{strata.reduction:.3g} times less variance than uniform draws"]
     if strata.gap is not None and strata.bound is not None:
         lines[0] += f"; at most {100 * max(strata.gap, 0.0):.2g} % above the best possible partition"
@@ -308,14 +251,6 @@ def _verdict(outcome: _Outcome) -> list[str]:
     if strata.variance > 0.8 * strata.uniform_variance and "scale=1.0" in strata.kernel:
         lines.append("the kernel is close to the identity on these features, where no strata help; try --scale median")
     return lines
-
-
-def _histogram(outcome: _Outcome, console: Console) -> Table:
-    table = plain_table("right", "right", "left")
-    histogram = outcome.strata.size_histogram()
-    for label, count in histogram.items():
-        table.add_row(label, f"{count} strata", bar(count / max(histogram.values()), console))
-    return table
 
 
 def warmup() -> None:

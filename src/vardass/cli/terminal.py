@@ -13,7 +13,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["bar", "note", "plain_table", "print_line", "progress_bar", "tell_time", "titled_table", "words_of_time"]
+__all__ = [
+    "bar",
+    "note",
+    "plain_table",
+    "print_line",
+    "progress_bar",
+    "shares_table",
+    "tell_time",
+    "titled_table",
+    "words_of_time",
+]
 
 _BAR = 28  # characters
 _WATCHED, _WORTH_TELLING, _LONG_START = 2.0, 20.0, 10.0  # seconds
@@ -49,11 +59,11 @@ def tell_time(
     says how far it has come.
     """
     began, still_starting = clock(), True
-    first: list[tuple[float, float]] = []  # time and share done
+    first: tuple[float, float] | None = None  # time and share done
     told = False
 
     def report(share: float, message: str) -> None:
-        nonlocal told, still_starting
+        nonlocal first, told, still_starting
         if progress is not None:
             progress(share, message)
         if share <= 0.0 and still_starting and clock() - began >= _LONG_START:
@@ -62,13 +72,10 @@ def tell_time(
         if told or share <= 0.0:
             return
         now = clock()
-        if not first:
-            first.append((now, share))
-            return
-        seconds, done = now - first[0][0], share - first[0][1]
+        first = first or (now, share)
+        seconds, done = now - first[0], share - first[1]
         if seconds >= _WATCHED and done > 0.0:
-            told = True
-            left = (1.0 - share) * seconds / done
+            told, left = True, (1.0 - share) * seconds / done
             if left >= _WORTH_TELLING:
                 tell(left)
 
@@ -107,6 +114,17 @@ def titled_table(titles: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for place, title in enumerate(titles):
         table.add_column(Text(title), justify="right" if place else "left", overflow="fold")
+    return table
+
+
+def shares_table(rows: Sequence[tuple[str, float, float, str]], whole: float, console: Console) -> Table:
+    """A line for each name, value, standard error and style, with the value's share of ``whole`` as a bar."""
+    table = plain_table("left", "right", "right", "left")
+    plus_minus = "+-" if console.options.ascii_only else "±"
+    for name, value, error, style in rows:
+        share = value / whole if whole > 0 else 0.0
+        shown = f"{value:.4g} {plus_minus} {error:.1g}" if error > 0 else f"{value:.4g}"
+        table.add_row(name, shown, f"{100 * share:.1f} %", bar(share, console), style=style)
     return table
 
 

@@ -77,10 +77,12 @@ def read_labels(path: PathLike, labels: str) -> NDArray[Any] | None:
         return file.column(labels) if labels in file.names else None
 
 
-def read_groups(path: Path, groups: range, *, columns: Columns | None = None) -> Iterator[NDArray[Any]]:
+def read_groups(
+    path: Path, groups: range, *, columns: Columns | None = None, leave_out: Collection[str] = ()
+) -> Iterator[NDArray[Any]]:
     """Read some row groups of a file that `EmbeddingFile.in_parts` in blocks (b, d) of at most 65,536 rows."""
     with open_embeddings(path) as file:
-        yield from file.blocks(columns, groups)
+        yield from file.blocks(columns, groups, leave_out)
 
 
 def is_number(text: str) -> bool:
@@ -166,11 +168,11 @@ class EmbeddingFile:
         """Rows that are stored together: 65,536 of an ``.npy`` file, row groups of a ``.parquet`` file."""
         raise NotImplementedError
 
-    def feature_names(self, columns: Columns | None) -> list[str] | None:
+    def feature_names(self, columns: Columns | None, leave_out: Collection[str] = ()) -> list[str] | None:
         """Names of the columns that are features, if these have names of their own."""
         return None
 
-    def blocks(self, columns: Columns | None, groups: range) -> Iterator[NDArray[Any]]:
+    def blocks(self, columns: Columns | None, groups: range, leave_out: Collection[str] = ()) -> Iterator[NDArray[Any]]:
         """Features of some groups, in blocks (b, d)."""
         raise NotImplementedError
 
@@ -245,7 +247,7 @@ class _Npy(EmbeddingFile):
         n = len(self.array)
         return [min(BLOCK_ROWS, n - start) for start in range(0, n, BLOCK_ROWS)]
 
-    def blocks(self, columns: Columns | None, groups: range) -> Iterator[NDArray[Any]]:
+    def blocks(self, columns: Columns | None, groups: range, leave_out: Collection[str] = ()) -> Iterator[NDArray[Any]]:
         for group in groups:
             block = self.array[group * BLOCK_ROWS : (group + 1) * BLOCK_ROWS]
             yield _as_table(block, columns, self.path, str(self.path))
@@ -382,8 +384,8 @@ class _Table(EmbeddingFile):
                 row += len(found)
                 yield found
 
-    def feature_names(self, columns: Columns | None) -> list[str] | None:
-        chosen = self._choose(columns, ())
+    def feature_names(self, columns: Columns | None, leave_out: Collection[str] = ()) -> list[str] | None:
+        chosen = self._choose(columns, leave_out)
         return None if _is_list(self.schema.field(chosen[0]).type) else [self.names[i] for i in chosen]
 
     def _choose(self, columns: Columns | None, leave_out: Collection[str]) -> list[int]:

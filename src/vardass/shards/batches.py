@@ -103,17 +103,6 @@ class ShardBatchSampler(MinibatchSampler):
         another where files are sorted, and need more row groups. With as many as strata they are independent.
     seed, batches, endless, num_replicas, rank
         See `MinibatchSampler`.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from vardass.shards import stratify_shards
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.save(f"{folder}/a.npy", np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32))
-    ...     strata = stratify_shards(f"{folder}/a.npy", 8, out=f"{folder}/strata")
-    ...     batch = next(iter(ShardBatchSampler(strata)))
-    ...     print(strata.labels[list(batch)].tolist(), round(sum(batch.weights), 6))
-    [0, 1, 2, 3, 4, 5, 6, 7] 1.0
     """
 
     needs_features = False
@@ -204,20 +193,6 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
     num_replicas, rank : int, optional
         Ranks that share the stream, and which of them this is; by default those of the process group, if there is one
         when this is made.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from torch.utils.data import DataLoader
-    >>> from vardass.shards import stratify_shards
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.save(f"{folder}/a.npy", np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32))
-    ...     strata = stratify_shards(f"{folder}/a.npy", 8, out=f"{folder}/strata")
-    ...     batches = ShardBatches(ShardDataset(strata.files), ShardBatchSampler(strata, batches=10))
-    ...     for x, weights in DataLoader(batches, batch_size=None):
-    ...         mean = weights @ x  # unbiased for the mean of all rows
-    >>> x.shape, weights.shape
-    (torch.Size([8, 4]), torch.Size([8]))
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
@@ -33,29 +33,45 @@ def each(
     as CPUs; a single local worker is this process itself.
     """
     if choose(engine, "engine", ENGINES) == "ray":
-        yield from _by_ray(function, shared, parts, workers)
-    elif min(workers or count_cpus(), len(parts)) <= 1:
+        with ray_session(workers) as ray:
+            width = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+            task, sent = ray.remote(num_cpus=1)(_apply_alone), ray.put(shared)
+            try:
+                yield from _as_done(lambda part: task.remote(function, sent, part).future(), parts, width)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.WorkerCrashedError:
+                raise _died(width) from None
+        return
+    width = min(workers or count_cpus(), len(parts))
+    if width <= 1:
         with one_thread():
             for i, part in enumerate(parts):
                 yield i, function(shared, part)
-    else:
-        yield from _by_processes(function, shared, parts, min(workers or count_cpus(), len(parts)))
-
-
-def _by_processes(
-    function: Callable[[Any, Part], Result], shared: Any, parts: Sequence[Part], workers: int
-) -> Iterator[tuple[int, Result]]:
+        return
     with one_thread_each():
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(shared,))
+        pool = ProcessPoolExecutor(width, mp_context=context, initializer=_begin, initargs=(shared,))
         try:
-            tasks = {pool.submit(_apply, function, part): i for i, part in enumerate(parts)}
-            for task in as_completed(tasks):
-                yield tasks[task], task.result()
+            yield from _as_done(lambda part: pool.submit(_apply, function, part), parts, 2 * width)
         except BrokenProcessPool:
-            raise _died(workers) from None
+            raise _died(width) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _as_done(
+    submit: Callable[[Part], Future[Result]], parts: Sequence[Part], most: int
+) -> Iterator[tuple[int, Result]]:
+    """Results as they come, with ``most`` parts handed over at a time."""
+    waiting, under_way = iter(enumerate(parts)), dict[Future[Result], int]()
+    while True:
+        while len(under_way) < most and (following := next(waiting, None)) is not None:
+            under_way[submit(following[1])] = following[0]
+        if not under_way:
+            return
+        for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+            yield under_way.pop(done), done.result()
 
 
 def _died(workers: int) -> VardassError:
@@ -71,32 +87,6 @@ def _begin(shared: Any) -> None:
 
 def _apply(function: Callable[[Any, Part], Result], part: Part) -> Result:
     return function(_shared[0], part)
-
-
-def _by_ray(
-    function: Callable[[Any, Part], Result], shared: Any, parts: Sequence[Part], workers: int | None
-) -> Iterator[tuple[int, Result]]:
-    with ray_session(workers) as ray:
-        width = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        task = ray.remote(num_cpus=1)(_apply_alone)
-        sent = ray.put(shared)
-        waiting = iter(enumerate(parts))
-        under_way: dict[Any, int] = {}
-        try:
-            while True:
-                while len(under_way) < width and (following := next(waiting, None)) is not None:
-                    under_way[task.remote(function, sent, following[1])] = following[0]
-                if not under_way:
-                    return
-                done, _ = ray.wait(list(under_way), num_returns=1)
-                yield under_way.pop(done[0]), ray.get(done[0])
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except ray.exceptions.WorkerCrashedError:
-            raise _died(width) from None
-        finally:
-            for left in under_way:
-                ray.cancel(left)
 
 
 def _apply_alone(function: Callable[[Any, Part], Result], shared: Any, part: Part) -> Result:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from glob import glob, has_magic
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +21,14 @@ from torch.utils.data import Dataset
 from vardass.data.embedding_files import Columns, open_embeddings, read_groups
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
-from vardass.validate import as_features, as_tensor, check_count, shorten
+from vardass.shards.engines import each
+from vardass.validate import Progress, as_features, as_tensor, check_count, shorten
 
-__all__ = ["Part", "Shard", "ShardDataset", "cut", "expand", "is_large", "open_shards", "read_part", "sample_rows"]
+__all__ = ["Part", "Shard", "ShardDataset", "ShardRows", "expand", "is_large", "open_shards"]
 
 _PART_ROWS = 2**18  # rows of a part: seconds of work, which is what a restart can lose
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,12 @@ class Shard:
         try:
             now = self.path.stat()
         except FileNotFoundError:
-            raise InputError(
-                f"{self.path} is gone; put it back, or start again without it and with another --out"
-            ) from None
+            remedy = "put it back, or start anew without it (strata: in another --out)"
+            raise InputError(f"{self.path} is gone; {remedy}") from None
         if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
             raise InputError(
-                f"{self.path} has changed since strata of it were begun: it had {self.size:,} bytes, now "
-                f"{now.st_size:,}, or was written again; put the old file back, or start again with another --out"
+                f"{self.path} has changed since this was begun: it had {self.size:,} bytes, now {now.st_size:,}, or "
+                "was written again; put the old file back, or start anew (strata: in another --out)"
             )
 
 
@@ -96,7 +99,7 @@ def is_large(path: Path) -> bool:
     return path.stat().st_size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
-def open_shards(paths: Sequence[Path], columns: Columns | None = None) -> list[Shard]:
+def open_shards(paths: Sequence[Path], columns: Columns | None = None, leave_out: Collection[str] = ()) -> list[Shard]:
     """Look at headers and footers of ``.npy`` and ``.parquet`` files."""
     shards = []
     first: tuple[Path, list[str]] | None = None
@@ -104,7 +107,7 @@ def open_shards(paths: Sequence[Path], columns: Columns | None = None) -> list[S
         with open_embeddings(path) as file:
             if not file.in_parts:
                 raise InputError(f"{path} is {path.suffix}; only .npy and .parquet files are read in parts, convert it")
-            groups, names = tuple(file.groups()), file.feature_names(columns)
+            groups, names = tuple(file.groups()), file.feature_names(columns, leave_out)
         now = path.stat()
         shards.append(Shard(path, now.st_size, now.st_mtime_ns, groups))
         if names is not None:
@@ -119,7 +122,7 @@ def open_shards(paths: Sequence[Path], columns: Columns | None = None) -> list[S
     return shards
 
 
-def cut(shards: Sequence[Shard]) -> list[Part]:
+def _cut(shards: Sequence[Shard]) -> list[Part]:
     """Cut files into parts of at most 2^18 rows, or of one row group that is larger."""
     parts: list[Part] = []
     start = 0
@@ -136,50 +139,122 @@ def cut(shards: Sequence[Shard]) -> list[Part]:
     return parts
 
 
-def read_part(part: Part, columns: Columns | None, width: int | None = None) -> Iterator[Tensor]:
-    """Rows of a part as float32, in blocks (b, d) of at most 65,536; with the shard checked before and after."""
-    row = part.row
-    for block in _blocks(part, columns, width):
-        x = as_features(block, "features", check_finite=False).float()
-        _require_finite(x, part.shard.path, range(row, row + len(x)))
-        row += len(x)
-        yield x
+@dataclass(frozen=True)
+class ShardRows:
+    """The rows of some files, read part by part by workers.
+
+    Attributes
+    ----------
+    shards : list of Shard
+        The files.
+    columns, leave_out
+        Which columns are features, see `read_embeddings`.
+    engine, workers
+        Who reads, see `stratify_shards`.
+    """
+
+    shards: list[Shard]
+    columns: Columns | None = None
+    leave_out: tuple[str, ...] = ()
+    engine: str = "local"
+    workers: int | None = 1
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """All rows, cut into parts, in their order."""
+        return _cut(self.shards)
+
+    @cached_property
+    def n(self) -> int:
+        """Number of rows."""
+        return sum(part.rows for part in self.parts)
+
+    def each(self, function: Callable[[Any, Any], Result], shared: Any, tasks: Sequence[Any]) -> Iterator[Any]:
+        """Apply a function to tasks as `engines.each` does."""
+        return each(function, shared, tasks, engine=self.engine, workers=self.workers)
+
+    def in_order(self, function: Callable[[Any, Part], Result], shared: Any) -> Iterator[tuple[Part, Result]]:
+        """What a function gives for each part, in the order of the parts: sums are the same for any workers."""
+        kept: dict[int, Result] = {}
+        following = 0
+        for i, result in self.each(function, shared, self.parts):
+            kept[i] = result
+            while following in kept:
+                yield self.parts[following], kept.pop(following)
+                following += 1
+
+    def locate(self, rows: NDArray[np.int64]) -> list[tuple[Path, int]]:
+        """File of each row, and its number there."""
+        starts = np.array([0, *accumulate(shard.rows for shard in self.shards)])
+        files = np.searchsorted(starts, rows, side="right") - 1
+        return [(self.shards[i].path, int(row - starts[i])) for i, row in zip(files, rows)]
+
+    def read(self, rows: NDArray[np.int64], progress: Progress) -> Tensor:
+        """Features of some rows, rising, counted through all files: float32 (m, d)."""
+        tasks = []
+        for part in self.parts:
+            first, last = np.searchsorted(rows, (part.start, part.start + part.rows))
+            if last > first:
+                tasks.append((part, rows[first:last] - part.start))
+        found: list[Tensor | None] = [None] * len(tasks)
+        for done, (i, values) in enumerate(self.each(_read_task, self, tasks), 1):
+            found[i] = values
+            progress(done / len(tasks), f"reading a sample of {len(rows):,} rows of {self.n:,}")
+        blocks = [values for values in found if values is not None]
+        for values, (part, _) in zip(blocks, tasks):
+            if values.shape[1] != blocks[0].shape[1]:
+                raise InputError(
+                    f"{part.shard.path} has {values.shape[1]} columns of features, {tasks[0][0].shard.path} has "
+                    f"{blocks[0].shape[1]}; leave one out, or choose the columns that all files have with --columns"
+                )
+        return torch.cat(blocks)
+
+    def blocks(self, part: Part, width: int) -> Iterator[Tensor]:
+        """Rows of a part as float32, in blocks (b, width) of at most 65,536; the file is checked before and after."""
+        row = part.row
+        for block in self._blocks(part):
+            if block.shape[1] != width:
+                raise InputError(
+                    f"{part.shard.path} has {block.shape[1]} columns of features, the other files {width}; leave it "
+                    "out, or choose the columns that all files have with --columns"
+                )
+            yield _finite(block, part.shard.path, range(row, row + len(block)))
+            row += len(block)
+        if row - part.row != part.rows:
+            raise InputError(f"{part.shard.path} has other rows than its footer says; write it again")
+
+    def sample(self, part: Part, rows: NDArray[np.int64]) -> Tensor:
+        """Rows of a part by their number within it, rising: (m, d). Of an ``.npy`` file no other is read."""
+        found, start = [], 0
+        for block in self._blocks(part):
+            first, last = np.searchsorted(rows, (start, start + len(block)))
+            if last > first:
+                picked = rows[first:last]
+                found.append(_finite(block[picked - start], part.shard.path, part.row + picked))
+            start += len(block)
+        return torch.cat(found)
+
+    def _blocks(self, part: Part) -> Iterator[NDArray[Any]]:
+        part.shard.check()
+        yield from read_groups(part.shard.path, part.groups, columns=self.columns, leave_out=self.leave_out)
+        part.shard.check()  # what was read in between is of one version
 
 
-def _blocks(part: Part, columns: Columns | None, width: int | None) -> Iterator[NDArray[Any]]:
-    part.shard.check()
-    for block in read_groups(part.shard.path, part.groups, columns=columns):
-        if width is not None and block.shape[1] != width:
-            raise InputError(
-                f"{part.shard.path} has {block.shape[1]} columns of features, the other files {width}; leave it out, "
-                "or choose the columns that all files have with --columns"
-            )
-        yield block
-    part.shard.check()  # what was read in between is of one version
+def _read_task(source: ShardRows, task: tuple[Part, NDArray[np.int64]]) -> Tensor:
+    return source.sample(*task)
 
 
-def _require_finite(x: Tensor, path: Path, numbers: Sequence[int] | NDArray[np.int64]) -> None:
+def _finite(block: NDArray[Any], path: Path, numbers: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    x = as_features(block, "features", check_finite=False).float()
     if bool(torch.isfinite(x.sum())):
-        return
+        return x
     bad = (~torch.isfinite(x)).any(1).nonzero().flatten()
     if len(bad):
         raise InputError(
             f"row {numbers[int(bad[0])]} of {path}, counted from 0, holds NaN or what float32 cannot hold; drop such "
             "rows or fix the feature extractor"
         )
-
-
-def sample_rows(part: Part, rows: NDArray[np.int64], columns: Columns | None) -> Tensor:
-    """Rows of a part, by their number within it, rising: float32 (m, d). Of an ``.npy`` file no other is read."""
-    found, start = [], 0
-    for block in _blocks(part, columns, None):
-        first, last = np.searchsorted(rows, (start, start + len(block)))
-        if last > first:
-            picked = as_features(block[rows[first:last] - start], "features", check_finite=False).float()
-            _require_finite(picked, part.shard.path, part.row + rows[first:last])
-            found.append(picked)
-        start += len(block)
-    return torch.cat(found)
+    return x
 
 
 class ShardDataset(Dataset[Tensor]):
@@ -204,22 +279,6 @@ class ShardDataset(Dataset[Tensor]):
         First row of each row group, counted through all files, and the number of rows.
     groups_read : int
         Row groups that were read so far.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from torch.utils.data import DataLoader
-    >>> from vardass.samplers import StratifiedBatchSampler
-    >>> from vardass.shards import stratify_shards
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for i in range(3):
-    ...         np.save(f"{folder}/{i}.npy", np.random.default_rng(i).normal(size=(200, 4)).astype(np.float32))
-    ...     strata = stratify_shards(f"{folder}/*.npy", 8, out=f"{folder}/strata")
-    ...     sampler = StratifiedBatchSampler(strata.n, strata.k)
-    ...     sampler.use(strata.strata())
-    ...     batch = next(iter(DataLoader(ShardDataset(strata.files), batch_sampler=sampler)))
-    >>> batch.shape
-    torch.Size([8, 4])
     """
 
     def __init__(

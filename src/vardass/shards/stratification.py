@@ -15,6 +15,7 @@ The folder of the result holds
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -37,8 +38,7 @@ from vardass.files import PathLike, as_path, atomic_write, remove_temporary, wri
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.locks import locked
 from vardass.samplers.base import kernel_name
-from vardass.shards.engines import each
-from vardass.shards.files import Part, Shard, cut, expand, open_shards, read_part, sample_rows
+from vardass.shards.files import Part, Shard, ShardRows, expand, open_shards
 from vardass.solvers.rule import (
     JUDGED_ROWS,
     Rule,
@@ -49,11 +49,11 @@ from vardass.solvers.rule import (
     fit_rule,
 )
 from vardass.strata import Strata, StrataSummary
-from vardass.validate import Progress, check_count, check_seed
+from vardass.validate import Progress, check_count, check_seed, silent
 
 __all__ = ["ShardStrata", "stratify_shards"]
 
-_RULE = Path("work", "rule.npz")
+_RULE = Path("work", "rule.pt")
 _FORMAT = "vardass-shards"
 _VERSION = 1
 _READ, _SOLVED = 0.1, 0.2  # of the progress: the sample is read; the rule is found
@@ -83,16 +83,6 @@ class ShardStrata(StrataSummary):
         What made the strata.
     info : mapping
         Size of the sample, rank, and the seconds of each step.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.save(f"{folder}/a.npy", np.random.default_rng(0).normal(size=(500, 4)))
-    ...     _ = stratify_shards(f"{folder}/a.npy", 8, out=f"{folder}/strata")
-    ...     strata = ShardStrata.load(f"{folder}/strata")
-    ...     print(strata.n, strata.k, strata.strata().labels.shape)
-    500 8 torch.Size([500])
     """
 
     folder: Path
@@ -210,17 +200,6 @@ def stratify_shards(
         Processes of this machine, or tasks of the Ray cluster at ``RAY_ADDRESS``.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> numbers = np.random.default_rng(0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name, n in (("a", 300), ("b", 900)):
-    ...         np.save(f"{folder}/{name}.npy", numbers.normal(size=(n, 4)).astype(np.float16))
-    ...     strata = stratify_shards(f"{folder}/*.npy", 8, out=f"{folder}/strata", sample=600)
-    ...     print(strata.n, strata.k, [path.name for path in strata.labels_files], strata.reduction > 1)
-    1200 8 ['a.npy', 'b.npy'] True
     """
     k = check_count(k, "k")
     sample = check_count(
@@ -239,9 +218,8 @@ def stratify_shards(
     shards = _begin(folder, [path.absolute() for path in expand(paths)], settings)
     if (folder / "strata.json").exists():
         return ShardStrata.load(folder)
-    run = _Run(
-        folder, shards, columns, unfitted, settings, engine, workers, progress or (lambda fraction, message: None)
-    )
+    rows = ShardRows(shards, columns, (), engine, workers)
+    run = _Run(folder, rows, unfitted, settings, progress or silent)
     with locked(folder / "work", work="stratify"), _named_if_full(folder):
         remove_temporary(folder / "work")  # of workers that were killed
         run.do()
@@ -268,7 +246,7 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
 
     A start that did not come to a rule has left nothing to go on from, and does not count.
     """
-    manifest = _read_json(folder / "manifest.json")
+    manifest = None if folder.is_file() else _read_json(folder / "manifest.json")
     if manifest is None or not any((folder / name).exists() for name in (_RULE, "strata.json")):
         others = folder.iterdir() if manifest is None and folder.is_dir() else iter(())
         if folder.is_file() or any(not path.name.startswith(".") for path in others):
@@ -329,7 +307,7 @@ class _Job(NamedTuple):
     """What each worker has to know."""
 
     sampled: SampledRule
-    columns: Columns | None
+    rows: ShardRows
     width: int
     work: Path
 
@@ -342,24 +320,12 @@ class _Plan(NamedTuple):
     judged: Tensor  # their features (m, d)
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     folder: Path
-    shards: list[Shard]
-    columns: Columns | None
+    rows: ShardRows
     kernel: Kernel
     settings: dict[str, Any]
-    engine: str
-    workers: int | None
     progress: Progress
-
-    @cached_property
-    def parts(self) -> list[Part]:
-        return cut(self.shards)
-
-    @cached_property
-    def n(self) -> int:
-        return sum(part.rows for part in self.parts)
 
     def do(self) -> None:
         clock = time.perf_counter()
@@ -370,20 +336,23 @@ class _Run:
         rule = plan.sampled.rule
         totals = self._totals(rule)
         judged = plan.sampled.judge(totals, plan.judged, plan.judged_rows, self.settings["seed"])
-        for shard, target in zip(self.shards, _labels_files(self.folder, [s.path for s in self.shards])):
-            self._write_labels(shard, target)
+        shards = self.rows.shards
+        for shard, target in zip(shards, _labels_files(self.folder, [shard.path for shard in shards])):
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _write_labels(target, shard.rows, self._labels(shard))
         info = {
             "sample": len(plan.sampled.rows),
             "rank": rule.sums.shape[1],
             "captured": 1.0 - float(totals.residual.sum() / totals.spread.sum().clamp_min(1e-300)),
-            "parts": len(self.parts),
+            "parts": len(self.rows.parts),
             "seconds_sample": planned - clock,
             "seconds_pass": passed - planned,
             "seconds_write": time.perf_counter() - passed,
         }
         result = {
-            "files": [str(shard.path) for shard in self.shards],
-            "rows": [shard.rows for shard in self.shards],
+            "files": [str(shard.path) for shard in shards],
+            "rows": [shard.rows for shard in shards],
             "d": plan.judged.shape[1],
             "sizes": totals.sizes.long().tolist(),
             **asdict(judged),
@@ -394,15 +363,13 @@ class _Run:
         write_text(self.folder / "strata.json", _json(result))
         shutil.rmtree(self.folder / "work", ignore_errors=True)
 
-    # the sample and the rule
-
     def _plan(self) -> _Plan:
         target = self.folder / _RULE
         if not target.exists():
-            rows = draw_rows(self.n, self.settings["sample"], self.settings["seed"], 0)
-            judged_rows = draw_rows(self.n, JUDGED_ROWS, self.settings["seed"], 1)
+            rows = draw_rows(self.rows.n, self.settings["sample"], self.settings["seed"], 0)
+            judged_rows = draw_rows(self.rows.n, JUDGED_ROWS, self.settings["seed"], 1)
             wanted = np.union1d(rows, judged_rows)
-            features = self._read_rows(wanted)
+            features = self.rows.read(wanted, lambda share, message: self.progress(_READ * share, message))
             x = features[np.searchsorted(wanted, rows)]
             kernel = fitted_kernel(self.kernel, x)
             self.progress(_READ, f"strata of {len(rows):,} rows")
@@ -413,62 +380,32 @@ class _Run:
             _save_plan(target, _Plan(sampled, judged_rows, judged))
         return _load_plan(target, self.kernel)
 
-    def _read_rows(self, rows: NDArray[np.int64]) -> Tensor:
-        """Features of some rows, rising, of all files: (m, d)."""
-        tasks = []
-        for part in self.parts:
-            first, last = np.searchsorted(rows, (part.start, part.start + part.rows))
-            if last > first:
-                tasks.append((part, rows[first:last] - part.start))
-        found: list[Tensor | None] = [None] * len(tasks)
-        read = each(_read_task, self.columns, tasks, engine=self.engine, workers=self.workers)
-        for done, (i, values) in enumerate(read, 1):
-            found[i] = values
-            self.progress(_READ * done / len(tasks), f"reading a sample of {len(rows):,} rows of {self.n:,}")
-        blocks = [values for values in found if values is not None]
-        for values, (part, _) in zip(blocks, tasks):
-            if values.shape[1] != blocks[0].shape[1]:
-                raise InputError(
-                    f"{part.shard.path} has {values.shape[1]} columns of features, {tasks[0][0].shard.path} has "
-                    f"{blocks[0].shape[1]}; leave one out, or choose the columns that all files have with --columns"
-                )
-        return torch.cat(blocks)
-
-    # the pass
-
     def _part_file(self, i: int) -> Path:
         return self.folder / "work" / f"part-{i:06d}.npz"
 
     def _label(self, plan: _Plan) -> None:
-        todo = [(i, part) for i, part in enumerate(self.parts) if not self._part_file(i).exists()]
-        job = _Job(plan.sampled, self.columns, plan.judged.shape[1], self.folder / "work")
+        todo = [(i, part) for i, part in enumerate(self.rows.parts) if not self._part_file(i).exists()]
+        job = _Job(plan.sampled, self.rows, plan.judged.shape[1], self.folder / "work")
         left = sum(part.rows for _, part in todo)
-        report = _with_time_left(self.progress, self.n, self.n - left)
-        for i, _ in each(_label_task, job, todo, engine=self.engine, workers=self.workers):
+        report = with_time_left(self.progress, self.rows.n, self.rows.n - left)
+        for i, _ in self.rows.each(_label_task, job, todo):
             report(todo[i][1].rows)
-
-    # what came of it
 
     def _totals(self, rule: Rule) -> Totals:
         totals = Totals.zero(*rule.sums.shape)
-        for i in range(len(self.parts)):
+        for i in range(len(self.rows.parts)):
             with np.load(self._part_file(i), allow_pickle=False) as found:
                 totals.add_totals(Totals(*(torch.from_numpy(found[name]) for name in vars(totals))))
         return totals
 
-    def _write_labels(self, shard: Shard, target: Path) -> None:
-        if target.exists():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        numbers = [i for i, part in enumerate(self.parts) if part.shard is shard]
-        _write_labels(target, shard.rows, (self._part_labels(i) for i in numbers))
-
-    def _part_labels(self, i: int) -> NDArray[np.int32]:
-        with np.load(self._part_file(i), allow_pickle=False) as found:
-            return np.asarray(found["labels"])
+    def _labels(self, shard: Shard) -> Iterator[NDArray[np.int32]]:
+        for i, part in enumerate(self.rows.parts):
+            if part.shard is shard:
+                with np.load(self._part_file(i), allow_pickle=False) as found:
+                    yield np.asarray(found["labels"])
 
 
-def _with_time_left(progress: Progress, n: int, done: int) -> Callable[[int], None]:
+def with_time_left(progress: Progress, n: int, done: int = 0) -> Callable[[int], None]:
     """A function that counts rows and reports how many are done, and how long the rest will take."""
     start, before = time.monotonic(), done
 
@@ -483,17 +420,13 @@ def _with_time_left(progress: Progress, n: int, done: int) -> Callable[[int], No
     return report
 
 
-def _read_task(columns: Columns | None, task: tuple[Part, NDArray[np.int64]]) -> Tensor:
-    return sample_rows(*task, columns)
-
-
 def _label_task(job: _Job, task: tuple[int, Part]) -> None:
     """Label the rows of a part, and write the labels with what the variance needs to know of them."""
     i, part = task
     rule = job.sampled.rule
     totals = Totals.zero(*rule.sums.shape)
     found, start = [], part.start
-    for x in read_part(part, job.columns, job.width):
+    for x in job.rows.blocks(part, job.width):
         rule.embedding.feature_map.kernel.check_range(x)
         problem = rule.embed(x)
         labels = job.sampled.assign(problem, np.arange(start, start + len(x)))
@@ -501,8 +434,6 @@ def _label_task(job: _Job, task: tuple[int, Part]) -> None:
         found.append(labels.int())
         start += len(x)
     labels = torch.cat(found)
-    if len(labels) != part.rows:
-        raise InputError(f"{part.shard.path} has other rows than its footer says; write it again")
     arrays = {name: value.numpy() for name, value in vars(totals).items()}
     with atomic_write(job.work / f"part-{i:06d}.npz") as file:
         np.savez(file, labels=labels.numpy(), **arrays)
@@ -510,28 +441,19 @@ def _label_task(job: _Job, task: tuple[int, Part]) -> None:
 
 # --- files ---
 
-_KERNEL_STATE = "kernel_"
-
 
 def _save_plan(path: Path, plan: _Plan) -> None:
-    state = {"judged": plan.judged, "judged_rows": plan.judged_rows, **plan.sampled.state()}
-    state |= {_KERNEL_STATE + name: value for name, value in state.pop("kernel").items()}
+    state = {**plan.sampled.state(), "judged": plan.judged, "judged_rows": plan.judged_rows}
+    packed = io.BytesIO()  # torch would hide that a disk is full
+    torch.save({name: torch.as_tensor(v) if name.endswith("rows") else v for name, v in state.items()}, packed)
     with atomic_write(path) as file:
-        arrays: dict[str, Any] = {name: np.asarray(value) for name, value in state.items() if value is not None}
-        np.savez(file, **arrays)
+        file.write(packed.getbuffer())
 
 
 def _load_plan(path: Path, kernel: Kernel) -> _Plan:
-    with np.load(path, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
-    rows, judged_rows = arrays.pop("rows"), arrays.pop("judged_rows")
-    state: dict[str, Any] = {
-        name: float(value) if value.ndim == 0 else torch.from_numpy(value) for name, value in arrays.items()
-    }
-    names = [name for name in state if name.startswith(_KERNEL_STATE)]
-    fitted = {name.removeprefix(_KERNEL_STATE): state.pop(name) for name in names}
-    sampled = SampledRule.from_state({**state, "kernel": fitted, "rows": rows}, kernel)
-    return _Plan(sampled, judged_rows, state["judged"])
+    state = torch.load(path, weights_only=True)
+    rows, judged_rows = state["rows"].numpy(), state["judged_rows"].numpy()
+    return _Plan(SampledRule.from_state({**state, "rows": rows}, kernel), judged_rows, state["judged"])
 
 
 def _write_labels(target: Path, rows: int, parts: Iterator[NDArray[np.int32]]) -> None:

@@ -28,20 +28,17 @@ class Advice:
 
 @dataclass(frozen=True)
 class KernelPart:
-    """One term of a sum of kernels, such as one bandwidth of a mixture; both domains together.
+    """One term of a sum of kernels, such as one bandwidth of a mixture (``"γ=0.1"``); both domains together.
 
     Attributes
     ----------
-    name : str
-        Such as ``"γ=0.1"``.
     share : float
         Of the variance of a uniform batch's mean embedding, to which the terms add up.
     irreducible : float
-        Share of this term's variance that no strata can remove (nearest-neighbour bound over uniform draws): near 1
-        where the kernel is close to the identity.
+        Share of this term's variance that no strata can remove (nearest-neighbour bound over uniform draws).
     neighbour : float
-        Mean similarity κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the other most like it; near 0 for the
-        identity.
+        Mean similarity κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the other most like it. Close to the
+        identity it is near 0, and ``irreducible`` near 1.
     """
 
     name: str
@@ -52,12 +49,10 @@ class KernelPart:
 
 @dataclass(frozen=True)
 class SamplerEffect:
-    """Batches of one sampler.
+    """Batches of one sampler, with its name as ``--sampler`` takes it.
 
     Attributes
     ----------
-    name : str
-        As ``--sampler`` takes it.
     excess : Estimate
         Var(μ̂_s) + Var(μ̂_t), by which the V-statistic exceeds the discrepancy on average; standard error 0 where it
         is exact.
@@ -85,10 +80,6 @@ class ClassShares:
 
     Attributes
     ----------
-    names : tuple of str
-        Of the classes.
-    source, target : tuple of float
-        Shares.
     distance : Estimate
         Their total variation distance ½ Σ|p - q|, with the standard error of drawing the samples anew; errors of the
         pseudo-labels come on top.
@@ -127,24 +118,16 @@ class Diagnosis:
 
     Attributes
     ----------
-    loss : {"mmd", "coral"}
-        The discrepancy.
     sizes, measured : (int, int)
         Samples of source and target, and how many of them were looked at.
-    batch_size : int
-        Of each domain.
-    penalty : float
-        λ.
     discrepancy : float
         The loss of all samples that were looked at, |μ_s - μ_t|².
     spread : float
         1 - mean κ(z, z') / mean κ(z, z): 0 where all features are alike, 1 for the identity.
     irreducible : float
         Share of the variance of uniform batches that no strata can remove, for the kernel as a whole.
-    parts : tuple of KernelPart
-        Its terms; none if they were not looked at.
-    samplers : tuple of SamplerEffect
-        Uniform first.
+    parts, samplers
+        Terms of the kernel, none if they were not looked at; samplers, uniform first.
     gradient : float or None
         Norm of the whole gradient of λ times the discrepancy.
     task_gradient : float or None
@@ -153,8 +136,6 @@ class Diagnosis:
         Share of the variance that the 1% of samples furthest from the mean embedding carry, in the worse domain.
     beyond_clip : float
         Share of values further than 8 source deviations from the source's mean, in the worse domain.
-    scaled : bool
-        Whether the columns were scaled robustly before all else.
     classes : ClassShares or None
         Without labels None.
     advice : tuple of Advice
