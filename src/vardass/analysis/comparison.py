@@ -257,13 +257,13 @@ def compare(
         else:
             assert centre is not None
             measured = _coral(sets, centre, tell)
-        if not all(map(math.isfinite, (measured.sums.value, *measured.sums.squares))):
+        if not all(map(math.isfinite, (measured.value, *measured.squares))):
             raise InputError(
                 f"{name} overflows {dtype} on features of up to {max(float(z.abs().max()) for z in sets.xy):.3g}; "
                 "scale them down or pass float64"
             )
         found.append(_set_distance(name, measured, sets, confidence, permutations, tell))
-        notes += _notes(name, measured.sums)
+        notes += _notes(name, measured)
     return Comparison(
         n=sets.counts[0],
         m=sets.counts[1],
@@ -373,13 +373,16 @@ class _RowMeans(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """Kernel means of two sets; those within a set are over pairs of distinct rows."""
+class _Measured:
+    """Kernel means of two sets, those within a set over pairs of distinct rows, and the test of a difference."""
 
     value: float
+    v_statistic: float
     spread: tuple[float, float]  # E|φ - μ|² of either set
     rows: tuple[_RowMeans, _RowMeans]  # of all rows, or of random ones
     squares: _Three  # mean κ² of pairs xx, yy, xy
+    method: str
+    test: _Test
     computing_stderr: float = 0.0
 
     def sizes(self) -> tuple[int, int]:
@@ -409,52 +412,40 @@ class _Sums:
         return max(first - second, second) + self.computing_stderr**2
 
 
-@dataclass(frozen=True)
-class _Measured:
-    sums: _Sums
-    v_statistic: float
-    method: str
-    test: str
-    statistic: _Statistic
-    blocks: _Blocks
-    rounding: float
-
-
 def _set_distance(
     name: str, found: _Measured, sets: _Sets, confidence: float, permutations: int, tell: Progress
 ) -> SetDistance:
-    sums = found.sums
-    stderr = math.sqrt(sums.variance())
+    stderr = math.sqrt(found.variance())
     reach = stderr * float(torch.special.ndtri(torch.tensor(0.5 + confidence / 2.0, dtype=torch.float64)))
-    spread = sum(sums.spread) / 2.0
+    spread = sum(found.spread) / 2.0
     return SetDistance(
         loss=name,
-        value=sums.value,
-        low=max(0.0, sums.value - reach),
-        high=max(0.0, sums.value + reach),
+        value=found.value,
+        low=max(0.0, found.value - reach),
+        high=max(0.0, found.value + reach),
         stderr=stderr,
-        computing_stderr=sums.computing_stderr,
+        computing_stderr=found.computing_stderr,
         v_statistic=found.v_statistic,
-        relative=sums.value / spread if spread > 0 else 0.0,
-        p_value=None if permutations == 0 else _p_value(found, permutations, sets.generator, tell),
+        relative=found.value / spread if spread > 0 else 0.0,
+        p_value=None if permutations == 0 else found.test.p_value(permutations, sets.generator, tell),
         method=found.method,
-        test=found.test if permutations else "",
+        test=found.test.words if permutations else "",
     )
 
 
-def _notes(name: str, sums: _Sums) -> list[str]:
-    spread = sum(sums.spread) / 2.0
+def _notes(name: str, found: _Measured) -> list[str]:
+    spread = sum(found.spread) / 2.0
     if spread <= 0.0:
         return [f"{name}: the rows of each set are all alike"]
     notes = []
-    xx, yy, xy = sums.covariances()
+    xx, yy, xy = found.covariances()
     # the effective dimension of the kernel's features, spread² / |Σ|², is above the number of rows
-    if name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * sum(sums.sizes()) < spread**2:
+    if name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * sum(found.sizes()) < spread**2:
         notes.append(
             "mmd: the kernel is nearly the identity on these rows, each like itself only, so MMD² and the power of the "
             "test are small; use wider bandwidths, such as those of scale='median'"
         )
-    if sums.computing_stderr**2 > 0.5 * sums.variance():
+    if found.computing_stderr**2 > 0.5 * found.variance():
         notes.append(
             f"{name}: most of the interval's width is from summing random blocks of pairs, not from the data; a higher "
             "rank makes it narrower, and the test, which needs no pairs, can find what it cannot"
@@ -497,10 +488,9 @@ def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, blocks: _B
             return (signed @ by_block).square().sum(1)
 
     spread = [max(0.0, diagonal - own) for diagonal, own in zip(diagonals, within)]
-    sums = _Sums(value, (spread[0], spread[1]), rows, squares, error)
     v_statistic = value + spread[0] / n + spread[1] / m
-    test = sets.rows_permuted(blocks, features)
-    return _Measured(sums, v_statistic, method, test, statistic, blocks, 1e-12 * max(diagonals))
+    test = _Test(statistic, blocks, 1e-12 * max(diagonals), sets.rows_permuted(blocks, features))
+    return _Measured(value, v_statistic, (spread[0], spread[1]), rows, squares, method, test, error)
 
 
 def _value(rows: tuple[_RowMeans, _RowMeans]) -> float:
@@ -616,7 +606,6 @@ def _coral(sets: _Sets, centre: Tensor, tell: Progress) -> _Measured:
         squares = _square_means(products.matrix(centred).double(), n)
     else:
         squares = _sampled_pairs(sets, products, None, tell, own_means)[2]
-    sums = _Sums(value, (spread[0], spread[1]), rows, squares)
     v_statistic = float((scatter[0] / (n - 1) - scatter[1] / (m - 1)).square().sum())
     blocks = _Blocks.of(len(sets.x), len(sets.y), sets.generator)
     middle = (n * means[0] + m * means[1]) / (n + m)
@@ -627,9 +616,9 @@ def _coral(sets: _Sets, centre: Tensor, tell: Progress) -> _Measured:
         feature_map = fit_feature_map(sets.sample, kernel, sets.rank, generator=sets.generator)
         statistic = _coral_of_features(sets, feature_map, middle, blocks, tell)
         features = _named(feature_map)[1]
-    rounding = 1e-12 * (max(squared) + max(spread))
-    test = sets.rows_permuted(blocks, features)
-    return _Measured(sums, v_statistic, "the moments of all rows", test, statistic, blocks, rounding)
+    test = _Test(statistic, blocks, 1e-12 * (max(squared) + max(spread)), sets.rows_permuted(blocks, features))
+    method = "the moments of all rows"
+    return _Measured(value, v_statistic, (spread[0], spread[1]), rows, squares, method, test)
 
 
 def _central_moments(sums: Sums, centre: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -758,13 +747,19 @@ class _Blocks:
         return members
 
 
-def _p_value(found: _Measured, permutations: int, generator: torch.Generator, tell: Progress) -> float:
-    """(1 + permutations with at least the observed value) / (1 + permutations)."""
-    least = found.statistic(found.blocks.identity()) - found.rounding
-    least = least - 1e-9 * least.abs()  # labels that swap two equal sets have the same value but for rounding
-    above = 0
-    for rows in row_blocks(permutations, _CHUNK):
-        members = found.blocks.permuted(rows.stop - rows.start, generator)
-        above += int((found.statistic(members) >= least).sum())
-        tell(0.9 + 0.1 * rows.stop / permutations, "permutations")
-    return (1 + above) / (1 + permutations)
+class _Test(NamedTuple):
+    statistic: _Statistic
+    blocks: _Blocks
+    rounding: float  # of the statistic
+    words: str
+
+    def p_value(self, permutations: int, generator: torch.Generator, tell: Progress) -> float:
+        """(1 + permutations with at least the observed value) / (1 + permutations)."""
+        least = self.statistic(self.blocks.identity()) - self.rounding
+        least = least - 1e-9 * least.abs()  # labels that swap two equal sets have the same value but for rounding
+        above = 0
+        for rows in row_blocks(permutations, _CHUNK):
+            members = self.blocks.permuted(rows.stop - rows.start, generator)
+            above += int((self.statistic(members) >= least).sum())
+            tell(0.9 + 0.1 * rows.stop / permutations, "permutations")
+        return (1 + above) / (1 + permutations)

@@ -88,15 +88,11 @@ class VarianceReport:
     Attributes
     ----------
     rows : tuple of SamplerRow
-        In the order given.
-    baseline : str
-        The sampler that the others are compared with.
+        In the order given; ``baseline`` names the one that the others are compared with.
     kernel, loss : str
         What was measured; ``loss`` is "" without a target domain.
     loss_value : float or None
-        Loss of the whole domains.
-    sizes : tuple of int
-        Samples in each domain.
+        Loss of the whole domains, which have ``sizes`` samples.
     batches, gradient_batches : int
         How many were drawn.
     notes : tuple of str

@@ -41,24 +41,12 @@ _DRAWS = 16384  # made at a time
 
 @dataclass(frozen=True, eq=False)
 class StratumIndex:
-    """Where the rows of each stratum are. It takes four bytes for each row.
+    """Where the rows of each stratum are. It takes four bytes for each row."""
 
-    Attributes
-    ----------
-    starts : Tensor of shape (g + 1,)
-        First row of each row group, counted through all files.
-    counts : Tensor of shape (k, g)
-        Rows of each stratum in each row group.
-    first : Tensor of shape (k, g)
-        Rows of the strata before it in the row group.
-    rows : Tensor of shape (n,), int32
-        Rows within each row group, those of stratum 0 first.
-    """
-
-    starts: Tensor
-    counts: Tensor
-    first: Tensor
-    rows: Tensor
+    starts: Tensor  # (g + 1,): first row of each row group, counted through all files
+    counts: Tensor  # (k, g): rows of each stratum in each row group
+    first: Tensor  # (k, g): rows of the strata before it in the row group
+    rows: Tensor  # (n,), int32: rows within each row group, those of stratum 0 first
 
     @classmethod
     def of(cls, strata: ShardStrata) -> StratumIndex:

@@ -108,14 +108,10 @@ def coreset_shards(
         ``.npy`` and ``.parquet`` files.
     size : int
         Number m of representatives.
-    columns, leave_out
-        Which columns are features, see `read_embeddings`.
     sample : int, optional
         Random rows to choose from, 65,536 by default. Where that is all rows, the result is that of `coreset`.
-    seed : int
-        The same seed gives the same representatives, whatever the number of workers.
-    workers, engine, progress
-        See `stratify_shards`.
+    columns, leave_out, seed, workers, engine, progress
+        See `compare_shards`.
     **options
         Of `coreset`.
 

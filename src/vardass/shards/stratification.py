@@ -68,19 +68,12 @@ class ShardStrata(StrataSummary):
     folder : Path
         Where the labels are.
     files, labels_files : tuple of Path
-        The features, and the stratum of each of their rows.
-    rows : tuple of int
-        Of each file.
-    d : int
-        Columns of the features.
+        The features, and the stratum of each of their ``rows``.
     sizes : Tensor of shape (k,)
         Rows in each stratum.
-    variance, uniform_variance : float
-        Of the mean embedding of a batch, as for `Strata`.
-    variance_stderr, uniform_stderr : float
-        Their standard errors, because a part of them is estimated from 2,000 random pairs of rows.
-    solver, kernel : str
-        What made the strata.
+    variance, uniform_variance, variance_stderr, uniform_stderr : float
+        Of the mean embedding of a batch, as for `Strata`; with standard errors, because a part of them is estimated
+        from 2,000 random pairs of rows.
     info : mapping
         Size of the sample, rank, and the seconds of each step.
     """
