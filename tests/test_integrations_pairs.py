@@ -142,7 +142,7 @@ def test_what_cannot_be_paired_is_named() -> None:
         pairs().refresh(features()[:3])
     with pytest.raises(InputError, match="epochs of 7 batches, here are 11"):
         pairs().load_state_dict(pairs(batches=7).state_dict())
-    with pytest.raises(InputError, match="no state of a PairBatchSampler"):
+    with pytest.raises(InputError, match="the state has the keys"):
         pairs().load_state_dict({})
     with pytest.raises(InputError, match="an epoch of 2 batches is too short for 3 processes"):
         pairs(batches=2).shard(3, 0)

@@ -178,7 +178,7 @@ def test_samplers_that_do_not_fit_are_refused() -> None:
     for samplers, said in (
         ({"source": UniformBatchSampler(n, 6)}, "endless=False, but the run draws endlessly"),
         ({"source": UniformBatchSampler(5, 5, endless=True)}, f"make it with n={n}"),
-        ({"source": torch.utils.data.SequentialSampler([1])}, "must be a RefreshableSampler"),
+        ({"source": torch.utils.data.SequentialSampler([1])}, "must be a MinibatchSampler"),
         ({"sources": UniformBatchSampler(n, 6, endless=True)}, r"\['sources'\] that this run has no use for"),
     ):
         with pytest.raises(InputError, match=said):

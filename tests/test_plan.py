@@ -349,7 +349,7 @@ def test_balanced_epochs_beat_strata_of_equal_size() -> None:
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, n: int, k: int, rows: int = 3, **options: Any) -> BalancedBatchSampler:
     """A sampler of which at most ``rows`` batches are planned together."""
-    monkeypatch.setattr("vardass.samplers.balanced._ROWS", rows)
+    monkeypatch.setattr("vardass.samplers.planned._ROWS", rows)
     sampler = BalancedBatchSampler(n, k, kernel="rbf", **options)
     sampler.refresh(torch.randn(n, 3, generator=gen(4)))
     return sampler

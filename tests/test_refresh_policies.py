@@ -190,5 +190,5 @@ def test_policy_refuses_other_states() -> None:
         DriftRefresh().load_state_dict({**DriftRefresh().state_dict(), "version": 99})
     broken = DriftRefresh().state_dict()
     del broken["recent"]
-    with pytest.raises(InputError, match=r"lacks \['recent'\]"):
+    with pytest.raises(InputError, match=r"but not \['recent'\]"):
         DriftRefresh().load_state_dict(broken)

@@ -18,7 +18,7 @@ from vardass.samplers import (
     OrderedBatchSampler,
     StratifiedBatchSampler,
     UniformBatchSampler,
-    ordered,
+    planned,
 )
 from vardass.samplers.registry import SAMPLER_NAMES, find_sampler
 from vardass.solvers import stratify
@@ -79,7 +79,7 @@ def test_a_plan_that_fails_leaves_the_strata_alone(monkeypatch: pytest.MonkeyPat
     def refuse(*_: Any, **__: Any) -> None:
         raise InputError("no features of this kernel")
 
-    monkeypatch.setattr(ordered, "plan_features", refuse)
+    monkeypatch.setattr(planned, "plan_features", refuse)
     with pytest.raises(InputError, match="no features"):
         sampler.refresh(cloud(seed=3))
     monkeypatch.undo()

@@ -33,7 +33,6 @@ from sampler_cases import (
 from vardass.errors import InputError
 from vardass.samplers import (
     MinibatchSampler,
-    RefreshableSampler,
     stratified,
     uniform,
     with_weights,
@@ -121,11 +120,6 @@ def test_a_refresh_applies_from_the_next_batch_on(name: str) -> None:
     assert taken(stream, 3) == taken(other_stream, 3)
     sampler.refresh(cloud(seed=5))
     assert taken(stream, 30) != taken(other_stream, 30)
-
-
-@each_sampler
-def test_samplers_keep_the_protocol(name: str) -> None:
-    assert isinstance(MAKERS[name](endless=True), RefreshableSampler)
 
 
 def test_seeds_of_related_streams_are_unrelated() -> None:

@@ -80,12 +80,12 @@ def test_nearest_weights_below_a_limit_are_those_of_a_plain_search() -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_keep_to_their_bounds_and_lower_the_error(kernel: str, dtype: torch.dtype) -> None:
-    weights = StreamWeights(kernel, effective_size=0.7, most=2.5)
+    weights = StreamWeights(kernel, effective_size=0.7)
     for step, z in enumerate(batches(30, dtype=dtype)):
         w = weights(z.requires_grad_())
         assert w.dtype == dtype
         assert not w.requires_grad
-        assert_within_bounds(w, 0.7, 2.5)
+        assert_within_bounds(w, 0.7, 4.0)
         if step == 0 and kernel != "coral":  # whose mean is matched about the mean only
             torch.testing.assert_close(w, torch.full_like(w, 1 / 16))
     assert float(w.square().sum()) > 1.2 / 16
@@ -133,7 +133,7 @@ def test_inner_products_are_those_of_the_kernels_own_feature_map() -> None:
 def test_fourier_features_have_the_mixtures_values() -> None:
     kernel = RBFMixture((0.05, 0.5), scale=2.0)
     z = torch.randn(10, 3, generator=gen(2), dtype=torch.float64)
-    statistics = _Fourier(kernel, 3, 40_000, 0)
+    statistics = _Fourier(kernel, 3, 0, 40_000)
     statistics.follow(z)
     features = statistics._features(z)
     values = torch.einsum("gif,gjf->ij", features, features)
@@ -241,8 +241,6 @@ def test_half_precision_and_another_dtype_are_taken_as_they_come() -> None:
         ({"kernel": lambda x, y: x @ y.T}, "running statistics are known for RBFMixture, CoralKernel and LinearKernel"),
         ({"half_life": 0.0}, "half_life must be a number of at least 0.5, got 0"),
         ({"effective_size": 1.5}, "effective_size must be a number .* got 1.5"),
-        ({"most": 0.5}, "most must be a number of at least 1, got 0.5"),
-        ({"frequencies": 0}, "frequencies must be at least 1"),
         ({"seed": "x"}, "seed must be a whole number"),
     ],
 )

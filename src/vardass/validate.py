@@ -253,13 +253,13 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
-def check_state(state: Any, owner: object) -> None:
-    """Refuse what is no dictionary where ``owner`` expects what its ``state_dict()`` gave."""
+def check_state(state: Any, owner: object, keys: Iterable[str] = ()) -> None:
+    """Refuse what is no dictionary, or lacks ``keys``, where ``owner`` expects what its ``state_dict()`` gave."""
+    remedy = f"pass what {type(owner).__name__}.state_dict() gave"
     if not isinstance(state, Mapping):
-        raise InputError(
-            f"a state must be a dictionary, got {type(state).__name__}; "
-            f"pass what {type(owner).__name__}.state_dict() gave"
-        )
+        raise InputError(f"a state must be a dictionary, got {type(state).__name__}; {remedy}")
+    if missing := [key for key in keys if key not in state]:
+        raise InputError(f"the state has the keys {sorted(state)}, but not {missing}; {remedy}")
 
 
 def row_blocks(n: int, rows: int) -> Iterator[slice]:

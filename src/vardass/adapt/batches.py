@@ -26,7 +26,6 @@ from vardass.refresh import extract_features
 from vardass.samplers import (
     IndexBatch,
     MinibatchSampler,
-    RefreshableSampler,
 )
 from vardass.samplers.registry import find_sampler, make_sampler
 from vardass.validate import Progress
@@ -179,7 +178,7 @@ class _PendingBatches:
     the number of the batch and the place in it.
     """
 
-    def __init__(self, sampler: RefreshableSampler, processes: Processes, crop_seed: int | None) -> None:
+    def __init__(self, sampler: MinibatchSampler, processes: Processes, crop_seed: int | None) -> None:
         self.sampler = sampler
         self.processes = processes
         self.crop_seed = crop_seed
@@ -217,7 +216,7 @@ class Stream:
         self,
         inputs: Inputs,
         labels: Tensor | None,
-        sampler: RefreshableSampler,
+        sampler: MinibatchSampler,
         *,
         workers: int = 0,
         processes: Processes | None = None,
@@ -285,7 +284,7 @@ class Stream:
         self._batches = None
         self._pending.batches.clear()
         self._pending.delivered = state["delivered"]
-        self._pending.batches.extend(IndexBatch.restored(saved) for saved in state["pending"])
+        self._pending.batches.extend(IndexBatch(**saved) for saved in state["pending"])
 
     def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:
         return DataLoader(
@@ -346,7 +345,7 @@ def training_streams(
     algorithm: Algorithm,
     processes: Processes,
     *,
-    samplers: Mapping[str, RefreshableSampler] | None = None,
+    samplers: Mapping[str, MinibatchSampler] | None = None,
 ) -> dict[str, Stream]:
     """Endless batches by domain, ``"source"`` and ``"target"``."""
     given = dict(samplers or {})
@@ -396,20 +395,18 @@ def training_streams(
     return found
 
 
-def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> RefreshableSampler:
-    if not isinstance(sampler, RefreshableSampler):
+def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> MinibatchSampler:
+    if not isinstance(sampler, MinibatchSampler):
         raise InputError(
-            f"samplers[{name!r}] must be a RefreshableSampler, got a {type(sampler).__name__}; derive yours from "
+            f"samplers[{name!r}] must be a MinibatchSampler, got a {type(sampler).__name__}; derive yours from "
             "vardass.samplers.MinibatchSampler"
         )
-    endless = getattr(sampler, "endless", True)
-    if sampler.n != len(inputs) or not endless:
+    if sampler.n != len(inputs) or not sampler.endless:
         raise InputError(
-            f"samplers[{name!r}] has n={sampler.n} and endless={endless}, but the run draws endlessly from "
+            f"samplers[{name!r}] has n={sampler.n} and endless={sampler.endless}, but the run draws endlessly from "
             f"{len(inputs)} samples; make it with n={len(inputs)} and endless=True"
         )
-    if isinstance(sampler, MinibatchSampler):
-        sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
+    sampler.shard(1, 0)  # every process of a run draws the whole batch, and takes its rows
     return sampler
 
 

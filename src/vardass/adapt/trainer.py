@@ -40,7 +40,7 @@ from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassError
 from vardass.refresh import FeatureBank, Timer
-from vardass.samplers import RefreshableSampler
+from vardass.samplers import MinibatchSampler
 from vardass.validate import Progress
 
 __all__ = ["Trainer"]
@@ -67,7 +67,7 @@ class Trainer:
     network : nn.Module, optional
         Your own instead of ``config.network``: a ``Network``, or any module from samples to features. It is trained
         in place.
-    samplers : dict of str to RefreshableSampler, optional
+    samplers : dict of str to MinibatchSampler, optional
         Your own for ``"source"``, ``"target"`` or both, endless, instead of ``config.sampler``.
     observed : Domain, optional
         With labels; its scores are noted at each evaluation, as ``target_accuracy``, and nothing else is done with
@@ -97,7 +97,7 @@ class Trainer:
         *,
         algorithm: Algorithm | type[Algorithm] | None = None,
         network: nn.Module | None = None,
-        samplers: Mapping[str, RefreshableSampler] | None = None,
+        samplers: Mapping[str, MinibatchSampler] | None = None,
         observed: Domain | None = None,
         processes: Processes | None = None,
         device: torch.device | None = None,

@@ -14,7 +14,7 @@ from vardass.processes import process_group
 from vardass.samplers import IndexBatch
 from vardass.validate import check_count, check_state
 
-__all__ = ["CheckpointedSampler", "leave_epoch"]
+__all__ = ["CheckpointedSampler"]
 
 Arrived = TypeVar("Arrived")
 
@@ -22,10 +22,10 @@ Arrived = TypeVar("Arrived")
 class CheckpointedSampler(Sampler[IndexBatch]):
     """Keep the batches that were asked for and have not arrived, so that a state is that of training.
 
-    Workers of a loader ask ahead, and so do the loaders that ``accelerator.prepare`` gives, whose own state forgets
-    strata. Wrap the sampler, and take the batches of the loader through `follow`. The wrapper is refreshed as the
-    sampler is, and counts epochs itself: restored, another loop over the loader goes on with the very next batch.
-    Under several processes it keeps the batches of all of them, so that the state of one is the state of each.
+    Workers of a loader ask ahead, and so do the loaders that ``accelerator.prepare`` gives. Wrap the sampler, and take
+    the batches of the loader through `follow`. The wrapper is refreshed as the sampler is, and counts epochs itself:
+    restored, another loop over the loader goes on with the very next batch. Under several processes it keeps the
+    batches of all of them, so that the state of one is the state of each.
 
     Parameters
     ----------
@@ -49,16 +49,8 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     drop_last = True  # a batch that is not there for all processes is left out: a made-up one would have no weights
 
-    _passed_on: ClassVar[tuple[str, ...]] = (
-        "endless",
-        "fitted_state",
-        "kernel",
-        "n",
-        "needs_features",
-        "refresh",
-        "seed",
-        "strata",
-        "use_fitted_state",
+    _passed_on: ClassVar[frozenset[str]] = frozenset(
+        {"n", "seed", "endless", "needs_features", "kernel", "strata", "refresh", "fitted_state", "use_fitted_state"}
     )
 
     def __init__(self, sampler: Any, *, prepared_for: int | None = None) -> None:
@@ -90,16 +82,12 @@ class CheckpointedSampler(Sampler[IndexBatch]):
                 "once, and leave out prepared_for"
             )
         self.inner.shard(1, 0)
-        if not self._is_endless and len(self.inner) < count:
+        if not self.inner.endless and len(self.inner) < count:
             raise InputError(
                 f"an epoch of {len(self.inner)} batches is too short for num_replicas={count} processes; lower "
                 "batch_size or set batches"
             )
         self._at_a_time, self._rank = count, rank
-
-    @property
-    def _is_endless(self) -> bool:
-        return bool(getattr(self.inner, "endless", False))
 
     @property
     def _drawn_together(self) -> int:
@@ -128,7 +116,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
             return
         self._has_ended = False
         if self._rest_is_short():
-            leave_epoch(self.inner)
+            self.inner.leave_epoch()
         stream = iter(self.inner)
         while together := list(islice(stream, size)):  # of all processes, so that each has the same under way
             self._under_way.extend(together)
@@ -142,7 +130,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     def _rest_is_short(self) -> bool:
         """Whether what is left of the epoch does not suffice for all processes."""
-        return not self._is_endless and len(self.inner) - self.inner.position < self._drawn_together
+        return not self.inner.endless and len(self.inner) - self.inner.position < self._drawn_together
 
     def follow(self, loader: Iterable[Arrived]) -> Iterator[Arrived]:
         """Yield the batches of ``loader`` and note their arrival."""
@@ -165,7 +153,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         """Begin the next epoch at the next iteration."""
         self._under_way.clear()
         self._is_restored = self._has_ended = False
-        leave_epoch(self.inner)
+        self.inner.leave_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way; the same on every process."""
@@ -182,37 +170,13 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the batch after the last that had arrived."""
-        check_state(state, self)
-        if missing := {"sampler", "under_way", "has_ended", "processes"} - state.keys():
-            raise InputError(
-                f"the state has the keys {sorted(state)}, but not {sorted(missing)}; pass what "
-                "CheckpointedSampler.state_dict() gave"
-            )
+        check_state(state, self, ("sampler", "under_way", "has_ended", "processes"))
         if state["processes"] != self._drawn_together:
             raise InputError(
                 f"the state is of a sampler for {state['processes']} processes, here are {self._drawn_together}; "
                 "resume with as many, or start anew"
             )
         self.inner.load_state_dict(state["sampler"])
-        self._under_way = deque(IndexBatch.restored(saved) for saved in state["under_way"])
+        self._under_way = deque(IndexBatch(**saved) for saved in state["under_way"])
         self._has_ended = state["has_ended"]
         self._is_restored = True
-
-
-def leave_epoch(sampler: Any) -> None:
-    """Let ``sampler`` begin its next epoch at the next iteration, also where a state was restored in mid-epoch.
-
-    Examples
-    --------
-    >>> from vardass import UniformBatchSampler
-    >>> sampler = UniformBatchSampler(8, 2)
-    >>> state = (next(iter(sampler)), sampler.state_dict())[1]
-    >>> sampler.load_state_dict(state)
-    >>> leave_epoch(sampler)  # without it 3 batches of the old epoch would come first
-    >>> len(list(sampler))
-    4
-    """
-    if hasattr(sampler, "leave_epoch"):
-        sampler.leave_epoch()
-    elif sampler.position:
-        sampler.set_epoch(sampler.epoch + 1)

@@ -10,7 +10,7 @@ from vardass.errors import InputError, needs_extra
 with needs_extra("lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vardass.integrations.checkpoints import CheckpointedSampler, leave_epoch
+from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.refresh import FeatureBank, Refresher
 
 __all__ = ["RefreshCallback"]
@@ -19,22 +19,18 @@ __all__ = ["RefreshCallback"]
 class RefreshCallback(Callback):
     """Do for a `Refresher` and its samplers what a hand-written loop does.
 
-    Under several processes each gets its share of the batches, and the strata of the first. The refresher is asked
-    before the first batch and after each one; what it reports goes to the trainer's loggers as
-    ``vardass/<sampler>/variance`` and so on. A checkpoint holds the samplers, banks and the refresher: a run that
-    is resumed with ``ckpt_path``, in mid-epoch or at the end of one, gets the batches of one that was not interrupted.
+    The refresher is asked before the first batch and after each one; what it reports goes to the trainer's loggers as
+    ``vardass/<sampler>/variance`` and so on. A checkpoint holds the samplers, banks and the refresher: a run that is
+    resumed with ``ckpt_path`` gets the batches of one that was not interrupted. Under several processes each gets its
+    share of the batches, and the strata of the first: make the trainer with ``use_distributed_sampler=False``, and
+    leave ``num_replicas`` and ``rank`` of the samplers out. Workers of a DataLoader ask ahead: with ``num_workers``
+    above 0 wrap each sampler as a `CheckpointedSampler`, for the loader and for the refresher.
 
     Parameters
     ----------
     refresher : Refresher
         With the samplers of the training loaders, not endless: Lightning takes batches of a loader without length ahead
         of time, and a checkpoint would miss one.
-
-    Notes
-    -----
-    Under several processes make the trainer with ``use_distributed_sampler=False``, and leave ``num_replicas`` and
-    ``rank`` of the samplers out. Workers of a DataLoader ask ahead: with ``num_workers`` above 0 wrap each sampler as
-    `integrations.checkpoints.CheckpointedSampler`, for the loader and for the refresher.
 
     Examples
     --------
@@ -124,6 +120,6 @@ class RefreshCallback(Callback):
             sampler.load_state_dict(state["samplers"][name])
             # the shorter of two loaders may be in the middle of its own epoch; Lightning begins both anew
             if self._epoch_is_over:
-                leave_epoch(sampler)
+                sampler.leave_epoch()
         for name, bank in self._banks.items():
             bank.load_state_dict(state["banks"][name])

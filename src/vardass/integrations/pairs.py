@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.utils.data import Sampler
+
 from vardass.errors import InputError
 from vardass.refresh.refresher import warn_of_equal_seeds
 from vardass.samplers import IndexBatch
-from vardass.samplers.base import BatchStream, features_of_all
-from vardass.validate import ArrayLike, check_count
+from vardass.samplers.base import features_of_all, one_iterator
+from vardass.validate import ArrayLike, check_count, check_state
 
 __all__ = ["PairBatchSampler"]
 
 
-class PairBatchSampler(BatchStream):
+class PairBatchSampler(Sampler[IndexBatch]):
     """Source and target in one batch, as indices of ``ConcatDataset([source, target])``.
 
     The first ``source_size`` indices of a batch are of the source, the others of the target. The weights of either
@@ -26,13 +28,6 @@ class PairBatchSampler(BatchStream):
         Made with ``endless=True`` and different seeds.
     batches : int, optional
         Batches in an epoch, over all processes; by default as many as cover the larger domain once.
-
-    Attributes
-    ----------
-    n, batch_size : int
-        Of both domains together.
-    source_size : int
-        Samples of the source in a batch.
 
     Examples
     --------
@@ -75,9 +70,10 @@ class PairBatchSampler(BatchStream):
         for sampler in (self.source, self.target):
             sampler.shard(num_replicas, rank)
 
-    def _join_process_group(self) -> None:
+    def __iter__(self) -> Iterator[IndexBatch]:
         for sampler in (self.source, self.target):
             sampler._join_process_group()
+        return one_iterator(self, self._batches())
 
     def _batches(self) -> Iterator[IndexBatch]:
         if self._streams is None:
@@ -93,13 +89,9 @@ class PairBatchSampler(BatchStream):
             yield batch
 
     def _joined(self, source: IndexBatch, target: IndexBatch) -> IndexBatch:
-        first = self.source.n
-        batch = IndexBatch([*source, *(first + index for index in target)])
-        sides = ((side.weights, len(side)) for side in (source, target))
-        batch.weights = [
-            weight for weights, count in sides for weight in ([1.0 / count] * count if weights is None else weights)
-        ]
-        return batch
+        indices = [*source, *(self.source.n + index for index in target)]
+        weights = [[1.0 / len(side)] * len(side) if side.weights is None else side.weights for side in (source, target)]
+        return IndexBatch(indices, [*weights[0], *weights[1]])
 
     def refresh(self, features: ArrayLike) -> None:
         """Refresh both samplers from the features (n, d) of the concatenated data set."""
@@ -128,8 +120,7 @@ class PairBatchSampler(BatchStream):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the stream that ``state`` was taken from."""
-        if not isinstance(state, Mapping) or state.keys() != {"batches", "position", "source", "target"}:
-            raise InputError(f"this is no state of a PairBatchSampler: {state!r:.80}; pass what state_dict() gave")
+        check_state(state, self, ("batches", "position", "source", "target"))
         if state["batches"] != self.batches:
             raise InputError(
                 f"the state has epochs of {state['batches']} batches, here are {self.batches}; set batches"
@@ -141,4 +132,4 @@ class PairBatchSampler(BatchStream):
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy goes on where the stream is, as one whose state was restored
-        return {**super().__getstate__(), "_streams": None, "_is_restored": True}
+        return {**self.__dict__, "_streams": None, "_is_restored": True}

@@ -38,12 +38,8 @@ class Stratifier(ClusterMixin, BaseEstimator):
     ----------
     n_strata : int
         Number of strata, k.
-    kernel : Kernel, str or callable
-        That of the loss.
-    solver : str
-        See `vardass.stratify`.
-    options : mapping, optional
-        Further options of `vardass.stratify`, such as ``{"min_size": 2}``.
+    kernel, solver, options
+        Of `vardass.stratify`; ``options`` is a mapping of further ones, such as ``{"min_size": 2}``.
     random_state : int, RandomState or None
         The same number gives the same strata.
 
@@ -53,12 +49,8 @@ class Stratifier(ClusterMixin, BaseEstimator):
         Stratum of each sample.
     variance_, uniform_variance_ : float
         Of the mean embedding of a batch that has one sample of each stratum, and of k uniform ones.
-    strata_ : Strata
-        All that is known of them.
-    kernel_ : Kernel
-        Fitted to the samples.
-    n_features_in_ : int
-        Columns of X.
+    strata_, kernel_ : Strata, Kernel
+        All that is known of the strata, and the kernel fitted to the samples.
 
     Examples
     --------
@@ -109,9 +101,9 @@ class Stratifier(ClusterMixin, BaseEstimator):
 
 
 class _Adapter(BaseEstimator):
-    """What the adapters share; `MMDAdapter` and `MMDRegressor` explain it."""
+    """What classifiers and regressors share."""
 
-    algorithm: ClassVar[str]
+    algorithm: ClassVar[str] = "mmd"
     __metadata_request__fit: ClassVar[dict[str, bool]] = {"sample_domain": True}  # asked for in a skada pipeline
 
     def __init__(
@@ -138,18 +130,11 @@ class _Adapter(BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, X_target: Any = None, *, sample_domain: Any = None) -> Self:
-        """Train on the source (X, y) and adapt to ``X_target``.
+        """Train on the source X (n, d), y (n,) and adapt to ``X_target`` (m, d); a regressor's y may be (n, outputs).
 
-        Parameters
-        ----------
-        X : array of shape (n, d)
-            Samples of the source; with ``sample_domain`` those of both domains.
-        y : array of shape (n,), or of a regressor (n, m)
-            Labels. Those of target rows are not read.
-        X_target : array of shape (m, d), optional
-            Samples of the target. Without any, the network learns from the source alone, with a warning.
-        sample_domain : array of shape (n,), optional
-            As in skada: negative for rows of the target.
+        Without a target the network learns from the source alone, with a warning. Instead of ``X_target``,
+        ``sample_domain`` (n,) may be negative for the rows of X that are of the target, as in skada; their labels are
+        not read.
         """
         if sample_domain is not None:
             X, y, X_target = _split(X, y, X_target, sample_domain)
@@ -205,8 +190,46 @@ class _Adapter(BaseEstimator):
         )
 
 
-class _ClassifierAdapter(ClassifierMixin, _Adapter):
-    """Classes; `MMDAdapter` explains it."""
+class MMDAdapter(ClassifierMixin, _Adapter):
+    """A network trained on a labelled source, its features kept close to those of an unlabelled target by MMD².
+
+    Parameters
+    ----------
+    penalty : float, optional
+        λ, the weight of the discrepancy, which rises from 0; by default that of ``RunConfig.recommended``, 3 for
+        batches of 32.
+    sampler : str, optional
+        How batches are drawn, see ``RunConfig``; by default as ``RunConfig.recommended`` does.
+    hidden : sequence of int
+        Widths of the layers; the last are the features.
+    steps, batch_size, refresh_every : int
+        Batches trained on, samples of each domain in one (at most all), steps between refreshes of strata.
+    lr : float
+        Learning rate.
+    settings : mapping, optional
+        Any other settings of ``RunConfig``; they come before the arguments above.
+    random_state : int, RandomState or None
+        The same number gives the same network.
+
+    Attributes
+    ----------
+    classes_ : array of shape (classes,)
+        Labels of the source.
+    model_ : Algorithm
+        The network, in double precision: ``model_.features(x)`` are its features, ``model_.predict(x)`` logits.
+
+    Notes
+    -----
+    Columns should be of about one scale: put a ``StandardScaler`` before it.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(80, 2)), np.repeat(["a", "b"], 40)
+    >>> X[40:] += 5
+    >>> MMDAdapter(steps=60, lr=1e-2).fit(X, y, X + [0.0, 2.0]).predict([[0.0, 2.0], [5.0, 7.0]]).tolist()
+    ['a', 'b']
+    """
 
     def _checked(self, X: Any, y: Any) -> tuple[Any, Any, list[str]]:
         X, y = validate_data(self, X, y, dtype=np.float32)
@@ -236,8 +259,20 @@ class _ClassifierAdapter(ClassifierMixin, _Adapter):
         return labels
 
 
-class _RegressorAdapter(RegressorMixin, _Adapter):
-    """Numbers; `MMDRegressor` explains it."""
+class MMDRegressor(RegressorMixin, _Adapter):
+    """As `MMDAdapter`, for numbers: the network learns them by squared error, and ``score`` is R².
+
+    Parameters and attributes are those of `MMDAdapter`, but for ``classes_``. ``y`` has shape (n,) or (n, m); it is
+    scaled inside, and predictions are in its units.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> model = MMDRegressor(steps=300, lr=1e-2).fit(X, 100.0 * X[:, 0], X + [0.0, 2.0])
+    >>> bool(abs(model.predict([[1.0, 2.0]])[0] - 100.0) < 20.0)
+    True
+    """
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -256,77 +291,13 @@ class _RegressorAdapter(RegressorMixin, _Adapter):
         return numbers[:, 0] if self._is_column else numbers
 
 
-class MMDAdapter(_ClassifierAdapter):
-    """A network trained on a labelled source, its features kept close to those of an unlabelled target by MMD².
-
-    Parameters
-    ----------
-    penalty : float, optional
-        λ, the weight of the discrepancy, which rises from 0; by default that of ``RunConfig.recommended``, 3 for
-        batches of 32.
-    sampler : str, optional
-        How batches are drawn, see ``RunConfig``; by default as ``RunConfig.recommended`` does.
-    hidden : sequence of int
-        Widths of the layers; the last are the features.
-    steps, batch_size, refresh_every : int
-        Batches trained on, samples of each domain in one (at most all), steps between refreshes of strata.
-    lr : float
-        Learning rate.
-    settings : mapping, optional
-        Any other settings of ``RunConfig``; they come before the arguments above.
-    random_state : int, RandomState or None
-        The same number gives the same network.
-
-    Attributes
-    ----------
-    classes_ : array of shape (classes,)
-        Labels of the source.
-    model_ : Algorithm
-        The network, in double precision: ``model_.features(x)`` are its features, ``model_.predict(x)`` logits.
-    n_features_in_ : int
-        Columns of X.
-
-    Notes
-    -----
-    Columns should be of about one scale: put a ``StandardScaler`` before it.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> X, y = rng.normal(size=(80, 2)), np.repeat(["a", "b"], 40)
-    >>> X[40:] += 5
-    >>> MMDAdapter(steps=60, lr=1e-2).fit(X, y, X + [0.0, 2.0]).predict([[0.0, 2.0], [5.0, 7.0]]).tolist()
-    ['a', 'b']
-    """
-
-    algorithm = "mmd"
-
-
-class CORALAdapter(_ClassifierAdapter):
+class CORALAdapter(MMDAdapter):
     """As `MMDAdapter`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
 
     algorithm = "coral"
 
 
-class MMDRegressor(_RegressorAdapter):
-    """As `MMDAdapter`, for numbers: the network learns them by squared error, and ``score`` is R².
-
-    Parameters and attributes are those of `MMDAdapter`, but for ``classes_``. ``y`` has shape (n,) or (n, m); it is
-    scaled inside, and predictions are in its units.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.normal(size=(200, 2))
-    >>> model = MMDRegressor(steps=300, lr=1e-2).fit(X, 100.0 * X[:, 0], X + [0.0, 2.0])
-    >>> bool(abs(model.predict([[1.0, 2.0]])[0] - 100.0) < 20.0)
-    True
-    """
-
-    algorithm = "mmd"
-
-
-class CORALRegressor(_RegressorAdapter):
+class CORALRegressor(MMDRegressor):
     """As `MMDRegressor`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
 
     algorithm = "coral"

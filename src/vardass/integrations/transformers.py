@@ -36,12 +36,8 @@ class RefreshCallback(TrainerCallback):
     sampler : CheckpointedSampler
         That of the loader which ``Trainer.get_train_dataloader`` returns, prepared by ``self.accelerator``.
     resume_from : path, optional
-        Folder of the checkpoint to go on from, where it is not ``output_dir/checkpoint-<step>``.
-
-    Notes
-    -----
-    Resume with ``TrainingArguments(ignore_data_skip=True)``: the sampler knows where it was, and the Trainer would
-    leave out as many batches again.
+        Folder of the checkpoint to go on from, where it is not ``output_dir/checkpoint-<step>``. Resume with
+        ``TrainingArguments(ignore_data_skip=True)``: the sampler knows where it was.
 
     Examples
     --------

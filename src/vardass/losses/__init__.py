@@ -6,8 +6,8 @@ are computed in float32 or float64 with autocast off. ``estimators`` says how th
 all data. ``StreamWeights`` finds weights for batches that come without.
 """
 
-from vardass.losses.batch import Bank, Batch
 from vardass.losses.coral import CoralForm, CORALLoss, coral
+from vardass.losses.estimators import Bank, Batch
 from vardass.losses.mmd import DOMAINBED_GAMMAS, MMDLoss, mmd2
 from vardass.losses.stream_weights import StreamWeights
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel
-from vardass.losses.batch import Batch, Side, pair_of
-from vardass.losses.estimators import estimator_name, own_pairs
+from vardass.losses.estimators import Batch, CheckedBatch, DiscrepancyLoss, Pair, checked_pair, estimator_name
 from vardass.losses.mmd import estimate
 from vardass.validate import ArrayLike, check_count, choose
 
@@ -62,8 +61,7 @@ def coral(
     correction : {"none", "batch", "population"}, optional
         The factor f. ``"none"``: 1. ``"batch"``: 1 / (1 - Σ w²), which for uniform weights divides the
         scatter by b - 1, as DomainBed and Deep CORAL do. ``"population"``: n / (n - 1), so that weights
-        size/n divide by n - 1, as the paper does. For equal weights the paper's loss is thus smaller than
-        one with ``"batch"``, by nearly ((b - 1) / b)²: compare samplers under one correction.
+        size/n divide by n - 1, as the paper does. Compare samplers under one correction.
     normalization : {"none", "d2", "4d2"}, optional
         Divide the covariance term by 1, d² or 4 d².
     population_x, population_y : int, optional
@@ -71,19 +69,13 @@ def coral(
     estimator : {"v", "unbiased", "reference"}
         ``"v"`` is the formula above. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
         gradient of the loss of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both
-        take covariances about the ``mean`` of a `Bank`, which makes the products of centred features the φ of
-        ``vardass.losses.estimators``. For four or more independent draws with replacement ``"unbiased"`` needs no
-        bank: it is then a mean over distinct quadruples.
+        take covariances about the ``mean`` of a `Bank`, which both domains must have: the products of centred features
+        are then the φ of ``vardass.losses.estimators``.
 
     Returns
     -------
     Tensor
         A scalar, float64 if either input is and else float32.
-
-    Raises
-    ------
-    InputError
-        As for ``mmd2``; here ``"batch"`` needs two rows of positive weight in each domain.
 
     Examples
     --------
@@ -91,15 +83,15 @@ def coral(
     >>> coral(x, y), coral(x, y, preset="deep-coral")
     (tensor(9.), tensor(9.))
     """
-    return _coral(pair_of(x, y, weights_x, weights_y), _coral_options(**form), estimator_name(estimator))
+    return _coral(checked_pair(x, y, weights_x, weights_y), _coral_options(**form), estimator_name(estimator))
 
 
-def _coral(sides: tuple[Side, Side], options: _CoralOptions, estimator: str) -> Tensor:
+def _coral(sides: Pair, options: _CoralOptions, estimator: str) -> Tensor:
     with torch.autocast(sides[0].z.device.type, enabled=False):
         return _of_batch(sides, options) if estimator == "v" else _of_all_data(sides, options, estimator)
 
 
-def _of_batch(sides: tuple[Side, Side], options: _CoralOptions) -> Tensor:
+def _of_batch(sides: Pair, options: _CoralOptions) -> Tensor:
     """The V-statistic."""
     for side in sides:
         _require_two_rows(side, options)
@@ -111,33 +103,31 @@ def _of_batch(sides: tuple[Side, Side], options: _CoralOptions) -> Tensor:
     signed_x = _corrected(w_x, options.correction, options.population_x)
     signed_y = -_corrected(w_y, options.correction, options.population_y)
     gap = _covariance_gap(torch.cat([x - mean_x, y - mean_y]), torch.cat([signed_x, signed_y]))
-    return _normalized(gap, mean_x - mean_y, options)
+    of = options.kernel(x.shape[1])
+    loss = of.scale * gap
+    return loss + of.mean_scale * (mean_x - mean_y).square().sum() if options.include_mean else loss
 
 
-def _of_all_data(sides: tuple[Side, Side], options: _CoralOptions, name: str) -> Tensor:
+def _of_all_data(sides: Pair, options: _CoralOptions, name: str) -> Tensor:
     """The unbiased or the reference estimator: MMD² in the products of rows that are centred by their own bank's mean.
 
     The centre may be detached: the covariance about the mean has no derivative in the mean.
     """
-    banks = [side.bank for side in sides]
-    if name == "unbiased" and banks == [None, None]:
-        return _of_independent_rows(sides, options)
     for side in sides:
         if side.bank is None:
             raise InputError(
                 f"estimator={name!r} centres by the mean of all data, but {side.name} has no bank; pass "
                 "Batch(z, weights=..., bank=bank.features()) with that of a FeatureBank"
             )
-    of_covariances = options.kernel(sides[0].z.shape[1])
-    means = [bank.mean for bank in banks if bank is not None and bank.mean is not None]
+    means = [side.bank.mean for side in sides if side.bank is not None and side.bank.mean is not None]
     centre = (means[0] + means[1]) / 2.0
     populations = (options.population_x, options.population_y)
     x, y = (_lifted(side, centre, population) for side, population in zip(sides, populations))
-    kernel = _LiftedKernel(of_covariances.scale, of_covariances.mean_scale)
-    return estimate((x, y), kernel, name)
+    of = options.kernel(sides[0].z.shape[1])
+    return estimate((x, y), _LiftedKernel(of.scale, of.mean_scale), name)
 
 
-def _lifted(side: Side, centre: Tensor, population: int | None) -> Side:
+def _lifted(side: CheckedBatch, centre: Tensor, population: int | None) -> CheckedBatch:
     """Rows [√f (z - μ), z - c] of a batch and of its bank, with μ the bank's mean."""
     bank = side.bank
     assert bank is not None
@@ -157,67 +147,19 @@ class _LiftedKernel(Kernel):
     scale: float
     mean_scale: float
 
-    def _of(self, of_u: Tensor, of_v: Tensor) -> Tensor:
-        return self.scale * of_u.square() + self.mean_scale * of_v
-
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
         (u, v), (s, t) = x.chunk(2, 1), (x if y is None else y).chunk(2, 1)
-        return self._of(u @ s.T, v @ t.T)
+        return self.scale * (u @ s.T).square() + self.mean_scale * (v @ t.T)
 
     def paired(self, x: Tensor, y: Tensor) -> Tensor:
         u, v = (x * y).chunk(2, 1)
-        return self._of(u.sum(1), v.sum(1))
+        return self.scale * u.sum(1).square() + self.mean_scale * v.sum(1)
 
     def _diag(self, x: Tensor) -> Tensor:
         return self.paired(x, x)
 
 
-def _of_independent_rows(sides: tuple[Side, Side], options: _CoralOptions) -> Tensor:
-    """CORAL of two distributions from four or more independent draws of each.
-
-    |R|² = E[((z_1 - z_2)ᵀ(z_3 - z_4))²] / 4, averaged over all distinct quadruples: the unbiased HSIC of Song et al.
-    (2012, equation 5) with linear kernels. <R_x, R_y> takes the usual unbiased covariances.
-    """
-    for side in sides:
-        n, s = len(side.z), side.name
-        if side.is_weighted or side.strata is not None or side.pool is not None:
-            raise InputError(
-                "estimator='unbiased' of CORAL without banks is for rows of equal weight, drawn with replacement from "
-                f"all samples, but {s} has weights, strata or a pool; pass Batches with banks, whose means centre the "
-                "covariances"
-            )
-        if n < 4:
-            raise InputError(
-                f"estimator='unbiased' of CORAL needs at least 4 rows of each domain, got {n} of {s}; draw more"
-            )
-    shift = torch.cat([side.z.detach() for side in sides]).mean(0)
-    linear, covariances, squares = [], [], []
-    factors = [1.0 if n is None else n / (n - 1) for n in (options.population_x, options.population_y)]
-    for side, factor in zip(sides, factors):
-        z = side.z - shift
-        n = len(z)
-        centred = z - z.mean(0)
-        gram = (centred @ centred.T).fill_diagonal_(0.0)
-        rows = gram.sum(1)
-        square = gram.square().sum() + rows.sum().square() / ((n - 1) * (n - 2)) - 2.0 * rows.square().sum() / (n - 2)
-        squares.append(factor**2 * square / (n * (n - 3)))
-        covariances.append(factor * (centred.T @ centred) / (n - 1))
-        linear.append((own_pairs(side) * (z @ z.T)).sum())
-    d = shift.numel()
-    of = options.kernel(d)
-    gap = squares[0] + squares[1] - 2.0 * (covariances[0] * covariances[1]).sum()
-    means = [side.z.mean(0) - shift for side in sides]
-    return of.scale * gap + of.mean_scale * (linear[0] + linear[1] - 2.0 * means[0] @ means[1])
-
-
-def _normalized(covariance_gap: Tensor, mean_difference: Tensor, options: _CoralOptions) -> Tensor:
-    """Scale the squared distance of covariances, and add that of the means (d,) if it is asked for."""
-    of = options.kernel(len(mean_difference))
-    loss = of.scale * covariance_gap
-    return loss + of.mean_scale * mean_difference.square().sum() if options.include_mean else loss
-
-
-def _require_two_rows(side: Side, options: _CoralOptions) -> None:
+def _require_two_rows(side: CheckedBatch, options: _CoralOptions) -> None:
     if options.correction != "batch":
         return
     # on a GPU the count would stop the training loop to wait for the device
@@ -237,7 +179,7 @@ def _corrected(w: Tensor, correction: str, population: int | None) -> Tensor:
     return w if population is None else w * (population / (population - 1))
 
 
-class CORALLoss(nn.Module):
+class CORALLoss(DiscrepancyLoss):
     """``coral`` as a module: the options here, the batches and their weights in ``forward``.
 
     Examples
@@ -251,15 +193,8 @@ class CORALLoss(nn.Module):
         self.options = _coral_options(**form)
         self.estimator = estimator_name(estimator)
 
-    def forward(
-        self,
-        x: Tensor | Batch,
-        y: Tensor | Batch,
-        weights_x: ArrayLike | None = None,
-        weights_y: ArrayLike | None = None,
-    ) -> Tensor:
-        """Return ``coral`` of ``x`` and ``y``."""
-        return _coral(pair_of(x, y, weights_x, weights_y), self.options, self.estimator)
+    def _loss(self, pair: Pair) -> Tensor:
+        return _coral(pair, self.options, self.estimator)
 
     def use_populations(self, x: int, y: int) -> None:
         """Divide covariances by n - 1 of data sets with so many rows, ``correction="population"``, from now on."""
@@ -291,7 +226,6 @@ class CORALLoss(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
-_CORRECTIONS = ("none", "batch", "population")
 _WEIGHTS = {  # of R, in words
     "none": "with weights |S_h| / n",
     "batch": "over 1 − Σw², which is over b − 1 for uniform batches",
@@ -335,7 +269,7 @@ def _coral_options(
     given = [size is not None for size in populations]
     if correction is None:
         correction = "population" if preset == "paper" and any(given) else default.correction
-    choose(correction, "correction", _CORRECTIONS)
+    choose(correction, "correction", _WEIGHTS)
     if any(given) != (correction == "population") or any(given) != all(given):
         raise InputError(
             "correction='population' needs population_x and population_y, others take neither; got "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vardass.errors import InputError
@@ -20,8 +20,16 @@ from vardass.kernels import (
     mixture_reach,
     squared_distances,
 )
-from vardass.losses.batch import Batch, Side, pair_of
-from vardass.losses.estimators import between_banks, estimator_name, own_pairs, stand_ins
+from vardass.losses.estimators import (
+    Batch,
+    DiscrepancyLoss,
+    Pair,
+    checked_pair,
+    estimator_name,
+    reference_form,
+    single_draw_terms,
+    unbiased_pair_weights,
+)
 from vardass.validate import ArrayLike, choose
 
 __all__ = ["DOMAINBED_GAMMAS", "MMDLoss", "estimate", "mmd2"]
@@ -67,12 +75,6 @@ def mmd2(
     Tensor
         A scalar, float64 if either input is and else float32.
 
-    Raises
-    ------
-    InputError
-        If shapes, weights or options do not fit; for ``"unbiased"`` also if rows have weights but no strata, or a
-        stratum has one row and no bank. Values of weights and strata are checked only on the CPU (see ``as_weights``).
-
     Examples
     --------
     >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [3.0]])
@@ -83,15 +85,15 @@ def mmd2(
     >>> mmd2(x, y, kernel="linear", estimator="unbiased")
     tensor(-1.)
     """
-    return _mmd2(pair_of(x, y, weights_x, weights_y), _mmd_kernel(kernel, preset), estimator_name(estimator))
+    return _mmd2(checked_pair(x, y, weights_x, weights_y), _mmd_kernel(kernel, preset), estimator_name(estimator))
 
 
-def _mmd2(sides: tuple[Side, Side], kernel: Kernel, estimator: str) -> Tensor:
+def _mmd2(sides: Pair, kernel: Kernel, estimator: str) -> Tensor:
     with torch.autocast(sides[0].z.device.type, enabled=False):
         return estimate(sides, _fitted(kernel, sides, estimator), estimator)
 
 
-def _fitted(kernel: Kernel, sides: tuple[Side, Side], estimator: str) -> Kernel:
+def _fitted(kernel: Kernel, sides: Pair, estimator: str) -> Kernel:
     banks = [side.bank.rows for side in sides if side.bank is not None]
     if estimator == "unbiased" and not kernel.is_fitted and len(banks) < 2:
         raise InputError(
@@ -102,26 +104,26 @@ def _fitted(kernel: Kernel, sides: tuple[Side, Side], estimator: str) -> Kernel:
     return kernel if kernel.is_fitted else fitted_kernel(kernel, torch.cat(rows), check_range=False)
 
 
-def estimate(sides: tuple[Side, Side], kernel: Kernel, estimator: str) -> Tensor:
+def estimate(sides: Pair, kernel: Kernel, estimator: str) -> Tensor:
     """MMD² in a fitted kernel."""
     if estimator == "reference":
-        return between_banks(sides, lambda *form: _bilinear(kernel, *form))
+        return reference_form(sides, lambda *form: _bilinear(kernel, *form))
     x, y = sides
     signed = torch.cat([x.w, -y.w])
     pairs = torch.outer(signed, signed)
     if estimator == "unbiased":
         n_x = len(x.w)
-        pairs[:n_x, :n_x], pairs[n_x:, n_x:] = own_pairs(x), own_pairs(y)
+        pairs[:n_x, :n_x], pairs[n_x:, n_x:] = unbiased_pair_weights(x), unbiased_pair_weights(y)
     value = _pair_sum(kernel, torch.cat([x.z, y.z]), pairs)
     if estimator == "unbiased":
         for side in sides:
-            missing = stand_ins(side, kernel)
+            missing = single_draw_terms(side, kernel)
             if missing is not None:
                 value = value + missing
     return value
 
 
-class MMDLoss(nn.Module):
+class MMDLoss(DiscrepancyLoss):
     """``mmd2`` as a module: the options here, the batches in ``forward``.
 
     Examples
@@ -135,15 +137,8 @@ class MMDLoss(nn.Module):
         self.kernel = _mmd_kernel(kernel, preset)
         self.estimator = estimator_name(estimator)
 
-    def forward(
-        self,
-        x: Tensor | Batch,
-        y: Tensor | Batch,
-        weights_x: ArrayLike | None = None,
-        weights_y: ArrayLike | None = None,
-    ) -> Tensor:
-        """Return ``mmd2`` of ``x`` and ``y``."""
-        return _mmd2(pair_of(x, y, weights_x, weights_y), self.kernel, self.estimator)
+    def _loss(self, pair: Pair) -> Tensor:
+        return _mmd2(pair, self.kernel, self.estimator)
 
     def extra_repr(self) -> str:
         """Name the options."""
@@ -187,21 +182,18 @@ class _MixtureForm(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, pairs: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Return the form, and its slope in each squared distance for the gradient."""
         d2 = squared_distances(z, reach=mixture_reach(rates))  # as without gradient: the loss has one value
         kernel, slope = _mixture_and_slope(d2, rates)
         return (pairs * kernel).sum(), slope
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep what the gradient needs."""
         z, pairs, ctx.rates = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(z, pairs, output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient in z."""
         z, pairs, slope = ctx.saved_tensors
         with torch.autocast(z.device.type, enabled=False):
             if torch.is_grad_enabled():  # a second derivative is wanted: the slope must know of z
@@ -218,7 +210,6 @@ class _MixtureBilinear(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, c: Tensor, rows: Tensor, v: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Return the form and its gradient."""
         kernel, slope = _mixture_and_slope(squared_distances(z, rows, reach=mixture_reach(rates)), rates)
         shift = rows.mean(0)  # the two terms below would cancel far from the origin
         pull = slope * v
@@ -227,14 +218,12 @@ class _MixtureBilinear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the gradient."""
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Return the gradient in z."""
         return grads[0] * ctx.saved_tensors[0], None, None, None, None
 
 

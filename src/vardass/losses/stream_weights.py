@@ -1,15 +1,14 @@
 """Weights for the batches of any stream, which bring each batch's statistics to their running mean.
 
-After the abstract of arXiv 2607.20374 (ARROW), a follow-up of the paper, and derived here. This much is known of it:
-each batch of a stream is reweighted so that the statistics that are aligned agree with their moving averages, by a
-relaxed, tractable problem. Ours is, for a batch of n rows with the statistics φ_i and their running mean μ,
+After the abstract of arXiv 2607.20374 (ARROW), a follow-up of the paper, and derived here: each batch is reweighted so
+that its statistics agree with their moving averages, by a relaxed problem. Ours is, for a batch of n rows with the
+statistics φ_i and their running mean μ,
 
-    minimise |Σ_i w_i φ_i - μ|²  over  Σ_i w_i = 1,  0 ≤ w_i ≤ c/n,  Σ_i w_i² ≤ 1/(e n),
+    minimise |Σ_i w_i φ_i - μ|²  over  Σ_i w_i = 1,  0 ≤ w_i ≤ c/n,  Σ_i w_i² ≤ 1/(e n),    c = 4,
 
-a small convex problem. The bound of Σ w² is the relaxation: exact agreement would spend all of the batch on it. It
-binds in nearly every batch, so that each has the effective size e n. That matters: the V-statistic counts each row with
-itself, Σ_i w_i² κ(z_i, z_i), and with a fixed multiple of |w - 1/n|² as a penalty instead the variance of that sum took
-back much of the gain.
+a small convex problem. The bound of Σ w² is the relaxation. It binds in nearly every batch, so that each has the
+effective size e n: the V-statistic counts each row with itself, Σ_i w_i² κ(z_i, z_i), and with a fixed multiple of
+|w - 1/n|² as a penalty instead the variance of that sum took back much of the gain.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from vardass.validate import ArrayLike, as_features, as_generator, check_count, 
 
 __all__ = ["StreamWeights", "matching_weights"]
 
+_MOST = 4.0  # c
+_FREQUENCIES = 128  # random ones, for each bandwidth of a mixture
+
 
 class StreamWeights:
     """Weights for the batches of one domain, without strata, refresh or even a known number of samples.
 
-    Call it with the features of each batch as it comes, from whatever loader, an ``IterableDataset`` too. It adds the
-    batch to the running statistics of the loss and returns weights under which the batch agrees with them; the first
-    batch has equal ones. Make one for each domain, and call it once for each batch. Under several processes give each
-    of them the gathered batch.
+    Call it once with the features of each batch, from whatever loader. It adds them to the running statistics of the
+    loss and returns weights under which the batch agrees with these; the first batch has equal ones. Make one for each
+    domain. Under several processes give each of them the gathered batch.
 
     For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and Recht
     2007), each bandwidth weighted by its |μ|²: one at which all samples look unlike one another has no mean to agree
     with. For CORAL they are the covariance and, if the loss compares them, the mean.
-
-    It is derived from the abstract of arXiv 2607.20374, not the authors' program; see `vardass.losses.stream_weights`.
 
     The weights are not unbiased: they depend on the batch, and statistics lag behind features that move, by about
     1.4 ``half_life`` batches. The page "Stream weights" has what that amounts to. The loader's batches must be random:
@@ -56,12 +55,8 @@ class StreamWeights:
         Batches after which a batch counts half. A long one has less noise, a short one follows moving features.
     effective_size : float
         e, the share of the batch that Σ w² leaves, above 0; 1 gives equal weights.
-    most : float
-        c, the largest weight in units of 1/n, above 1.
-    frequencies : int
-        Random frequencies for each bandwidth of a mixture.
     seed : int
-        Of the frequencies.
+        Of the frequencies of the random Fourier features.
 
     Examples
     --------
@@ -82,8 +77,6 @@ class StreamWeights:
         *,
         half_life: float = 20.0,
         effective_size: float = 0.85,
-        most: float = 4.0,
-        frequencies: int = 128,
         seed: int = 0,
     ) -> None:
         self.kernel = as_kernel(kernel)
@@ -94,8 +87,6 @@ class StreamWeights:
             )
         self.half_life = check_number(half_life, "half_life", low=0.5)
         self.effective_size = check_number(effective_size, "effective_size", low=1e-3, high=1.0)
-        self.most = check_number(most, "most", low=1.0)
-        self.frequencies = check_count(frequencies, "frequencies")
         self.seed = check_seed(seed)
         self.batches = 0
         self._mass = 0.0  # rows that the running mean counts, the older the less
@@ -122,12 +113,12 @@ class StreamWeights:
             mass = self._mass * 0.5 ** (1.0 / self.half_life) + len(z)
             products = self._statistics.add(z, len(z) / mass)
             self._mass, self.batches = mass, self.batches + 1
-            weights = matching_weights(products, effective_size=self.effective_size, most=self.most)
+            weights = matching_weights(products, effective_size=self.effective_size, most=_MOST)
         return weights.to(z.dtype)
 
     def _new_statistics(self, kernel: Kernel, columns: int) -> _Statistics:
         if isinstance(kernel, RBFMixture):
-            return _Fourier(kernel, columns, self.frequencies, self.seed)
+            return _Fourier(kernel, columns, self.seed)
         scales = (kernel.scale, kernel.mean_scale) if isinstance(kernel, CoralKernel) else (0.0, 1.0)
         return _Moments(columns, *scales)
 
@@ -141,10 +132,7 @@ class StreamWeights:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where ``state`` was taken."""
-        check_state(state, self)
-        if missing := [key for key in ("settings", "batches", "mass", "statistics") if key not in state]:
-            raise InputError(f"the state has the keys {sorted(state)}, but not {missing}; pass what state_dict() gave")
-        check_state(state["settings"], self)
+        check_state(state, self, ("settings", "batches", "mass", "statistics"))
         for key, value in self._settings().items():
             if state["settings"].get(key) != value:
                 raise InputError(
@@ -155,14 +143,13 @@ class StreamWeights:
         mass = check_number(state["mass"], "mass of the state", low=0.0)
         statistics = None
         if state["statistics"] is not None:
-            check_state(state["statistics"], self)
             kernel = self.kernel.with_state(state["kernel"]) if isinstance(self.kernel, RBFMixture) else self.kernel
             statistics = self._new_statistics(kernel, check_count(state["columns"], "columns of the state"))
             statistics.running = {name: value.clone() for name, value in state["statistics"].items()}
         self._statistics, self.batches, self._mass = statistics, batches, mass
 
     def _settings(self) -> dict[str, Any]:
-        names = ("half_life", "effective_size", "most", "frequencies", "seed")
+        names = ("half_life", "effective_size", "seed")
         return {"kernel": repr(self.kernel), **{name: getattr(self, name) for name in names}}
 
 
@@ -190,7 +177,7 @@ class _Statistics(ABC):
 class _Fourier(_Statistics):
     """Means of random Fourier features: exp(-r |z - z'|²) = E cos(ωᵀ(z - z')) for ω normal with variance 2r."""
 
-    def __init__(self, kernel: RBFMixture, columns: int, frequencies: int, seed: int) -> None:
+    def __init__(self, kernel: RBFMixture, columns: int, seed: int, frequencies: int = _FREQUENCIES) -> None:
         super().__init__(columns)
         self.kernel_state = kernel.state()
         roots = torch.tensor([math.sqrt(2.0 * rate) for rate in kernel.rates])

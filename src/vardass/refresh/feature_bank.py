@@ -22,9 +22,8 @@ _KEPT = 64  # batches that are written together
 class FeatureBank:
     """The latest known features of n samples, so that a refresh costs no extra forward pass.
 
-    Training computes the features of its batches anyway; `update` keeps them. Rows are then of different
-    ages, and of training mode: with dropout or augmentation they carry that noise. `fill` computes all of them anew,
-    for example before the first refresh.
+    Training computes the features of its batches anyway; `update` keeps them. Rows are then of different ages, and
+    carry the noise of dropout and augmentation. `fill` computes all anew, for example before the first refresh.
 
     Parameters
     ----------
@@ -75,8 +74,7 @@ class FeatureBank:
         Parameters
         ----------
         indices : sequence of b ints
-            Rows of the data set. Of a row that comes twice, the last one counts. Their range is checked only
-            on the CPU: on a GPU the check would wait for the device.
+            Rows of the data set. Of a row that comes twice, the last one counts. The range is checked on the CPU only.
         features : array of shape (b, d)
             Any device and dtype; detached.
         """
@@ -87,12 +85,7 @@ class FeatureBank:
     def keep(self, rows: Tensor, features: Tensor) -> None:
         """Do what `update` does in a few microseconds: nothing is checked, and the batch is written when it is needed.
 
-        Parameters
-        ----------
-        rows : Tensor of shape (b,)
-            Rows of the data set, int64, within range. Like ``features`` it must not be changed afterwards.
-        features : Tensor of shape (b, d)
-            Detached here.
+        ``rows`` (b,) are int64 and within range; neither they nor ``features`` (b, d) may be changed afterwards.
         """
         self._kept.append((rows, features.detach()))
         if len(self._kept) == _KEPT:
@@ -123,16 +116,9 @@ class FeatureBank:
         rows, z = batches[0] if len(batches) == 1 else (torch.cat(parts) for parts in zip(*batches))
         rows = self._here(rows)
         z = z.to(self.dtype) if z.element_size() > self.dtype.itemsize else z  # the smaller one travels
-        if self.device.type == "cpu" and torch.bfloat16 not in (self.dtype, z.dtype):  # which numpy does not know
-            # the same in few microseconds, at every step: numpy goes in order, so that the last of equal indices wins
-            place = rows.numpy()
-            self._rows.numpy()[place] = self._here(z).numpy()
-            self._is_known.numpy()[place] = self._is_renewed.numpy()[place] = True
-        else:
-            # index_copy_ lets any of several equal indices win: hand it the last row for all of them
-            last = _last_occurrence(rows)
-            self._rows.index_copy_(0, rows, self._here(z).to(self.dtype).index_select(0, last))
-            self._is_known[rows] = self._is_renewed[rows] = True
+        # index_copy_ lets any of several equal indices win: hand it the last row for all of them
+        self._rows.index_copy_(0, rows, self._here(z).to(self.dtype).index_select(0, _last_occurrence(rows)))
+        self._is_known[rows] = self._is_renewed[rows] = True
 
     def _here(self, x: Tensor) -> Tensor:
         # the one transfer; towards the CPU it must wait, or the host would read before the copy is done
@@ -143,10 +129,7 @@ class FeatureBank:
     def features(self) -> Tensor:
         """Return the features of all samples (n, d): the store itself, not a copy, so clone it to keep it.
 
-        Raises
-        ------
-        InputError
-            If rows are missing.
+        Rows that are missing are an InputError.
         """
         self._write_kept()
         count = int(self._is_known.sum())
@@ -228,13 +211,9 @@ class FeatureBank:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the rows of another bank of the same n and d."""
-        check_state(state, self)
-        absent = self.state_dict().keys() - state.keys()
-        if absent or state["bank"] != _STATE_VERSION:
-            raise InputError(
-                f"not the state of a FeatureBank of version {_STATE_VERSION}: version {state.get('bank')!r}, "
-                f"without {sorted(absent)}; pass what FeatureBank.state_dict() gave"
-            )
+        check_state(state, self, self.state_dict())
+        if state["bank"] != _STATE_VERSION:
+            raise InputError(f"the state is of version {state['bank']!r}, this bank of {_STATE_VERSION}; fill it anew")
         if state["n"] != self.n or (None not in (self.d, state["d"]) and state["d"] != self.d):
             raise InputError(
                 f"the state has n={state['n']}, d={state['d']}, the bank n={self.n}, d={self.d}; make the bank for "

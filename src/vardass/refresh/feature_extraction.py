@@ -49,8 +49,7 @@ def extract_features(
         Of the result.
     eval_mode : bool
         Switch dropout off and batch norm to its running statistics; every module gets its own training flag
-        back, also after an exception. False leaves the flags alone: batch norm then also changes its
-        statistics. The paper does not say which it used.
+        back. False leaves the flags alone: batch norm then also changes its statistics.
     progress : callable, optional
         ``progress(share_done, message)`` after each batch.
     batch_size : int
@@ -71,12 +70,6 @@ def extract_features(
     collate_fn : callable, optional
         As for DataLoader.
 
-    Raises
-    ------
-    InputError
-        If there are no samples, the features of a batch are not (batch, d), a loader shuffles, or the input
-        cannot be told from the other parts of a sample.
-
     Examples
     --------
     >>> from torch.utils.data import TensorDataset
@@ -89,7 +82,6 @@ def extract_features(
     place = _device_of(model) if device is None else as_device(device)
     precision = _precision_of(model) if autocast_dtype is None else None
     n = _row_count(data)
-    out: Tensor | None = None
     pieces: list[Tensor] = []
     done, width = 0, None
     with evaluation_mode(model) if eval_mode else nullcontext():
@@ -102,27 +94,17 @@ def extract_features(
             with torch.no_grad(), autocast:
                 z = model(inputs) if forward is None else forward(model, inputs)
             _check_output(z, len(inputs) if isinstance(inputs, Tensor) else None, width)
-            z, width = z.detach(), z.shape[1]
-            if n is None:  # an iterable does not say how long it is
-                pieces.append(z.to(device=out_device, dtype=dtype))
-            else:
-                if out is None:
-                    out = torch.empty(n, width, dtype=dtype, device=out_device)
-                if done + len(z) > n:
-                    raise InputError(f"the model gave more than {n} rows of features for {n} samples")
-                out[done : done + len(z)].copy_(z)
-            done += len(z)
+            pieces.append(z.detach().to(device=out_device, dtype=dtype))
+            done, width = done + len(z), z.shape[1]
             if progress is not None and n is not None:
                 progress(done / n, f"features of {done} of {n} samples")
     if done == 0:
         raise InputError("there are no samples to compute features of, got 0; pass a data set with samples")
-    if n is None:
-        return torch.cat(pieces)
-    if out is None or done < n:
+    if n not in (None, done):
         raise InputError(
             f"got features of {done} of {n} samples; pass the data set itself, not a loader that drops some"
         )
-    return out
+    return torch.cat(pieces)
 
 
 @contextmanager

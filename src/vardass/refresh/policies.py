@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections import deque
 from typing import Any, ClassVar
 
@@ -64,16 +63,14 @@ class RefreshPolicy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the policy that gave ``state`` was."""
-        check_state(state, self)
+        check_state(state, self, ("policy", "version"))
         for key, value in (("policy", type(self).__name__), ("version", _STATE_VERSION)):
-            if state.get(key) != value:
+            if state[key] != value:
                 raise InputError(
-                    f"the state has {key}={state.get(key)!r}, this policy {key}={value!r}; "
+                    f"the state has {key}={state[key]!r}, this policy {key}={value!r}; "
                     "pass what the same kind of policy gave"
                 )
-        missing = self._state().keys() - state.keys()
-        if missing:
-            raise InputError(f"the state of {type(self).__name__} lacks {sorted(missing)}; pass a whole state")
+        check_state(state, self, self._state())
         self._load_state(state)
 
     def _state(self) -> dict[str, Any]:
@@ -119,18 +116,8 @@ class GrowingRefresh(RefreshPolicy):
     """Refresh often at first and ever less often, as features distort most early in training.
 
     The paper suggests such a schedule under "Effect of T" (section 3.1). The j-th interval, from 0, is
-    ``min(longest, floor(first * factor**j))`` steps.
-
-    Parameters
-    ----------
-    first : int
-        Steps between the first two refreshes.
-    factor : float
-        Growth of the interval, above 1.
-    longest : int or None
-        Limit of the interval.
-    start : int
-        Step of the first refresh.
+    ``min(longest, floor(first * factor**j))`` steps, with a ``factor`` above 1 and no limit if ``longest`` is None; the
+    first refresh is at step ``start``.
 
     Examples
     --------
@@ -148,19 +135,18 @@ class GrowingRefresh(RefreshPolicy):
         if self.longest is not None and self.longest < self.first:
             raise InputError(f"longest={longest} is below first={first}; raise longest or lower first")
         self.start = check_count(start, "start", low=0)
-        self._steps = [self.start]  # refreshes up to the largest step asked for, while the interval grows
-        self._interval = float(self.first)
 
     def due(self, step: int) -> bool:
         """Whether ``step`` is on the schedule."""
         step = check_count(step, "step", low=0)
-        while self._steps[-1] < step and (self.longest is None or self._interval < self.longest):
-            self._steps.append(self._steps[-1] + int(self._interval))
-            self._interval *= self.factor
-        if self.longest is not None and step > self._steps[-1]:
-            return (step - self._steps[-1]) % self.longest == 0
-        place = bisect_left(self._steps, step)
-        return place < len(self._steps) and self._steps[place] == step
+        refresh, interval = self.start, float(self.first)
+        while refresh < step and (self.longest is None or interval < self.longest):
+            refresh += int(interval)
+            interval *= self.factor
+        if refresh >= step:
+            return refresh == step
+        assert self.longest is not None
+        return (step - refresh) % self.longest == 0
 
 
 class DriftRefresh(RefreshPolicy):

@@ -1,9 +1,8 @@
 """Batch samplers: the paper's, its baselines, and those that couple batches."""
 
-from vardass.samplers.balanced import BalancedBatchSampler
-from vardass.samplers.base import Chunk, MinibatchSampler, RefreshableSampler
+from vardass.samplers.base import Chunk, MinibatchSampler
 from vardass.samplers.class_alignment import ClassAlignment, align_classes
-from vardass.samplers.ordered import OrderedBatchSampler
+from vardass.samplers.planned import BalancedBatchSampler, OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 from vardass.samplers.weighted_batches import IndexBatch, with_weights
@@ -15,7 +14,6 @@ __all__ = [
     "IndexBatch",
     "MinibatchSampler",
     "OrderedBatchSampler",
-    "RefreshableSampler",
     "StratifiedBatchSampler",
     "UniformBatchSampler",
     "align_classes",

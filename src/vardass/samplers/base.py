@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -20,58 +20,13 @@ from vardass.registry import declared_options
 from vardass.samplers.weighted_batches import IndexBatch
 from vardass.validate import ArrayLike, as_features, check_count, check_seed, check_state
 
-__all__ = ["BatchStream", "Chunk", "MinibatchSampler", "RefreshableSampler", "StreamOptions", "derive_seed"]
+__all__ = ["Chunk", "MinibatchSampler", "StreamOptions", "derive_seed", "one_iterator"]
 
 _STATE_VERSION = 1
-_LISTED = 8192  # indices that are held as a list
 # restored, or compared apart
 _NOT_COMPARED = ("seed", "batches", "endless", "num_replicas", "rank", "groups", "shares")
 _SAME = ("sampler", "version", "n", "batch_size", "num_replicas")
 _COUNTS = ("epoch", "position", "refreshes", "base")  # whole numbers in a state
-
-
-@runtime_checkable
-class RefreshableSampler(Protocol):
-    """What a sampler of your own needs to be used where those of this package are.
-
-    `Refresher` calls `refresh` with the features of all samples when its policy says so. A loop takes the batches
-    as from any ``DataLoader(batch_sampler=...)``; with `with_weights` it gets the weights of each `IndexBatch`, and
-    1 / batch size where these are None. `variance_report` measures it, and a checkpoint holds its `state_dict`. An
-    attribute ``strata``, a `Strata` or None, is logged by `Refresher` if there is one, and ``kernel`` is what drift is
-    measured in. `MinibatchSampler` has all of this but the drawing of batches: a subclass writes ``_make_chunk``,
-    and ``_fit``, ``_extra_state`` and ``_load_extra_state`` if it takes something from features.
-
-    Attributes
-    ----------
-    n : int
-        Number of samples in the data set.
-    batch_size : int
-        Samples in a batch.
-    needs_features : bool
-        Whether `refresh` makes a difference; where it is False no features are computed.
-
-    Examples
-    --------
-    >>> from vardass import BalancedBatchSampler
-    >>> isinstance(BalancedBatchSampler(100, 10), RefreshableSampler), isinstance([[0, 1]], RefreshableSampler)
-    (True, False)
-    """
-
-    n: int
-    batch_size: int
-    needs_features: bool
-
-    def __iter__(self) -> Iterator[IndexBatch]:
-        """Yield batches of indices with their weights; endlessly for the trainer."""
-
-    def refresh(self, features: ArrayLike) -> None:
-        """Take what is needed from the current ``features`` (n, d); it applies from the next batch on."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the stream depends on: numbers, text, tensors, lists and dictionaries."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the stream that ``state`` was taken from."""
 
 
 class StreamOptions(TypedDict, total=False):
@@ -85,72 +40,23 @@ class StreamOptions(TypedDict, total=False):
 
 
 class Chunk(NamedTuple):
-    """Some batches in a row.
+    """Some batches in a row."""
 
-    Attributes
-    ----------
-    rows : Tensor of shape (m, batch_size)
-        Indices of m batches.
-    weights : Tensor of shape (batch_size,) or None
-        Weights of each batch's samples, summing to 1; None for uniform.
-    tail : Tensor of shape (fewer than batch_size,) or None
-        A last, smaller batch.
-    strata : Tensor of shape (batch_size,) or None
-        Stratum of each sample, see `IndexBatch`; None where the samples of a batch depend on one another.
-    pool : int or None
-        n, where draws from one stratum are without replacement.
-
-    Examples
-    --------
-    >>> chunk = Chunk(torch.tensor([[0, 3], [2, 1]]), weights=torch.tensor([0.25, 0.75]))
-    >>> len(chunk.rows), chunk.tail
-    (2, None)
-    """
-
-    rows: Tensor
-    weights: Tensor | None = None
-    tail: Tensor | None = None
-    strata: Tensor | None = None
-    pool: int | None = None
+    rows: Tensor  # (m, batch_size), indices of m batches
+    weights: Tensor | None = None  # (batch_size,), summing to 1; None for uniform
+    tail: Tensor | None = None  # a last, smaller batch
+    strata: Tensor | None = None  # (batch_size,), see `IndexBatch`; None where the samples depend on one another
+    pool: int | None = None  # n, where draws from one stratum are without replacement
 
 
-class BatchStream(Sampler[IndexBatch], ABC):
-    """A stream of batches for one iterator at a time."""
-
-    _iteration: object | None = None  # the iterator that was begun last
-
-    @abstractmethod
-    def _batches(self) -> Iterator[IndexBatch]:
-        """Yield the batches."""
-
-    @abstractmethod
-    def _join_process_group(self) -> None:
-        """Share the stream with the processes of a group, before the first batch, unless that is settled."""
-
-    def __iter__(self) -> Iterator[IndexBatch]:
-        self._join_process_group()
-        return self._one_iterator()
-
-    def _one_iterator(self) -> Iterator[IndexBatch]:
-        mine = self._iteration = object()
-        for batch in self._batches():
-            yield batch
-            if self._iteration is not mine:
-                raise InputError(
-                    f"two iterators take turns on one {type(self).__name__}, and each would get a part of its stream; "
-                    "give every loader a sampler of its own, with another seed"
-                )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iteration": None}
-
-
-class MinibatchSampler(BatchStream, ABC):
+class MinibatchSampler(Sampler[IndexBatch], ABC):
     """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
 
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
     at a time. Its state is the present chunk and what the last refresh found; it is the same on every process,
-    and restoring it continues the stream bit for bit.
+    and restoring it continues the stream bit for bit. A sampler of one's own writes ``_make_chunk``, and ``_fit``,
+    ``_extra_state`` and ``_load_extra_state`` if it takes something from features. An attribute ``strata``, a `Strata`
+    or None, is logged by `Refresher` if there is one, and ``kernel`` is what drift is measured in.
 
     Parameters
     ----------
@@ -161,22 +67,14 @@ class MinibatchSampler(BatchStream, ABC):
     seed : int
         The same seed gives the same stream.
     batches : int, optional
-        Batches in an epoch, over all processes; by default as many as cover n samples once, remainder left
-        out.
+        Batches in an epoch, over all processes; by default as many as cover n samples once, without remainder.
     endless : bool
         Never stop; ``len`` is then undefined.
     num_replicas, rank : int, optional
-        Under several processes with one seed, process ``rank`` gets every ``num_replicas``-th batch of the
-        stream. Batches left over at the end of an epoch are dropped. Without them the sampler asks the process
-        group of ``torch.distributed``, if there is one, when the first batch is taken. ``num_replicas=1`` gives every
-        process all batches: set it where a library shares them out, as ``accelerator.prepare`` does. See also `shard`.
-
-    Attributes
-    ----------
-    needs_features : bool
-        Whether `refresh` makes a difference.
-    epoch, position : int
-        Where the stream is: batches already handed to this process in this epoch.
+        Under several processes with one seed, process ``rank`` gets every ``num_replicas``-th batch; those left over
+        at the end of an epoch are dropped. By default those of the process group of ``torch.distributed``, if there is
+        one when the first batch is taken. ``num_replicas=1`` gives every process all batches: set it where a library
+        shares them out, as ``accelerator.prepare`` does. See also `shard`.
 
     Examples
     --------
@@ -189,7 +87,7 @@ class MinibatchSampler(BatchStream, ABC):
     [[0, 1], [2, 3], [4, 5]]
     """
 
-    needs_features: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True  # whether `refresh` makes a difference
     plans_both_domains: ClassVar[bool] = False  # one of two with the same seed, which draw in step on purpose
 
     def __init__(
@@ -217,14 +115,12 @@ class MinibatchSampler(BatchStream, ABC):
         self._set_processes(1 if num_replicas is None else num_replicas, 0 if rank is None else rank)
         self._is_shared = num_replicas is not None or rank is not None  # whether the processes are settled
         self.epoch = 0
-        self.position = 0
+        self.position = 0  # batches already handed to this process in this epoch
         self._started = False  # whether the current epoch has handed out a batch
         self._refreshes = 0
         self._base = 0  # round at which the present strata or plan took over
         self._chunk: Chunk | None = None
         self._held = 0  # batches of the chunk that are for this process
-        self._lists: list[list[int]] = []  # some of them, from number `_listed` on
-        self._listed = 0
         self._weights: list[float] | None = None
         self._strata: list[int] | None = None
         self._first = 0  # round of the first row of the chunk
@@ -235,13 +131,7 @@ class MinibatchSampler(BatchStream, ABC):
     # --- several processes ----------------------------------------------------------------------------
 
     def shard(self, num_replicas: int, rank: int) -> None:
-        """Give this process every ``num_replicas``-th batch from number ``rank`` on; before the first batch.
-
-        Raises
-        ------
-        InputError
-            If the stream is shared out already in another way, or has begun.
-        """
+        """Give this process every ``num_replicas``-th batch from number ``rank`` on; before the first batch."""
         if (num_replicas, rank) == (self.num_replicas, self.rank):
             self._is_shared = True
             return
@@ -339,10 +229,19 @@ class MinibatchSampler(BatchStream, ABC):
         if self._started or epoch != self.epoch:
             self._begin_epoch(epoch)
 
+    def leave_epoch(self) -> None:
+        """Begin the next epoch at the next iteration, also where a state was restored in mid-epoch."""
+        if self.position:
+            self.set_epoch(self.epoch + 1)
+
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch, self.position, self._base, self._started = epoch, 0, 0, False
         self._chunk = None
         self._new_epoch()
+
+    def __iter__(self) -> Iterator[IndexBatch]:
+        self._join_process_group()
+        return one_iterator(self, self._batches())
 
     def _batches(self) -> Iterator[IndexBatch]:
         # a stream that was left in the middle of an epoch goes on only if its state was restored
@@ -358,50 +257,30 @@ class MinibatchSampler(BatchStream, ABC):
     def _row(self, position: int) -> IndexBatch:
         offset = position - self._first
         if self._chunk is None or not 0 <= offset < self._held:
-            self._load_chunk(position)
-            offset = position - self._first
-        assert self._chunk is not None
-        if not 0 <= offset - self._listed < len(self._lists):
-            self._list_batches(self._chunk, offset)
-        batch = IndexBatch(self._lists[offset - self._listed])
-        batch.weights = self._weights
-        batch.strata = self._strata if self._strata is None else self._strata[: len(batch)]
-        batch.pool = self._chunk.pool
-        return batch
-
-    def _load_chunk(self, position: int) -> None:
-        rounds = position - self._base
-        generator = torch.Generator().manual_seed(
-            derive_seed(self.seed, self.epoch, self._refreshes, self._base, rounds)
-        )
-        self._set_chunk(self._make_chunk(rounds, generator), position)
+            rounds, offset = position - self._base, 0
+            seed = derive_seed(self.seed, self.epoch, self._refreshes, self._base, rounds)
+            self._set_chunk(self._make_chunk(rounds, torch.Generator().manual_seed(seed)), position)
+        chunk, row = self._chunk, self.rank + offset * self.num_replicas
+        assert chunk is not None
+        members = chunk.tail if chunk.tail is not None and row == len(chunk.rows) else chunk.rows[row]
+        strata = None if self._strata is None else self._strata[: len(members)]
+        return IndexBatch(members.tolist(), self._weights, strata, chunk.pool)
 
     def _set_chunk(self, chunk: Chunk, first: int) -> None:
         self._chunk, self._first = chunk, first
         self._held = (len(chunk.rows) + (chunk.tail is not None)) // self.num_replicas
-        self._lists = []
         self._weights = None if chunk.weights is None else chunk.weights.tolist()
         self._strata = None if chunk.strata is None else chunk.strata.tolist()
-
-    def _list_batches(self, chunk: Chunk, start: int) -> None:
-        # some at a time: a list takes several times the memory of a tensor, and a chunk may hold a whole epoch
-        stop = min(start + max(1, _LISTED // self.batch_size), self._held)
-        first, last = (self.rank + number * self.num_replicas for number in (start, stop - 1))
-        self._lists, self._listed = chunk.rows[first : last + 1 : self.num_replicas].tolist(), start
-        if chunk.tail is not None and last == len(chunk.rows):
-            self._lists.append(chunk.tail.tolist())
 
     # --- refresh --------------------------------------------------------------------------------------
 
     def refresh(self, features: ArrayLike) -> None:
         """Recompute strata or plan from the current ``features`` (n, d); they apply from the next batch on.
 
-        Batches that a DataLoader has already asked for keep the weights that they were drawn with. A state that
-        torchdata's StatefulDataLoader saves belongs to the last batch that arrived: a refresh while batches
-        drawn before it are still on their way is not part of it, so refresh again after such a restore.
-
-        Under several processes let `Refresher` call this: it sends what the first process found to all. Features that
-        differ between processes, as with BatchNorm they do, would give each process strata of its own.
+        Batches that a DataLoader has already asked for keep the weights that they were drawn with. A state of
+        torchdata's StatefulDataLoader belongs to the last batch that arrived: if batches drawn before a refresh are
+        still on their way, refresh again after a restore. Under several processes let `Refresher` call this: it sends
+        what the first process found to all, as features may differ between them.
         """
         if not self.needs_features:
             return
@@ -442,13 +321,10 @@ class MinibatchSampler(BatchStream, ABC):
         """
         count = check_count(count, "count")
         rows: list[Tensor] = []
-        have = turn = 0
-        while have < count:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, seed, turn, -1))
+        while sum(map(len, rows)) < count:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, seed, len(rows), -1))
             chunk = self._sample_chunk(generator)
             rows.append(chunk.rows)
-            have += len(chunk.rows)
-            turn += 1
         return chunk._replace(rows=torch.cat(rows)[:count], tail=None)
 
     def _sample_chunk(self, generator: torch.Generator) -> Chunk:
@@ -458,14 +334,13 @@ class MinibatchSampler(BatchStream, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy goes on where the stream is, as one whose state was restored
-        return {**super().__getstate__(), "_started": False}
+        return {**self.__dict__, "_started": False}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the stream depends on; the same on every process.
 
-        It is that of the last batch handed out. A DataLoader with workers asks ahead, by ``prefetch_factor`` batches
-        for each: a run that resumes from this state leaves them out. Save the state of torchdata's StatefulDataLoader
-        there, or that of a ``CheckpointedSampler``.
+        It is that of the last batch handed out. Workers of a DataLoader ask ahead: there save the state of torchdata's
+        StatefulDataLoader, or that of a ``CheckpointedSampler``.
         """
         return {
             "sampler": type(self).__name__,
@@ -493,11 +368,7 @@ class MinibatchSampler(BatchStream, ABC):
         if group is not None and state.get("num_replicas") == group[0] and not self._has_begun:
             self.shard(*group)
         mine = self.state_dict()
-        if missing := [key for key in mine if key not in state]:
-            raise InputError(
-                f"the state has the keys {sorted(state)}, but not {missing}; "
-                f"pass what {type(self).__name__}.state_dict() gave"
-            )
+        check_state(state, self, mine)
         for part in (state["settings"], state["extra"], state["chunk"] or {}):
             check_state(part, self)
         theirs = {**state, **state["settings"]}
@@ -521,6 +392,18 @@ class MinibatchSampler(BatchStream, ABC):
             self._set_chunk(Chunk(**saved), first)
         # the next iteration continues instead of starting another epoch
         self._started = False
+
+
+def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexBatch]:
+    """Yield ``batches`` until ``sampler`` is iterated once more: two iterators would each get a part of its stream."""
+    mine = sampler._iteration = object()
+    for batch in batches:
+        yield batch
+        if sampler._iteration is not mine:
+            raise InputError(
+                f"two iterators take turns on one {type(sampler).__name__}, and each would get a part of its stream; "
+                "give every loader a sampler of its own, with another seed"
+            )
 
 
 def features_of_all(features: ArrayLike, n: int) -> Tensor:

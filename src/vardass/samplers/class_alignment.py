@@ -18,16 +18,7 @@ from vardass.kernels import RBFMixture, fitted_kernel
 from vardass.solvers.grouped import fits
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
 
-__all__ = [
-    "ALIGNMENT_KERNEL",
-    "CLASS_SHARES",
-    "EXPLAINED",
-    "FEWEST_CLASSES",
-    "ClassAlignment",
-    "align_classes",
-    "explained_by_shares",
-    "some_rows",
-]
+__all__ = ["ALIGNMENT_KERNEL", "CLASS_SHARES", "EXPLAINED", "ClassAlignment", "align_classes", "explained_by_shares"]
 
 CLASS_SHARES = ("uniform", "target")
 ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
@@ -35,26 +26,15 @@ ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
 EXPLAINED = 0.35
 """Share of MMD² that class shares must explain to count as its cause: spoken digits, of equal shares, have at most
 0.17; sketches of PACS, whose shares differ, 0.38."""
-FEWEST_CLASSES = 1.5
-"""Classes in effect that pseudo-labels must have: of two with so many, one has a share of 0.14."""
+FEWEST_CLASSES = 1.5  # in effect, that pseudo-labels must have: of two with so many, one has a share of 0.14
 _MOST_ROWS = 1000  # of each domain; a discrepancy looks at all pairs
 
 
 class ClassAlignment(NamedTuple):
     """Groups and shares of both domains, for ``sampler.refresh(features, **alignment.source)``.
 
-    Attributes
-    ----------
-    source, target : dict
-        ``"groups"`` (n,) and ``"shares"`` (g,); where no aligned batch can be made, groups of zeros without shares,
-        which is as good as no groups.
-
-    Examples
-    --------
-    >>> logits = torch.eye(2)[[0, 0, 0, 1, 1, 1]]
-    >>> aligned = align_classes([0, 0, 0, 0, 1, 1], logits, strata=2)
-    >>> aligned.source["groups"].tolist(), aligned.target["shares"].tolist()
-    ([0, 0, 0, 0, 1, 1], [0.5, 0.5])
+    ``source`` and ``target`` have ``"groups"`` (n,) and ``"shares"`` (g,); where no aligned batch can be made, groups
+    of zeros without shares, which are as good as none.
     """
 
     source: dict[str, Any]
@@ -205,23 +185,8 @@ def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicte
     class shares q has MMD²(q) = qᵀ G q - 2 qᵀ h + const, all means over pairs of different samples. Near 1 only shares
     differ; near 0, or below, the classes themselves look different.
 
-    Parameters
-    ----------
-    source, target : Tensor of shape (n_s, d), (n_t, d)
-        Features; of more than 1,000 rows some are looked at.
-    labels, predicted : Tensor of shape (n_s,), (n_t,)
-        Classes of the source, and those that the network gives the target.
-
-    Examples
-    --------
-    >>> classes = torch.tensor([0, 1]).repeat_interleave(torch.tensor([30, 10]))
-    >>> z = 5.0 * classes[:, None] + torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    >>> flipped = (1 - classes).sort().values
-    >>> other = 5.0 * flipped[:, None] + torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-    >>> explained_by_shares(z, classes, other, flipped) > 0.9
-    True
-    >>> explained_by_shares(z, classes, z + 9.0, classes)
-    0.0
+    ``source`` (n_s, d) and ``target`` (n_t, d) are features, of which at most 1,000 rows each are looked at; ``labels``
+    (n_s,) the source's classes, ``predicted`` (n_t,) those that the network gives the target.
     """
     x, y = some_rows(source), some_rows(target)
     if min(len(x), len(y)) < 2:

@@ -20,16 +20,7 @@ from vardass.strata import Strata
 from vardass.validate import row_blocks
 from vardass.view import LowRankView
 
-__all__ = [
-    "NEGLIGIBLE",
-    "PLAN_LANDMARKS",
-    "PLAN_RANK",
-    "SWAP_ROUNDS",
-    "couple_rows",
-    "cycle_table",
-    "plan_features",
-    "row_errors",
-]
+__all__ = ["NEGLIGIBLE", "PLAN_LANDMARKS", "PLAN_RANK", "SWAP_ROUNDS", "couple_rows", "cycle_table", "plan_features"]
 
 PLAN_RANK = 96
 """Columns of the kernel features that plans look at: the leading ones of what `PLAN_LANDMARKS` samples span."""
@@ -118,19 +109,15 @@ def couple_rows(
     ----------
     table : Tensor of shape (T, k)
         Rows of sample indices.
-    features : Tensor of shape (n, r)
-        Kernel features, centred over the data set.
-    weights : Tensor of shape (k,)
-        Weight of each column.
+    features, weights : Tensor of shape (n, r) and (k,)
+        Kernel features, centred over the data set, and the weight of each column.
     rounds : int
-        Most rounds; the search ends earlier once one of them gains less than ``tol``.
+        Most rounds. The search ends earlier once one of them gains less than ``tol``, or once Σ |E_t|² is below what
+        the features miss of it, T Σ_h w_h² ``residual``.
     generator : torch.Generator
         On the CPU.
-    tol : float
-        See ``rounds``.
     residual : float
-        Mean residual diagonal of the features. The search also ends once Σ |E_t|² is below what they miss of it,
-        T Σ_h w_h² ``residual``.
+        Mean residual diagonal of the features.
 
     Returns
     -------

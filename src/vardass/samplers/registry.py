@@ -9,9 +9,8 @@ from typing import Any
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.registry import Registry, check_options, declared_options
-from vardass.samplers.balanced import BalancedBatchSampler
 from vardass.samplers.base import MinibatchSampler
-from vardass.samplers.ordered import OrderedBatchSampler
+from vardass.samplers.planned import BalancedBatchSampler, OrderedBatchSampler
 from vardass.samplers.stratified import GroupedSampler, StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
 
@@ -48,26 +47,11 @@ SAMPLER_NAMES = tuple(_KINDS)
 
 @dataclass(frozen=True)
 class SamplerEntry:
-    """What a name stands for.
+    """What a name stands for."""
 
-    Attributes
-    ----------
-    name : str
-        One of ``SAMPLER_NAMES``, or ``"package.module:Name"``.
-    preset : mapping
-        Options that the name sets.
-    of_inputs : bool
-        Whether its features are the inputs, so that it is refreshed once, before training.
-
-    Examples
-    --------
-    >>> find_sampler("kmeans-inputs").of_inputs, find_sampler("paired").kind.plans_both_domains
-    (True, True)
-    """
-
-    name: str
-    preset: Mapping[str, Any]
-    of_inputs: bool
+    name: str  # one of SAMPLER_NAMES, or "package.module:Name"
+    preset: Mapping[str, Any]  # options that the name sets
+    of_inputs: bool  # whether its features are the inputs, so that it is refreshed once, before training
 
     @property
     def kind(self) -> type[MinibatchSampler]:
@@ -85,32 +69,9 @@ def make_sampler(
 ) -> MinibatchSampler:
     """Make an endless sampler from its name.
 
-    Parameters
-    ----------
-    name : str
-        ``"package.module:Name"`` for a sampler of one's own, a subclass of ``MinibatchSampler``, or one of
-        ``SAMPLER_NAMES``: uniform batches without and with replacement; strata by the default solver; the
-        paper's (``"vardass"``, dynamic weighted k-means); strata with coupled batches; balanced epochs;
-        quadruplets of both domains, by two samplers that plan them together; the paper's rivals k-means++, k-DPP and
-        k-means, on inputs, which are then its features at its only refresh, or on the network's features.
-    n, batch_size : int
-        Samples of the data set and of a batch.
-    kernel : Kernel or name
-        The kernel of the loss, for samplers that have such an option; k-means on inputs has its own.
-    seed : int
-        Of the stream.
-    **options
-        Of the sampler, and of ``stratify`` where it makes strata. They come before what the name sets.
-
-    Raises
-    ------
-    InputError
-        If the name or an option is unknown; the message has the nearest one.
-
-    Examples
-    --------
-    >>> make_sampler("vardass", 100, 8, kernel="coral").solver
-    'dynamic-kmeans'
+    ``name`` is ``"package.module:Name"`` for a subclass of ``MinibatchSampler``, or one of ``SAMPLER_NAMES``. The
+    ``kernel`` of the loss is for samplers that have such an option; k-means on inputs has its own. ``options`` are
+    those of the sampler, and of ``stratify`` where it makes strata; they come before what the name sets.
     """
     kind, preset = _KINDS.find(name), find_sampler(name).preset
     passed_on = getattr(kind, "passed_on", ())

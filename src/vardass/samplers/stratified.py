@@ -21,24 +21,14 @@ from vardass.view import LowRankView
 
 __all__ = ["GroupedSampler", "StratifiedBatchSampler"]
 
-_OWN_OPTIONS = (
-    "kernel",
-    "solver",
-    "seed",
-    "rank",
-    "kernel_features",
-    "group",
-)  # of `stratify`, which a sampler sets itself
+_OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features", "group")  # of `stratify`, set by a sampler
 _ONLY_REPORTED = ("bound", "certify", "progress")  # options of `stratify` that leave the strata as they are
 _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
 
 
 class GroupedSampler(MinibatchSampler, ABC):
-    """A sampler with ``groups`` (n,) and ``shares`` (g,), either None, that a refresh may replace.
-
-    They are what the stream depends on, so they are part of the state.
-    """
+    """A sampler with ``groups`` (n,) and ``shares`` (g,), either None, that a refresh may replace."""
 
     groups: Tensor | None = None
     shares: Tensor | None = None
@@ -64,16 +54,9 @@ class GroupedSampler(MinibatchSampler, ABC):
         self.shares = None if shares is None else as_tensor(shares, "shares").double().cpu()
 
     def refresh(self, features: ArrayLike, *, groups: ArrayLike | None = None, shares: ArrayLike | None = None) -> None:
-        """As for `MinibatchSampler.refresh`, and from now on with other groups.
+        """As for `MinibatchSampler.refresh`, and from now on with other ``groups`` (n,) and ``shares`` (g,), if given.
 
-        Parameters
-        ----------
-        features : array of shape (n, d)
-            Current features.
-        groups : array of shape (n,), optional
-            Instead of the present ones; by default these stay. All zeros is as good as none.
-        shares : array of shape (g,), optional
-            Instead of the present ones. New ``groups`` without them have the shares of their samples.
+        Groups of zeros are as good as none. New groups without shares have those of their samples.
         """
         before = self.groups, self.shares
         try:
@@ -108,13 +91,11 @@ class StratifiedBatchSampler(GroupedSampler):
     solver : str
         See `vardass.solvers`: ``"min-sum"``, ``"dynamic-kmeans"`` (the paper), ``"kmeans"``, ...
     replacement : bool
-        True: draws are independent, as in the paper. False: each stratum is cycled through in random order,
-        which visits samples more evenly. The cycles start again when strata change, when an epoch begins, and
-        after about a million draws.
+        True: draws are independent, as in the paper. False: each stratum is cycled through in random order, anew when
+        strata change, when an epoch begins, and after about a million draws.
     draws_per_stratum : int
-        Two or more show from one batch how much a stratum varies, at the price of fewer strata: ``mmd2(...,
-        estimator="unbiased")`` then needs no bank. Without replacement the draws from one stratum are distinct samples,
-        and ``min_size`` is at least that many unless it is set.
+        With two or more ``mmd2(..., estimator="unbiased")`` needs no bank, at the price of fewer strata. Without
+        replacement the draws from one stratum are distinct, and ``min_size`` is that many unless it is set.
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions. `refresh` may replace them.

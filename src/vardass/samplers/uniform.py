@@ -19,9 +19,8 @@ _DRAWS = 8192  # indices drawn at a time with replacement
 class EpochSampler(MinibatchSampler):
     """Base of samplers whose epoch visits each sample once: a chunk is what is left of the epoch, or its beginning.
 
-    Where batch_size does not divide n, a uniformly random remainder of each epoch is left out
-    (``drop_last=True``) or comes as a last, smaller batch. Either way every sample is as likely as any other
-    to be in any batch. Batches that num_replicas does not divide are left out at the end of the epoch.
+    Where batch_size does not divide n, a uniformly random remainder of each epoch is left out (``drop_last=True``) or
+    comes as a last, smaller batch, so every sample is as likely as any other to be in any batch.
     """
 
     _visits_once = True

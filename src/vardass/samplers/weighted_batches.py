@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, SupportsIndex, cast
 
 import numpy as np
@@ -18,9 +18,8 @@ __all__ = ["IndexBatch", "WeightedDataset", "with_weights"]
 class IndexBatch(list[int]):
     """A list of sample indices with the weights of the strata that they were drawn from.
 
-    A DataLoader asks its sampler for indices many batches ahead, so a weight that is looked up when the
-    batch arrives may belong to newer strata. Here the weights are part of the batch: they are pickled with
-    it, and a slice keeps its share.
+    A DataLoader asks for indices many batches ahead, so a weight that is looked up when the batch arrives may belong to
+    newer strata. Here the weights are part of the batch: they are pickled with it, and a slice keeps its share.
 
     Attributes
     ----------
@@ -31,39 +30,29 @@ class IndexBatch(list[int]):
         strata are independent of one another. None where that is not so, as in plans, whose rows are coupled.
     pool : int or None
         Number of samples of the data set, where draws from one stratum are without replacement.
-
-    Examples
-    --------
-    >>> batch = IndexBatch([4, 7, 1])
-    >>> batch.weights = [0.5, 0.25, 0.25]
-    >>> batch[1:], batch[1:].weights
-    ([7, 1], [0.25, 0.25])
     """
 
-    weights: Sequence[float] | None = None
-    strata: Sequence[int] | None = None
-    pool: int | None = None
+    def __init__(
+        self,
+        indices: Iterable[int] = (),
+        weights: Sequence[float] | None = None,
+        strata: Sequence[int] | None = None,
+        pool: int | None = None,
+    ) -> None:
+        super().__init__(indices)
+        self.weights, self.strata, self.pool = weights, strata, pool
 
     def __getitem__(self, item: SupportsIndex | slice) -> Any:
         picked = super().__getitem__(item)
-        if isinstance(item, slice):
-            part = IndexBatch(cast("list[int]", picked))
-            part.weights = None if self.weights is None else self.weights[item]
-            part.strata = None if self.strata is None else self.strata[item]
-            part.pool = self.pool
-            return part
-        return picked
+        if not isinstance(item, slice):
+            return picked
+        weights = None if self.weights is None else self.weights[item]
+        strata = None if self.strata is None else self.strata[item]
+        return IndexBatch(cast("list[int]", picked), weights, strata, self.pool)
 
     def state(self) -> dict[str, Any]:
-        """Indices and what they carry, in plain values; `restored` makes the batch again."""
+        """The arguments that make this batch again, in plain values."""
         return {"indices": list(self), "weights": self.weights, "strata": self.strata, "pool": self.pool}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> IndexBatch:
-        """The batch that `state` describes."""
-        batch = cls(state["indices"])
-        batch.weights, batch.strata, batch.pool = state["weights"], state["strata"], state["pool"]
-        return batch
 
 
 class WeightedDataset(Dataset[Any]):
@@ -128,8 +117,8 @@ def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
     """Wrap a map-style dataset so that each sample ends with its weight.
 
     ``(x, y)`` becomes ``(x, y, weight)``, a mapping gains the key ``"weight"``, anything else becomes
-    ``(sample, weight)``. Batches from a sampler without weights get 1 / batch size. Wrap last: a Subset or
-    another wrapper around the result would hand on bare indices, which get 1 / batch size and a warning.
+    ``(sample, weight)``. Batches from a sampler without weights get 1 / batch size. Wrap last: a Subset around the
+    result would hand on bare indices, which get 1 / batch size and a warning.
 
     Parameters
     ----------
@@ -142,8 +131,7 @@ def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
 
     Examples
     --------
-    >>> batch = IndexBatch([2, 0])
-    >>> batch.weights = [0.75, 0.25]
+    >>> batch = IndexBatch([2, 0], weights=[0.75, 0.25])
     >>> [(x, float(w)) for x, w in with_weights(["a", "b", "c"]).__getitems__(batch)]
     [('c', 0.75), ('a', 0.25)]
     """
