@@ -515,3 +515,12 @@ def test_an_error_names_the_setting(settings: dict[str, Any], field: str) -> Non
 
 def test_a_run_has_few_settings() -> None:
     assert len(RunConfig.model_fields) <= 35
+
+
+def test_the_first_pass_over_the_samples_is_told() -> None:
+    told: list[tuple[float, str]] = []
+    settings = config(sampler="vardass", steps=2)
+    Trainer(settings, SPLITS).run(progress=lambda share, message: told.append((share, message)))
+    total = len(SPLITS.source_train) + len(SPLITS.target_unlabelled)
+    assert [message for share, message in told if share == 0.0][-1] == f"features of {total:,} of {total:,} samples"
+    assert told[-1][1].startswith("step 2 of 2")
