@@ -35,16 +35,6 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         Processes that a library shares out the batches to: ``accelerator.num_processes``, or ``arguments.world_size``
         of the Trainer. Where no library does, call `shard`. A process group of which neither was said is refused: a
         sampler cannot see who takes its batches.
-
-    Examples
-    --------
-    >>> from torch.utils.data import DataLoader
-    >>> from vardass import UniformBatchSampler
-    >>> sampler = CheckpointedSampler(UniformBatchSampler(8, 2, seed=0))
-    >>> loader = DataLoader(range(8), batch_sampler=sampler, num_workers=0)  # accelerator.prepare(loader)
-    >>> batches = [batch.tolist() for batch in sampler.follow(loader)]
-    >>> sorted(sum(batches, []))
-    [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
     drop_last = True  # a batch that is not there for all processes is left out: a made-up one would have no weights

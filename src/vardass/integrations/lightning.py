@@ -31,15 +31,6 @@ class RefreshCallback(Callback):
     refresher : Refresher
         With the samplers of the training loaders, not endless: Lightning takes batches of a loader without length ahead
         of time, and a checkpoint would miss one.
-
-    Examples
-    --------
-    >>> import torch, vardass
-    >>> data, net = torch.randn(64, 3), torch.nn.Linear(3, 2)
-    >>> sampler = vardass.StratifiedBatchSampler(64, 8)
-    >>> sources = lambda: vardass.extract_features(net, data)
-    >>> callback = RefreshCallback(vardass.Refresher(vardass.RefreshEvery(100), sampler, sources))
-    >>> trainer = Trainer(callbacks=[callback], accelerator="cpu", logger=False, enable_checkpointing=False)
     """
 
     def __init__(self, refresher: Refresher) -> None:

@@ -28,14 +28,6 @@ class PairBatchSampler(Sampler[IndexBatch]):
         Made with ``endless=True`` and different seeds.
     batches : int, optional
         Batches in an epoch, over all processes; by default as many as cover the larger domain once.
-
-    Examples
-    --------
-    >>> from vardass import UniformBatchSampler
-    >>> source, target = (UniformBatchSampler(n, 2, endless=True, seed=n) for n in (10, 6))
-    >>> pairs = PairBatchSampler(source, target)
-    >>> len(pairs), [[index >= 10 for index in batch] for batch in pairs][0]
-    (5, [False, False, True, True])
     """
 
     drop_last = True  # what Accelerate asks

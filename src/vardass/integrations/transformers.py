@@ -38,15 +38,6 @@ class RefreshCallback(TrainerCallback):
     resume_from : path, optional
         Folder of the checkpoint to go on from, where it is not ``output_dir/checkpoint-<step>``. Resume with
         ``TrainingArguments(ignore_data_skip=True)``: the sampler knows where it was.
-
-    Examples
-    --------
-    >>> import vardass
-    >>> from vardass.integrations.pairs import PairBatchSampler
-    >>> sides = (vardass.StratifiedBatchSampler(64, 8, endless=True, seed=seed) for seed in (0, 1))
-    >>> pairs = PairBatchSampler(*sides)
-    >>> refresher = vardass.Refresher(vardass.RefreshEvery(100), pairs, lambda: torch.randn(128, 3))
-    >>> callback = RefreshCallback(refresher, CheckpointedSampler(pairs))  # Trainer(..., callbacks=[callback])
     """
 
     def __init__(
