@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sweeping import kill, make_runs, numbers, run_with_kills, start_sweep, wait_for, workers_of
 from vardass.adapt.run_folder import CHECKPOINT_FILE
-from vardass.cli import sweep as sweep_commands
+from vardass.cli import lab as sweep_commands
 from vardass.errors import InputError, VardassError
 from vardass.lab.engines import Attempt, AttemptResult, Crashes, attempt_run, drive
 from vardass.lab.store import read_records
