@@ -24,7 +24,7 @@ __all__ = [
     "greedy_in_order",
     "kmeanspp",
     "nearest_strata",
-    "shifted",
+    "squared_norms",
     "swap_points",
     "sweep_exact",
     "sweep_nearest",
@@ -61,14 +61,16 @@ def _sort(keys, items, count):
 
 @_part(fastmath=True)
 def _products(a, b, out):
-    """``a @ b`` of (s, r) and (r, s), four columns at a time: no call of a library that starts threads."""
+    """``a @ b`` of (s, r) and (r, s), four columns at a time: no call of a library that starts threads.
+
+    Sums are made column after column, which is what streams depend on; four at a time are nearly twice as fast.
+    """
     s, r = a.shape
     for i in range(s):
         u, x = a[i], out[i]
         for j in range(s):
             x[j] = 0
-        # an odd last row goes by single columns: its rounding is part of the streams
-        fours = 0 if s % 2 and i == s - 1 else r - r % 4
+        fours = r - r % 4
         for c in range(0, fours, 4):
             u0, u1, u2, u3 = u[c], u[c + 1], u[c + 2], u[c + 3]
             b0, b1, b2, b3 = b[c], b[c + 1], b[c + 2], b[c + 3]
@@ -79,38 +81,16 @@ def _products(a, b, out):
                 x[j] += u[c] * b[c, j]
 
 
-@_part(fastmath=True)
-def _sum_of_squares(errors):
-    total = 0.0
-    for t in range(errors.shape[0]):
-        for c in range(errors.shape[1]):
-            total += errors[t, c] * errors[t, c]
-    return total
-
-
-@_part(fastmath=True)
-def _add_entries(errors, table, features, weights, rows, h):
-    for t in rows:
-        for c in range(features.shape[1]):
-            errors[t, c] += weights[h] * features[table[t, h], c]
-
-
 @_loop(fastmath=True)
 def couple_rows(table, features, weights, orders, size, tol, enough, errors, rest, own, inner, member, place):
     """Match the entries of each column of ``table`` (T, k) to the rows anew, in place; see `vardass.samplers.plan`.
 
     Groups of ``size`` rows in the order of ``orders`` (sweeps, T) share out their entries of a column by exchanges,
     pair after pair until none helps. Ends early once Σ |E_t|² is below ``enough``, or a sweep after the first gains
-    less than ``tol`` of it. Returns it before and after; ``errors`` (T, r) begin as 0.
+    less than ``tol`` of it, which is returned; ``errors`` (T, r) begin as 0.
     """
     count, k = table.shape
     r = features.shape[1]
-    for h in range(k):
-        _add_entries(errors, table, features, weights, orders[0], h)
-    first = _sum_of_squares(errors)
-    for t in range(count):
-        for c in range(r):
-            errors[t, c] = 0
     total = 0.0
     for turn in range(len(orders)):
         order = orders[turn]
@@ -151,11 +131,17 @@ def couple_rows(table, features, weights, orders, size, tol, enough, errors, res
                     for c in range(r):
                         error[c] = remaining[c] + w * entry[c]
             if turn == 0:  # rows that fill no group
-                _add_entries(errors, table, features, weights, order[count - count % size :], h)
-        before, total = total, _sum_of_squares(errors)
+                for t in order[count - count % size :]:
+                    entry, error = features[table[t, h]], errors[t]
+                    for c in range(r):
+                        error[c] += w * entry[c]
+        before, total = total, 0.0
+        for t in range(count):
+            for c in range(r):
+                total += errors[t, c] * errors[t, c]
         if total < enough or (turn and total >= (1.0 - tol) * before):
             break
-    return first, total
+    return total
 
 
 @_part()
@@ -172,11 +158,12 @@ def _relabel(scores, kernel, diag, labels, i, target):
 
 @_loop(fastmath=True)
 def swap_points(scores, kernel, diag, labels, at_limit, noise, own, gain, there, never):
-    """One sweep of exchanges of points of strata ``at_limit`` (k,) with others, in place; returns the decrease of J."""
+    """One sweep of exchanges of points of strata ``at_limit`` (k,) with others, in place; returns the decrease of J.
+
+    ``own`` (q,) is the score of each point in its own stratum.
+    """
     k, q = scores.shape
     decrease = 0.0
-    for j in range(q):
-        own[j] = scores[labels[j], j]
     for i in range(q):
         a = labels[i]
         if not at_limit[a]:
@@ -269,18 +256,13 @@ def _power_of_two(t):
 
 
 @_loop(fastmath=True)
-def shifted(x, shift):
-    """``x - shift`` (n, d) and the squared norms of its rows (n,)."""
-    n, d = x.shape
-    moved, norms = np.empty((n, d), x.dtype), np.empty(n, x.dtype)
-    for i in range(n):
-        row, out, norm = x[i], moved[i], x.dtype.type(0)
-        for c in range(d):
-            value = row[c] - shift[c]
-            out[c] = value
-            norm += value * value
+def squared_norms(rows, norms):
+    """Fill ``norms`` (n,) with the squared norms of ``rows`` (n, d)."""
+    for i in range(len(rows)):
+        row, norm = rows[i], rows.dtype.type(0)
+        for c in range(len(row)):
+            norm += row[c] * row[c]
         norms[i] = norm
-    return moved, norms
 
 
 @_part(fastmath=_IN_ORDER)
@@ -310,15 +292,14 @@ def _row_of_distances(row, x, y, norm, norm_y, reach, d2):
 
 
 @_loop(fastmath=_IN_ORDER)
-def gaussian_mixture(products, x, y, norm_x, norm_y, rates, reach, symmetric):
+def gaussian_mixture(products, x, y, norm_x, norm_y, rates, reach, symmetric, buffer):
     """Turn ``products`` <x_i, y_j> (n, m) into Σ_rate exp(-rate |x_i - y_j|²), in place; single precision.
 
     See ``vardass.kernels.squared_distances`` for ``reach``. There one limit holds for all pairs, here each pair has
     that of its own norms, so that a single outlier does not slow down all others. Where it is ``symmetric`` only one
-    of two equal values is computed, and none on the diagonal.
+    of two equal values is computed, and none on the diagonal. ``buffer`` is of shape (m,).
     """
-    n, m = products.shape
-    buffer = np.empty(m, np.float32)
+    n = len(products)
     for i in range(n):
         first = i + 1 if symmetric else 0
         row, others, d2 = products[i, first:], y[first:], buffer[first:]
@@ -330,18 +311,19 @@ def gaussian_mixture(products, x, y, norm_x, norm_y, rates, reach, symmetric):
             for j in range(len(row)):
                 row[j] += _power_of_two(d2[j] * factor)
     if symmetric:
-        for top in range(0, n, 32):  # tiles that stay in cache
-            for left in range(0, top + 32, 32):
-                for i in range(top, top + 32 if top + 32 < n else n):
-                    for j in range(left, left + 32 if left + 32 < i else i):
-                        products[i, j] = products[j, i]
+        for left in range(0, n, 32):  # 32 rows, which stay in cache, to as many columns
+            for i in range(left, n):
+                for j in range(left, left + 32 if left + 32 < i else i):
+                    products[i, j] = products[j, i]
 
 
 @_loop(fastmath=True)
-def centre(matrix):
-    """Subtract s_i + s_j from a symmetric ``matrix`` (n, n), in place, so that its rows have the mean 0."""
+def centre(matrix, shift, single):
+    """Subtract s_i + s_j from a symmetric ``matrix`` (n, n), in place, so that its rows have the mean 0.
+
+    ``shift`` (n,) is a buffer in double precision, ``single`` one in that of the matrix.
+    """
     n = len(matrix)
-    shift, single = np.empty(n), np.empty(n, matrix.dtype)
     mean = 0.0
     for i in range(n):
         row, total = matrix[i], 0.0
@@ -467,11 +449,9 @@ def _cut(members, along, importance, left, strata, places, counts, amounts):
         _sort(along, inside, counts[place])
         for p in range(middle):
             members[before + p] = inside[p]
-        for p in range(middle):
             amount += 1.0 if even else importance[inside[p]]
-            if amount >= share:
-                break
-            cut += 1
+            if amount < share:
+                cut += 1
     cut = least if cut < least else cut
     return most if cut > most else cut
 

@@ -217,18 +217,24 @@ _COMPILED_PAIRS = 2**12  # where numba is worth its start
 
 
 def _compiled_mixture(loops: ModuleType, x: Tensor, y: Tensor | None, rates: Sequence[float]) -> Tensor:
-    shift = x.detach().mean(0).numpy()
-    rows, norms = loops.shifted(x.detach().contiguous().numpy(), shift)
-    others, other_norms = (rows, norms) if y is None else loops.shifted(y.detach().contiguous().numpy(), shift)
+    shift = x.detach().mean(0)
+
+    def shifted(rows: Tensor) -> tuple[Tensor, Tensor]:
+        moved, norms = (rows.detach() - shift).contiguous(), rows.new_empty(len(rows))
+        loops.squared_norms(moved.numpy(), norms.numpy())
+        return moved, norms
+
+    rows, norms = shifted(x)
+    others, other_norms = (rows, norms) if y is None else shifted(y)
     if y is not None:
-        products = torch.from_numpy(rows) @ torch.from_numpy(others).T
+        products = rows @ others.T
     else:  # no product of a pair is asked for twice
-        points, products = torch.from_numpy(rows), x.new_empty(len(x), len(x))
+        products = x.new_empty(len(x), len(x))
         for block in row_blocks(len(x), _SYMMETRIC_ROWS):
-            torch.mm(points[block], points[block.start :].T, out=products[block, block.start :])
-    steepness = np.array(rates, dtype=rows.dtype)
-    reach = mixture_reach(rates)
-    loops.gaussian_mixture(products.numpy(), rows, others, norms, other_norms, steepness, reach, y is None)
+            torch.mm(rows[block], rows[block.start :].T, out=products[block, block.start :])
+    arrays = (products, rows, others, norms, other_norms, torch.tensor(rates, dtype=x.dtype))
+    buffer = np.empty(len(others), np.float32)
+    loops.gaussian_mixture(*(array.numpy() for array in arrays), mixture_reach(rates), y is None, buffer)
     return products
 
 

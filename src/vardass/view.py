@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -218,7 +219,7 @@ class ExactView(View):
         That changes no distance and keeps sums exact where the kernel is nearly constant.
         """
         if (loops := compiled_loops(matrix)) is not None:
-            loops.centre(matrix.numpy())
+            loops.centre(matrix.numpy(), np.empty(len(matrix)), matrix.new_empty(len(matrix)).numpy())
         else:
             mean = matrix.mean(0, dtype=torch.float64)
             shift = (mean - mean.mean() / 2).to(matrix)

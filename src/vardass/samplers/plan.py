@@ -132,13 +132,15 @@ def couple_rows(
     orders = torch.stack([torch.randperm(count, generator=generator) for _ in range(rounds)])
     size = count // -(-count // _GROUP)
     enough = count * residual * float(weights.square().sum())
+    blocks = row_blocks(count, max(1, _NUMBERS // (k * features.shape[1])))
+    start = sum(float(row_errors(table[rows], features, weights).square().sum()) for rows in blocks)
     if (compiled := compiled_loops(features)) is not None:
         coupled, r = table.clone(memory_format=torch.contiguous_format), features.shape[1]
         known = (array.numpy() for array in (coupled, features.contiguous(), weights.contiguous(), orders))
         floats = (features.new_zeros(shape).numpy() for shape in ((count, r), (size, r), (r, size), (size, size)))
         places = orders.new_empty(2, size).numpy()
-        before, after = compiled.couple_rows(*known, size, tol, enough, *floats, *places)
-        return coupled if after <= before else table.clone()
+        after = compiled.couple_rows(*known, size, tol, enough, *floats, *places)
+        return coupled if after <= start else table.clone()
     coupled, total = table.clone(), 0.0
     errors = features.new_zeros(count, features.shape[1])
     for turn, order in enumerate(orders.to(table.device)):
@@ -150,8 +152,6 @@ def couple_rows(
         before, total = total, float(errors.square().sum())
         if total < enough or (turn and total >= (1.0 - tol) * before):
             break
-    blocks = row_blocks(count, max(1, _NUMBERS // (k * features.shape[1])))
-    start = sum(float(row_errors(table[rows], features, weights).square().sum()) for rows in blocks)
     return coupled if total <= start else table.clone()
 
 

@@ -393,8 +393,9 @@ class _Part:
             return 0.0
         if self.loops is not None:
             known = self.scores, self.kernel, self.diag, self.labels, at_limit, noise
-            buffers = (np.empty_like(self.diag), np.empty_like(self.diag), np.empty_like(self.scores[:, 0]))
-            return float(self.loops.swap_points(*known, *buffers, float(np.finfo(self.diag.dtype).max) / 4))
+            own = self.scores[self.labels, self.points]
+            buffers = (np.empty_like(self.diag), np.empty_like(self.scores[:, 0]))
+            return float(self.loops.swap_points(*known, own, *buffers, float(np.finfo(self.diag.dtype).max) / 4))
         decrease = 0.0
         for i in self.points.tolist():
             a = self.labels[i]
