@@ -16,7 +16,7 @@ from torch import Tensor
 from vardass.kernels import RBFMixture
 from vardass.solvers.labels import SizeLimits, random_balanced_labels, within_limits
 from vardass.solvers.min_sum import _move_many, _Part, _start, min_sum
-from vardass.solvers.stratification import solve
+from vardass.solvers.stratification import solve, stratify
 from vardass.view import ExactView, LowRankView, View
 
 module = importlib.import_module("vardass.solvers.min_sum")
@@ -575,3 +575,54 @@ def test_points_of_many_samples_are_not_exchanged(monkeypatch: pytest.MonkeyPatc
     left = min_sum(problem, k, limits=limits, labels=labels)
     assert limits.hold(torch.bincount(left.labels, minlength=k))
     assert exchanged < 0.5 * left.objective  # from random strata exchanges are all that can be done
+
+
+# --- exchanges where strata are small ---------------------------------------------------------------------
+
+
+def test_an_exchange_frees_points_that_no_move_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, stuck = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64), torch.tensor([0, 1, 0, 1])
+    assert stratify(x, 2, kernel="linear", warm_start=stuck).variance == 0.0
+    monkeypatch.setattr(module, "_SMALL", 0)
+    assert stratify(x, 2, kernel="linear", warm_start=stuck).variance > 0.0
+
+
+def test_exchanges_come_nearer_to_the_best_of_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = SizeLimits.of(8, 4)
+
+    def excess() -> float:
+        total = 0.0
+        for seed in range(20):
+            problem = exact(cloud(8, seed=seed))
+            best = optimum(problem, 4, limits)
+            found = solve(problem, 4, limits=limits, generator=gen()).objective
+            assert found >= best * (1 - 1e-9)
+            total += found / best - 1.0
+        return total
+
+    exchanged = excess()
+    monkeypatch.setattr(module, "_SMALL", 0)
+    assert exchanged < 0.5 * excess()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_small_strata_are_as_good_as_equal_ones(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(module, "compiled_loops", lambda tensor: None)
+    kernel, spread = RBFMixture(scale="median"), torch.arange(1, 17).float().rsqrt()
+    found = equal = moved = again = 0.0
+    for seed in range(3):
+        generator = gen(seed)
+        centres = 1.5 * torch.randn(10, 16, generator=generator)
+        x = spread * (torch.randn(200, 16, generator=generator) + centres[torch.arange(200) % 10])
+        found += stratify(x, 25, kernel=kernel).variance
+        equal += stratify(x, 25, kernel=kernel, equal=True).variance
+        large = stratify(x, 12, kernel=kernel).labels
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_SMALL", 0)
+            by_moves = stratify(x, 25, kernel=kernel)
+            assert torch.equal(stratify(x, 12, kernel=kernel).labels, large)  # more than 16 points each
+        moved += by_moves.variance
+        again += stratify(x, 25, kernel=kernel, warm_start=by_moves).variance
+    assert found <= equal
+    assert max(found, again) < 0.99 * moved
