@@ -50,7 +50,7 @@ NYSTROM = {
     "function": (QUADRATIC, cloud(40)),
 }
 each_nystrom = pytest.mark.parametrize(("kernel", "x"), NYSTROM.values(), ids=NYSTROM.keys())
-each_pivoting = pytest.mark.parametrize("pivoting", ["rpcholesky", "diagonal", "uniform"])
+each_pivoting = pytest.mark.parametrize("pivoting", ["rpcholesky", "diagonal"])
 
 
 # --- exactness --------------------------------------------------------------------------------------------
@@ -165,7 +165,11 @@ def test_random_pivots_beat_uniform_landmarks_on_a_skewed_kernel() -> None:
 
     for pivoting in ("rpcholesky", "diagonal"):
         assert min(held(pivoting, seed) for seed in range(3)) > 0.9
-    assert max(held("uniform", seed) for seed in range(3)) < 0.2
+    for seed in range(3):
+        picks = torch.randperm(600, generator=gen(seed))[:64]
+        columns = kernel.matrix(x, x[picks])
+        inside = (columns @ torch.linalg.pinv(columns[picks], hermitian=True) * columns).sum()
+        assert float(inside / kernel.diag(x).sum()) < 0.2
 
 
 def test_pivots_are_distinct_and_end_with_the_rank_of_the_kernel() -> None:

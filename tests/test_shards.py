@@ -123,7 +123,7 @@ def test_prices_keep_the_shares_of_the_sample_among_new_rows():
     kernel = KERNEL.fit(sample)  # most of its variance is out of reach, so sizes matter most
     sampled = fit_rule(sample, np.arange(len(sample)), 32, kernel, rank=None, seed=0)
     rule, labels = sampled.rule, sampled.labels
-    problem = rule.embed(new)
+    problem = rule.embedding(new)
 
     def judge(rule):
         found = rule.assign(problem)
@@ -132,7 +132,7 @@ def test_prices_keep_the_shares_of_the_sample_among_new_rows():
 
     value, off = judge(rule)
     totals = Totals.zero(*rule.sums.shape)
-    totals.add(rule.embed(sample), labels)
+    totals.add(rule.embedding(sample), labels)
     without, far_off = judge(Rule(rule.embedding, rule.shares, rule.sums, (totals.spread / len(sample)).float()))
     assert off < 0.2 < 0.6 < far_off
     assert value < 0.8 * without

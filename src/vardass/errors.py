@@ -45,15 +45,7 @@ class InputError(VardassError, ValueError):
 
 
 class MissingExtraError(VardassError, ImportError):
-    """A package is missing that comes with an extra; the message is the command that installs it.
-
-    Examples
-    --------
-    >>> try:
-    ...     from vardass.integrations.sklearn import Stratifier
-    ... except MissingExtraError as error:  # "this needs sklearn, ...: pip install 'vardass[sklearn]'"
-    ...     print(error)
-    """
+    """A package is missing that comes with an extra; the message is the command that installs it."""
 
 
 @contextmanager
@@ -71,11 +63,4 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 
 class VardassWarning(UserWarning):
-    """Something was handled, but the user should know; the message says the remedy.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("error", VardassWarning)  # stop where something was only handled
-    """
+    """Something was handled, but the user should know; the message says the remedy."""

@@ -118,7 +118,7 @@ def fit_feature_map(
         Columns of the result.
     landmarks : int, optional
         Points that span the approximation, 2 * rank by default.
-    pivoting : {"rpcholesky", "diagonal", "uniform"}
+    pivoting : {"rpcholesky", "diagonal"}
         Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber 2022) draws landmarks in proportion to
         what is still missed, in two rounds, which matters for skewed kernels such as CORAL's. ``"diagonal"`` draws all
         in proportion to κ(z, z), which is faster and with many landmarks as good.
@@ -169,7 +169,7 @@ def _fit(
     *,
     leave_one_out: bool = False,  # landmarks shall be seen as other rows
 ) -> _Fit:
-    choose(pivoting, "pivoting", [*_ROUNDS, "uniform"])
+    choose(pivoting, "pivoting", _ROUNDS)
     count = landmarks or 2 * rank
     sample, rows = x, None
     if len(x) > (size := max(_SAMPLE, _PER_LANDMARK * count)):
@@ -179,10 +179,7 @@ def _fit(
     if explicit is not None:  # few columns: rotate, keep them all
         return _Fit(FeatureMap(kernel, None, _principal_axes(explicit.double())[0].to(x.dtype)), explicit)
     count = min(len(sample), count)
-    if pivoting == "uniform":
-        chosen = torch.randperm(len(sample), generator=generator, device=x.device)[:count]
-    else:
-        chosen = _random_pivots(sample, kernel, count, generator, rounds=_ROUNDS[pivoting])
+    chosen = _random_pivots(sample, kernel, count, generator, rounds=_ROUNDS[pivoting])
     points = sample[chosen].contiguous()
     columns = kernel.matrix(sample, points)
     whiten, own_part = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)

@@ -49,7 +49,8 @@ def uniform_variance(features: ArrayLike, k: int, *, kernel: KernelLike, replace
     0.25
     """
     x = as_features(features)
-    return _variance(x, fitted_kernel(kernel, x), _design(x, None, k, replacement))
+    name = "k", "rows"
+    return _variance(x, kernel, x.new_zeros(len(x), dtype=torch.long), k, replacement, name)
 
 
 def stratified_variance(
@@ -85,41 +86,29 @@ def stratified_variance(
     0.1111111111111111
     """
     x = as_features(features)
-    return _variance(x, fitted_kernel(kernel, x), _design(x, labels, draws_per_stratum, replacement))
-
-
-class _Design(NamedTuple):
-    """How a batch is drawn: strata 0..k-1, none empty, and what each one's scatter counts for."""
-
-    labels: Tensor  # (n,)
-    sizes: Tensor  # (k,)
-    scale: Tensor  # (k,) c_h with Var(μ̂) = Σ_h c_h Σ_{i in h} |φ_i - μ_h|²
-
-
-def _design(x: Tensor, labels: ArrayLike | None, draws: Any, replacement: bool) -> _Design:
-    """Check the arguments; uniform draws (``labels`` None) are draws from one stratum that holds all rows."""
-    n = len(x)
-    if labels is None:
-        compact, sizes = x.new_zeros(n, dtype=torch.long), torch.tensor([n], device=x.device)
-    else:
-        given = as_labels(labels, n).to(x.device)
-        _, compact, sizes = torch.unique(given, return_inverse=True, return_counts=True)
-    name, rows = ("k", "rows") if labels is None else ("draws_per_stratum", "rows in the smallest stratum")
-    smallest = int(sizes.min())
-    draws = check_count(
-        draws,
-        name,
-        high=None if replacement else smallest,
-        remedy=f"there are {smallest} {rows}; draw at least one, and no more without replacement",
-    )
-    m = sizes.double()
-    scale = m / (n * n * draws)  # w_h² / (m_h draws)
-    return _Design(compact, sizes, scale if replacement else scale * (m - draws) / (m - 1).clamp_min(1))
+    name = "draws_per_stratum", "rows in the smallest stratum"
+    return _variance(x, kernel, as_labels(labels, len(x)).to(x.device), draws_per_stratum, replacement, name)
 
 
 @torch.no_grad()
-def _variance(x: Tensor, kernel: Kernel, design: _Design) -> float:
-    return max(0.0, float((design.scale * KernelView(x, kernel).scatter(design.labels, design.sizes)).sum()))
+def _variance(
+    x: Tensor, kernel: KernelLike, given: Tensor, draws: Any, replacement: bool, name: tuple[str, str]
+) -> float:
+    """Σ_h c_h Σ_{i in h} |φ_i - μ_h|² for ``draws``, called ``name``, from each of the strata ``given`` (n,)."""
+    fitted = fitted_kernel(kernel, x)
+    _, labels, sizes = torch.unique(given, return_inverse=True, return_counts=True)
+    smallest = int(sizes.min())
+    draws = check_count(
+        draws,
+        name[0],
+        high=None if replacement else smallest,
+        remedy=f"there are {smallest} {name[1]}; draw at least one, and no more without replacement",
+    )
+    m = sizes.double()
+    scale = m / (len(x) ** 2 * draws)  # w_h² / (m_h draws)
+    if not replacement:
+        scale *= (m - draws) / (m - 1).clamp_min(1)
+    return max(0.0, float((scale * KernelView(x, fitted).scatter(labels, sizes)).sum()))
 
 
 def _stratum_means(x: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:

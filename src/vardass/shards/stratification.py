@@ -421,7 +421,7 @@ def _label_task(job: _Job, task: tuple[int, Part]) -> None:
     found, start = [], part.start
     for x in job.rows.blocks(part, job.width):
         rule.embedding.feature_map.kernel.check_range(x)
-        problem = rule.embed(x)
+        problem = rule.embedding(x)
         labels = job.sampled.assign(problem, np.arange(start, start + len(x)))
         totals.add(problem, labels)
         found.append(labels.int())

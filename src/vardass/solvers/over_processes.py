@@ -146,7 +146,7 @@ def _labelled(sampled: SampledRule, x: Tensor, first: int) -> tuple[Tensor, dict
     labels = torch.empty(len(x), dtype=torch.int32)
     for rows in row_blocks(len(x), _BLOCK_ROWS) if len(x) else ():
         sampled.rule.embedding.feature_map.kernel.check_range(x[rows])
-        problem = sampled.rule.embed(x[rows])
+        problem = sampled.rule.embedding(x[rows])
         numbers: NDArray[np.int64] = np.arange(first + rows.start, first + rows.start + problem.n)
         found = sampled.assign(problem, numbers)
         totals.add(problem, found)

@@ -150,10 +150,6 @@ class Rule:
         """What some rows would add to each stratum, without its price: (b, k)."""
         return (problem.features[rows] @ (-2.0 * self.sums).T).addr_(problem.diag[rows], self.shares)
 
-    def embed(self, x: Tensor) -> LowRankView:
-        """Rows ``x`` (n, d) as a problem, a block at a time."""
-        return self.embedding(x)
-
 
 @dataclass(frozen=True)
 class SampledRule:
@@ -219,7 +215,7 @@ class SampledRule:
             For the pairs.
         """
         rule, n = self.rule, float(totals.sizes.sum())
-        problem = rule.embed(x)
+        problem = rule.embedding(x)
         labels = self.assign(problem, numbers)
         generator = as_generator(seed, x.device)
         truth = KernelView(rule.embedding.shifted(x), rule.embedding.feature_map.kernel)
