@@ -433,7 +433,9 @@ def test_interrupts_and_lack_of_memory(embeddings, tmp_path, capsys, monkeypatch
 
     monkeypatch.setattr("vardass.cli.stratify.make_strata", fail)
     before = snapshot(tmp_path)
-    assert run(capsys, "stratify", embeddings, "-k", 4)[0] == code
+    found, out, err = run(capsys, "stratify", embeddings, "-k", 4)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith("error: interrupted" if code == 130 else "error: out of memory")
     assert snapshot(tmp_path) == before
 
 

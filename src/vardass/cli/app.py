@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +43,19 @@ def _shared(
     """Variance-reduced minibatches for training with a domain-discrepancy loss."""
 
 
+def _told_of_interrupts(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command; of a plain KeyboardInterrupt typer makes an exit without a word."""
+
+    @functools.wraps(command)
+    def run(*values: Any, **options: Any) -> None:
+        try:
+            command(*values, **options)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    return run
+
+
 _ON_DATA = (stratify, compare, coreset, adapt, predict, evaluate, export, doctor)
 for command in (*_ON_DATA, train, tasks, sweep, status, tables, figure, report, demo, warmup):
-    app.command()(command)
+    app.command()(_told_of_interrupts(command))
