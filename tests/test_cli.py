@@ -496,7 +496,7 @@ def ended(**how):
     [
         ({"finished": 3}, 0, "3 of 3 runs have finished"),
         ({"finished": 2, "failed": 1}, 1, "1 failed; see vardass status"),
-        ({"finished": 2, "interrupted": True}, 130, "the same command goes on"),
+        ({"finished": 2, "interrupted": True}, 130, "the same command resumes"),
     ],
 )
 def test_exit_codes_of_a_sweep(tmp_path, capsys, monkeypatch, how, code, said):

@@ -35,8 +35,8 @@ def test_stopped_run_goes_on_bit_for_bit(tmp_path, sampler):
     parts = execute(spec, tmp_path / "parts")
     assert numbers([parts]) == numbers([whole])
     log = (tmp_path / "parts" / "log.txt").read_text()
-    assert "going on from step 7" in log
-    assert "going on from step 13" in log
+    assert "resuming from step 7" in log
+    assert "resuming from step 13" in log
     assert parts.wall > 0
     # a finished run is not done again, even if its sweep never heard of it
     assert execute(spec, tmp_path / "parts", stop=after(1)) == parts
@@ -106,7 +106,7 @@ def test_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, err
             execute(spec, tmp_path)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     execute(spec, tmp_path)
-    assert "going on from step 7" in (tmp_path / "log.txt").read_text()
+    assert "resuming from step 7" in (tmp_path / "log.txt").read_text()
 
 
 def test_data_are_read_once(tmp_path, monkeypatch):

@@ -209,7 +209,7 @@ class Stream:
     """An endless stream of batches of one domain, drawn by a sampler.
 
     A loader with workers asks its sampler for batches ahead of time. Those under way are part of the state, so
-    that a restored stream goes on with the very next batch.
+    that a restored stream continues with the very next batch.
     """
 
     def __init__(

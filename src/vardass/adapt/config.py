@@ -214,7 +214,7 @@ class RunConfig(BaseModel):
         int | str, _checked(_count_or_name, names=POLICY_NAMES, low=0, remedy="0 never refreshes")
     ] = Field(
         "growing",
-        description="When strata are made anew: every so many steps (100 in the paper; 0 is never); growing, less and "
+        description="When strata are recomputed: every so many steps (100 in the paper; 0 is never); growing, less and "
         "less often (in 2,000 steps 12 refreshes, as good as 20 at equal distances); or drift, when the features "
         "have moved.",
         json_schema_extra={

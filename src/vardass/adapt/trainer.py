@@ -158,7 +158,7 @@ class Trainer:
         Parameters
         ----------
         resume : bool
-            Go on from the checkpoint in ``out``, or from the beginning if there is none yet.
+            Resume from the checkpoint in ``out``, or from the beginning if there is none yet.
         progress : callable, optional
             ``progress(share_done, message)`` after each step.
         """
@@ -333,7 +333,9 @@ class Trainer:
         alone = self._starts_processes or self.processes.count == 1
         if self.step < self.config.steps and self.processes.is_first and alone:
             kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
-            tell_user(f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) goes on")
+            tell_user(
+                f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) continues"
+            )
 
     # --- state ----------------------------------------------------------------------------------------
 

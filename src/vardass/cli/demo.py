@@ -66,7 +66,7 @@ def demo(
 
     First vardass stratify on one file; then vardass adapt from one wrist and group of people to the other, and how
     noisy its loss is with each way to draw batches; last vardass sweep demo, which trains with each of them: noise of
-    the loss beside target accuracy. The same command goes on where it was stopped.
+    the loss beside target accuracy. The same command resumes where it stopped.
     """
     from vardass.lab.spec import load_sweep
     from vardass.lab.sweep import run_sweep
@@ -93,7 +93,7 @@ def demo(
         ended = run_sweep(runs, out / "sweep", jobs=jobs, progress=progress, text=sweep.to_yaml())
     if ended.interrupted or ended.failed:
         why = "interrupted" if ended.interrupted else f"{ended.failed} runs failed, see vardass status {out / 'sweep'}"
-        print(f"{why}; the same command goes on", file=sys.stderr)
+        print(f"{why}; the same command resumes", file=sys.stderr)
         raise typer.Exit(130 if ended.interrupted else 1)
     batch_size = runs[0].config["batch_size"]
     setting = f"{repeats} repeats x {len(tasks)} source-target pairs, {steps} steps, batches of {batch_size}"

@@ -48,7 +48,7 @@ def _schema() -> dict[str, Any]:
 
 def sweep(
     specification: Annotated[str, typer.Argument(metavar="FILE_OR_PRESET", help="YAML file, or name of a preset.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the records; the same one goes on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the records; the same one resumes.")] = None,
     engine: Annotated[str, typer.Option(help=_ENGINE)] = "local",
     jobs: Annotated[int | None, typer.Option(help=_JOBS)] = None,
     root: Annotated[list[str] | None, typer.Option(help=_ROOT)] = None,
@@ -67,8 +67,8 @@ def sweep(
 ) -> None:
     """Run all that a specification asks for, each run once.
 
-    It may be killed at any moment: the same command goes on. Finished runs are not done again, those under way go on
-    from their checkpoints, failed ones are tried anew.
+    It may be killed at any moment: the same command resumes. Finished runs are not done again, those under way resume
+    from their checkpoints, failed ones are tried again.
     """
     from vardass.lab.spec import load_sweep
     from vardass.lab.sweep import run_sweep
@@ -157,7 +157,7 @@ def _ending(summary: SweepResult, out: Path) -> str:
     if summary.failed:
         lines.append(f"{summary.failed:,} failed; see vardass status {out}; the same command tries them anew")
     if summary.interrupted:
-        lines.append("interrupted; all that was done is safe, the same command goes on")
+        lines.append("interrupted; all that was done is safe, the same command resumes")
     return "\n".join(lines)
 
 
@@ -181,7 +181,7 @@ def _report(found: Status) -> str:
     if found.half_line:
         lines.append("a crash cut off the last record; starting the sweep again repairs it")
     if found.worker is None and found.finished < found.total:
-        lines.append("the same vardass sweep command goes on")
+        lines.append("the same vardass sweep command resumes")
     return "\n".join(lines)
 
 

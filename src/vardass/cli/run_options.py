@@ -134,7 +134,7 @@ def schema_option(make: Callable[[], dict[str, Any]], *, panel: str | None = Non
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a ``RunConfig`` from a command's values; ``network`` is left out where none was named.
 
-    An option comes before ``--set``, both before ``--config``. Two that say different things are refused. Options of
+    An option overrides ``--set``, and both override ``--config``. Two that say different things are refused. Options of
     an algorithm, sampler or network in ``--config`` are left out if another one is asked for.
 
     Parameters

@@ -73,7 +73,7 @@ def stratify(
 
     Writes the strata, and reports their variance next to uniform draws and to what is possible. One file is read as a
     whole; several, or one that is too large, in parts: then --out is a folder, with a file of strata for each file, and
-    the same command goes on where it was stopped.
+    the same command resumes where it stopped.
     """
     chosen = chosen_kernel(kernel, gammas, scale)
     paths = expand(files)

@@ -24,7 +24,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     Workers of a loader ask ahead, and so do the loaders that ``accelerator.prepare`` gives. Wrap the sampler, and take
     the batches of the loader through `follow`. The wrapper is refreshed as the sampler is, and counts epochs itself:
-    restored, another loop over the loader goes on with the very next batch. Under several processes it keeps the
+    restored, another loop over the loader continues with the very next batch. Under several processes it keeps the
     batches of all of them, so that the state of one is the state of each.
 
     Parameters

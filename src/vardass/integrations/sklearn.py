@@ -200,7 +200,7 @@ class MMDAdapter(ClassifierMixin, _Adapter):
     lr : float
         Learning rate.
     settings : mapping, optional
-        Any other settings of ``RunConfig``; they come before the arguments above.
+        Any other settings of ``RunConfig``; they override the arguments above.
     random_state : int, RandomState or None
         The same number gives the same network.
 

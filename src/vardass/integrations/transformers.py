@@ -27,7 +27,7 @@ class RefreshCallback(TrainerCallback):
 
     The refresher is asked before the first step and after each one; what it reports goes to ``state.log_history`` as
     ``vardass/<sampler>/variance`` and so on. Each checkpoint gets a file ``vardass.pt``, from which
-    ``trainer.train(resume_from_checkpoint=...)`` goes on with the very next batch and the same strata.
+    ``trainer.train(resume_from_checkpoint=...)`` continues with the very next batch and the same strata.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class RefreshCallback(TrainerCallback):
     sampler : CheckpointedSampler
         That of the loader which ``Trainer.get_train_dataloader`` returns, prepared by ``self.accelerator``.
     resume_from : path, optional
-        Folder of the checkpoint to go on from, where it is not ``output_dir/checkpoint-<step>``. Resume with
+        Folder of the checkpoint to resume from, where it is not ``output_dir/checkpoint-<step>``. Resume with
         ``TrainingArguments(ignore_data_skip=True)``: the sampler knows where it was.
     """
 
@@ -57,7 +57,7 @@ class RefreshCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refresh for the first batch, or go on from a checkpoint."""
+        """Refresh for the first batch, or resume from a checkpoint."""
         if state.global_step == 0:
             self._refresh(state)
             return

@@ -4,7 +4,7 @@ An engine is a function ``run_all(todo, work, *, jobs, on_done, tick)``. It does
 ``work``, ``jobs`` at a time, hands every `AttemptResult` to ``on_done`` in the calling thread, does what ``on_done``
 returns once more, and returns when all are done.
 
-A run whose worker died goes on from its checkpoint; that is no failure of the run. So that a run which kills its
+A run whose worker died resumes from its checkpoint; that is no failure of the run. So that a run which kills its
 worker each time does not go on for ever, see `Crashes`.
 """
 
@@ -49,7 +49,7 @@ class Attempt(NamedTuple):
 class AttemptResult(NamedTuple):
     """How an attempt ended, and the seconds of the run until now.
 
-    ``"finished"`` has a record, ``"failed"`` and ``"disk-full"`` a message, ``"stopped"`` a checkpoint to go on from.
+    ``"finished"`` has a record, ``"failed"`` and ``"disk-full"`` a message, ``"stopped"`` a checkpoint to resume from.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""One run of a sweep, from its specification to its record; killed at any moment, it goes on from its checkpoint."""
+"""One run of a sweep, from its specification to its record; killed at any moment, it resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def execute(
 ) -> Record:
     """Do a run, or what is left of it, and write its record to ``folder``, which is locked for as long as it takes.
 
-    A run that was killed goes on from its checkpoint, bit for bit; if the checkpoint is damaged, or was written with
+    A run that was killed resumes from its checkpoint, bit for bit; if the checkpoint is damaged, or was written with
     other settings, it starts from the beginning, and its log says so; if it cannot be read just now, it is left alone
     and the error raised. Data are kept for the next runs of this process on the same task. What the run prints goes
     to ``log.txt``. Times include those of earlier attempts, ``wall_before`` those that the folder does not know of.
@@ -150,14 +150,14 @@ def _task(dataset: str, task: str, root: str | None, options: str) -> Task:
 
 
 def _trainer(config: RunConfig, splits: TaskSplits, folder: Path) -> Trainer:
-    """A trainer that goes on from the folder's checkpoint, which is removed if it is of no use.
+    """A trainer that resumes from the folder's checkpoint, which is removed if it is of no use.
 
     One that cannot be read just now may be whole: it stays, and the error is raised.
     """
     before = RunFolder(folder)
     if before.has_checkpoint:
         try:
-            print(f"going on from step {before.load(config, resume=True)['step']}")
+            print(f"resuming from step {before.load(config, resume=True)['step']}")
         except InputError as error:
             if isinstance(error.__cause__, OSError | ModuleNotFoundError):
                 raise

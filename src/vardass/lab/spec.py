@@ -96,14 +96,14 @@ def load_sweep(
     path_or_preset : path or str
         A YAML file, or one of `preset_names`. A file comes first.
     roots : mapping of str to path, optional
-        Folders of data by name; they come before those of the file and begin at the working directory, while
+        Folders of data by name; they override those of the file and start at the working directory, while
         the file's begin at the file's folder.
     data : sequence of str, optional
         Names of the data to keep; by default all.
     seed, repeats, search_size : int, optional
         Instead of the file's.
     settings : mapping, optional
-        Settings for all runs, such as ``{"steps": 100, "device": "cpu"}``. They come before all that the file says.
+        Settings for all runs, such as ``{"steps": 100, "device": "cpu"}``. They override all that the file says.
     trust_code : bool
         Import what the file names as ``package.module:Name``, which runs that code.
 

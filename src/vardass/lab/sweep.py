@@ -61,7 +61,7 @@ def run_sweep(
     """Do all runs that have not finished yet, and write their records to ``folder``.
 
     It may be killed at any moment and started again with the same or more runs: finished ones are not done again,
-    those under way go on from their checkpoints, and failed ones are tried anew.
+    those under way resume from their checkpoints, and failed ones are tried again.
 
     Parameters
     ----------

@@ -353,7 +353,7 @@ class Specification(SettingsSection):
     repeats: Count = Field(default=1, description="Repetitions with other seeds, splits and draws.")
     search: SearchSection = Field(default_factory=SearchSection)
     overrides: Settings = Field(
-        default_factory=dict, description="Settings that come before all others, as those of --set do."
+        default_factory=dict, description="Settings that override all others, as those of --set do."
     )
     grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)] = Field(
         default_factory=dict, description="Settings with the values to compare; each combination is a cell."

@@ -81,7 +81,7 @@ class Timer:
         return {"seconds": dict(self.seconds), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the seconds and counts of an earlier run."""
+        """Resume from the seconds and counts of an earlier run."""
         check_state(state, self, ("seconds", "counts"))
         self.seconds = {**dict.fromkeys(self._open, 0.0), **state["seconds"]}
         self.counts = {**dict.fromkeys(self._open, 1), **state["counts"]}

@@ -71,7 +71,7 @@ def make_sampler(
 
     ``name`` is ``"package.module:Name"`` for a subclass of ``MinibatchSampler``, or one of ``SAMPLER_NAMES``. The
     ``kernel`` of the loss is for samplers that have such an option; k-means on inputs has its own. ``options`` are
-    those of the sampler, and of ``stratify`` where it makes strata; they come before what the name sets.
+    those of the sampler, and of ``stratify`` where it makes strata; they override what the name sets.
     """
     kind, preset = _KINDS.find(name), find_sampler(name).preset
     passed_on = getattr(kind, "passed_on", ())

@@ -164,7 +164,7 @@ def stratify_shards(
 ) -> ShardStrata:
     """Partition the rows of many files into k strata, with memory for a sample and a block of rows.
 
-    Rows are computed in float32. Called again after it was stopped, it goes on from what was done, to the same labels.
+    Rows are computed in float32. Called again after it was stopped, it resumes from what was done, to the same labels.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def _named_if_full(folder: Path) -> Iterator[None]:
 def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Shard]:
     """The files: noted in a new manifest, or those of an earlier start, if they and the settings are the same.
 
-    A start that did not come to a rule has left nothing to go on from, and does not count.
+    A start that did not come to a rule has left nothing to resume from, and does not count.
     """
     manifest = None if folder.is_file() else _read_json(folder / "manifest.json")
     if manifest is None or not any((folder / name).exists() for name in (_RULE, "strata.json")):

@@ -191,7 +191,7 @@ def stratify(
         if start is not None and limits.hold(torch.bincount(start, minlength=k)):
             labels = start
         solution, restarts = Solution(labels, 0, searched.objective(labels, k), True), 0
-    # no point can be moved then: cuts are made anew, and compared with the earlier strata below
+    # no point can be moved then: cuts are recomputed, and compared with the earlier strata below
     is_even = solver == "min-sum" and limits.high - limits.low <= 1
     recut = warm_start is not None and is_even and (n > EXCHANGED or options.get("max_passes") == 0)
     for attempt in range(restarts):

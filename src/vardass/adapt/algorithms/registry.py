@@ -44,7 +44,7 @@ def make_algorithm(algorithm: str | type[Algorithm], network: Network, num_class
     num_classes : int
         At least 2.
     **options
-        Of the algorithm, see its class and ``algorithm_options``. They come before what an addition sets.
+        Of the algorithm, see its class and ``algorithm_options``. They override what an addition sets.
 
     Examples
     --------
