@@ -13,7 +13,7 @@ from vardass.analysis.coresets import LARGEST, _Search, coreset, simplex_minimum
 from vardass.errors import InputError
 from vardass.kernels import LinearKernel, RBFMixture, fitted_kernel
 from vardass.variance import uniform_variance
-from vardass.view import EXACT_LIMIT, ExactView, LowRankView
+from vardass.view import ExactView, LowRankView
 
 KERNEL = RBFMixture(scale="median")
 
@@ -151,8 +151,14 @@ def test_nothing_else_is_better(size, rank):
     assert found.error < 1.02 * equal.error
 
 
+def test_all_pairs_choose_better_than_columns():
+    """Up to 8,192 rows all pairs are looked at."""
+    x = torch.randn(3000, 16, generator=torch.Generator().manual_seed(0))
+    assert coreset(x, 32).error < 0.97 * coreset(x, 32, rank=128).error
+
+
 def test_many_rows():
-    x = clusters(EXACT_LIMIT + 1000, dtype=torch.float32)
+    x = clusters(9_000, dtype=torch.float32)
     found = coreset(x, 40)
     assert found.error < 0.5 * found.uniform_error
     assert found.worth > 80
