@@ -300,6 +300,7 @@ def main() -> None:
         "RBF mixture scaled by the median distance, one thread; k-means and its kin see the features, as they have no "
         "kernel. CPU seconds and peak memory beyond the features are those of a run, kernel matrix included. ± is the "
         "standard error over three seeds; without it there was one. "
+        + ("Some cells are of an earlier start of the command (`--keep`). " if options.keep else "")
         + (f"Not installed: {', '.join(missing)}." if missing else ""),
         "## Strata: variance of one draw from each",
         "Ten Gaussian blobs of 64 columns. Beyond 10,000 rows the variance is estimated from one partner of each row.",

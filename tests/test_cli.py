@@ -536,3 +536,13 @@ def test_figures_without_matplotlib_name_the_extra(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"vardass\[plot\]"):
         new_figure(4.0, 3.0)
+
+
+def test_compare_matches_columns_by_name(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(50, 3)) * [1, 5, 25]
+    for name, order in (("a", [0, 1, 2]), ("turned", [2, 0, 1])):
+        lines = [",".join(f"f{i}" for i in order), *(",".join(f"{row[i]:.6f}" for i in order) for row in x)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    code, out, _ = run(capsys, "compare", tmp_path / "a.csv", tmp_path / "turned.csv", "--json")
+    assert code == 0
+    assert all(result["p_value"] > 0.5 for result in json.loads(out)["results"])

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from vardass.data import embedding_task, load_task, task_names
+from vardass.adapt import RunConfig, Trainer
+from vardass.adapt.model import load_model, save_model
+from vardass.data import embedding_task, load_task, split_task, task_names
 from vardass.data.embedding_files import read_labels
 from vardass.data.embedding_tasks import read_labelled
+from vardass.data.from_paths import domain_from_path
 from vardass.errors import InputError
 
 
@@ -152,3 +155,49 @@ def test_a_missing_label_column_is_told_with_all_that_could_be_it(tmp_path, endi
         InputError, match=r"no .* 'labels' .* 'f0', .* of which these are text: 'site', 'diagnosis'; name"
     ):
         read_labelled(path, labels="labels")
+
+
+def _tables(folder):
+    """The same 60 rows as a table, with the columns in reverse order, and with one column under another name."""
+    generator = np.random.default_rng(0)
+    kinds = np.array(["pear", "plum"])[np.arange(60) % 2]
+    x = generator.normal(size=(60, 4)) + 3.0 * (np.arange(60) % 2)[:, None] * [1, 0, 0, -1]
+    names = ["f0", "f1", "f2", "f3"]
+    for name, order, titles in (
+        ("a", range(4), names),
+        ("turned", range(3, -1, -1), names[::-1]),
+        ("renamed", range(4), ["f0", "f1", "g2", "f3"]),
+    ):
+        rows = [",".join([*titles, "kind"])]
+        rows += [",".join([*(f"{x[i, j]:.5f}" for j in order), kinds[i]]) for i in range(60)]
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    np.save(folder / "plain.npy", x.astype("f4"))
+
+
+def test_columns_of_tables_belong_together_by_name(tmp_path):
+    _tables(tmp_path)
+    task = embedding_task(tmp_path / "a.csv", tmp_path / "turned.csv", labels="kind", standardise=False)
+    assert torch.equal(task.target.dataset.tensor, task.sources[0].dataset.tensor)
+    scaled = embedding_task(tmp_path / "a.csv", tmp_path / "turned.csv", labels="kind")
+    assert scaled.target.dataset.column_names == ["f0", "f1", "f2", "f3"]
+    with pytest.raises(InputError, match=r"different columns: 'f2', 'g2' are in one of them only; .*--columns 0:8"):
+        embedding_task(tmp_path / "a.csv", tmp_path / "renamed.csv", labels="kind")
+    places = embedding_task(tmp_path / "a.csv", tmp_path / "renamed.csv", labels="kind", columns="0:4")
+    assert places.target.dataset.column_names is None  # by number: whatever their names
+    plain = embedding_task(tmp_path / "a.csv", tmp_path / "plain.npy", labels="kind", standardise=False)
+    assert torch.allclose(plain.target.dataset.tensor, task.sources[0].dataset.tensor, atol=1e-4)
+
+
+def test_a_model_reads_columns_by_their_names(tmp_path):
+    _tables(tmp_path)
+    task = embedding_task(tmp_path / "a.csv", tmp_path / "turned.csv", labels="kind")
+    config = RunConfig(algorithm="erm", sampler="uniform", steps=30, device="cpu")
+    result = Trainer(config, split_task(task, seed=0)).run()
+    save_model(result, tmp_path / "model.safetensors", task.target, input_shape=(4,))
+    _, about = load_model(tmp_path / "model.safetensors")
+    data = {"labels": "kind", **about["reading"]}
+    first, other, plain = (domain_from_path(tmp_path / n, about, data) for n in ("a.csv", "turned.csv", "plain.npy"))
+    assert torch.equal(first.dataset.tensor, other.dataset.tensor)
+    assert torch.allclose(first.dataset.tensor, plain.dataset.tensor, atol=1e-4)  # no names: places
+    with pytest.raises(InputError, match=r"no column 'f2' in .*renamed.csv"):
+        domain_from_path(tmp_path / "renamed.csv", about, data)

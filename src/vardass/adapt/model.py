@@ -312,6 +312,7 @@ class _Scale(BaseModel):
 
 class _Reading(BaseModel):
     scale: _Scale | None = None
+    column_names: list[str] | None = None
     interpolation: str = ""
     front_end: dict[str, Any] | None = None
 

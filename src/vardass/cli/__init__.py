@@ -49,6 +49,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            warnings.simplefilter("always", VardassWarning)  # whichever module it is about
             code = app(args=arguments, prog_name="vardass", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):

@@ -24,7 +24,7 @@ from vardass.analysis.comparison import compare as compare_sets
 from vardass.analysis.coresets import Coreset
 from vardass.analysis.coresets import coreset as make_coreset
 from vardass.cli.terminal import print_line, progress_bar, shares_table
-from vardass.data.embedding_files import read_embeddings, read_labels
+from vardass.data.embedding_files import Columns, read_embeddings, read_labels, same_columns
 from vardass.errors import InputError
 from vardass.files import atomic_write, plain
 from vardass.kernels import Kernel, RBFMixture, as_kernel
@@ -112,7 +112,7 @@ def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_s
         raise InputError(f"--scale must be a positive number, median or mean, got {scale!r}") from None
 
 
-def _features_of(path: Path, *, key: str | None, columns: str | None, leave_out: Collection[str] = ()) -> Tensor:
+def _features_of(path: Path, *, key: str | None, columns: Columns | None, leave_out: Collection[str] = ()) -> Tensor:
     """Features (n, d) of a file, checked, with the file named in what is wrong with them."""
     return as_features(read_embeddings(path, key=key, columns=columns, leave_out=leave_out), f"features of {path.name}")
 
@@ -220,10 +220,10 @@ def _compare_in_memory(
     options: Mapping[str, Any],
 ) -> Comparison:
     arrays = any(path.suffix.lower() == ".npz" for path in paths)
-    sets = []
-    for path in paths:  # --key is for the .npz file of the two, if there is one
-        own_key = key if path.suffix.lower() == ".npz" or not arrays else None
-        sets.append(_features_of(path, key=own_key, columns=columns, leave_out=[labels]))
+    # --key is for the .npz file of the two, if there is one
+    keys = [key if path.suffix.lower() == ".npz" or not arrays else None for path in paths]
+    chosen = same_columns(paths, keys, columns, [labels]) or columns
+    sets = [_features_of(path, key=own, columns=chosen, leave_out=[labels]) for path, own in zip(paths, keys)]
     if standardise and sets[0].shape[1] == sets[1].shape[1]:  # else compare says what is wrong
         pooled = torch.cat(sets)
         sets = [scaled(each, reference=pooled) for each in sets]

@@ -37,10 +37,11 @@ class LabelsHidden(VardassError):
 
 
 class TensorInputs(Dataset[Tensor]):
-    """Inputs that are in memory; item ``i`` is ``tensor[i]``."""
+    """Inputs that are in memory; item ``i`` is ``tensor[i]``. Columns of a table may have ``column_names``."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, column_names: Sequence[str] | None = None) -> None:
         self.tensor = tensor
+        self.column_names = column_names
 
     def __len__(self) -> int:
         return len(self.tensor)

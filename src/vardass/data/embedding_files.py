@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "read_embeddings",
     "read_groups",
     "read_labels",
+    "same_columns",
 ]
 
 Columns: TypeAlias = "str | Sequence[str | int]"
@@ -69,6 +71,36 @@ def read_embeddings(
     """
     with open_embeddings(path, key) as file:
         return file.table(columns, leave_out)
+
+
+def same_columns(
+    paths: Sequence[PathLike],
+    keys: Sequence[str | None],
+    columns: Columns | None = None,
+    leave_out: Collection[str] = (),
+) -> list[str] | None:
+    """Names of the features of several tables, in the order of the first; None if one has no names.
+
+    Columns of one name belong together wherever they stand, so features are read by these names. Tables with other
+    names are refused. Who asks for columns by their numbers means places, not names.
+    """
+    items = [":"] if columns is None else columns.split(",") if isinstance(columns, str) else columns
+    if columns is not None and all(re.fullmatch(r"[-\d:\s]*", str(item)) for item in items):
+        return None
+    shared: list[str] | None = None
+    for path, key in zip(paths, keys, strict=True):
+        with open_embeddings(path, key) as file:
+            names = file.feature_names(columns, leave_out)
+        if names is None or len(set(names)) < len(names):
+            return None
+        shared = names if shared is None else shared
+        if set(names) != set(shared):
+            other = sorted(set(shared) ^ set(names))
+            raise InputError(
+                f"{paths[0]} and {path} have different columns: {shorten(other)} are in one of them only; rename them, "
+                "or choose features with --columns, by number if the order is what counts, such as --columns 0:8"
+            )
+    return shared
 
 
 def read_labels(path: PathLike, labels: str) -> NDArray[Any] | None:
@@ -386,7 +418,8 @@ class _Table(EmbeddingFile):
 
     def feature_names(self, columns: Columns | None, leave_out: Collection[str] = ()) -> list[str] | None:
         chosen = self._choose(columns, leave_out)
-        return None if _is_list(self.schema.field(chosen[0]).type) else [self.names[i] for i in chosen]
+        named = self.names and not _is_list(self.schema.field(chosen[0]).type)
+        return [self.names[i] for i in chosen] if named else None
 
     def _choose(self, columns: Columns | None, leave_out: Collection[str]) -> list[int]:
         """Columns that are features: those asked for, all, or the one that holds lists."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair, refuse_unknown
-from vardass.data.embedding_files import EMBEDDING_ENDINGS, Columns, is_number, open_embeddings
+from vardass.data.embedding_files import EMBEDDING_ENDINGS, Columns, is_number, open_embeddings, same_columns
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
 from vardass.scaling import Scale, robust_scale, scale_columns
@@ -91,7 +91,9 @@ def embedding_task(
             )
     if len(set(titles)) < len(titles):
         titles = [str(path) for path in paths]
-    options: Any = {"columns": columns, "leave_out": [mark for mark in marks if mark], "regression": regression}
+    leave_out = [mark for mark in marks if mark]
+    column_names = same_columns(paths, keys, columns, leave_out)
+    options: Any = {"columns": column_names or columns, "leave_out": leave_out, "regression": regression}
     tables = [
         read_labelled(path, key=array, labels=mark, optional=target_labels_optional and place == len(given), **options)
         for place, (path, array, mark) in enumerate(zip(paths, keys, marks, strict=True))
@@ -106,7 +108,7 @@ def embedding_task(
     domains = [
         Domain(
             title,
-            TensorInputs(table),
+            TensorInputs(table, column_names),
             values if regression or values is None else class_positions(values, classes, f"domain {title!r}", "source"),
             classes,
             regression=regression,
@@ -300,12 +302,12 @@ def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
 class ScaledInputs(TensorInputs):
     """Vectors in memory that were scaled; ``scale`` says how, see `standardise_task`."""
 
-    def __init__(self, tensor: Tensor, scale: Scale) -> None:
-        super().__init__(tensor)
+    def __init__(self, tensor: Tensor, scale: Scale, column_names: Sequence[str] | None = None) -> None:
+        super().__init__(tensor, column_names)
         self.scale = dict(scale)
 
 
-def scaled_inputs(table: Tensor, scale: Scale, name: str) -> ScaledInputs:
+def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence[str] | None = None) -> ScaledInputs:
     """Rows (n, d) of the domain ``name`` scaled by ``scale``, with a warning if values are absurdly far from it."""
     far = scale_columns(table, {**scale, "clip": None}).abs()
     if "clip" in scale and bool((far > _FAR).any()):
@@ -318,7 +320,7 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str) -> ScaledInputs:
             VardassWarning,
             stacklevel=3,
         )
-    return ScaledInputs(scale_columns(table, scale), scale)
+    return ScaledInputs(scale_columns(table, scale), scale, column_names)
 
 
 def standardise_task(task: Task) -> Task:
@@ -333,11 +335,12 @@ def standardise_task(task: Task) -> Task:
         if isinstance(domain.dataset, ScaledInputs):
             raise InputError(f"domain {domain.name!r} is standardised already; ask for it once")
         tables.append(domain.dataset.tensor)
+        column_names = domain.dataset.column_names
     reference = torch.cat(tables[:-1])
     scale = robust_scale(reference)
     _tell_of_constant_columns(reference)
     scaled = [
-        domain.with_inputs(scaled_inputs(table, scale, domain.name))
+        domain.with_inputs(scaled_inputs(table, scale, domain.name, column_names))
         for domain, table in zip((*task.sources, task.target), tables, strict=True)
     ]
     return Task(task.name, tuple(scaled[:-1]), scaled[-1])
