@@ -181,8 +181,7 @@ def stratify_shards(
         See `read_embeddings`.
     sample : int, optional
         Rows, drawn uniformly from all files, that kernel, landmarks and strata are found on. By default 131,072, or 512
-        for each stratum if that is more. They keep the strata that `stratify` gave them, so where the sample is all
-        rows the result is that of `stratify`.
+        for each stratum if that is more. They keep the strata that were found for them.
     rank : int, optional
         Columns of the low-rank kernel features, see `stratify`.
     seed : int
