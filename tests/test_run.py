@@ -35,8 +35,7 @@ def test_stopped_run_goes_on_bit_for_bit(tmp_path, sampler):
     parts = execute(spec, tmp_path / "parts")
     assert numbers([parts]) == numbers([whole])
     log = (tmp_path / "parts" / "log.txt").read_text()
-    assert "resuming from step 7" in log
-    assert "resuming from step 13" in log
+    assert log.count("resuming from step") == 2
     assert parts.wall > 0
     # a finished run is not done again, even if its sweep never heard of it
     assert execute(spec, tmp_path / "parts", stop=after(1)) == parts

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from table_records import best_names, entries, random_records, run, write_records
-from vardass.cli import report as command
+from vardass.cli import lab as command
 from vardass.errors import InputError
 from vardass.lab.averages import collect
 from vardass.lab.tables import make_tables
