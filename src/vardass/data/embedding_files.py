@@ -91,7 +91,7 @@ def same_columns(
     for path, key in zip(paths, keys, strict=True):
         with open_embeddings(path, key) as file:
             names = file.feature_names(columns, leave_out)
-        if names is None or len(set(names)) < len(names):
+        if names is None or "" in names or len(set(names)) < len(names):  # an unnamed one may count the rows
             return None
         shared = names if shared is None else shared
         if set(names) != set(shared):
