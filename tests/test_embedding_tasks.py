@@ -201,3 +201,11 @@ def test_a_model_reads_columns_by_their_names(tmp_path):
     assert torch.allclose(first.dataset.tensor, plain.dataset.tensor, atol=1e-4)  # no names: places
     with pytest.raises(InputError, match=r"no column 'f2' in .*renamed.csv"):
         domain_from_path(tmp_path / "renamed.csv", about, data)
+
+
+def test_an_unnamed_column_that_counts_the_rows_is_refused_in_tasks_too(tmp_path):
+    for name in "ab":
+        rows = [",f0,kind", *(f"{i},{i % 3}.5,{'xy'[i % 2]}" for i in range(6))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    with pytest.raises(InputError, match="counts the rows; leave it out: --columns 1:"):
+        embedding_task(tmp_path / "a.csv", tmp_path / "b.csv", labels="kind")
