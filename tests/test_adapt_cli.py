@@ -408,10 +408,12 @@ def test_kind_of_data_is_seen(files, folders):
     assert not task_from_paths([files / "clinic.npz"], files / "bare/home.npz", "features").target.has_labels
 
 
-def test_adapt_package_has_the_trainer_on_request():
+def test_adapt_package_has_the_trainer_and_the_papers_rivals_on_request():
     code = (
         "import sys, vardass.adapt as a; assert 'vardass.adapt.trainer' not in sys.modules; "
-        "assert all(getattr(a, name) is not None for name in a.__all__); assert 'Trainer' in dir(a)"
+        "assert all(getattr(a, name) is not None for name in a.__all__); assert 'Trainer' in dir(a); "
+        "assert not [name for name in sys.modules if name.startswith(('vardass.paper', 'vardass.lab'))]; "
+        "assert a.algorithm_options('dann') and 'vardass.paper.adversarial' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     with pytest.raises(AttributeError, match="Trainr"):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vardass.adapt import NETWORK_NAMES, Network, make_network
-from vardass.adapt.networks import widen_input
 from vardass.data.images import IMAGENET, ImagePreprocessing
 from vardass.errors import InputError
+from vardass.paper.arm import widen_input
 
 SPECS: list[tuple[str, tuple[int, ...], dict[str, Any], int]] = [
     ("mlp", (7,), {}, 64),

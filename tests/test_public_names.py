@@ -30,6 +30,8 @@ PUBLIC = [
             "lab.averages",
             "lab.sweep",
             "lab.tables",
+            "paper.adversarial",
+            "paper.arm",
             "paper.diverse_samplers",
             "paper.paired_sampler",
             "paper.figures",

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.adapt import ALGORITHM_NAMES, Batch
-from vardass.adapt.algorithms.arm import _support
 from vardass.adapt.batches import Inputs, in_memory, recorded_features
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import RunResult, build_algorithm, final_report, load_model, outputs
@@ -23,6 +22,7 @@ from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
 from vardass.errors import InputError, VardassError, VardassWarning
 from vardass.kernels import CoralKernel, RBFMixture, as_kernel
+from vardass.paper.arm import _support
 from vardass.samplers.registry import SAMPLER_NAMES, make_sampler
 
 SMALL: dict[str, Any] = {"network_options": {"hidden": [8, 6]}, "batch_size": 6, "device": "cpu", "sampler": "vardass"}

@@ -30,7 +30,6 @@ __all__ = [
     "output_size",
     "preprocessing_of",
     "seeded",
-    "widen_input",
 ]
 
 
@@ -148,48 +147,6 @@ def output_size(module: nn.Module, input_shape: Sequence[int]) -> int:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(f"{type(module).__name__} must return a tensor of shape (2, m) for 2 samples, got {got}")
     return int(out[0].numel())
-
-
-def widen_input(network: Network, extra: int) -> None:
-    """Let the first layer of ``network`` take ``extra`` more channels (images) or columns (vectors), in place.
-
-    A convolution's new channels copy the weights of the old ones in turn (new channel i is a copy of channel
-    i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
-    get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
-    """
-    shape = network.input_shape
-    if shape is None or len(shape) not in (1, 3):
-        raise InputError(f"input_shape must be (d,) or (channels, height, width) to be widened, got {shape}")
-    before_head = (module for module in network.modules() if module is not network.head)
-    kinds = (nn.Conv2d, nn.Linear) if len(shape) == 3 else (nn.Linear,)
-    found = next((module for module in before_head if isinstance(module, kinds)), None)
-    if found is None:
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise InputError(f"the network has no {names} layer to widen for input of shape {shape}; use another")
-    total = shape[0] + extra
-    if isinstance(found, nn.Conv2d):
-        _check_inputs(found.in_channels, shape[0], found.groups)
-        weight = found.weight.detach()[:, torch.arange(total) % shape[0]]
-        found.in_channels = total
-    else:
-        columns = math.prod(shape[1:])
-        _check_inputs(found.in_features, shape[0] * columns)
-        fresh = nn.Linear(total * columns, found.out_features).weight.detach()[:, shape[0] * columns :]
-        weight = torch.cat([found.weight.detach(), fresh.to(found.weight)], 1)
-        found.in_features = total * columns
-    found.weight = nn.Parameter(weight.contiguous(), requires_grad=found.weight.requires_grad)
-    for module in network.modules():  # backbones of transformers check the number of channels
-        if len(shape) == 3 and getattr(module, "num_channels", None) == shape[0]:
-            setattr(module, "num_channels", total)  # noqa: B010
-    network.input_shape = (total, *shape[1:])
-
-
-def _check_inputs(takes: int, have: int, groups: int = 1) -> None:
-    if takes != have or groups != 1:
-        raise InputError(
-            f"the first layer takes {takes} inputs in {groups} groups, but samples have {have}; only a plain first "
-            "layer can be widened"
-        )
 
 
 @contextmanager

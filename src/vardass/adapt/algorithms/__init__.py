@@ -1,7 +1,5 @@
 """Training rules for unsupervised domain adaptation, one in each file."""
 
-from vardass.adapt.algorithms.adversarial import CDAN, DANN
-from vardass.adapt.algorithms.arm import ARM
 from vardass.adapt.algorithms.base import ERM, Algorithm, weighted_mean
 from vardass.adapt.algorithms.discrepancy import CORAL, MMD
 from vardass.adapt.algorithms.mcc import MCC
@@ -10,10 +8,7 @@ from vardass.losses import Batch
 
 __all__ = [
     "ALGORITHM_NAMES",
-    "ARM",
-    "CDAN",
     "CORAL",
-    "DANN",
     "ERM",
     "MCC",
     "MMD",

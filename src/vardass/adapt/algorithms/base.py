@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from vardass.adapt.devices import Processes
@@ -18,12 +17,14 @@ from vardass.adapt.regression import Units, check_outputs, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.losses import Batch
-from vardass.validate import ArrayLike, as_weights, check_number, choose
+from vardass.validate import ArrayLike, as_weights, check_number, choose, import_by_name
 
-__all__ = ["ERM", "Algorithm", "Backward", "Losses", "trainable", "weighted_mean", "zero_gradients"]
+__all__ = ["ERM", "Algorithm", "Backward", "Losses", "trainable", "weighted_mean"]
 
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
+
+_SDAT = "vardass.paper.adversarial:ascended"  # imported by the steps that need it: the paper is above this room
 
 
 class Algorithm(nn.Module):
@@ -82,6 +83,7 @@ class Algorithm(nn.Module):
     seen_together = 1
     uses_banks = False
     full_strength = 0
+    is_ascended = False
     _step = 0  # of the update under way: all its passes see the same
 
     def __init__(
@@ -106,7 +108,6 @@ class Algorithm(nn.Module):
         self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
         self.sharpness = check_number(sharpness, "sharpness", low=0.0)
         self.seed = seed
-        self.is_ascended = False
         self.processes = Processes()
 
     @classmethod
@@ -151,22 +152,15 @@ class Algorithm(nn.Module):
             gradients over processes.
         """
         self._step = step
-        zero_gradients(optimisers)
+        for optimiser in optimisers.values():
+            optimiser.zero_grad()
         trained = self.trained_roles(step, list(optimisers))
-        if self.sharpness == 0.0 or "network" not in trained:
+        ascent: AbstractContextManager[None] = nullcontext()
+        if self.sharpness and "network" in trained:
+            ascent = import_by_name(_SDAT, "step")(self, source, target, backward)
+        with ascent:
             parts = self.losses(source, target, step)
             backward(parts["total"])
-        else:
-            with paused_statistics(self):
-                backward(self.task_only(source, target))
-            with at_ascent(self.parameter_groups()["network"], self.sharpness):
-                self.is_ascended = True
-                try:
-                    zero_gradients(optimisers)
-                    parts = self.losses(source, target, step)
-                    backward(parts["total"])
-                finally:
-                    self.is_ascended = False
         for role in trained:
             optimisers[role].step()
         return {name: value.detach() for name, value in parts.items()}
@@ -205,14 +199,6 @@ class Algorithm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (b, num_classes), or numbers in their own units."""
         return self.predict(x)
-
-    def task_only(self, source: Batch, target: Batch | None) -> Tensor:
-        """Return the task loss, with the target in the forward pass only where BatchNorm would notice."""
-        if self.uses_target and self.joint_forward:
-            z, _ = self.pair_features(source, self.need_target(target))
-        else:
-            z = self.source_features(source)
-        return self.task_loss(z, source)
 
     def source_features(self, source: Batch) -> Tensor:
         """Return z of a source batch, of all processes."""
@@ -268,54 +254,6 @@ def weighted_mean(values: Tensor, weights: ArrayLike | None) -> Tensor:
     return (checked.view(-1, *[1] * (values.ndim - 1)) * values).sum(0)  # a product of matrices might be cast to half
 
 
-def zero_gradients(optimisers: dict[str, Optimizer]) -> None:
-    """Forget the gradients of all roles."""
-    for optimiser in optimisers.values():
-        optimiser.zero_grad()
-
-
 def trainable(*modules: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that are not frozen."""
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-
-
-# --- the ascent of SDAT (sharpness-aware minimisation of the task loss) ---
-
-
-@contextmanager
-def at_ascent(parameters: Sequence[nn.Parameter], rho: float) -> Iterator[None]:
-    """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, w again.
-
-    The old values are kept and put back, rather than the difference subtracted, so that none is left of it. Nothing
-    moves where |g| is not finite, as after an overflow of a scaled loss.
-    """
-    moved = [parameter for parameter in parameters if parameter.grad is not None]
-    with torch.no_grad():
-        gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
-        before = [parameter.detach().clone() for parameter in moved]
-        if moved:
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients]))
-            factor = rho / (norm + 1e-12)
-            for parameter, gradient in zip(moved, gradients):
-                parameter.add_(torch.where(torch.isfinite(norm), gradient * factor.to(gradient.dtype), 0))
-    torch.clear_autocast_cache()  # it may hold half-precision copies of the old values
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in zip(moved, before):
-                parameter.copy_(value)
-        torch.clear_autocast_cache()
-
-
-@contextmanager
-def paused_statistics(module: nn.Module) -> Iterator[None]:
-    """Within the block BatchNorm layers use the batch as before but leave their running statistics alone."""
-    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
-    for layer in layers:
-        layer.track_running_stats = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.track_running_stats = True

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vardass.adapt.algorithms.adversarial import CDAN, DANN
-from vardass.adapt.algorithms.arm import ARM
 from vardass.adapt.algorithms.base import ERM, Algorithm
 from vardass.adapt.algorithms.discrepancy import CORAL, MMD
 from vardass.adapt.algorithms.mcc import MCC
@@ -18,7 +16,17 @@ from vardass.validate import unknown
 __all__ = ["ALGORITHM_NAMES", "algorithm_options", "find_algorithm", "make_algorithm"]
 
 _KINDS: Registry[type[Algorithm]] = Registry(
-    "algorithm", {kind.name: kind for kind in (ERM, MMD, CORAL, DANN, CDAN, ARM, MCC)}, base=Algorithm
+    "algorithm",
+    {
+        "erm": ERM,
+        "mmd": MMD,
+        "coral": CORAL,
+        "dann": "vardass.paper.adversarial:DANN",
+        "cdan": "vardass.paper.adversarial:CDAN",
+        "arm": "vardass.paper.arm:ARM",
+        "mcc": MCC,
+    },
+    base=Algorithm,
 )
 _ADDITIONS: dict[str, tuple[str, Any]] = {
     "sdat": ("sharpness", 0.05),

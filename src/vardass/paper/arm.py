@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms.base import Algorithm, Losses, trainable
-from vardass.adapt.networks import Network, seeded, widen_input
+from vardass.adapt.networks import Network, seeded
 from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.losses import Batch
 from vardass.validate import ArrayLike, as_generator, as_weights, check_count
 
-__all__ = ["ARM"]
+__all__ = ["ARM", "widen_input"]
 
 _HIDDEN, _COLUMNS = 64, 16  # channels or units within a context network, and columns of a vector's context
 
@@ -148,3 +149,45 @@ def _image_context(channels: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Conv2d(_HIDDEN, 1, 5, padding=2),
     )
+
+
+def widen_input(network: Network, extra: int) -> None:
+    """Let the first layer of ``network`` take ``extra`` more channels (images) or columns (vectors), in place.
+
+    A convolution's new channels copy the weights of the old ones in turn (new channel i is a copy of channel
+    i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
+    get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
+    """
+    shape = network.input_shape
+    if shape is None or len(shape) not in (1, 3):
+        raise InputError(f"input_shape must be (d,) or (channels, height, width) to be widened, got {shape}")
+    before_head = (module for module in network.modules() if module is not network.head)
+    kinds = (nn.Conv2d, nn.Linear) if len(shape) == 3 else (nn.Linear,)
+    found = next((module for module in before_head if isinstance(module, kinds)), None)
+    if found is None:
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"the network has no {names} layer to widen for input of shape {shape}; use another")
+    total = shape[0] + extra
+    if isinstance(found, nn.Conv2d):
+        _check_inputs(found.in_channels, shape[0], found.groups)
+        weight = found.weight.detach()[:, torch.arange(total) % shape[0]]
+        found.in_channels = total
+    else:
+        columns = math.prod(shape[1:])
+        _check_inputs(found.in_features, shape[0] * columns)
+        fresh = nn.Linear(total * columns, found.out_features).weight.detach()[:, shape[0] * columns :]
+        weight = torch.cat([found.weight.detach(), fresh.to(found.weight)], 1)
+        found.in_features = total * columns
+    found.weight = nn.Parameter(weight.contiguous(), requires_grad=found.weight.requires_grad)
+    for module in network.modules():  # backbones of transformers check the number of channels
+        if len(shape) == 3 and getattr(module, "num_channels", None) == shape[0]:
+            setattr(module, "num_channels", total)  # noqa: B010
+    network.input_shape = (total, *shape[1:])
+
+
+def _check_inputs(takes: int, have: int, groups: int = 1) -> None:
+    if takes != have or groups != 1:
+        raise InputError(
+            f"the first layer takes {takes} inputs in {groups} groups, but samples have {have}; only a plain first "
+            "layer can be widened"
+        )

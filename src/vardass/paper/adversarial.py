@@ -1,20 +1,23 @@
-"""Adversarial algorithms: DANN and CDAN, their discriminators, the gradient reversal and the smoothed domain loss."""
+"""Adversarial algorithms: DANN and CDAN with their discriminators, ELS (smoothed domain labels) and SDAT."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from vardass.adapt.algorithms.base import Algorithm, Losses
+from vardass.adapt.algorithms.base import Algorithm, Backward, Losses
 from vardass.adapt.algorithms.mcc import entropy
 from vardass.adapt.networks import Network, seeded
 from vardass.losses import Batch
 from vardass.validate import as_weights, check_count, check_flag, check_number, choose
 
-__all__ = ["CDAN", "DANN", "Adversarial", "GradientReversal", "domain_loss", "domain_shares"]
+__all__ = ["CDAN", "DANN", "Adversarial", "GradientReversal", "ascended", "at_ascent", "domain_loss"]
 
 _REFERENCE_WIDTH, _DOMAINBED_WIDTH = 1024, 256
 
@@ -318,3 +321,64 @@ class CDAN(Adversarial):
             shares = shares * (1.0 + torch.exp(-entropy(p)))
             shares = shares / shares.sum()
         return domain_loss(logits, len(z_s), shares, smoothing=self.smoothing)
+
+
+# --- SDAT: sharpness-aware minimisation of the task loss ----------------------------------------------
+
+
+@contextmanager
+def ascended(algorithm: Algorithm, source: Batch, target: Batch | None, backward: Backward) -> Iterator[None]:
+    """Within the block the network of any algorithm is at SDAT's ascent of its task loss, without gradients."""
+    with paused_statistics(algorithm):
+        # the target is in the forward pass only where BatchNorm would notice
+        if algorithm.uses_target and algorithm.joint_forward:
+            z, _ = algorithm.pair_features(source, algorithm.need_target(target))
+        else:
+            z = algorithm.source_features(source)
+        backward(algorithm.task_loss(z, source))
+    with at_ascent(algorithm.parameter_groups()["network"], algorithm.sharpness):
+        algorithm.zero_grad()
+        algorithm.is_ascended = True
+        try:
+            yield
+        finally:
+            algorithm.is_ascended = False
+
+
+@contextmanager
+def at_ascent(parameters: Sequence[nn.Parameter], rho: float) -> Iterator[None]:
+    """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, w again.
+
+    The old values are kept and put back, rather than the difference subtracted, so that none is left of it. Nothing
+    moves where |g| is not finite, as after an overflow of a scaled loss.
+    """
+    moved = [parameter for parameter in parameters if parameter.grad is not None]
+    with torch.no_grad():
+        gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
+        before = [parameter.detach().clone() for parameter in moved]
+        if moved:
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients]))
+            factor = rho / (norm + 1e-12)
+            for parameter, gradient in zip(moved, gradients):
+                parameter.add_(torch.where(torch.isfinite(norm), gradient * factor.to(gradient.dtype), 0))
+    torch.clear_autocast_cache()  # it may hold half-precision copies of the old values
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(moved, before):
+                parameter.copy_(value)
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def paused_statistics(module: nn.Module) -> Iterator[None]:
+    """Within the block BatchNorm layers use the batch as before but leave their running statistics alone."""
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
