@@ -56,6 +56,9 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 }
 
 
+FIRST_OF_TWO = Processes(0, 2), torch.device("cpu"), False
+
+
 def shared(**changes: Any) -> RunConfig:
     return config(**{**SHARED, **changes})
 
@@ -75,7 +78,7 @@ def work(rank: int, folder: str, port: int) -> None:
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     for name, changes in {**SAME, **DIFFERENT}.items():
         splits = loaded_splits() if name == "loader" else SPLITS
-        trainer = Trainer(shared(**changes), splits, processes=Processes(rank, 2), device=torch.device("cpu"))
+        trainer = Trainer(shared(**changes, devices=2), splits)
         trainer.run()
         torch.save(plain_state(trainer), f"{folder}/{name}-{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -209,7 +212,8 @@ def test_interrupt_while_embedding_waits_for_the_other_processes(monkeypatch: py
     def interrupt(share: float, message: str) -> None:
         raise KeyboardInterrupt
 
-    trainer = Trainer(shared(sampler="uniform"), SPLITS, processes=Processes(0, 2), device=torch.device("cpu"))
+    monkeypatch.setattr("vardass.adapt.trainer.join_processes", lambda config: FIRST_OF_TWO)
+    trainer = Trainer(shared(sampler="uniform"), SPLITS)
     monkeypatch.setattr(trainer, "_start", lambda resume, progress: progress(0.5, "embedding"))
     monkeypatch.setattr(trainer.strata, "before_step", lambda step, stop: (stop, None))
     result = trainer.run(progress=interrupt)
@@ -219,9 +223,11 @@ def test_interrupt_while_embedding_waits_for_the_other_processes(monkeypatch: py
 # --- settings -----------------------------------------------------------------------------------------------
 
 
-def test_several_devices_need_gpus_and_batches_that_can_be_shared() -> None:
-    with pytest.raises(InputError, match=r"5 samples cannot be shared evenly by 2 processes"):
-        Trainer(shared(batch_size=5), SPLITS, processes=Processes(0, 2), device=torch.device("cpu"))
+def test_several_devices_need_gpus_and_batches_that_can_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("vardass.adapt.trainer.join_processes", lambda config: FIRST_OF_TWO)
+        with pytest.raises(InputError, match=r"5 samples cannot be shared evenly by 2 processes"):
+            Trainer(shared(batch_size=5), SPLITS)
     with pytest.raises(InputError, match="is one device, but devices=2"):
         Trainer(shared(device="cuda:1", devices=2), SPLITS)
     with pytest.raises(InputError, match=r"torch sees \d+ GPUs"):

@@ -23,10 +23,7 @@ from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop,
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassWarning
 from vardass.refresh import extract_features
-from vardass.samplers import (
-    IndexBatch,
-    MinibatchSampler,
-)
+from vardass.samplers import IndexBatch, MinibatchSampler
 from vardass.samplers.registry import find_sampler, make_sampler
 from vardass.validate import Progress
 
@@ -91,16 +88,13 @@ class Inputs:
         self.is_embedded = True
 
     def flat(self, *, workers: int = 0) -> Tensor:
-        """All samples as vectors (n, d) with d at most 256, a few samples in memory at a time.
+        """All samples as vectors (n, d), a few samples in memory at a time.
 
-        Wider ones are projected on 256 random directions, the same for all data of one width. That keeps squared
-        distances up to a relative error whose standard deviation is at most √(2 / 256), 9 % (Johnson and
-        Lindenstrauss), and a warning says so.
+        Those wider than 256 are projected on 256 random directions, the same for all data of one width. The relative
+        error of squared distances then has a deviation of at most √(2 / 256) (Johnson and Lindenstrauss).
         """
-        width = math.prod(self._samples[0].shape)
-        if width <= _WIDEST:
-            directions = None
-        else:
+        width, directions = math.prod(self._samples[0].shape), None
+        if width > _WIDEST:
             warnings.warn(  # of the same words for both domains, so that it is shown once
                 f"k-means on inputs sees {width:,} columns through {_WIDEST} random directions, which keep squared "
                 f"distances to within about {(2 / _WIDEST) ** 0.5:.0%}; give inputs of at most {_WIDEST} columns, such "
@@ -147,17 +141,15 @@ def pass_over(algorithm: Algorithm, inputs: Inputs, forward: Callable[[Any, Tens
         given = {**options, "batch_size": size}
         return extract_features(algorithm, data, forward=prepared, device=inputs.device, **given)
 
-    ids = inputs.domain_ids
+    data, ids = inputs.data, inputs.domain_ids
     if ids is None or algorithm.seen_together == 1:
-        return part(inputs.data, len(inputs))
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    for domain in sorted(set(ids.tolist())):
-        rows = (ids == domain).nonzero().flatten()
-        data = inputs.data
+        return part(data, len(inputs))
+    order = ids.argsort(stable=True)
+    found = []
+    for rows in torch.split(order, torch.unique(ids, return_counts=True)[1].tolist()):
         chosen = data[rows.to(data.device)] if isinstance(data, Tensor) else Subset(data, rows.tolist())
-        found[domain] = rows, part(chosen, len(rows))
-    order = torch.cat([rows for rows, _ in found.values()])
-    whole = torch.cat([z for _, z in found.values()])
+        found.append(part(chosen, len(rows)))
+    whole = torch.cat(found)
     return whole[order.argsort().to(whole.device)]
 
 
@@ -199,9 +191,10 @@ class _PendingBatches:
 
     def _share(self, batch: IndexBatch, number: int) -> list[Any]:
         mine = self.processes.part(len(batch))
+        rows = list(batch)[mine]
         if self.crop_seed is None:
-            return batch if self.processes.count == 1 else batch[mine]
-        places = enumerate(batch[mine], mine.start)
+            return rows
+        places = enumerate(rows, mine.start)
         return [(row, named_seed("crop", self.crop_seed, number, place)) for place, row in places]
 
 
@@ -245,12 +238,10 @@ class Stream:
         item: Any = next(self._batches)
         indices = self._pending.deliver()
         rows = torch.tensor(list(indices), device=inputs.device)  # a plain list is read many times faster
-        if not isinstance(inputs.data, Tensor):
-            x = item.to(inputs.device)
-        elif self.processes.count == 1:
-            x = inputs.data.index_select(0, rows)
-        else:
+        if isinstance(inputs.data, Tensor):
             x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
+        else:
+            x = item.to(inputs.device)
         if indices.weights is not self._known_weights[0]:  # a sampler has one list of them between refreshes
             made = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
             self._known_weights = indices.weights, made
@@ -414,10 +405,7 @@ def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> MinibatchSample
 
 
 class FrozenBackbone:
-    """The backbone of an algorithm, taken out while its outputs are cached, and put back into the chosen model.
-
-    Use `take_out`. The algorithm then takes embeddings (b, m) instead of samples.
-    """
+    """The backbone of an algorithm, taken out by `take_out`: the algorithm then takes embeddings (b, m)."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.featuriser: nn.Module = algorithm.network.featuriser.eval()
@@ -427,19 +415,12 @@ class FrozenBackbone:
     @classmethod
     def take_out(cls, config: RunConfig, algorithm: Algorithm) -> FrozenBackbone | None:
         """Take the backbone out if ``config.cache_embeddings`` asks for it."""
-        if not config.cache_embeddings:
-            return None
         reason = _why_not(config, algorithm)
-        if reason is None:
-            return cls(algorithm)
-        if config.cache_embeddings == "auto":
-            return None
-        raise InputError(f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False")
-
-    def put_back(self, algorithm: Algorithm) -> Algorithm:
-        """Let ``algorithm`` take samples again."""
-        algorithm.network.featuriser = self.featuriser
-        return algorithm
+        if config.cache_embeddings is True and reason is not None:
+            raise InputError(
+                f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False"
+            )
+        return cls(algorithm) if config.cache_embeddings and reason is None else None
 
     def embed(self, inputs: Sequence[Inputs], config: RunConfig, *, progress: Progress | None = None) -> None:
         """Replace all samples by their embeddings, in memory; those that are replaced already are left alone."""

@@ -16,6 +16,7 @@ with needs_extra("adapt"):
 
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.algorithms.registry import find_algorithm
+from vardass.adapt.devices import check_device
 from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
 from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
@@ -68,17 +69,6 @@ def _usual_rate(settings: dict[str, Any]) -> float:
 
 def _usual_selection(settings: dict[str, Any]) -> str:
     return _USUAL_SELECTION[settings.get("regression", False)]
-
-
-def _device(value: Any, name: str) -> str:
-    if value != "auto":
-        try:
-            torch.device(value)  # whether it is there is another question: settings may be made elsewhere
-        except (RuntimeError, TypeError):
-            raise InputError(
-                f"{name} is {value!r}, which is not a valid device; use auto, cpu, cuda or cuda:1", field=name
-            ) from None
-    return str(value)
 
 
 def _count_or_name(value: Any, name: str, *, names: Sequence[str], low: int, remedy: str = "") -> int | str:
@@ -200,8 +190,7 @@ class RunConfig(BaseModel):
         0.0, description="Weight decay of all parameters."
     )
     optimiser: Annotated[str, _one_of("adam", "sgd")] = Field(
-        "adam",
-        description="Optimiser of all parameters; optimizer is understood too.",
+        "adam", description="Optimiser of all parameters; optimizer is understood too."
     )
     optimiser_options: Options = Field(
         default_factory=dict,
@@ -241,8 +230,7 @@ class RunConfig(BaseModel):
         json_schema_extra={"default": _USUAL_SELECTION[False]},
     )
     augment: Annotated[str, _one_of("none", "source", "both")] = Field(
-        "none",
-        description="Augment training images as DomainBed does: those of the source, or of both domains.",
+        "none", description="Augment training images as DomainBed does: those of the source, or of both domains."
     )
     cache_embeddings: Annotated[bool | Literal["auto"], _checked(_caching)] = Field(
         False,
@@ -251,10 +239,9 @@ class RunConfig(BaseModel):
     )
     tensorboard: Flag = Field(False, description="Write the metrics for TensorBoard too.")
     precision: Annotated[str, _one_of(*PRECISIONS)] = Field(
-        "32-true",
-        description="Precision of the forward pass, by Lightning's names; 16-mixed scales the loss.",
+        "32-true", description="Precision of the forward pass, by Lightning's names; 16-mixed scales the loss."
     )
-    device: Annotated[str, _checked(_device)] = Field(
+    device: Annotated[str, _checked(check_device)] = Field(
         "auto", description="Such as cpu or cuda:1; auto is a GPU if there is one."
     )
     devices: Annotated[

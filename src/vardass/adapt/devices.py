@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Processes",
+    "check_device",
     "count_devices",
     "deferred_interrupt",
     "join_processes",
@@ -54,15 +55,22 @@ _REPORT_SECONDS = 0.1
 # --- which devices ------------------------------------------------------------------------------------
 
 
+def check_device(value: Any, name: str = "device") -> str:
+    """The name of a device or ``"auto"``; whether it is there is another question: settings may be made elsewhere."""
+    try:
+        torch.device("cpu" if value == "auto" else value)
+    except (RuntimeError, TypeError):
+        raise InputError(
+            f"{name} is {value!r}, which is not a valid device; use auto, cpu, cuda or cuda:1", field=name
+        ) from None
+    return str(value)
+
+
 def pick_device(name: str) -> torch.device:
     """Device by name, if it is there; ``"auto"`` is a GPU if there is one."""
-    if name == "auto":
+    if check_device(name) == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1", field="device") from None
-    count = torch.cuda.device_count()
+    device, count = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         raise InputError(f"device {name!r} is not there, torch sees {count} GPUs; use cpu or auto", field="device")
     return device
@@ -99,25 +107,24 @@ def _kind_of_devices(config: RunConfig) -> str:
     return kind
 
 
-def join_processes(
-    config: RunConfig, processes: Processes | None, device: torch.device | None
-) -> tuple[Processes, torch.device, bool]:
+def join_processes(config: RunConfig) -> tuple[Processes, torch.device, bool]:
     """The present process among those of a run, its device, and whether the run needs processes yet to be started.
 
     Under torchrun each process runs the user's script as a whole.
     """
-    if processes is None and count_devices(config) > 1:
-        kind = _kind_of_devices(config)
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            return Processes(), torch.device("cpu"), True  # only to look at the settings: the work is done elsewhere
-        return *_join_group(kind, int(os.environ["LOCAL_RANK"])), False
-    return processes or Processes(), device or pick_device(config.device), False
+    if count_devices(config) == 1:
+        return Processes(), pick_device(config.device), False
+    kind = _kind_of_devices(config)
+    if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return Processes(), torch.device("cpu"), True  # only to look at the settings: the work is done elsewhere
+    return *_join_group(kind), False
 
 
-def _join_group(kind: str, number: int, **place: Any) -> tuple[Processes, torch.device]:
-    """Join the process group at ``place``, by default that of torchrun, with the device of this number."""
-    device = torch.device(kind, number) if kind == "cuda" else torch.device(kind)
+def _join_group(kind: str, **place: Any) -> tuple[Processes, torch.device]:
+    """Join the process group at ``place``, by default that of torchrun, unless this process is in one."""
+    device = torch.device(kind)
     if kind == "cuda":
+        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)  # objects are sent by way of it
     if not dist.is_initialized():
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", **place)
@@ -197,7 +204,6 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
         "make_trainer": type(trainer),
         "given": (trainer.config, trainer.splits, folder.path),
         "observed": trainer.observed,
-        "kind": _kind_of_devices(trainer.config),
         "resume": resume,
     }
     count = count_devices(trainer.config)
@@ -249,9 +255,10 @@ def _run_one(rank: int, count: int, meeting: str, job: dict[str, Any], messages:
             messages.put((share, message))
 
     try:
-        processes, device = _join_group(job["kind"], rank, init_method=meeting, rank=rank, world_size=count)
-        trainer = job["make_trainer"](*job["given"], observed=job["observed"], processes=processes, device=device)
-        trainer.run(resume=job["resume"], progress=report if processes.is_first else None)
+        os.environ["LOCAL_RANK"] = str(rank)
+        _join_group(_kind_of_devices(job["given"][0]), init_method=meeting, rank=rank, world_size=count)
+        trainer = job["make_trainer"](*job["given"], observed=job["observed"])
+        trainer.run(resume=job["resume"], progress=report if rank == 0 else None)
     except VardassError as error:
         messages.put((1.0, error))
         raise

@@ -169,11 +169,7 @@ def _scores(result: RunResult, name: str, domain: Domain) -> dict[str, float | N
 
 
 def save_model(
-    result: RunResult,
-    path: str | os.PathLike[str],
-    domain: Domain,
-    *,
-    input_shape: tuple[int, ...],
+    result: RunResult, path: str | os.PathLike[str], domain: Domain, *, input_shape: tuple[int, ...]
 ) -> None:
     """Write the chosen weights with all that it takes to predict samples like those of ``domain``.
 

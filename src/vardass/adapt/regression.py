@@ -92,8 +92,4 @@ def regression_scores(predicted: Tensor, truth: Tensor) -> dict[str, float]:
         )
     squares, spread = error.square().sum(0), (y - y.mean(0)).square().sum(0)
     r2 = torch.where(spread > 0, 1.0 - squares / spread.where(spread > 0, 1.0), (squares == 0).double())
-    return {
-        "rmse": float((squares / len(y)).sqrt().mean()),
-        "mae": float(error.abs().mean()),
-        "r2": float(r2.mean()),
-    }
+    return {"rmse": float((squares / len(y)).sqrt().mean()), "mae": float(error.abs().mean()), "r2": float(r2.mean())}

@@ -226,12 +226,7 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it."""
-        return {
-            "sums": self._sums,
-            "counts": self._counts,
-            "strata_log": self.strata_log,
-            "metrics": self.metrics,
-        }
+        return {"sums": self._sums, "counts": self._counts, "strata_log": self.strata_log, "metrics": self.metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken."""

@@ -24,13 +24,7 @@ from vardass.refresh import FeatureBank, Refresher, RefreshEvery, RefreshPolicy,
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.refresh.policies import POLICIES
 from vardass.registry import check_options
-from vardass.samplers.class_alignment import (
-    CLASS_SHARES,
-    EXPLAINED,
-    ClassAlignment,
-    align_classes,
-    explained_by_shares,
-)
+from vardass.samplers.class_alignment import CLASS_SHARES, EXPLAINED, ClassAlignment, align_classes, explained_by_shares
 from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
 from vardass.validate import Progress, as_generator, check_count, check_number, choose
@@ -38,12 +32,7 @@ from vardass.validate import Progress, as_generator, check_count, check_number, 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
-__all__ = [
-    "POLICY_NAMES",
-    "ClassAligner",
-    "StrataUpdater",
-    "make_policy",
-]
+__all__ = ["POLICY_NAMES", "ClassAligner", "StrataUpdater", "make_policy"]
 
 
 POLICY_NAMES = tuple(name for name in POLICIES if name != "every")

@@ -24,14 +24,7 @@ from vardass.adapt.devices import (
     run_in_processes,
     tell_user,
 )
-from vardass.adapt.model import (
-    MODEL_FILE,
-    RunResult,
-    build_algorithm,
-    require_safetensors,
-    save_model,
-    types_of,
-)
+from vardass.adapt.model import MODEL_FILE, RunResult, build_algorithm, require_safetensors, save_model, types_of
 from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers, plain_backward
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
@@ -72,12 +65,11 @@ class Trainer:
     observed : Domain, optional
         With labels; its scores are noted at each evaluation, as ``target_accuracy``, and nothing else is done with
         them. Sweeps note those of the target's test part, so that ways of choosing models can be compared.
-    processes, device : optional
-        This process among those that train together, and its device, where somebody else has started them. By
-        default `run` starts as many as ``config.devices`` says, see ``vardass.adapt.devices``.
 
     Notes
     -----
+    `run` starts as many processes as ``config.devices`` says, see ``vardass.adapt.devices``, unless torchrun has.
+
     Objects of your own are not in the settings: give them again to resume the run, and to ``load_model``. Parts that
     the settings name as ``package.module:Name`` need only be importable.
 
@@ -99,8 +91,6 @@ class Trainer:
         network: nn.Module | None = None,
         samplers: Mapping[str, MinibatchSampler] | None = None,
         observed: Domain | None = None,
-        processes: Processes | None = None,
-        device: torch.device | None = None,
     ) -> None:
         _check(config, splits)
         self.config, self.splits, self.observed = config, splits, observed
@@ -109,7 +99,7 @@ class Trainer:
             require_safetensors()  # for the model at the end: find out before hours of training
         self.folder = None if self.out is None else RunFolder(self.out)
         self.tensorboard = TensorBoardLog(self.out) if config.tensorboard else None
-        self.processes, self.device, self._starts_processes = join_processes(config, processes, device)
+        self.processes, self.device, self._starts_processes = join_processes(config)
         sampler = None if samplers is None else next(iter(samplers.values()), None)
         self.own_parts = types_of(algorithm=algorithm, network=network, sampler=sampler)
         if self._starts_processes and self.own_parts:
@@ -311,7 +301,7 @@ class Trainer:
         if self._kept is not None:
             chosen.load_state_dict(self._kept)
         if self.backbone is not None:
-            chosen = self.backbone.put_back(chosen)
+            chosen.network.featuriser = self.backbone.featuriser
         if self._starts_processes:
             chosen = chosen.to(pick_device(self.config.device))
         return RunResult(

@@ -129,13 +129,7 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     def update(
-        self,
-        source: Batch,
-        target: Batch | None,
-        step: int,
-        *,
-        optimisers: dict[str, Optimizer],
-        backward: Backward,
+        self, source: Batch, target: Batch | None, step: int, *, optimisers: dict[str, Optimizer], backward: Backward
     ) -> Losses:
         """Take one step and return the detached losses.
 

@@ -33,13 +33,7 @@ class MCC(Algorithm):
     uses_target: ClassVar[bool] = True
 
     def __init__(
-        self,
-        network: Network,
-        num_classes: int,
-        *,
-        penalty: float = 1.0,
-        temperature: float = 2.5,
-        **common: Any,
+        self, network: Network, num_classes: int, *, penalty: float = 1.0, temperature: float = 2.5, **common: Any
     ) -> None:
         super().__init__(network, num_classes, **common)
         self.penalty = check_number(penalty, "penalty", low=0.0)
