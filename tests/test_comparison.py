@@ -93,6 +93,15 @@ def test_many_rows_are_streamed_and_their_blocks_permuted():
     assert found["coral"].p_value > 0.01
     assert "blocks" in found["mmd"].test
     assert "rank 128" in found["mmd"].method
+    assert found["mmd"].test.endswith(", on 128 kernel features")
+    assert "features" not in found["coral"].test  # four columns have ten products: none are left out
+
+
+def test_covariances_of_many_columns_are_approximated_in_the_test_and_it_says_so():
+    x, y = two_sets(1500, 700, 30, dtype=torch.float32)
+    found = compare(x, y, loss="coral", permutations=9)["coral"]
+    assert found.test == "permutations of rows, with covariances approximated by 128 features"
+    assert found.method == "the moments of all rows"
 
 
 def test_equal_seeds_give_equal_results_and_input_is_left_alone():
@@ -110,7 +119,7 @@ def test_the_default_kernel_follows_the_scale_of_the_data():
     x, y = two_sets(60, 60, 5, shift=0.5)
     small, large = compare(x, y, permutations=0), compare(1000.0 * x, 1000.0 * y, permutations=0)
     assert large["mmd"].value == pytest.approx(small["mmd"].value, rel=1e-9)
-    assert not large.notes
+    assert not any("identity" in note for note in large.notes)
     assert any("identity" in note for note in compare(1000.0 * x, 1000.0 * y, kernel="mmd", permutations=0).notes)
 
 
@@ -333,6 +342,30 @@ def test_the_command_scales_columns_over_both_files(files, capsys):
     wide = json.loads(run(capsys, "compare", files / "wide.npy", files / "wide_b.npy", *options)[1])
     for one, other in zip(plain["results"], wide["results"]):
         assert one["value"] == pytest.approx(other["value"], rel=1e-4)
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(files, capsys, monkeypatch):
+    monkeypatch.chdir(files)
+    for name, rows in (("one", 40), ("two", 30)):
+        (files / name).mkdir()
+        for part in range(2):
+            np.save(files / name / f"{part}.npy", np.load("a.npy")[part:rows:2])
+    _, out, _ = run(capsys, "compare", "one/*.npy", "two/*.npy", "--permutations", 0)
+    assert out.startswith("one/*.npy: 40 rows; two/*.npy: 30; 3 columns")
+    _, out, _ = run(capsys, "compare", "one/0.npy", "two/0.npy", "--permutations", 0)
+    assert out.startswith("one/0.npy: 20 rows; two/0.npy: 15; 3 columns")
+
+
+def test_a_value_below_zero_is_explained(files, capsys):
+    x, _ = two_sets(60, 4)
+    np.save(files / "even.npy", x[::2])
+    np.save(files / "odd.npy", x[1::2])
+    _, out, _ = run(capsys, "compare", files / "even.npy", files / "odd.npy", "--permutations", 0, "--loss", "mmd")
+    value = compare(x[::2], x[1::2], permutations=0)["mmd"].value
+    assert value < 0.0
+    assert f"{value:.4g}" in out
+    assert "mmd: the value is an unbiased estimate, below 0 by chance" in " ".join(out.split())
+    assert not compare(*two_sets(40, 50, shift=0.8), loss="mmd", permutations=0).notes
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ Three questions, three answers that are computed apart.
 How large?
     The unbiased estimate U of MMD² = |μ_x - μ_y|², a mean over pairs of distinct rows. Up to 2,048 rows in all, every
     pair is summed. Beyond, low-rank features give all pairs but for what they miss, and the mean of that over random
-    blocks of rows is added: U stays unbiased, and the standard error of this mean is reported and is part of the
-    interval. CORAL = |C_x - C_y|² needs only moments and is exact at any size. Both need only sums over rows
-    (`row_sums`), so that of sets that do not fit in memory a sample is enough for all else.
+    blocks of rows is added: U stays unbiased, and the standard error of this mean is part of the interval.
+    CORAL = |C_x - C_y|² needs only moments and is exact at any size. Both need only sums over rows (`row_sums`), so
+    that of sets that do not fit in memory a sample is enough for all else.
 How sure?
     By Hoeffding's decomposition Var(U) is exactly
 
@@ -51,10 +51,9 @@ from vardass.validate import (
 )
 from vardass.view import EXACT_LIMIT, ExactView
 
-__all__ = ["LOSSES", "Comparison", "SetDistance", "Sums", "add_sums", "compare", "row_sums"]
+__all__ = ["Comparison", "SetDistance", "Sums", "add_sums", "compare", "row_sums"]
 
-LOSSES = ("mmd", "coral")
-
+_NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 _FITTED_ROWS = 4096  # random ones, that kernels and landmarks are fitted to
 _LEAST_ROWS = 4  # of each set: unbiased squares of covariances take four rows
 _WIDEST = 8192  # columns for which CORAL's covariances fit in memory
@@ -65,11 +64,6 @@ _STREAM_ROWS = 8192
 
 Sums: TypeAlias = dict[str, Tensor]
 """See `row_sums`."""
-
-WholeSums: TypeAlias = Callable[[FeatureMap | None, Tensor | None], tuple[Sums, Sums]]
-"""Sums over all rows of both sets for a feature map and a centre."""
-
-_Three: TypeAlias = tuple[float, float, float]
 
 _Statistic: TypeAlias = Callable[[Tensor], Tensor]
 """Values (q,) of the test statistic for memberships (q, blocks): 1 where a block counts as one of x."""
@@ -118,20 +112,8 @@ class SetDistance:
 class Comparison:
     """What `compare` found; ``comparison["mmd"]`` is the result of one loss.
 
-    Attributes
-    ----------
-    n, m, d : int
-        Rows of the first and of the second set, and their columns.
-    confidence : float
-        Of the intervals.
-    permutations : int
-        Of the tests; the least p-value is 1 / (1 + permutations).
-    kernel : str
-        That of MMD², as fitted.
-    results : tuple of SetDistance
-        One for each loss.
-    notes : tuple of str
-        What to keep in mind when reading them.
+    ``n`` and ``m`` are the rows of the two sets and ``d`` their columns; ``kernel`` is that of MMD², as fitted, and
+    ``notes`` say what to keep in mind.
     """
 
     n: int
@@ -166,7 +148,7 @@ def compare(
     rank: int | None = None,
     seed: int | torch.Generator = 0,
     progress: Progress | None = None,
-    whole: WholeSums | None = None,
+    whole: Callable[[FeatureMap | None, Tensor | None], tuple[Sums, Sums]] | None = None,
 ) -> Comparison:
     """MMD² and CORAL between two data sets, each with a confidence interval and a permutation p-value.
 
@@ -183,7 +165,7 @@ def compare(
         by the name ``"mmd"``, are often so narrow that each row is like itself only, and then little can be found. A
         kernel that is not fitted is fitted to random rows of both sets together, which keeps the test exact.
     permutations : int
-        Relabellings of the test; 0 for none.
+        Relabellings of the test; 0 for none. The least p-value is 1 / (1 + permutations).
     confidence : float
         Of the intervals. They are for the kernel as it was fitted, and for many rows: that of CORAL, whose squares of
         squares have heavy tails, is too narrow below a few hundred.
@@ -199,10 +181,6 @@ def compare(
         and a centre. Values are then those of all rows; intervals take variances from the random rows, and the test
         permutes these. See `vardass.shards.compare_shards`.
 
-    Returns
-    -------
-    Comparison
-
     Examples
     --------
     >>> generator = torch.Generator().manual_seed(0)
@@ -212,18 +190,19 @@ def compare(
     (True, 0.01)
     """
     first, second = as_features(x, "x"), as_features(y, "y")
-    if first.shape[1] != second.shape[1]:
+    d = first.shape[1]
+    if d != second.shape[1]:
         raise InputError(
-            f"x and y must have the same columns, got {first.shape[1]} and {second.shape[1]}; "
-            "use the same encoder or choose columns"
+            f"x and y must have the same columns, got {d} and {second.shape[1]}; use the same encoder or choose columns"
         )
     for name, rows in (("x", first), ("y", second)):
         if len(rows) < _LEAST_ROWS:
             raise InputError(f"{name} must have at least {_LEAST_ROWS} rows, got {len(rows)}; one row has no spread")
-    losses = LOSSES if choose(loss, "loss", ("both", *LOSSES)) == "both" else (loss,)
+    losses = tuple(_NAMES) if choose(loss, "loss", ("both", *_NAMES)) == "both" else (loss,)
+    if "coral" in losses and d > _WIDEST:
+        raise InputError(f"CORAL holds {d} x {d} covariances; take at most {_WIDEST} columns, or loss='mmd'")
     permutations = check_count(permutations, "permutations", low=0)
-    if check_number(confidence, "confidence", low=0.0, below=1.0) == 0.0:
-        raise InputError(f"confidence must be above 0 and below 1, got {confidence}; use 0.95")
+    confidence = check_number(confidence, "confidence", low=1e-3, below=1.0, remedy="use 0.95")
     if rank is not None:
         check_count(rank, "rank", high=_FITTED_ROWS // 2)
     elif len(first) + len(second) > EXACT_LIMIT or whole is not None:
@@ -232,48 +211,41 @@ def compare(
     first = first.to(dtype)
     second = second.to(first)
     generator = as_generator(seed, first.device)
+    tell = progress or silent
     sample = _random_rows(first, second, generator)
     fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, sample)
-    blocks = feature_map = None
+    blocks = feature_map = centre = None
     if "mmd" in losses:
         for z in (first, second):
             fitted.check_range(z)
         blocks = _Blocks.of(len(first), len(second), generator)
         feature_map = None if rank is None else fit_feature_map(sample, fitted, rank, generator=generator)
-    centre = sample.mean(0, dtype=torch.float64) if "coral" in losses else None
-    if centre is not None and len(centre) > _WIDEST:
-        d = len(centre)
-        raise InputError(f"CORAL holds {d} x {d} covariances; take at most {_WIDEST} columns, or loss='mmd'")
-    tell = _part(progress, 0.0, 0.3, "all rows")
-    sums = (_sums_in_memory(first, second, tell) if whole is None else whole)(feature_map, centre)
-    sets = _Sets(first, second, sample, rank, generator, sums, whole is not None)
-    share = 0.7 / len(losses)
+    if "coral" in losses:
+        centre = sample.mean(0, dtype=torch.float64)
+    tell(0.0, "sums over all rows")
+    sums = _sums_in_memory(first, second, feature_map, centre) if whole is None else whole(feature_map, centre)
+    sets = _Sets((first, second), sample, rank, generator, sums, whole is not None)
     found, notes = [], []
+    share = 0.7 / len(losses)
     for place, name in enumerate(losses):
-        tell = _part(progress, 0.3 + place * share, share, "MMD²" if name == "mmd" else "CORAL")
-        if name == "mmd":
-            assert blocks is not None
-            measured = _mmd(sets, fitted, feature_map, blocks, tell)
+        report = _part(tell, 0.3 + place * share, share, _NAMES[name])
+        if blocks is not None and name == "mmd":
+            measured = _mmd(sets, fitted, feature_map, blocks, report)
         else:
             assert centre is not None
-            measured = _coral(sets, centre, tell)
+            measured = _coral(sets, centre, report)
         if not all(map(math.isfinite, (measured.value, *measured.squares))):
             raise InputError(
                 f"{name} overflows {dtype} on features of up to {max(float(z.abs().max()) for z in sets.xy):.3g}; "
                 "scale them down or pass float64"
             )
-        found.append(_set_distance(name, measured, sets, confidence, permutations, tell))
-        notes += _notes(name, measured)
-    return Comparison(
-        n=sets.counts[0],
-        m=sets.counts[1],
-        d=first.shape[1],
-        confidence=float(confidence),
-        permutations=permutations,
-        kernel=repr(fitted) if "mmd" in losses else "",
-        results=tuple(found),
-        notes=tuple(notes),
-    )
+        p_value = measured.test.p_value(permutations, generator, report) if permutations else None
+        result, remarks = _judged(name, measured, confidence, p_value)
+        found.append(result)
+        notes += remarks
+    n, m = sets.counts
+    kernel_name = repr(fitted) if "mmd" in losses else ""
+    return Comparison(n, m, d, confidence, permutations, kernel_name, tuple(found), tuple(notes))
 
 
 def row_sums(z: Tensor, feature_map: FeatureMap | None, centre: Tensor | None) -> Sums:
@@ -303,39 +275,9 @@ def add_sums(parts: Iterable[Sums]) -> Sums:
     return total
 
 
-def _sums_in_memory(x: Tensor, y: Tensor, tell: Progress) -> WholeSums:
-    def sums(feature_map: FeatureMap | None, centre: Tensor | None) -> tuple[Sums, Sums]:
-        tell(0.0, "sums")
-        parts = [[row_sums(z[rows], feature_map, centre) for rows in row_blocks(len(z), _STREAM_ROWS)] for z in (x, y)]
-        return add_sums(parts[0]), add_sums(parts[1])
-
-    return sums
-
-
-class _Sets(NamedTuple):
-    """Rows of both data sets, random ones of them together, how to look at them, and sums over all rows of each."""
-
-    x: Tensor
-    y: Tensor
-    sample: Tensor
-    rank: int | None  # None: all pairs
-    generator: torch.Generator
-    sums: tuple[Sums, Sums]
-    sampled: bool  # x and y are random rows of larger sets
-
-    @property
-    def xy(self) -> tuple[Tensor, Tensor]:
-        return self.x, self.y
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Rows of the whole sets."""
-        return int(self.sums[0]["count"]), int(self.sums[1]["count"])
-
-    def rows_permuted(self, blocks: _Blocks, features: str) -> str:
-        """What the test permutes, in words."""
-        of = f", of random samples of {len(self.x):,} and {len(self.y):,} rows" if self.sampled else ""
-        return blocks.name + of + features
+def _sums_in_memory(x: Tensor, y: Tensor, feature_map: FeatureMap | None, centre: Tensor | None) -> tuple[Sums, Sums]:
+    parts = [[row_sums(z[rows], feature_map, centre) for rows in row_blocks(len(z), _STREAM_ROWS)] for z in (x, y)]
+    return add_sums(parts[0]), add_sums(parts[1])
 
 
 def _random_rows(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -350,9 +292,32 @@ def _random_rows(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
     return rows
 
 
-def _part(progress: Progress | None, start: float, share: float, name: str) -> Progress:
-    tell = progress or silent
+def _part(tell: Progress, start: float, share: float, name: str) -> Progress:
     return lambda fraction, message: tell(start + share * fraction, f"{name}: {message}")
+
+
+class _Sets(NamedTuple):
+    """Rows of both data sets, random ones of them together, how to look at them, and sums over all rows of each."""
+
+    xy: tuple[Tensor, Tensor]
+    sample: Tensor
+    rank: int | None  # None: all pairs
+    generator: torch.Generator
+    sums: tuple[Sums, Sums]
+    sampled: bool  # x and y are random rows of larger sets
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows of the whole sets."""
+        return int(self.sums[0]["count"]), int(self.sums[1]["count"])
+
+    def blocks(self) -> Iterator[tuple[int, slice, Tensor, float]]:
+        """Some rows at a time: the set (0 or 1), where they are, x before y, the rows, and the share that is done."""
+        total, start = sum(map(len, self.xy)), 0
+        for which, z in enumerate(self.xy):
+            for rows in row_blocks(len(z), _STREAM_ROWS):
+                yield which, slice(start + rows.start, start + rows.stop), z[rows], (start + rows.stop) / total
+            start += len(z)
 
 
 # --- what is summed over pairs of rows, and what follows for value and variance ---
@@ -372,23 +337,19 @@ class _RowMeans(NamedTuple):
         return self.own + (self.diagonal - self.own) / self.n - self.other
 
 
-@dataclass(frozen=True)
-class _Measured:
+class _Measured(NamedTuple):
     """Kernel means of two sets, those within a set over pairs of distinct rows, and the test of a difference."""
 
     value: float
     v_statistic: float
-    spread: tuple[float, float]  # E|φ - μ|² of either set
+    spread: float  # E|φ - μ|², mean of both sets
     rows: tuple[_RowMeans, _RowMeans]  # of all rows, or of random ones
-    squares: _Three  # mean κ² of pairs xx, yy, xy
+    squares: tuple[float, float, float]  # mean κ² of pairs xx, yy, xy
     method: str
     test: _Test
     computing_stderr: float = 0.0
 
-    def sizes(self) -> tuple[int, int]:
-        return self.rows[0].n, self.rows[1].n
-
-    def covariances(self) -> _Three:
+    def covariances(self) -> tuple[float, float, float]:
         """Unbiased |Σ_x|², |Σ_y|² and <Σ_x, Σ_y>: mean squares of κ centred in both arguments."""
         within = []
         for rows, square in zip(self.rows, self.squares[:2]):
@@ -396,29 +357,42 @@ class _Measured:
             total, by_row = n * (n - 1) * rows.own.mean(), n * (n - 1) ** 2 * rows.own.square().mean()
             whole = n * (n - 1) * square + total.square() / ((n - 1) * (n - 2)) - 2.0 * by_row / (n - 2)
             within.append(max(0.0, float(whole) / (n * (n - 3))))
-        n, m = self.sizes()
-        of_x, of_y = self.rows[0].other, self.rows[1].other
+        (n, _, of_x, _), (m, _, of_y, _) = self.rows
         mean = float(of_x.mean())
         across = self.squares[2] - float(of_x.square().mean()) - float(of_y.square().mean()) + mean * mean
         return within[0], within[1], max(0.0, across * n * m / ((n - 1) * (m - 1)))
 
-    def variance(self) -> float:
-        """Var(U), see the top of the file, and that of computing it."""
-        n, m = self.sizes()
-        xx, yy, xy = self.covariances()
-        second = 2.0 * xx / (n * (n - 1)) + 2.0 * yy / (m * (m - 1)) + 4.0 * xy / (n * m)
-        first = sum(4.0 * float(rows.witness.var()) / rows.n for rows in self.rows)
-        # the noise of g adds to its variance twice the second-order term on average
-        return max(first - second, second) + self.computing_stderr**2
 
-
-def _set_distance(
-    name: str, found: _Measured, sets: _Sets, confidence: float, permutations: int, tell: Progress
-) -> SetDistance:
-    stderr = math.sqrt(found.variance())
+def _judged(name: str, found: _Measured, confidence: float, p_value: float | None) -> tuple[SetDistance, list[str]]:
+    """The distance with its interval, from Var(U) at the top of the file, and notes on it."""
+    n, m = found.rows[0].n, found.rows[1].n
+    xx, yy, xy = found.covariances()
+    second = 2.0 * xx / (n * (n - 1)) + 2.0 * yy / (m * (m - 1)) + 4.0 * xy / (n * m)
+    first = sum(4.0 * float(rows.witness.var()) / rows.n for rows in found.rows)
+    # the noise of g adds to its variance twice the second-order term on average
+    variance = max(first - second, second) + found.computing_stderr**2
+    stderr = math.sqrt(variance)
     reach = stderr * float(torch.special.ndtri(torch.tensor(0.5 + confidence / 2.0, dtype=torch.float64)))
-    spread = sum(found.spread) / 2.0
-    return SetDistance(
+    notes = []
+    if found.spread <= 0.0:
+        notes.append(f"{name}: the rows of each set are all alike")
+    # the effective dimension of the kernel's features, spread² / |Σ|², is above the number of rows
+    elif name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * (n + m) < found.spread**2:
+        notes.append(
+            "mmd: the kernel is nearly the identity on these rows, each like itself only, so MMD² and the power of the "
+            "test are small; use wider bandwidths, such as those of scale='median'"
+        )
+    if found.value < 0.0:
+        notes.append(
+            f"{name}: the value is an unbiased estimate, below 0 by chance where sets are nearly equal; the interval "
+            "is of the true value, which is never below 0"
+        )
+    if found.computing_stderr**2 > 0.5 * variance:
+        notes.append(
+            f"{name}: most of the interval's width is from summing random blocks of pairs, not from the data; a higher "
+            "rank makes it narrower, and the test, which needs no pairs, can find what it cannot"
+        )
+    result = SetDistance(
         loss=name,
         value=found.value,
         low=max(0.0, found.value - reach),
@@ -426,90 +400,12 @@ def _set_distance(
         stderr=stderr,
         computing_stderr=found.computing_stderr,
         v_statistic=found.v_statistic,
-        relative=found.value / spread if spread > 0 else 0.0,
-        p_value=None if permutations == 0 else found.test.p_value(permutations, sets.generator, tell),
+        relative=found.value / found.spread if found.spread > 0 else 0.0,
+        p_value=p_value,
         method=found.method,
-        test=found.test.words if permutations else "",
+        test="" if p_value is None else found.test.words,
     )
-
-
-def _notes(name: str, found: _Measured) -> list[str]:
-    spread = sum(found.spread) / 2.0
-    if spread <= 0.0:
-        return [f"{name}: the rows of each set are all alike"]
-    notes = []
-    xx, yy, xy = found.covariances()
-    # the effective dimension of the kernel's features, spread² / |Σ|², is above the number of rows
-    if name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * sum(found.sizes()) < spread**2:
-        notes.append(
-            "mmd: the kernel is nearly the identity on these rows, each like itself only, so MMD² and the power of the "
-            "test are small; use wider bandwidths, such as those of scale='median'"
-        )
-    if found.computing_stderr**2 > 0.5 * found.variance():
-        notes.append(
-            f"{name}: most of the interval's width is from summing random blocks of pairs, not from the data; a higher "
-            "rank makes it narrower, and the test, which needs no pairs, can find what it cannot"
-        )
-    return notes
-
-
-# --- MMD² ---
-
-
-def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, blocks: _Blocks, tell: Progress) -> _Measured:
-    tell(0.0, "kernel")
-    n, m = sets.counts
-    if feature_map is None:
-        matrix = kernel.square_matrix(torch.cat(sets.xy)).double()
-        diagonals = [float(kernel.diag(z).mean(dtype=torch.float64)) for z in sets.xy]
-        rows, squares, error = _means_of_matrix(matrix, n), _square_means(matrix, n), 0.0
-        within, value = [float(each.own.mean()) for each in rows], _value(rows)
-        method, features = f"all {(n + m) * (n + m - 1) // 2:,} pairs", ""
-
-        def statistic(members: Tensor) -> Tensor:
-            signed = members / n - (1.0 - members) / m
-            return ((signed @ matrix) * signed).sum(1)
-
-    else:
-        totals = torch.stack([each["features"] for each in sets.sums])
-        diagonals = [float(each["diagonal"] / each["count"]) for each in sets.sums]
-        within = [
-            float((total.square().sum() - each["lengths"]) / (count * (count - 1)))
-            for total, each, count in zip(totals, sets.sums, sets.counts)
-        ]
-        rows, by_block = _means_of_features(sets, feature_map, totals, blocks, tell)
-        correction, error, squares = _sampled_pairs(sets, kernel, feature_map, tell)
-        value = sum(within) - 2.0 * float(totals[0] @ totals[1]) / (n * m) + correction
-        method, features = _named(feature_map)
-        many, few = map(len, sets.xy)
-
-        def statistic(members: Tensor) -> Tensor:
-            signed = members / many - (1.0 - members) / few
-            return (signed @ by_block).square().sum(1)
-
-    spread = [max(0.0, diagonal - own) for diagonal, own in zip(diagonals, within)]
-    v_statistic = value + spread[0] / n + spread[1] / m
-    test = _Test(statistic, blocks, 1e-12 * max(diagonals), sets.rows_permuted(blocks, features))
-    return _Measured(value, v_statistic, (spread[0], spread[1]), rows, squares, method, test, error)
-
-
-def _value(rows: tuple[_RowMeans, _RowMeans]) -> float:
-    """U from the means of all rows."""
-    return float(rows[0].own.mean() + rows[1].own.mean() - 2.0 * rows[0].other.mean())
-
-
-def _named(feature_map: FeatureMap) -> tuple[str, str]:
-    """How the value was summed and how the test looked at rows."""
-    r = feature_map.transform.shape[1]
-    if feature_map.landmarks is None:
-        return f"all pairs, by their {r} features", ""
-    return f"rank {r} and, for what it misses, random blocks of rows", f", on {r} kernel features"
-
-
-def _means_of_matrix(matrix: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
-    """From all kernel values, of x before y, in double precision."""
-    of_y = (torch.arange(len(matrix), device=matrix.device) >= n).long()
-    return _row_means(ExactView(matrix).stratum_sums(of_y, 2), matrix.diagonal(), n, (n, len(matrix) - n))
+    return result, notes
 
 
 def _row_means(sums: Tensor, diagonal: Tensor, split: int, counts: tuple[int, int]) -> tuple[_RowMeans, _RowMeans]:
@@ -521,7 +417,25 @@ def _row_means(sums: Tensor, diagonal: Tensor, split: int, counts: tuple[int, in
     return of_x, _RowMeans(m, own, other, diagonal[split:])
 
 
-def _square_means(matrix: Tensor, n: int) -> _Three:
+def _means_of_matrix(matrix: Tensor, n: int) -> tuple[_RowMeans, _RowMeans]:
+    """From all kernel values, of x before y, in double precision."""
+    of_y = (torch.arange(len(matrix), device=matrix.device) >= n).long()
+    return _row_means(ExactView(matrix).stratum_sums(of_y, 2), matrix.diagonal(), n, (n, len(matrix) - n))
+
+
+def _means_by_blocks(
+    sets: _Sets, look: Callable[[int, slice, Tensor], tuple[Tensor, Tensor]], tell: Progress
+) -> tuple[_RowMeans, _RowMeans]:
+    """From a function of some rows that gives their Σ κ with all of x and of y (b, 2), and with themselves (b,)."""
+    parts = []
+    for which, places, z, done in sets.blocks():
+        parts.append(look(which, places, z))
+        tell(0.6 * done, "rows")
+    sums, diagonal = (torch.cat(each) for each in zip(*parts))
+    return _row_means(sums, diagonal, len(sets.xy[0]), sets.counts)
+
+
+def _square_means(matrix: Tensor, n: int) -> tuple[float, float, float]:
     means = []
     for block in (matrix[:n, :n], matrix[n:, n:]):
         without = torch.linalg.vector_norm(block) ** 2 - block.diagonal().square().sum()
@@ -530,28 +444,9 @@ def _square_means(matrix: Tensor, n: int) -> _Three:
     return means[0], means[1], float(torch.linalg.vector_norm(across) ** 2) / across.numel()
 
 
-def _stream(sets: _Sets) -> Iterator[tuple[int, slice, Tensor, float]]:
-    """Blocks of rows: the set (0 or 1), where they are, x before y, the rows, and the share of all that is done."""
-    total, start = len(sets.x) + len(sets.y), 0
-    for which, z in enumerate(sets.xy):
-        for rows in row_blocks(len(z), _STREAM_ROWS):
-            yield which, slice(start + rows.start, start + rows.stop), z[rows], (start + rows.stop) / total
-        start += len(z)
-
-
-def _means_of_features(
-    sets: _Sets, feature_map: FeatureMap, totals: Tensor, blocks: _Blocks, tell: Progress
-) -> tuple[tuple[_RowMeans, _RowMeans], Tensor]:
-    """Means of rows by the features' sums over either set (2, r), and the features' sums over blocks of rows."""
-    q = len(sets.x) + len(sets.y)
-    sums, diagonal = totals.new_empty(q, 2), totals.new_empty(q)
-    by_block = totals.new_zeros(blocks.count, totals.shape[1])
-    for _, rows, z, done in _stream(sets):
-        features = feature_map.features(z).double()
-        sums[rows], diagonal[rows] = features @ totals.T, features.square().sum(1)
-        by_block.index_add_(0, blocks.labels[rows], features)
-        tell(0.6 * done, "rows")
-    return _row_means(sums, diagonal, len(sets.x), sets.counts), by_block
+def _unbiased(rows: tuple[_RowMeans, _RowMeans]) -> float:
+    """U from the means of all rows."""
+    return float(rows[0].own.mean() + rows[1].own.mean() - 2.0 * rows[0].other.mean())
 
 
 def _sampled_pairs(
@@ -560,7 +455,7 @@ def _sampled_pairs(
     feature_map: FeatureMap | None,
     tell: Progress,
     means: Sequence[Tensor | float] = (0.0, 0.0),
-) -> tuple[float, float, _Three]:
+) -> tuple[float, float, tuple[float, float, float]]:
     """What features miss of U, its standard error, and mean squares of κ, from random blocks of rows less ``means``.
 
     Given the data, blocks are independent and U of each is unbiased for that of all rows.
@@ -573,7 +468,7 @@ def _sampled_pairs(
         squares.append(_square_means(matrix, len(of_x)))
         if feature_map is not None and feature_map.landmarks is not None:
             features = feature_map(rows)[0].double()
-            corrections.append(_value(_means_of_matrix(matrix - features @ features.T, len(of_x))))
+            corrections.append(_unbiased(_means_of_matrix(matrix - features @ features.T, len(of_x))))
         tell(0.6 + 0.2 * (place + 1) / len(blocks), "pairs")
     xx, yy, xy = torch.tensor(squares, dtype=torch.float64).mean(0).tolist()
     if not corrections:  # explicit features miss nothing
@@ -581,6 +476,58 @@ def _sampled_pairs(
     values = torch.tensor(corrections, dtype=torch.float64)
     error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else 0.0  # one block is all rows
     return float(values.mean()), error, (xx, yy, xy)
+
+
+# --- MMD² ---
+
+
+def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, blocks: _Blocks, tell: Progress) -> _Measured:
+    tell(0.0, "kernel")
+    n, m = sets.counts
+    on_features = ""
+    if feature_map is None:
+        matrix = kernel.square_matrix(torch.cat(sets.xy)).double()
+        diagonals = [float(kernel.diag(z).mean(dtype=torch.float64)) for z in sets.xy]
+        rows, squares, error = _means_of_matrix(matrix, n), _square_means(matrix, n), 0.0
+        within, value = [float(each.own.mean()) for each in rows], _unbiased(rows)
+        method = f"all {(n + m) * (n + m - 1) // 2:,} pairs"
+
+        def statistic(members: Tensor) -> Tensor:
+            signed = members / n - (1.0 - members) / m
+            return ((signed @ matrix) * signed).sum(1)
+
+    else:
+        totals = torch.stack([each["features"] for each in sets.sums])
+        diagonals = [float(each["diagonal"] / each["count"]) for each in sets.sums]
+        within = [
+            float((total.square().sum() - each["lengths"]) / (count * (count - 1)))
+            for total, each, count in zip(totals, sets.sums, sets.counts)
+        ]
+        r = totals.shape[1]
+        by_block = totals.new_zeros(blocks.count, r)
+
+        def look(which: int, places: slice, z: Tensor) -> tuple[Tensor, Tensor]:
+            features = feature_map.features(z).double()
+            by_block.index_add_(0, blocks.labels[places], features)
+            return features @ totals.T, features.square().sum(1)
+
+        rows = _means_by_blocks(sets, look, tell)
+        correction, error, squares = _sampled_pairs(sets, kernel, feature_map, tell)
+        value = sum(within) - 2.0 * float(totals[0] @ totals[1]) / (n * m) + correction
+        method = f"all pairs, by their {r} features"
+        if feature_map.landmarks is not None:
+            method = f"rank {r} and, for what it misses, random blocks of rows"
+            on_features = f", on {r} kernel features"
+        of_x, of_y = map(len, sets.xy)
+
+        def statistic(members: Tensor) -> Tensor:
+            signed = members / of_x - (1.0 - members) / of_y
+            return (signed @ by_block).square().sum(1)
+
+    spread = [max(0.0, diagonal - own) for diagonal, own in zip(diagonals, within)]
+    v_statistic = value + spread[0] / n + spread[1] / m
+    test = _Test.of(statistic, blocks, max(diagonals), sets, on_features)
+    return _Measured(value, v_statistic, sum(spread) / 2.0, rows, squares, method, test, error)
 
 
 # --- CORAL: MMD² in the products of rows that are centred by the mean of their own set ---
@@ -598,27 +545,36 @@ def _coral(sets: _Sets, centre: Tensor, tell: Progress) -> _Measured:
         squared.append((whole - power * count / (count - 2)) / (count * (count - 3)))
     value = sum(squared) - 2.0 * float((scatter[0] * scatter[1]).sum()) / ((n - 1) * (m - 1))
     spread = [max(0.0, power / count - each) for count, each, power in zip(counts, squared, powers)]
-    rows = _means_of_products(sets, means, scatter, tell)
-    products = CoralKernel(mean=sets.x.new_zeros(len(centre)))
-    own_means = [mean.to(sets.x) for mean in means]
+    v_statistic = float((scatter[0] / (n - 1) - scatter[1] / (m - 1)).square().sum())
+    own_means = [mean.to(sets.sample) for mean in means]
+    in_precision = scatter.to(sets.sample)
+
+    def look(which: int, places: slice, z: Tensor) -> tuple[Tensor, Tensor]:
+        centred = z - own_means[which]
+        sums = torch.stack([((centred @ each) * centred).sum(1).double() for each in in_precision], 1)
+        return sums, centred.square().sum(1).double().square()
+
+    rows = _means_by_blocks(sets, look, tell)
+    products = CoralKernel(mean=torch.zeros_like(own_means[0]))
+    middle = (n * means[0] + m * means[1]) / (n + m)
+    on_features = ""
     if sets.rank is None:
         centred = torch.cat([z - mean for z, mean in zip(sets.xy, own_means)])
         squares = _square_means(products.matrix(centred).double(), n)
+        blocks = _Blocks.of(n, m, sets.generator)
+        statistic = _coral_of_rows(torch.cat(sets.xy).double() - middle, n, m)
     else:
         squares = _sampled_pairs(sets, products, None, tell, own_means)[2]
-    v_statistic = float((scatter[0] / (n - 1) - scatter[1] / (m - 1)).square().sum())
-    blocks = _Blocks.of(len(sets.x), len(sets.y), sets.generator)
-    middle = (n * means[0] + m * means[1]) / (n + m)
-    if sets.rank is None:
-        statistic, features = _coral_of_rows(torch.cat(sets.xy).double() - middle, n, m), ""
-    else:
-        kernel = CoralKernel(mean=middle.to(sets.x))
+        blocks = _Blocks.of(len(sets.xy[0]), len(sets.xy[1]), sets.generator)
+        kernel = CoralKernel(mean=middle.to(sets.sample))
         feature_map = fit_feature_map(sets.sample, kernel, sets.rank, generator=sets.generator)
         statistic = _coral_of_features(sets, feature_map, middle, blocks, tell)
-        features = _named(feature_map)[1]
-    test = _Test(statistic, blocks, 1e-12 * (max(squared) + max(spread)), sets.rows_permuted(blocks, features))
+        if feature_map.landmarks is not None:
+            r = feature_map.transform.shape[1]
+            on_features = f", with covariances approximated by {r} features"
+    test = _Test.of(statistic, blocks, max(squared) + max(spread), sets, on_features)
     method = "the moments of all rows"
-    return _Measured(value, v_statistic, (spread[0], spread[1]), rows, squares, method, test)
+    return _Measured(value, v_statistic, sum(spread) / 2.0, rows, squares, method, test)
 
 
 def _central_moments(sums: Sums, centre: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -628,21 +584,6 @@ def _central_moments(sums: Sums, centre: Tensor) -> tuple[Tensor, Tensor, float]
     fourth = sums["fourths"] - 4.0 * shift @ sums["cubes"] + 4.0 * shift @ products @ shift
     fourth = fourth + 2.0 * length * products.trace() - 3.0 * n * length.square()
     return centre + shift, products - n * torch.outer(shift, shift), max(0.0, float(fourth))
-
-
-def _means_of_products(
-    sets: _Sets, means: Sequence[Tensor], scatter: Tensor, tell: Progress
-) -> tuple[_RowMeans, _RowMeans]:
-    """Means of (zᵀz')² for each row."""
-    q = len(sets.x) + len(sets.y)
-    sums, diagonal = scatter.new_empty(q, 2), scatter.new_empty(q)
-    own_precision = scatter.to(sets.x)
-    for which, rows, z, done in _stream(sets):
-        centred = z - means[which].to(z)
-        diagonal[rows] = centred.square().sum(1).double().square()
-        sums[rows] = torch.stack([((centred @ each) * centred).sum(1).double() for each in own_precision], 1)
-        tell(0.6 * done, "rows")
-    return _row_means(sums, diagonal, len(sets.x), sets.counts)
 
 
 def _coral_of_rows(z: Tensor, n: int, m: int) -> _Statistic:
@@ -666,18 +607,17 @@ def _coral_of_features(
     sets: _Sets, feature_map: FeatureMap, centre: Tensor, blocks: _Blocks, tell: Progress
 ) -> _Statistic:
     """The same for memberships of blocks of rows; with features φ of the products, C is n/(n-1) (mean φ - φ(mean))."""
-    n, m = len(sets.x), len(sets.y)
     features = centre.new_zeros(blocks.count, feature_map.transform.shape[1])
     sums = centre.new_zeros(blocks.count, len(centre))
-    for _, rows, z, done in _stream(sets):
-        features.index_add_(0, blocks.labels[rows], feature_map(z)[0].double())
-        sums.index_add_(0, blocks.labels[rows], z.double() - centre)
+    for _, places, z, done in sets.blocks():
+        features.index_add_(0, blocks.labels[places], feature_map(z)[0].double())
+        sums.index_add_(0, blocks.labels[places], z.double() - centre)
         tell(0.8 + 0.1 * done, "features")
 
     def statistic(members: Tensor) -> Tensor:
         covariances = []
-        for weights, count in ((members, n), (1.0 - members, m)):
-            at_mean = feature_map((weights @ sums / count + centre).to(sets.x))[0].double()
+        for weights, count in zip((members, 1.0 - members), map(len, sets.xy)):
+            at_mean = feature_map((weights @ sums / count + centre).to(sets.sample))[0].double()
             covariances.append((weights @ features - count * at_mean) / (count - 1))
         return (covariances[0] - covariances[1]).square().sum(1)
 
@@ -724,12 +664,6 @@ class _Blocks:
         """Blocks, with the two rests."""
         return self.of_x + self.of_y + (0 if self.is_plain else 2)
 
-    @property
-    def name(self) -> str:
-        if self.is_plain:
-            return "permutations of rows"
-        return f"permutations of {self.of_x:,} and {self.of_y:,} blocks of {self.size:,} rows"
-
     def identity(self) -> Tensor:
         """Membership as it is: (1, blocks)."""
         members = torch.zeros(1, self.count, dtype=torch.float64, device=self.labels.device)
@@ -752,6 +686,16 @@ class _Test(NamedTuple):
     blocks: _Blocks
     rounding: float  # of the statistic
     words: str
+
+    @classmethod
+    def of(cls, statistic: _Statistic, blocks: _Blocks, scale: float, sets: _Sets, on_features: str) -> _Test:
+        """With ``scale`` the size of the terms that the statistic is a difference of."""
+        words = "permutations of rows"
+        if not blocks.is_plain:
+            words = f"permutations of {blocks.of_x:,} and {blocks.of_y:,} blocks of {blocks.size:,} rows"
+        if sets.sampled:
+            words += f", of random samples of {len(sets.xy[0]):,} and {len(sets.xy[1]):,} rows"
+        return cls(statistic, blocks, 1e-12 * scale, words + on_features)
 
     def p_value(self, permutations: int, generator: torch.Generator, tell: Progress) -> float:
         """(1 + permutations with at least the observed value) / (1 + permutations)."""

@@ -233,7 +233,8 @@ def _compare_in_memory(
 
 
 def _print_comparison(found: Comparison, first: Path, second: Path, console: Console) -> None:
-    print_line(console, f"{first.name}: {found.n:,} rows; {second.name}: {found.m:,}; {found.d:,} columns", "bold")
+    a, b = (first.name, second.name) if first.name != second.name else (first, second)
+    print_line(console, f"{a}: {found.n:,} rows; {b}: {found.m:,}; {found.d:,} columns", "bold")
     if found.kernel:
         print_line(console, f"kernel {found.kernel}")
     console.print()
