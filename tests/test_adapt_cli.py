@@ -318,6 +318,9 @@ def test_data_that_do_not_fit(files, folders, capsys):
     x, y = clusters(3, shift=0.0)
     np.savez(files / "zoo.npz", x=x, labels=np.array(["cat", "dog", "yak"])[y])
     assert "yak" in refused(capsys, files, *adapt(clinic, files / "zoo.npz", out))
+    np.savez(files / "pets.npz", x=x, labels=np.array(["dog"] * len(x)))
+    said = refused(capsys, files, *adapt(files / "pets.npz", files / "bare" / "home.npz", out))
+    assert "all samples of the source 'pets' are of 1 class, 'dog'" in said
     np.savez(files / "wide.npz", x=np.hstack([x, x]))
     assert "width" in refused(capsys, files, *adapt(clinic, files / "wide.npz", out))
     assert "images" in refused(capsys, files, *adapt(folders / "day", home, out))

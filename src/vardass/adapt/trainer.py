@@ -411,6 +411,11 @@ def _check(config: Any, splits: Any) -> None:
             f"the labels of the source are {have}, but the settings say regression={config.regression}; use "
             f"regression={not config.regression} to predict them"
         )
+    if not config.regression and len(names := splits.source_train.class_names) == 1:
+        raise InputError(
+            f"all samples of the source {splits.source_train.name!r} are of 1 class, {names[0]!r}, and a classifier "
+            "needs 2; add samples of other classes"
+        )
 
 
 def _shown(own_parts: Mapping[str, str]) -> str:
