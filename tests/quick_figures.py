@@ -17,7 +17,7 @@ def quick(number: int) -> FigureResult:
 
 def select(result: FigureResult, **values: str | int) -> list[dict[str, str | int | float]]:
     """Rows whose columns have the given values, each by name."""
-    named = (dict(zip(result.columns, row, strict=True)) for row in result.rows)
+    named = result.numbers.to_dict("records")
     return [row for row in named if all(row[name] == value for name, value in values.items())]
 
 

@@ -2,25 +2,22 @@
 
 import itertools
 import math
-from dataclasses import replace
-from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 
 from quick_figures import quick, select
 from vardass.kernels import RBFMixture
-from vardass.paper.figures.figure4 import KERNEL, OURS, PAPER, PLANNED, RAW, SOLVERS, Point, measure, raw_claim
+from vardass.paper.figures.figure4 import KERNELS, OURS, PAPER, PLANNED, SOLVERS, measure, over_seeds
 from vardass.paper.figures.figure4 import claims as claims_of_figure4
 from vardass.paper.figures.figure5 import (
-    Aging,
     FeatureHistory,
-    Trace,
     Way,
-    before_refreshes,
     claims,
     evenly_spaced,
     follow,
+    lost,
     solver_noise,
     summarise,
 )
@@ -97,62 +94,58 @@ def moving(step):
     return points(40, seed=0) + 0.2 * step * points(40, seed=1)
 
 
-def traces_of(*ways, every=1, steps=9):
+def history(every=1, steps=9):
     recorded = list(range(0, steps, every))
-    record = FeatureHistory(recorded, [moving(step) for step in recorded], RBF, 5, seed=3)
-    aging = follow(ways, record)
-    assert aging.uniform == pytest.approx([uniform_variance(moving(s), 5, kernel=RBF) for s in recorded], rel=1e-12)
-    return [aging.traces[way.name] for way in ways]
+    return FeatureHistory(recorded, [moving(step) for step in recorded], RBF, 5, seed=3)
 
 
-def test_at_a_refresh_the_curve_is_the_variance_that_the_solver_reports():
-    ways = Way("paper", partial(RefreshEvery, 4)), Way("ours", partial(RefreshEvery, 3), "min-sum")
-    paper, ours = traces_of(*ways)
-    assert (paper.refreshes, ours.refreshes) == ([0, 4, 8], [0, 3, 6])
-    for trace, solver in ((paper, "dynamic-kmeans"), (ours, "min-sum")):
-        for step in trace.refreshes:
-            found = stratify(moving(step), 5, kernel=RBF, solver=solver, seed=derive_seed(3, step))
-            assert trace.variances[step] == pytest.approx(found.variance, rel=1e-9)
+def variances(record, places, maker="dynamic-kmeans"):
+    """Variances of one way at the recorded steps."""
+    found = follow([Way("way", places, maker)], record)
+    uniform = found[found.batches == "uniform"].variance.tolist()
+    assert uniform == pytest.approx([uniform_variance(moving(s), 5, kernel=RBF) for s in record.steps], rel=1e-12)
+    return found[found.batches == "way"].variance.tolist()
+
+
+@pytest.mark.parametrize(("solver", "period"), [("dynamic-kmeans", 4), ("min-sum", 3)])
+def test_at_a_refresh_the_curve_is_the_variance_that_the_solver_reports(solver, period):
+    record = history()
+    places = record.places(RefreshEvery(period))
+    assert places == list(range(0, 9, period))
+    shown = variances(record, places, solver)
+    for step in places:
+        found = stratify(moving(step), 5, kernel=RBF, solver=solver, seed=derive_seed(3, step))
+        assert shown[step] == pytest.approx(found.variance, rel=1e-9)
 
 
 def test_between_refreshes_the_old_strata_are_measured_on_the_new_features():
-    (trace,) = traces_of(Way("paper", partial(RefreshEvery, 4)))
     old = stratify(moving(4), 5, kernel=RBF, solver="dynamic-kmeans", seed=derive_seed(3, 4))
     expected = stratified_variance(moving(7), old.labels, kernel=RBF)
-    assert trace.variances[7] == pytest.approx(expected, rel=1e-12)
+    assert variances(history(), [0, 4, 8])[7] == pytest.approx(expected, rel=1e-12)
 
 
 def test_refreshes_between_recorded_steps_are_made_at_the_next_one():
-    (trace,) = traces_of(Way("paper", partial(RefreshEvery, 4)), every=3, steps=12)
-    assert trace.refreshes == [0, 6, 9]  # due at 4 and 8
+    record = history(every=3, steps=12)
+    places = record.places(RefreshEvery(4))
+    assert [record.steps[place] for place in places] == [0, 6, 9]  # due at 4 and 8
     new = stratify(moving(6), 5, kernel=RBF, solver="dynamic-kmeans", seed=derive_seed(3, 6))
-    assert trace.variances[2] == pytest.approx(stratified_variance(moving(6), new.labels, kernel=RBF), rel=1e-12)
+    expected = stratified_variance(moving(6), new.labels, kernel=RBF)
+    assert variances(record, places)[2] == pytest.approx(expected, rel=1e-12)
 
 
 def test_ordered_batches_have_less_variance_than_their_strata():
-    once = partial(RefreshEvery, 100)
-    ordered, strata = traces_of(Way("ordered", once, "ordered"), Way("strata", once, "min-sum"), steps=1)
-    assert ordered.variances[0] < 0.8 * strata.variances[0]
+    record = history(steps=1)
+    assert variances(record, [0], "ordered")[0] < 0.8 * variances(record, [0], "min-sum")[0]
 
 
 def test_policies_that_observe_are_told_and_refresh_when_their_limit_is_passed():
-    drift, patient, once = traces_of(
-        Way("drift", partial(DriftRefresh, threshold=0.2, shortest=1, window=1)),
-        Way("patient", partial(DriftRefresh, threshold=1e6, shortest=1, window=1)),
-        Way("once", partial(RefreshEvery, 100)),
-    )
-    assert len(drift.refreshes) > 1
-    assert patient.refreshes == once.refreshes == [0]
-    assert patient.variances == once.variances
+    assert len(history().places(DriftRefresh(threshold=0.2, shortest=1, window=1))) > 1
+    assert history().places(DriftRefresh(threshold=1e6, shortest=1, window=1)) == [0]
 
 
 # --- what the numbers say -----------------------------------------------------------------------------
 
-
-def test_age_is_taken_at_the_last_recorded_step_before_each_refresh():
-    ages = [1.0, 2.0, 4.0, 1.0, 3.0]
-    assert before_refreshes([0, 5, 10, 15, 20], ages, [0, 12]) == [(0, 4.0), (12, 3.0)]
-    assert before_refreshes([0, 5, 10, 15, 20], ages, [0, 18]) == [(0, 1.0)]  # one step is no interval
+STEPS = range(0, 400, 5)
 
 
 def made_up(growth, late=1.0, spread=0.0, growing=None):
@@ -160,29 +153,30 @@ def made_up(growth, late=1.0, spread=0.0, growing=None):
 
     The variance of all strata changes by ``spread`` a step. ``growing`` are the refreshes of the growing schedule.
     """
-    steps = list(range(0, 400, 5))
     periods = {"T = 10": 10, "T = 50": 50, "T = 100": 100, "on drift": 50, "never again": 400}
     refreshes = {name: list(range(0, 400, period)) for name, period in periods.items()}
     refreshes["growing T"] = growing or [0, 25, 50, 75, 100, 150, 200]
-    refreshes |= {way.name: way.policy().steps for way in evenly_spaced(Aging(steps, [], traces_at(refreshes)))}
+    for name in ("growing T", "on drift"):
+        places = evenly_spaced(len(refreshes[name]), len(STEPS))
+        refreshes[f"{name}, evenly"] = [STEPS[place] for place in places]
 
-    def trace(at):
-        values = []
-        for step in steps:
-            age = step - max(refresh for refresh in at if refresh <= step)
-            aged = 1.0 + growth * age * (late if step >= 200 else 1.0)
-            values.append(0.5 * aged * (1.0 + spread * step))
-        return Trace(values, at)
+    def variance(at, step):
+        age = step - max(refresh for refresh in at if refresh <= step)
+        aged = 1.0 + growth * age * (late if step >= 200 else 1.0)
+        return 0.5 * aged * (1.0 + spread * step)
 
-    return Aging(steps, [1.0] * len(steps), {name: trace(at) for name, at in refreshes.items()})
-
-
-def traces_at(refreshes):
-    return {name: Trace([], at) for name, at in refreshes.items()}
+    rows = []
+    for step in STEPS:
+        fresh = variance(refreshes["T = 10"], step)
+        rows.append((0, step, "uniform", 1.0, 1.0, 1.0 / fresh, 0))
+        for name, at in refreshes.items():
+            value = variance(at, step)
+            rows.append((0, step, name, value, value, value / fresh, sum(refresh <= step for refresh in at)))
+    return pd.DataFrame(rows, columns=quick(5).numbers.columns)
 
 
 def held(*args, **options):
-    return [claim.held for claim in claims(summarise([made_up(*args, **options)], (10, 50, 100), 50))]
+    return [claim.held for claim in claims(made_up(*args, **options), ["T = 10", "T = 50", "T = 100"], "T = 50")]
 
 
 def test_claims_follow_the_numbers():
@@ -200,18 +194,16 @@ def test_age_is_worse_than_a_change_of_all_variances():
 
 def test_a_schedule_that_keeps_most_of_the_variance_reduction_may_still_do_harm():
     """One refresh half-way: little lost of the reduction next to uniform draws, much of what refreshing gains."""
-    run = made_up(1e-3, late=0.01, growing=[0, 200])
-    summary = summarise([run], (10, 50, 100), 50)
-    reductions = [1.0 - sum(run.traces[name].variances) / len(run.steps) for name in ("growing T", "T = 50")]
-    assert reductions[0] > 0.9 * reductions[1]
-    assert summary.lost("growing T") > 0.3
-    assert not claims(summary)[3].held
+    made = {"late": 0.01, "growing": [0, 200]}
+    run = made_up(1e-3, **made)
+    means = 1.0 - run.groupby("batches").variance.mean()
+    assert means["growing T"] > 0.9 * means["T = 50"]
+    assert lost(summarise(run), "growing T") > 0.3
+    assert not held(1e-3, **made)[3]
 
 
 def test_policies_are_compared_at_equal_numbers_of_refreshes():
-    run = made_up(1e-3, late=0.01)
-    assert len(run.traces["growing T, evenly"].refreshes) == len(run.traces["growing T"].refreshes) == 7
-    assert run.traces["growing T, evenly"].refreshes == [0, 55, 110, 170, 225, 285, 340]
+    assert [STEPS[place] for place in evenly_spaced(7, len(STEPS))] == [0, 55, 110, 170, 225, 285, 340]
     for name in ("growing T", "on drift"):
         counts = [
             row["refreshes"] for way in (name, f"{name}, evenly") for row in select(quick(5), step=55, batches=way)
@@ -220,32 +212,41 @@ def test_policies_are_compared_at_equal_numbers_of_refreshes():
 
 
 def test_summary_has_means_and_counts():
-    way = summarise([made_up(1e-3)], (10, 50, 100), 100).ways.loc["T = 100"]
-    ages = [(1.0 + 1e-3 * (step % 100)) / (1.0 + 1e-3 * (step % 10)) for step in range(0, 400, 5)]
+    run = made_up(1e-3)
+    way = summarise(run).loc["T = 100"]
+    ages = [(1.0 + 1e-3 * (step % 100)) / (1.0 + 1e-3 * (step % 10)) for step in STEPS]
     assert way.refreshes == 4
     assert way.aged == pytest.approx(math.exp(sum(map(math.log, ages)) / len(ages)))
-    assert way.before == way.early == way.late == pytest.approx(1.095 / 1.005)
-    assert summarise([made_up(1e-3)], (10, 50, 100), 100).noise == 0.0
+    assert way.before == pytest.approx(1.095 / 1.005)
+    assert way.early == way.late == pytest.approx(1.095 / 1.005)
+    assert solver_noise(run, "T = 10") == 0.0
+
+
+def test_an_interval_of_one_recorded_step_does_not_age():
+    run = made_up(1e-3, growing=[0, 395])
+    assert summarise(run).early["growing T"] == pytest.approx(1.390)  # at step 390, where T = 10 is new
+    assert math.isnan(summarise(run).late["growing T"])
 
 
 def test_noise_of_the_solver_is_seen_through_a_trend():
-    run = made_up(0.0)
     generator = torch.Generator().manual_seed(0)
-    shaken = [0.5 * math.exp(0.02 * float(torch.randn((), generator=generator)) - step / 500.0) for step in run.steps]
-    run = replace(run, traces={"T = 10": Trace(shaken, list(run.steps))})
-    assert solver_noise([run], "T = 10") == pytest.approx(0.02, rel=0.3)
+    noise = 0.02 * torch.randn(len(STEPS), generator=generator)
+    rows = [(0, i, "T = 10", 0.5 * math.exp(float(noise[i]) - step / 500.0)) for i, step in enumerate(STEPS)]
+    run = pd.DataFrame(rows, columns=["seed", "refreshes", "batches", "relative_to_uniform"])
+    assert solver_noise(run, "T = 10") == pytest.approx(0.02, rel=0.3)
 
 
 SEEDS = 20
 
 
-def points_of_figure4(paper, *, odd=0, linear=0.6, scatter=0.0):
-    """Made-up points of 20 seeds: the paper's solver has these shares of uniform's variance, twice in ``odd`` at k = 4.
+def measured_for_figure4(paper, *, raw=(0.9, 0.8, 0.7, 0.6), odd=0, linear=0.6, scatter=0.0):
+    """Made-up variances of 20 seeds: the paper's solver has these shares of uniform's variance, twice in
+    ``odd`` at k = 4.
 
     Linear k-means has a share of ``linear`` where kernel k-means has 0.5, each ± ``scatter``, out of step.
     """
-    points = []
-    for k, share in zip((2, 4, 128, 256), paper, strict=True):
+    rows = []
+    for k, share, raw_share in zip((2, 4, 128, 256), paper, raw, strict=True):
         several = [share * (2.0 if k == 4 and seed < odd else 1.0) for seed in range(SEEDS)]
         falling = 2 / k**0.1  # every curve of the ablations falls with k
         noise = [(1.0 + scatter, 1.0 - scatter)[seed % 2] for seed in range(SEEDS)]
@@ -256,26 +257,28 @@ def points_of_figure4(paper, *, odd=0, linear=0.6, scatter=0.0):
             "uniform": [1.0],
             "lower bound": [0.001],
         }
-        points += [Point(k, name, tuple(v / k for v in values), 1.0 / k) for name, values in shares.items()]
-    return points
+        for name, values in shares.items():
+            rows += [("median", k, name, seed, value / k, 1.0 / k) for seed, value in enumerate(values)]
+        rows += [("raw", k, PAPER, seed, raw_share / k, 1.0 / k) for seed in range(SEEDS)]
+        rows.append(("raw", k, "lower bound", 0, 0.5 / k, 1.0 / k))
+    return pd.DataFrame(rows, columns=["unit", "k", "method", "seed", "variance", "uniform"])
 
 
 def held_of_figure4(paper, **options):
-    """Verdicts: gap for k-means, kernel k-means and the paper's; lowest; kernel better; overlap; 50-fold."""
-    return [claim.held for claim in claims_of_figure4(points_of_figure4(paper, **options))]
+    """Verdicts: gap for k-means, kernel k-means and the paper's; lowest; kernel better; overlap; 50-fold; raw."""
+    return [claim.held for claim in claims_of_figure4(measured_for_figure4(paper, **options))]
 
 
 def test_claims_of_figure4_follow_the_numbers():
-    assert held_of_figure4((0.4, 0.3, 0.1, 0.02)) == [True, True, True, True, True, False, True]
-    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.51) == [True, True, True, True, False, True, True]
-    _, _, gap, lowest, *_, fifty = held_of_figure4((0.3, 1.2, 0.1, 0.05))
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02)) == [True, True, True, True, True, False, True, True]
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.51) == [True, True, True, True, False, True, True, True]
+    _, _, gap, lowest, *_, fifty, _ = held_of_figure4((0.3, 1.2, 0.1, 0.05))
     assert (gap, lowest, fifty) == (False, False, False)
 
 
 def test_the_claim_of_figure4_on_raw_distances_follows_the_numbers():
-    wide, narrow = (points_of_figure4(shares) for shares in ((0.4, 0.3, 0.1, 0.02), (0.9, 0.8, 0.7, 0.6)))
-    assert raw_claim(wide, narrow).held
-    assert not raw_claim(narrow, wide).held
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02))[-1]
+    assert not held_of_figure4((0.9, 0.8, 0.7, 0.6), raw=(0.4, 0.3, 0.1, 0.02))[-1]
     units = {row["unit"] for row in select(quick(4))}
     assert units == {"median", "raw"}
 
@@ -292,7 +295,9 @@ def test_solvers_that_differ_by_chance_only_overlap_in_figure4():
 
 
 def test_standard_errors_of_figure4_are_over_seeds_with_n_minus_1():
-    point = Point(8, PAPER, (0.10, 0.12, 0.14), 1.0).row()
+    rows = [("median", 8, PAPER, seed, variance, 1.0) for seed, variance in enumerate((0.10, 0.12, 0.14))]
+    measured = pd.DataFrame(rows, columns=["unit", "k", "method", "seed", "variance", "uniform"])
+    (point,) = over_seeds(measured).to_dict("records")
     assert point["variance"] == pytest.approx(0.12)
     assert point["stderr"] == pytest.approx(0.02 / math.sqrt(3))
     assert (point["low"], point["high"], point["seeds"]) == (pytest.approx(0.104), pytest.approx(0.136), 3)
@@ -306,15 +311,15 @@ def test_standard_errors_of_figure4_are_over_seeds_with_n_minus_1():
 # --- the figures --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("unit", "kernel"), [("median", KERNEL), ("raw", RAW)])
-def test_points_of_figure4_are_those_of_the_solvers(unit, kernel):
+@pytest.mark.parametrize("unit", KERNELS)
+def test_points_of_figure4_are_those_of_the_solvers(unit):
     z = points(60, 4).float()
-    found = measure(z, [4, 8], seeds=[0, 1], batches=64, progress=lambda share, message: None, unit=unit)
-    kernel = kernel.fit(z)
+    measured = measure(z, [4, 8], seeds=[0, 1], batches=64, progress=lambda share, message: None)
+    found = over_seeds(measured).set_index(["unit", "method", "k"]).to_dict("index")
+    kernel = KERNELS[unit].fit(z)
 
     def row(method):
-        (point,) = (point for point in found if (point.method, point.k) == (method, 8))
-        return point.row()
+        return found[unit, method, 8]
 
     assert row("uniform")["variance"] == pytest.approx(uniform_variance(z, 8, kernel=kernel))
     without = uniform_variance(z, 8, kernel=kernel, replacement=False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.backend import one_thread
 from vardass.errors import InputError
@@ -20,11 +18,10 @@ from vardass.registry import Registry
 from vardass.validate import Progress, check_count
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["NUMBERS", "Claim", "FigureResult", "Value", "draw_figure", "make_figure", "write_figure"]
-
-Value: TypeAlias = str | int | float
+__all__ = ["NUMBERS", "Claim", "FigureResult", "draw_figure", "make_figure", "write_figure"]
 
 
 @dataclass(frozen=True)
@@ -41,23 +38,14 @@ class Claim:
         return f"{verdict}: {self.statement}. Measured: {self.evidence}."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FigureResult:
-    """A figure: its numbers, what came of the claims about it, and how to draw it.
-
-    Examples
-    --------
-    >>> from vardass.paper.figures import make_figure
-    >>> result = make_figure(2, quick=True)
-    >>> result.number, len(result.rows[0]) == len(result.columns)
-    (2, True)
-    """
+    """A figure: its numbers, what came of the claims about it, and how to draw it."""
 
     number: int  # of the figure in the paper
     title: str
     caption: str  # of what data, and what was chosen where the paper is silent
-    columns: tuple[str, ...]  # names of the columns of ``rows``
-    rows: list[tuple[Value, ...]]  # all numbers that are drawn
+    numbers: pd.DataFrame  # all that are drawn
     claims: tuple[Claim, ...]  # statements of the paper and of ours, and whether they held
     draw: Callable[[Figure], None]  # on an empty matplotlib figure
     size: tuple[float, float] = (10.0, 5.6)  # width and height in inches
@@ -69,11 +57,8 @@ class FigureResult:
 
     def to_csv(self) -> str:
         """The numbers, with nine digits; the same seed gives the same bytes, apart from seconds."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows([f"{cell:.9g}" if isinstance(cell, float) else cell for cell in row] for row in self.rows)
-        return text.getvalue()
+        text: str = self.numbers.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+        return text
 
     def to_markdown(self) -> str:
         """The title, the caption and the claims as a page of text."""

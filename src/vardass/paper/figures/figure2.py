@@ -11,13 +11,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from vardass.paper.figures import Claim, FigureResult, Value
-from vardass.paper.figures.figure1 import StratumMoments, log_axes, note, rho_text, scale_factors, scatter, wishart
-from vardass.paper.theory import spearman
-from vardass.plots import BLACK, BLUE, VERMILION, style_axes
+from vardass.paper.figures import Claim, FigureResult
+from vardass.paper.figures.figure1 import (
+    StratumMoments,
+    legend_below,
+    rank_panel,
+    rho,
+    rho_range,
+    scale_factors,
+    scatter,
+    wishart,
+)
+from vardass.plots import BLACK, BLUE, VERMILION
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
@@ -27,20 +36,16 @@ __all__ = ["figure2"]
 
 DIMENSIONS = (1, 2, 8, 32)
 DISTRIBUTIONS = ("normal", "lognormal")
-SCALES = {"scaled": (BLUE, "o"), "one scale": (VERMILION, "^")}
+SCALES = {
+    "scaled": ("strata of a partition share a scale, over two decades", BLUE, "o"),
+    "one scale": ("one scale for all partitions", VERMILION, "^"),
+}
 STRATA = 8
 NEAR_MONOTONIC = 0.99
 """Rank correlation that counts as the paper's "near-monotonic", which it does not put in numbers."""
 SAME_SIZE = 0.1
 """Difference of target and surrogate that does not count."""
-
-_LABELS = {
-    "scaled": "strata of a partition share a scale, over two decades",
-    "one scale": "one scale for all partitions",
-}
 _LOG_SPREAD = 0.5  # the lognormal's exponent is half as wide as the normal: its fourth moment grows as exp(8 s²)
-
-Pairs = dict[tuple[str, int, str], tuple[Tensor, Tensor]]
 
 
 def figure2(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
@@ -48,19 +53,16 @@ def figure2(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     generator = torch.Generator().manual_seed(seed)
     count = 60 if quick else 400
     sizes = torch.arange(1, STRATA + 1, dtype=torch.float64)
-    found: Pairs = {}
+    parts = []
     for step, distribution in enumerate(DISTRIBUTIONS):
         for d in DIMENSIONS:
             progress(step / len(DISTRIBUTIONS), f"{distribution}, d = {d}")
             for population in SCALES:
                 moments = strata_moments(distribution, count, d, generator, scaled=population == "scaled")
                 target, surrogate = coral_variances(moments, sizes)
-                found[distribution, d, population] = (surrogate, target)
-    rows: list[tuple[Value, ...]] = [
-        (*name, *values)
-        for name, (surrogate, target) in found.items()
-        for values in zip(surrogate.tolist(), target.tolist(), strict=True)
-    ]
+                names = {"distribution": distribution, "d": d, "population": population}
+                parts.append(pd.DataFrame({**names, "surrogate": surrogate, "target": target}))
+    numbers = pd.concat(parts, ignore_index=True)
     return FigureResult(
         number=2,
         title="variance of the batch covariance against that of its CORAL surrogate",
@@ -68,10 +70,9 @@ def figure2(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
             f"Each panel ranks {count} random partitions of each kind into k = {STRATA} strata of sizes 1 to {STRATA}; "
             "both variances are exact, not simulated. The paper gives neither d nor the strata's parameters."
         ),
-        columns=("distribution", "d", "population", "surrogate", "target"),
-        rows=rows,
-        claims=_claims(found),
-        draw=lambda figure: _draw(figure, found),
+        numbers=numbers,
+        claims=_claims(numbers),
+        draw=lambda figure: _draw(figure, numbers),
         size=(10.0, 8.4),
         settings={"seed": seed, "quick": quick, "points": count, "k": STRATA, "dimensions": DIMENSIONS},
     )
@@ -152,24 +153,19 @@ def coral_variances(moments: StratumMoments, sizes: Tensor) -> tuple[Tensor, Ten
     return gamma.square() * (of(a - a.square()) + (mixed * pairs).sum((-2, -1))), of(a)
 
 
-def _rhos(found: Pairs, distribution: str, population: str) -> list[float]:
-    pairs = (found[distribution, d, population] for d in DIMENSIONS)
-    return [spearman(target, surrogate) for surrogate, target in pairs]
-
-
-def _claims(found: Pairs) -> tuple[Claim, ...]:
+def _claims(numbers: pd.DataFrame) -> tuple[Claim, ...]:
     claims = []
-    for population in SCALES:
-        rhos = [rho for distribution in DISTRIBUTIONS for rho in _rhos(found, distribution, population)]
+    for population, (label, *_) in SCALES.items():
+        own = numbers[numbers.population == population]
+        rhos = [rho(each) for _, each in own.groupby(["distribution", "d"])]
         claims.append(
             Claim(
-                f"the relation is near-monotonic in all cases, taken as ρ > {NEAR_MONOTONIC}; {_LABELS[population]}",
+                f"the relation is near-monotonic in all cases, taken as ρ > {NEAR_MONOTONIC}; {label}",
                 min(rhos) > NEAR_MONOTONIC,
-                f"ρ from {rho_text(min(rhos))} to {rho_text(max(rhos))} over {len(rhos)} cases",
+                f"{rho_range(rhos)} over {len(rhos)} cases",
             )
         )
-    ratios = torch.cat([target / surrogate for surrogate, target in found.values()])
-    low, high = torch.quantile(ratios, torch.tensor([0.05, 0.95], dtype=ratios.dtype)).tolist()
+    low, high = (numbers.target / numbers.surrogate).quantile([0.05, 0.95])
     claims.append(
         Claim(
             f"the surrogate gives the size of the variance too, within {100 * SAME_SIZE:.0f} % in 90 % of all cases",
@@ -181,26 +177,20 @@ def _claims(found: Pairs) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def _draw(figure: Figure, found: Pairs) -> None:
+def _draw(figure: Figure, numbers: pd.DataFrame) -> None:
     """For each distribution a row of target against surrogate and below it one of their ratio."""
     heights = (1.0, 0.45) * len(DISTRIBUTIONS)
     grid = figure.subplots(len(heights), len(DIMENSIONS), gridspec_kw={"height_ratios": heights})
     for row, distribution in enumerate(DISTRIBUTIONS):
         for above, below, d in zip(grid[2 * row], grid[2 * row + 1], DIMENSIONS, strict=True):
-            notes = []
             below.sharex(above)
-            for population, (colour, marker) in SCALES.items():
-                surrogate, target = found[distribution, d, population]
-                scatter(above, surrogate, target, colour, marker, _LABELS[population])
-                scatter(below, surrogate, target / surrogate, colour, marker, _LABELS[population])
-                notes.append((spearman(target, surrogate), colour))
-            note(above, notes)
-            log_axes(above)
+            own = numbers[(numbers.distribution == distribution) & (numbers.d == d)]
+            shown = dict(list(own.groupby("population")))
+            rank_panel(above, [(shown[name], "target", *look) for name, look in SCALES.items()])
+            for name, look in SCALES.items():
+                scatter(below, shown[name].surrogate, shown[name].target / shown[name].surrogate, *look)
             below.set_ylim(0.0, 1.5)
             below.axhline(1.0, color=BLACK, linewidth=1.0, linestyle="--")
-            for axes in (above, below):
-                style_axes(axes)
-                axes.tick_params(labelsize=8.5)
             above.tick_params(labelbottom=False)
         grid[2 * row][0].set_ylabel(f"target Var(R̂),\n{distribution}", fontsize=10)
         grid[2 * row + 1][0].set_ylabel("target /\nsurrogate", fontsize=10)
@@ -208,6 +198,4 @@ def _draw(figure: Figure, found: Pairs) -> None:
         axes.set_title(f"d = {d}", fontsize=11, fontweight="bold")
     for axes in grid[-1]:
         axes.set_xlabel("surrogate Var(R̂')", fontsize=10)
-    handles = grid[0][0].get_legend_handles_labels()[0]
-    figure.tight_layout(rect=(0.0, 0.05, 1.0, 1.0))
-    figure.legend(handles=handles, loc="lower center", ncols=2, fontsize=9.5, frameon=False, markerscale=1.8)
+    legend_below(figure, grid[0][:1])

@@ -3,8 +3,7 @@
 As in the paper n = 100, k = 16 and the input is Euclidean distances between random embeddings: (a) 10 rows at once and
 10⁵ trials against two alternatives, (b) 1 to 10⁵ trials with 10 rows at once, (c) 1 to 20 rows at once with 100 trials.
 The paper's Humpbacks embeddings are not published, so embeddings are smart-watch windows, and it shows one problem
-where here ten are averaged. Two panels are added: (d) whole solvers, where the stratum means follow the assignment, and
-(e) what the time buys, since the paper argues with a time budget.
+where here ten are averaged.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from vardass.paper.figures import Claim, FigureResult
 from vardass.paper.interior_point import relaxed_solution
 from vardass.paper.theory import spearman
 from vardass.plots import BLACK, BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, style_axes
-from vardass.solvers import stratify
 from vardass.solvers.kmeans import centroid_objective, greedy_assignment
 from vardass.validate import Progress
 
@@ -40,19 +39,12 @@ POOR = 5.0
 
 _GREEDY, _AFTER = "Algorithm 2", "Algorithm 2, then single moves"
 _MOVES, _RELAXED = "single moves", "interior point, relaxed"
-_PAPER, _OURS, _BOUND = "dynamic-kmeans", "min-sum", "lower bound"
 _METHODS = {
     "unweighted": ("unweighted (nearest centre)", GREY, "D"),
     _GREEDY: ("Algorithm 2", PURPLE, "o"),
     "interior point, rounded": ("interior point, rounded", ORANGE, "P"),
     _MOVES: ("single moves (ours)", BLUE, "s"),
     _RELAXED: ("interior point, relaxed\n(splits points)", ORANGE, "P"),
-}
-_SOLVERS = {
-    "kernel-kmeans": ("k-means (unweighted)", GREY, "D"),
-    "interior-point": ("Algorithm 1 with\ninterior point", ORANGE, "P"),
-    _PAPER: ("Algorithm 1 with\nAlgorithm 2 (paper)", PURPLE, "o"),
-    _OURS: ("min-sum (ours)", BLUE, "s"),
 }
 _LINES = {
     "one trial": ("average trial", VERMILION, "^"),
@@ -72,11 +64,12 @@ class Effort:
     # trials to average over in all: a number of T trials is repeated ``runs`` / T times, at least once and at most
     # ``repeats`` times
     runs: int
-    repeats: int  # see above
+    repeats: int
 
-    def repeats_of(self, trials: int) -> int:
-        """Repetitions to average over."""
-        return max(1, min(self.repeats, self.runs // trials))
+    @property
+    def steps(self) -> int:
+        """Sequential steps of ``fixed_trials`` with ten rows at once."""
+        return self.fixed_trials * POINTS // PARALLEL
 
 
 FULL = Effort(
@@ -95,67 +88,56 @@ QUICK = Effort(
 class MeasuredLoss(NamedTuple):
     """One loss."""
 
-    panel: str  # where it is shown, and of what
+    panel: str
     problem: int
     method: str
     trials: int  # of Algorithm 2; 0 where they have no meaning
     parallel: int
-    loss: float  # Σ_i D_{i,a_i} |S_{a_i}| in panels a to c, Var(μ̂) in d; the mean where trials were repeated
+    loss: float  # Σ_i D_{i,a_i} |S_{a_i}|; the mean where trials were repeated
     seconds: float  # of one run, CPU time on one thread: other work on the machine does not count
-    # of the loss above the best assignment found for the problem or, in d, above a lower bound
-    excess_percent: float = 0.0
 
 
 def figure3(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     """Measure the greedy assignment of Algorithm 2."""
     scale = QUICK if quick else FULL
     generator = torch.Generator().manual_seed(seed)
-    rows: list[MeasuredLoss] = []
-    splits = []
+    rows, splits = [], []
     for number in range(scale.problems):
         progress(number / scale.problems, f"problem {number + 1} of {scale.problems}")
-        points, distances = random_problem(generator)
+        distances = random_problem(generator)
         if number == 0:  # compiled loops are made before the clock runs
             greedy_assignment(distances, trials=1, parallel=PARALLEL, generator=0)
-            solver_rows(points, number, seed)
-        fixed, split = fixed_distance_rows(distances, number, scale, generator)
-        whole = solver_rows(points, number, seed + number)
+        found, split = losses_of(distances, number, scale, generator)
+        rows += found
         splits.append(split)
-        rows += _above(fixed, min(row.loss for row in fixed if row.method != _RELAXED))
-        rows += _above(whole, next(row.loss for row in whole if row.method == _BOUND))
+    numbers = pd.DataFrame(rows)
+    best = numbers[numbers.method != _RELAXED].groupby("problem").loss.min()
+    numbers["excess_percent"] = 100.0 * (numbers.loss / numbers.problem.map(best) - 1.0)
     return FigureResult(
         number=3,
         title="the greedy assignment of Algorithm 2 against alternatives",
         caption=(
             f"Means over {scale.problems} problems of n = {POINTS} smart-watch windows and k = {STRATA} centres, in "
-            "per cent above the best assignment found for the problem; in (d) above what no partition can go below. "
-            "The interior-point method is the package's, not the paper's commercial one. Seconds are CPU time of "
-            "one run. Panels (d) and (e) are not in the paper."
+            "per cent above the best assignment found for the problem. The interior-point method is the package's, not "
+            "the paper's commercial one. Seconds are CPU time of one run."
         ),
-        columns=MeasuredLoss._fields,
-        rows=list(rows),
-        claims=_claims(rows, scale, splits),
-        draw=lambda figure: _draw(figure, rows, scale),
-        size=(13.0, 7.8),
+        numbers=numbers,
+        claims=_claims(numbers, scale, splits),
+        draw=lambda figure: _draw(figure, numbers, scale),
+        size=(15.0, 4.6),
         settings={"seed": seed, "quick": quick, "n": POINTS, "k": STRATA, "problems": scale.problems},
     )
 
 
-def _above(rows: Sequence[MeasuredLoss], reference: float) -> list[MeasuredLoss]:
-    return [row._replace(excess_percent=100.0 * (row.loss / reference - 1.0)) for row in rows]
+def random_problem(generator: torch.Generator) -> Tensor:
+    """Euclidean distances D (100, 16) of points to centres, all windows of the right wrist.
 
-
-def random_problem(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Points (100, 78) and their Euclidean distances D (100, 16) to centres, all windows of the right wrist.
-
-    D is not squared, as in the paper's text. The paper takes random embeddings of its Humpbacks data, which are not
-    published.
+    D is not squared, as in the paper's text.
     """
     data = load_watch()
     features = standardise(data.features[data.side == 1].double())
     rows = torch.randperm(len(features), generator=generator)[: POINTS + STRATA]
-    points, centres = features[rows[:POINTS]], features[rows[POINTS:]]
-    return points, torch.cdist(points, centres)
+    return torch.cdist(features[rows[:POINTS]], features[rows[POINTS:]])
 
 
 def single_moves(distances: Tensor, labels: Tensor) -> Tensor:
@@ -184,19 +166,20 @@ def relaxed_value(distances: Tensor, shares: Tensor) -> float:
 
 def trials_of_budget(parallel: int, scale: Effort) -> int:
     """Trials that take as many sequential steps as ``fixed_trials`` with ten rows at once."""
-    return max(1, scale.fixed_trials * -(-POINTS // PARALLEL) // -(-POINTS // parallel))
+    return max(1, scale.steps // -(-POINTS // parallel))
 
 
-def fixed_distance_rows(
+def losses_of(
     distances: Tensor, number: int, scale: Effort, generator: torch.Generator
 ) -> tuple[list[MeasuredLoss], float]:
-    """Panels a to c for one problem, and the share of points that the relaxed solution splits between strata."""
+    """All losses of one problem, and the share of points that the relaxed solution splits between strata."""
     rows: list[MeasuredLoss] = []
 
     def add(panel: str, name: str, run: Callable[[], Tensor], trials: int = 0, parallel: int = 0) -> Tensor:
+        repeats = max(1, min(scale.repeats, scale.runs // trials)) if trials else 1
         clock = time.process_time()
-        found = [run() for _ in range(scale.repeats_of(trials) if trials else 1)]
-        seconds = (time.process_time() - clock) / len(found)
+        found = [run() for _ in range(repeats)]
+        seconds = (time.process_time() - clock) / repeats
         loss = fmean(centroid_objective(distances, labels) for labels in found)
         rows.append(MeasuredLoss(panel, number, name, trials, parallel, loss, seconds))
         return found[-1]
@@ -212,10 +195,10 @@ def fixed_distance_rows(
     clock = time.process_time()
     shares = relaxed_solution(distances)
     seconds = time.process_time() - clock
-    rows.append(MeasuredLoss("a", number, _RELAXED, 0, 0, relaxed_value(distances, shares), seconds))
     rounded = shares.argmax(1)
-    rounded_loss = centroid_objective(distances, rounded)
-    rows.append(MeasuredLoss("a", number, "interior point, rounded", 0, 0, rounded_loss, seconds))
+    losses = {_RELAXED: relaxed_value(distances, shares)}
+    losses["interior point, rounded"] = centroid_objective(distances, rounded)
+    rows += [MeasuredLoss("a", number, name, 0, 0, loss, seconds) for name, loss in losses.items()]
     add("a", "interior point, then single moves", lambda: single_moves(distances, rounded))
     for trials in scale.trials:
         labels = greedy("b", _GREEDY, trials, PARALLEL)
@@ -228,48 +211,25 @@ def fixed_distance_rows(
     return rows, float((shares.amax(1) < 0.99).double().mean())
 
 
-def solver_rows(points: Tensor, number: int, seed: int) -> list[MeasuredLoss]:
-    """Panel d for one problem: Var(μ̂) of whole solvers on the points, and what no partition can go below."""
-    rows: list[MeasuredLoss] = []
-    for solver in _SOLVERS:
-        clock = time.process_time()
-        strata = stratify(points, STRATA, kernel="linear", solver=solver, seed=seed)
-        rows.append(MeasuredLoss("d", number, solver, 0, 0, strata.variance, time.process_time() - clock))
-    certified = stratify(points, STRATA, kernel="linear", solver=_OURS, seed=seed, certify=True)
-    assert certified.bound is not None
-    return [*rows, MeasuredLoss("d", number, _BOUND, 0, 0, certified.bound.variance, 0.0)]
+def _line(numbers: pd.DataFrame, panel: str, method: str) -> pd.DataFrame:
+    """Mean, least and greatest excess over problems by its x: trials in panel b, parallel rows in c."""
+    own = numbers[(numbers.panel == panel) & (numbers.method == method)]
+    return own.groupby("trials" if panel == "b" else "parallel").excess_percent.agg(["mean", "min", "max"])
 
 
-def _values(rows: Sequence[MeasuredLoss], panel: str, method: str) -> list[float]:
-    """Excess of a method of panel a or d, by problem."""
-    return [row.excess_percent for row in rows if (row.panel, row.method) == (panel, method)]
-
-
-def _line(rows: Sequence[MeasuredLoss], panel: str, method: str, y: str = "excess_percent") -> dict[int, list[float]]:
-    """Values of one line by its x, trials in panel b and parallel rows in c; one for each problem."""
-    line: dict[int, list[float]] = {}
-    for row in rows:
-        if (row.panel, row.method) == (panel, method):
-            line.setdefault(row.trials if panel == "b" else row.parallel, []).append(getattr(row, y))
-    return line
-
-
-def _claims(rows: Sequence[MeasuredLoss], scale: Effort, splits: Sequence[float]) -> tuple[Claim, ...]:
-    greedy, after, moves = (_values(rows, "a", name) for name in (_GREEDY, _AFTER, _MOVES))
-    single, final = fmean(_line(rows, "b", _GREEDY)[1]), fmean(greedy)
-    poor = 100.0 * ((100.0 + single) / (100.0 + final) - 1.0)
-    average = {parallel: fmean(values) for parallel, values in _line(rows, "c", "one trial").items()}
-    trend = spearman(list(average), list(average.values()))  # type: ignore[arg-type]
-    last = scale.parallel[-1]
-    budget = {parallel: fmean(values) for parallel, values in _line(rows, "c", "fixed steps").items()}
-    best = min((p for p in budget if p > 1), key=lambda p: budget[p])
-    lowered = _wins(after, greedy)
-    steps = scale.fixed_trials * POINTS // PARALLEL
+def _claims(numbers: pd.DataFrame, scale: Effort, splits: Sequence[float]) -> tuple[Claim, ...]:
+    excess = numbers[numbers.panel == "a"].pivot(index="problem", columns="method", values="excess_percent")
+    means = excess.mean()
+    poor = 100.0 * ((100.0 + _line(numbers, "b", _GREEDY)["mean"][1]) / (100.0 + means[_GREEDY]) - 1.0)
+    average, budget = (_line(numbers, "c", name)["mean"] for name in ("one trial", "fixed steps"))
+    trend = spearman(torch.tensor(average.index), torch.tensor(average.to_numpy()))
+    last, best = scale.parallel[-1], min(scale.parallel[1:], key=lambda p: float(budget[p]))
+    lowered, wins = (int((excess[name] < excess[_GREEDY]).sum()) for name in (_AFTER, _MOVES))
     return (
         Claim(
             f"a single run of Algorithm 2 is likely to give a poor solution, taken as more than {POOR:g} % above the "
             "best of all trials",
-            poor > POOR,
+            bool(poor > POOR),
             f"an average run is {poor:.1f} % above the best of {scale.trials[-1]:,}",
         ),
         Claim(
@@ -281,9 +241,9 @@ def _claims(rows: Sequence[MeasuredLoss], scale: Effort, splits: Sequence[float]
         Claim(
             "assigning rows at once allows more trials in a given time and so improves the best solution, with time "
             "taken as the number of steps one after another",
-            budget[PARALLEL] < budget[1],
-            f"in {steps:,} steps {budget[1]:.1f} % with one row at once, {budget[PARALLEL]:.1f} % with the paper's "
-            f"{PARALLEL}, and {budget[best]:.1f} % with {best}, the best number above one",
+            bool(budget[PARALLEL] < budget[1]),
+            f"in {scale.steps:,} steps {budget[1]:.1f} % with one row at once, {budget[PARALLEL]:.1f} % with the "
+            f"paper's {PARALLEL}, and {budget[best]:.1f} % with {best}, the best number above one",
         ),
         Claim(
             "the relaxed program always has integer solutions",
@@ -295,113 +255,72 @@ def _claims(rows: Sequence[MeasuredLoss], scale: Effort, splits: Sequence[float]
             "Algorithm 2 can find a local minimum, taken as one that no move of a single point lowers",
             lowered < scale.problems,
             f"on {lowered} of {scale.problems} problems moves of single points lower its best solution further, from "
-            f"{final:.1f} to {fmean(after):.1f} % above the best found",
+            f"{means[_GREEDY]:.1f} to {means[_AFTER]:.1f} % above the best found",
         ),
-        _lower("single moves from the unweighted start end lower than Algorithm 2", moves, greedy),
-        _lower(
-            "min-sum finds strata of less variance than Algorithm 1",
-            _values(rows, "d", _OURS),
-            _values(rows, "d", _PAPER),
+        Claim(
+            "single moves from the unweighted start end lower than Algorithm 2",
+            wins == scale.problems,
+            f"lower on {wins} of {scale.problems} problems, on average {means[_MOVES]:.1f} % and "
+            f"{means[_GREEDY]:.1f} %",
+            source="ours",
         ),
     )
 
 
-def _lower(statement: str, ours: Sequence[float], papers: Sequence[float]) -> Claim:
-    wins = _wins(ours, papers)
-    evidence = f"lower on {wins} of {len(ours)} problems, on average {fmean(ours):.1f} % and {fmean(papers):.1f} %"
-    return Claim(statement, wins == len(ours), evidence, source="ours")
-
-
-def _wins(ours: Sequence[float], others: Sequence[float]) -> int:
-    return sum(a < b for a, b in zip(ours, others, strict=True))
-
-
-def _draw(figure: Figure, rows: Sequence[MeasuredLoss], scale: Effort) -> None:
-    panels = figure.subplot_mosaic("aabbcc;dddeee")
-    titles = {
-        "a": f"(a) fixed distances, {scale.trials[-1]:,} trials",
-        "b": f"(b) {PARALLEL} rows at once",
-        "c": "(c) more rows at once",
-        "d": "(d) whole solvers",
-        "e": "(e) what the time buys",
-    }
-    for name, title in titles.items():
-        panels[name].set_title(title, loc="left", fontsize=11, fontweight="bold")
-    _compare(panels["a"], rows, "a", _METHODS)
-    panels["a"].set_xlabel("loss, % above the best found (linear up to 1)")
-    _compare(panels["d"], rows, "d", _SOLVERS)
-    panels["d"].set_xlabel("Var(μ̂), % above what no partition can go below (linear up to 1)")
-    _curve(panels["b"], _line(rows, "b", _GREEDY), "Algorithm 2", PURPLE, "o")
-    steps = scale.fixed_trials * POINTS // PARALLEL
+def _draw(figure: Figure, numbers: pd.DataFrame, scale: Effort) -> None:
+    methods, trials, rows = figure.subplots(1, 3)
+    titles = f"(a) {scale.trials[-1]:,} trials", f"(b) {PARALLEL} rows at once", "(c) more rows at once"
+    for axes, title in zip((methods, trials, rows), titles, strict=True):
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    own = numbers[numbers.panel == "a"]
+    _compare(methods, own)
+    _curve(trials, _line(numbers, "b", _GREEDY), "Algorithm 2", PURPLE, "o")
     for name, (text, colour, marker) in _LINES.items():
-        label = text.format(trials=scale.fixed_trials, steps=steps)
-        _curve(panels["c"], _line(rows, "c", name), label, colour, marker)
-    moves = fmean(_values(rows, "a", _MOVES))
-    for axes in (panels["b"], panels["c"]):
+        label = text.format(trials=scale.fixed_trials, steps=scale.steps)
+        _curve(rows, _line(numbers, "c", name), label, colour, marker)
+    moves = float(own[own.method == _MOVES].excess_percent.mean())
+    for axes in (trials, rows):
         axes.axhline(moves, color=BLUE, linewidth=1.6, linestyle="--")
         axes.text(0.02, moves, "single moves (ours)", transform=axes.get_yaxis_transform(), color=BLUE, va="bottom")
         axes.set_ylabel("loss, % above the best found")
         style_axes(axes)
-    panels["b"].set_xscale("log")
-    panels["b"].set_ylim(bottom=0.0)
-    panels["b"].set_xlabel("random trials")
-    highest = max(max(values) for values in _line(rows, "c", "one trial").values())
-    panels["c"].set_yscale("log")
-    panels["c"].set_ylim(moves / 1.6, 20.0 * highest)
-    panels["c"].set_yticks([1, 10, 100], ["1", "10", "100"])
-    panels["c"].set_xticks([1, 5, 10, 15, 20])
-    panels["c"].set_xlabel("rows assigned at once")
-    panels["c"].legend(fontsize=9, frameon=False, loc="upper left", borderaxespad=0.0)
-    _draw_time(panels["e"], rows, scale)
-    figure.tight_layout(h_pad=2.0, w_pad=1.5)
+    trials.set_xscale("log")
+    trials.set_ylim(bottom=0.0)
+    trials.set_xlabel("random trials")
+    rows.set_yscale("log")
+    rows.set_ylim(moves / 1.6, 20.0 * _line(numbers, "c", "one trial")["max"].max())
+    rows.set_yticks([1, 10, 100], ["1", "10", "100"])
+    rows.set_xticks([1, 5, 10, 15, 20])
+    rows.set_xlabel("rows assigned at once")
+    rows.legend(fontsize=9, frameon=False, loc="upper left", borderaxespad=0.0)
+    figure.tight_layout(w_pad=1.5)
 
 
-def _curve(axes: Axes, line: dict[int, list[float]], label: str, colour: str, marker: str) -> None:
+def _curve(axes: Axes, line: pd.DataFrame, label: str, colour: str, marker: str) -> None:
     """Mean over problems, with a band from the lowest to the highest."""
-    x = list(line)
-    low, high = [min(values) for values in line.values()], [max(values) for values in line.values()]
-    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(x, [fmean(values) for values in line.values()], color=colour, marker=marker, markersize=4.5, label=label)
+    axes.fill_between(line.index, line["min"], line["max"], color=colour, alpha=0.18, linewidth=0)
+    axes.plot(line.index, line["mean"], color=colour, marker=marker, markersize=4.5, label=label)
 
 
-def _compare(axes: Axes, rows: Sequence[MeasuredLoss], panel: str, looks: dict[str, tuple[str, str, str]]) -> None:
+def _compare(axes: Axes, numbers: pd.DataFrame) -> None:
     """One line for each method: a small dot for each problem, a large one for the mean, its number and seconds."""
     axes.set_xscale("symlog", linthresh=1.0)  # from below zero to a hundred per cent
-    for place, (name, (_, colour, marker)) in enumerate(looks.items()):
-        values = _values(rows, panel, name)
-        mean, seconds = fmean(values), fmean(row.seconds for row in rows if (row.panel, row.method) == (panel, name))
-        axes.plot(values, [place] * len(values), "o", color=colour, markersize=4, markeredgewidth=0, alpha=0.5)
+    for place, (name, (_, colour, marker)) in enumerate(_METHODS.items()):
+        own = numbers[numbers.method == name]
+        mean, seconds = own.excess_percent.mean(), own.seconds.mean()
+        looks: dict[str, Any] = {"markersize": 4, "markeredgewidth": 0, "alpha": 0.5}
+        axes.plot(own.excess_percent, [place] * len(own), "o", color=colour, **looks)
         axes.plot([mean], [place], marker, color=colour, markersize=9, markeredgecolor="white")
         spent = f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000.0 * seconds:.2g} ms"
         text = f"{mean:.1f} %, {spent}".replace("-", "−")
         axes.annotate(text, (mean, place), (0, 9), textcoords="offset points", ha="center", fontsize=9, color=INK)
-    axes.set_yticks(range(len(looks)), [text for text, *_ in looks.values()], fontsize=9.5)
-    axes.set_ylim(len(looks) - 0.5, -0.7)
+    axes.set_yticks(range(len(_METHODS)), [text for text, *_ in _METHODS.values()], fontsize=9.5)
+    axes.set_ylim(len(_METHODS) - 0.5, -0.7)
     axes.set_xlim(-1.0, 300.0)
     axes.set_xticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"])
     axes.minorticks_off()
     axes.axvline(0.0, color=BLACK, linewidth=1.0)
     axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("loss, % above the best found (linear up to 1)")
     style_axes(axes, grid="x")
     axes.spines["left"].set_visible(False)
-
-
-def _draw_time(axes: Axes, rows: Sequence[MeasuredLoss], scale: Effort) -> None:
-    """Loss against seconds: further down and further left is better."""
-    for panel, method, colour, marker, label in (
-        ("b", _GREEDY, PURPLE, "o", f"Algorithm 2, {PARALLEL} rows at once, 1 to {scale.trials[-1]:,} trials"),
-        ("c", "fixed trials", GREEN, "^", f"Algorithm 2, {scale.fixed_trials} trials, 1 to {scale.parallel[-1]} rows"),
-    ):
-        seconds, excess = (_line(rows, panel, method, y) for y in ("seconds", "excess_percent"))
-        x, y = ([fmean(values) for values in line.values()] for line in (seconds, excess))
-        axes.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.2, label=label)
-    for name in ("interior point, rounded", _MOVES):
-        text, colour, marker = _METHODS[name]
-        spent = fmean(row.seconds for row in rows if (row.panel, row.method) == ("a", name))
-        axes.plot([spent], [fmean(_values(rows, "a", name))], marker, color=colour, markersize=9, label=text)
-    axes.set_xscale("log")
-    axes.set_ylim(0.0, 1.5 * axes.get_ylim()[1])  # room for the legend
-    axes.set_xlabel("CPU seconds on one thread")
-    axes.set_ylabel("loss, % above the best found")
-    axes.legend(fontsize=9, frameon=False, loc="upper right")
-    style_axes(axes)

@@ -13,10 +13,8 @@ the same number at equal distances.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from statistics import fmean, geometric_mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,14 +22,14 @@ import pandas as pd
 from torch import Tensor
 
 from vardass.kernels import Kernel, as_kernel
-from vardass.paper.figures import Claim, FigureResult, Value
+from vardass.paper.figures import Claim, FigureResult
 from vardass.paper.figures.figure4 import small_trainer, source_features
 from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, SKY, VERMILION, style_axes
 from vardass.refresh import DriftRefresh, GrowingRefresh, RefreshEvery, RefreshPolicy
 from vardass.samplers import OrderedBatchSampler
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify
-from vardass.validate import Progress
+from vardass.validate import Progress, silent
 from vardass.variance import measure_strata
 from vardass.view import ExactView
 
@@ -48,6 +46,7 @@ NEVER = "never again"
 POLICIES = ("growing T", "on drift")
 
 _EVERY = 5  # steps between recorded features
+_STRATA = "dynamic-kmeans"  # the paper's solver
 _PLAN_RANK = 64  # as many columns as the features of the small network have
 _PLANNED = 128  # batches that stand for a plan: one table of it
 # from dark to light as T grows
@@ -66,17 +65,16 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     steps, runs = (60, 1) if quick else (2000, 2)
     periods = (10, 20, 40) if quick else (10, 50, 100, 500, 1000)
     usual, lr = (20, 1e-3) if quick else (100, 1e-4)
-    found: list[Aging] = []
+    found = []
     for run in range(runs):
 
         def report(share: float, message: str, run: int = run) -> None:
             progress((run + share) / runs, f"run {run + 1} of {runs}, {message}")
 
-        record = record_training(seed + run, steps=steps, lr=lr, progress=report)
-        aging = follow(_ways(periods, usual), record, progress=report)
-        even = follow(evenly_spaced(aging), record)
-        found.append(Aging(aging.steps, aging.uniform, {**aging.traces, **even.traces}))
-    summary = summarise(found, periods, usual)
+        history = record_training(seed + run, steps=steps, lr=lr, progress=report)
+        found.append(follow(_ways(history, periods, usual), history, progress=report))
+    numbers = pd.concat(found, ignore_index=True)
+    fixed = [f"T = {period}" for period in periods]
     return FigureResult(
         number=5,
         title="variance of the estimator through training, by time between refreshes",
@@ -88,60 +86,12 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
             f"strata made anew every {periods[0]} steps, on the same features. Each policy stands next to as many "
             "refreshes at equal distances."
         ),
-        columns=("seed", "step", "batches", "variance", "relative_to_uniform", "relative_to_fresh", "refreshes"),
-        rows=[(seed + run, *row) for run, aging in enumerate(found) for row in _rows(aging, f"T = {periods[0]}")],
-        claims=claims(summary),
-        draw=lambda figure: _draw(figure, found, summary),
+        numbers=numbers,
+        claims=claims(numbers, fixed, f"T = {usual}"),
+        draw=lambda figure: _draw(figure, numbers, fixed),
         size=(13.0, 5.4),
         settings={"seed": seed, "quick": quick, "steps": steps, "runs": runs, "k": 32, "lr": lr, "periods": periods},
     )
-
-
-class Way(NamedTuple):
-    """A way to draw, and when it is refreshed."""
-
-    name: str
-    policy: Callable[[], RefreshPolicy]
-    maker: str = "dynamic-kmeans"  # solver of the strata, or "ordered"
-
-
-def _ways(periods: Sequence[int], usual: int) -> list[Way]:
-    """The paper's strata at each period; then others, next to the paper's at the ``usual`` one."""
-    fixed = [Way(f"T = {period}", partial(RefreshEvery, period)) for period in periods]
-    return [
-        *fixed,
-        Way(f"min-sum, T = {usual}", partial(RefreshEvery, usual), "min-sum"),
-        Way(f"ordered, T = {usual}", partial(RefreshEvery, usual), "ordered"),
-        Way("growing T", GrowingRefresh),
-        # told the drift of all samples, not of a batch: there is no noise for a longer window to smooth
-        Way("on drift", partial(DriftRefresh, window=1)),
-        Way(NEVER, partial(_AtSteps, [0])),
-    ]
-
-
-class _AtSteps(RefreshPolicy):
-    """Refresh at given steps."""
-
-    def __init__(self, steps: Sequence[int]) -> None:
-        self.steps = steps
-
-    def due(self, step: int) -> bool:
-        """Whether ``step`` is one of them."""
-        return step in self.steps
-
-
-def evenly_spaced(aging: Aging) -> list[Way]:
-    """For each policy as many refreshes as it made in this run, at recorded steps in equal distances."""
-    ways = []
-    for name in POLICIES:
-        count, recorded = len(aging.traces[name].refreshes), aging.steps
-        steps = [recorded[i * len(recorded) // count] for i in range(count)]
-        ways.append(Way(_evenly(name), partial(_AtSteps, steps)))
-    return ways
-
-
-def _evenly(name: str) -> str:
-    return f"{name}, evenly"
 
 
 @dataclass(frozen=True)
@@ -170,294 +120,239 @@ class FeatureHistory:
                 self._made[maker, place] = (stratify(z, self.k, kernel=kernel, solver=maker, seed=seed).labels,)
         return self._made[maker, place]
 
+    def places(self, policy: RefreshPolicy) -> list[int]:
+        """Where a policy refreshes; what is due between two recorded steps is refreshed at the second.
+
+        One that goes by drift is told the exact one, and asked, at recorded steps only.
+        """
+        found: list[int] = []
+        scale = 1.0
+        for place, step in enumerate(self.steps):
+            z, before = self.features[place], self.steps[place - 1] if place else step - 1
+            if policy.observes_drift:
+                kernel, before = self.kernel.fit(z), step - 1
+                if found:  # the mean over all samples is what the drift of a weighted batch estimates
+                    policy.observe(float(kernel.paired_distances(z, self.features[found[-1]]).mean()), scale=scale)
+            if any(policy.due(due) for due in range(before + 1, step + 1)):
+                found.append(place)
+                if policy.observes_drift:
+                    scale = measure_strata(z, self.make(_STRATA, place)[0], kernel=kernel).within
+        return found
+
 
 def record_training(seed: int, *, steps: int, lr: float, progress: Progress) -> FeatureHistory:
     """Train the small network with MMD and the paper's strata (T = 100), and record its source domain."""
     trainer = small_trainer("left-A->right-B", seed=seed, steps=steps, lr=lr, sampler="vardass", period=100)
     kernel = as_kernel(trainer.algorithm.kernel)
-    record = FeatureHistory([0], [source_features(trainer)], kernel, trainer.config.batch_size, seed)
+    history = FeatureHistory([0], [source_features(trainer)], kernel, trainer.config.batch_size, seed)
 
     def after_step(share: float, message: str) -> None:
         progress(0.5 * share, f"step {trainer.step} of {steps}")
         if trainer.step < steps and trainer.step % _EVERY == 0:
-            record.steps.append(trainer.step)
-            record.features.append(source_features(trainer))
+            history.steps.append(trainer.step)
+            history.features.append(source_features(trainer))
 
     trainer.run(progress=after_step)
-    return record
+    return history
 
 
-@dataclass
-class Trace:
-    """What became of one way in one run: Var(μ̂) at each recorded step, and the steps of the refreshes."""
+class Way(NamedTuple):
+    """A way to draw, and at which recorded steps it is refreshed, the first of them among these."""
 
-    variances: list[float] = field(default_factory=list)
-    refreshes: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Aging:
-    """One training run."""
-
-    steps: list[int]
-    uniform: list[float]
-    traces: dict[str, Trace]
+    name: str
+    places: list[int]
+    maker: str = _STRATA  # solver of the strata, or "ordered"
 
 
-def follow(ways: Sequence[Way], record: FeatureHistory, *, progress: Progress | None = None) -> Aging:
-    """Var(μ̂) of all ``ways`` through a recorded run.
+def _ways(history: FeatureHistory, periods: Sequence[int], usual: int) -> list[Way]:
+    """The paper's strata at each period; others, next to the paper's at the ``usual`` one; policies."""
+    at = {period: history.places(RefreshEvery(period)) for period in (*periods, usual)}
+    # told the drift of all samples, not of a batch: there is no noise for a longer window to smooth
+    policies = dict(zip(POLICIES, (GrowingRefresh(), DriftRefresh(window=1)), strict=True))
+    found = {name: history.places(policy) for name, policy in policies.items()}
+    return [
+        *(Way(f"T = {period}", at[period]) for period in periods),
+        *(Way(f"{maker}, T = {usual}", at[usual], maker) for maker in ("min-sum", "ordered")),
+        *(Way(name, places) for name, places in found.items()),
+        Way(NEVER, [0]),
+        *(Way(_evenly(name), evenly_spaced(len(places), len(history.steps))) for name, places in found.items()),
+    ]
 
-    A refresh that is due between two recorded steps is made at the second. A policy that goes by drift is told the
-    exact one, and asked, at recorded steps only.
+
+def evenly_spaced(count: int, recorded: int) -> list[int]:
+    """As many of the recorded steps, in equal distances."""
+    return [i * recorded // count for i in range(count)]
+
+
+def _evenly(name: str) -> str:
+    return f"{name}, evenly"
+
+
+def follow(ways: Sequence[Way], history: FeatureHistory, *, progress: Progress = silent) -> pd.DataFrame:
+    """Var(μ̂) of uniform draws and of all ``ways`` through a recorded run; the first one is taken for fresh."""
+    rows: list[tuple[object, ...]] = []
+    made: dict[str, tuple[Tensor, ...]] = {}
+    refreshes = dict.fromkeys(("uniform", *(way.name for way in ways)), 0)
+    for place, (step, z) in enumerate(zip(history.steps, history.features, strict=True)):
+        progress(0.5 + 0.5 * place / len(history.steps), f"strata at step {step}")
+        view = ExactView(history.kernel.fit(z).matrix(z).double())
+        uniform = view.uniform_variance(history.k)
+        variances = {"uniform": uniform}
+        for name, places, maker in ways:
+            if place in places:
+                made[name] = history.make(maker, place)
+                refreshes[name] += 1
+            drawn, is_plan = made[name], maker == "ordered"
+            variances[name] = float(view.batch_errors(*drawn).mean()) if is_plan else view.stratified_variance(*drawn)
+        fresh = variances[ways[0].name]
+        rows += [
+            (history.seed, step, name, v, v / uniform, v / fresh, refreshes[name]) for name, v in variances.items()
+        ]
+    columns = ["seed", "step", "batches", "variance", "relative_to_uniform", "relative_to_fresh", "refreshes"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def summarise(numbers: pd.DataFrame) -> pd.DataFrame:
+    """A row for each way, over all runs.
+
+    ``refreshes`` is their mean number in a run; ``aged`` the geometric mean over recorded steps of Var(μ̂) over that of
+    the freshest strata; ``before`` the same just before a refresh, over the intervals between refreshes that have more
+    than one recorded step, of which those of ``early`` and ``late`` begin in the first and in the second half.
     """
-    followers = [_Follower(way, record) for way in ways]
-    uniform = []
-    for place, (step, z) in enumerate(zip(record.steps, record.features, strict=True)):
-        if progress is not None:
-            progress(0.5 + 0.5 * place / len(record.steps), f"strata at step {step}")
-        kernel = record.kernel.fit(z)
-        view = ExactView(kernel.matrix(z).double())
-        uniform.append(view.uniform_variance(record.k))
-        for follower in followers:
-            follower.at(place, view, kernel)
-    return Aging(record.steps, uniform, {follower.way.name: follower.trace for follower in followers})
-
-
-class _Follower:
-    """Strata or plan of one way, as old as its policy lets them get."""
-
-    def __init__(self, way: Way, record: FeatureHistory) -> None:
-        self.way, self.record = way, record
-        self.policy = way.policy()
-        self.trace = Trace()
-        self.made: tuple[Tensor, ...] | None = None
-        self.refreshed = -1  # place of the last refresh
-        self.scale = 1.0
-
-    def at(self, place: int, view: ExactView, kernel: Kernel) -> None:
-        """Refresh if it is due, and measure."""
-        step, policy = self.record.steps[place], self.policy
-        if policy.observes_drift and self.made is not None:
-            z, old = self.record.features[place], self.record.features[self.refreshed]
-            # the mean over all samples is what the drift of a weighted batch estimates
-            drift = float(kernel.paired_distances(z, old).mean())
-            policy.observe(drift, scale=self.scale)
-        before = self.record.steps[place - 1] if place > 0 and not policy.observes_drift else step - 1
-        if any(policy.due(due) for due in range(before + 1, step + 1)):
-            self._refresh(place, kernel)
-        self.trace.variances.append(self._variance(view))
-
-    def _refresh(self, place: int, kernel: Kernel) -> None:
-        self.made, self.refreshed = self.record.make(self.way.maker, place), place
-        self.trace.refreshes.append(self.record.steps[place])
-        if self.policy.observes_drift:
-            self.scale = measure_strata(self.record.features[place], self.made[0], kernel=kernel).within
-
-    def _variance(self, view: ExactView) -> float:
-        assert self.made is not None  # all policies here start at step 0
-        planned = len(self.made) == 2
-        return float(view.batch_errors(*self.made).mean()) if planned else view.stratified_variance(*self.made)
-
-
-def _rows(aging: Aging, freshest: str) -> list[tuple[Value, ...]]:
-    rows: list[tuple[Value, ...]] = []
-    for place, (step, uniform) in enumerate(zip(aging.steps, aging.uniform, strict=True)):
-        fresh = aging.traces[freshest].variances[place]
-        rows.append((step, "uniform", uniform, 1.0, uniform / fresh, 0))
-        for name, trace in aging.traces.items():
-            variance, refreshes = trace.variances[place], sum(refresh <= step for refresh in trace.refreshes)
-            rows.append((step, name, variance, variance / uniform, variance / fresh, refreshes))
-    return rows
-
-
-@dataclass(frozen=True)
-class AgingSummary:
-    """All ways over all runs.
-
-    ``ways`` has a row for each. ``refreshes`` is their mean number in a run; ``aged`` the geometric mean over recorded
-    steps of Var(μ̂) over that of strata made anew every few steps (the smallest T) on the same features; ``before`` the
-    same just before a refresh, over the intervals between refreshes, of which those of ``early`` and ``late`` begin in
-    the first and in the second half of the run.
-    """
-
-    ways: pd.DataFrame
-    fixed: tuple[str, ...]
-    usual: str
-    runs: int
-    noise: float
-
-    def lost(self, name: str) -> float:
-        """Share of what refreshing gains, from strata that are never made again to fresh ones, that a way loses."""
-        gained = self.ways.aged[NEVER] - 1.0
-        return float((self.ways.aged[name] - 1.0) / gained) if gained > 0.0 else math.nan
-
-
-def summarise(runs: Sequence[Aging], periods: Sequence[int], usual: int) -> AgingSummary:
-    """Numbers of each way over all runs; age is measured against the first of ``periods``."""
-    fixed = tuple(f"T = {period}" for period in periods)
-    ways = pd.DataFrame({name: _summarise_way(runs, name, fixed[0]) for name in runs[0].traces}).T
-    return AgingSummary(ways, fixed, f"T = {usual}", len(runs), solver_noise(runs, fixed[0]))
-
-
-def solver_noise(runs: Sequence[Aging], freshest: str) -> float:
-    """From second differences between strata of the smallest T that follow each other, which leave out trends."""
-    changes = []
-    for run in runs:
-        trace = run.traces[freshest]
-        known = zip(run.steps, trace.variances, run.uniform, strict=True)
-        new = [math.log(variance / uniform) for step, variance, uniform in known if step in trace.refreshes]
-        changes += [abs(after - 2.0 * now + before) for before, now, after in zip(new, new[1:], new[2:], strict=False)]
-    return median(changes) / (0.6745 * math.sqrt(6.0))
-
-
-def _summarise_way(runs: Sequence[Aging], name: str, freshest: str) -> dict[str, float]:
-    aged, ends = [], []
-    for run in runs:
-        trace = run.traces[name]
-        ages = [v / f for v, f in zip(trace.variances, run.traces[freshest].variances, strict=True)]
-        aged += ages
-        ends += before_refreshes(run.steps, ages, trace.refreshes)
-    middle = runs[0].steps[-1] / 2
-    ratios = {
-        "aged": aged,
-        "before": [age for _, age in ends],
-        "early": [age for start, age in ends if start < middle],
-        "late": [age for start, age in ends if start >= middle],
+    ways = numbers[numbers.batches != "uniform"]
+    runs = ways.groupby(["batches", "seed"], sort=False)
+    columns = {"start": ("step", "first"), "age": ("relative_to_fresh", "last"), "recorded": ("step", "size")}
+    intervals = ways.groupby(["batches", "seed", "refreshes"], sort=False).agg(**columns)
+    ends = intervals[intervals.recorded > 1]
+    early = ends.start < numbers.step.max() / 2
+    ages = {
+        "aged": ways.set_index("batches").relative_to_fresh,
+        "before": ends.age,
+        "early": ends.age[early],
+        "late": ends.age[~early],
     }
-    means = {name: geometric_mean(values) if values else math.nan for name, values in ratios.items()}
-    return {"refreshes": fmean(len(run.traces[name].refreshes) for run in runs), **means}
+    means = {name: np.exp(np.log(age).groupby("batches", sort=False).mean()) for name, age in ages.items()}
+    refreshes = runs.refreshes.last().groupby("batches", sort=False).mean()
+    return pd.DataFrame({"refreshes": refreshes, **means}).loc[refreshes.index]
 
 
-def before_refreshes(steps: Sequence[int], ages: Sequence[float], refreshes: Sequence[int]) -> list[tuple[int, float]]:
-    """Start of each interval between refreshes and the age at its last recorded step, if it has more than one."""
-    found = []
-    for start, stop in zip(refreshes, [*refreshes[1:], steps[-1] + 1], strict=True):
-        inside = [age for step, age in zip(steps, ages, strict=True) if start <= step < stop]
-        if len(inside) > 1:
-            found.append((start, inside[-1]))
-    return found
+def solver_noise(numbers: pd.DataFrame, freshest: str) -> float:
+    """From second differences between strata of the smallest T that follow each other, which leave out trends."""
+    new = numbers[numbers.batches == freshest].groupby(["seed", "refreshes"]).relative_to_uniform.first()
+    changes = np.log(new).groupby("seed").transform(lambda logs: logs.diff().diff()).abs()
+    return float(changes.median()) / (0.6745 * math.sqrt(6.0))
 
 
-def claims(summary: AgingSummary) -> tuple[Claim, ...]:
+def lost(ways: pd.DataFrame, name: str) -> float:
+    """Share of what refreshing gains, from strata that are never made again to fresh ones, that a way loses."""
+    gained = ways.aged[NEVER] - 1.0
+    return float((ways.aged[name] - 1.0) / gained) if gained > 0.0 else math.nan
+
+
+def claims(numbers: pd.DataFrame, fixed: Sequence[str], usually: str) -> tuple[Claim, ...]:
     """What the paper says on the effect of T and what we add, and whether it held."""
-    ways, fixed = summary.ways, summary.fixed
+    ways = summarise(numbers)
     later = ways.loc[list(fixed[1:])]
-    usual, growing = ways.loc[summary.usual], ways.loc["growing T"]
+    usual, growing = ways.loc[usually], ways.loc["growing T"]
     # two standard errors of a mean over as many solutions of the solver as the way has refreshes
-    slack = 2.0 * summary.noise / np.sqrt(later.refreshes * summary.runs)
+    slack = 2.0 * solver_noise(numbers, fixed[0]) / np.sqrt(later.refreshes * numbers.seed.nunique())
     first, last = slack.iloc[0], slack.iloc[-1]
     rising = ways.aged[list(fixed)].pct_change().iloc[1:] > -slack
-    lost = summary.lost("growing T") - summary.lost(summary.usual)
-    paper = (
+    even = ways.aged[[_evenly(name) for name in POLICIES]].set_axis(POLICIES)
+
+    def listed(*columns: str) -> str:
+        shown = later[list(columns)].itertuples()
+        return ", ".join(f"{' and '.join(map(_percent, row))} ({name})" for name, *row in shown)
+
+    return (
         Claim(
             "the less frequently the strata are updated, the greater the estimator variance",
             bool(rising.all() and later.aged.iloc[-1] > 1.0 + last),
-            f"mean over the run above strata made anew every {fixed[0].removeprefix('T = ')} steps, "
-            f"{_listed(summary, 'aged')}; a longer T may be lower by {100.0 * first:.2f} to "
-            f"{100.0 * last:.2f} %, two standard errors of the solver's randomness",
+            f"mean over the run above strata made anew every {fixed[0].removeprefix('T = ')} steps, {listed('aged')}; "
+            f"a longer T may be lower by {100.0 * first:.2f} to {100.0 * last:.2f} %, two standard errors of the "
+            "solver's randomness",
         ),
         Claim(
             "strata become worse over time, and so the estimator variance increases until they are updated",
             bool((later.before > 1.0 - slack).all() and later.before.iloc[-1] > 1.0 + last),
-            f"just before a refresh {_listed(summary, 'before')} above new strata on the same features",
+            f"just before a refresh {listed('before')} above new strata on the same features",
         ),
         Claim(
             "this effect is strongest towards the start of training",
             bool((later.early > later.late).all()),
-            f"the same in the first and the second half of the run, {_listed(summary, 'early', 'late')}",
+            f"the same in the first and the second half of the run, {listed('early', 'late')}",
         ),
         Claim(
             "an increasing schedule for T could save computation with negligible detriment, taken as at most "
-            f"{100.0 * LOST:.0f} % more lost of what refreshing gains than with {summary.usual}, and less than with as "
+            f"{100.0 * LOST:.0f} % more lost of what refreshing gains than with {usually}, and less than with as "
             "many refreshes at equal distances",
             bool(
-                growing.refreshes < usual.refreshes and lost <= LOST and growing.aged < ways.aged[_evenly("growing T")]
+                growing.refreshes < usual.refreshes
+                and lost(ways, "growing T") - lost(ways, usually) <= LOST
+                and growing.aged < even["growing T"]
             ),
             f"{growing.refreshes:.0f} refreshes instead of {usual.refreshes:.0f}; lost "
             + ", ".join(
-                f"{100.0 * summary.lost(name):.1f} % ({name})"
-                for name in ("growing T", _evenly("growing T"), *fixed[1:])
+                f"{100.0 * lost(ways, name):.1f} % ({name})" for name in ("growing T", _evenly("growing T"), *fixed[1:])
             ),
         ),
-    )
-    even = {name: ways.aged[_evenly(name)] for name in POLICIES}
-    ours = Claim(
-        "each policy ages less than as many refreshes at equal distances",
-        all(bool(ways.aged[name] < aged) for name, aged in even.items()),
-        ", ".join(
-            f"{_percent(ways.aged[name])} against {_percent(aged)} ({name}, {ways.refreshes[name]:.3g} refreshes)"
-            for name, aged in even.items()
+        Claim(
+            "each policy ages less than as many refreshes at equal distances",
+            bool((ways.aged[list(POLICIES)] < even).all()),
+            ", ".join(
+                f"{_percent(ways.aged[name])} against {_percent(even[name])} ({name}, {ways.refreshes[name]:.3g} "
+                "refreshes)"
+                for name in POLICIES
+            ),
+            source="ours",
         ),
-        source="ours",
     )
-    return (*paper, ours)
-
-
-def _listed(summary: AgingSummary, *fields: str) -> str:
-    """Numbers of all T but the smallest."""
-    shown = summary.ways.loc[list(summary.fixed[1:]), list(fields)]
-    return ", ".join(f"{' and '.join(map(_percent, row))} ({name})" for name, *row in shown.itertuples())
 
 
 def _percent(ratio: float) -> str:
     return f"{100.0 * (ratio - 1.0):+.1f} %".replace("-0.0", "+0.0")
 
 
-def _draw(figure: Figure, runs: Sequence[Aging], summary: AgingSummary) -> None:
+def _draw(figure: Figure, numbers: pd.DataFrame, fixed: Sequence[str]) -> None:
     through, aging, cost = figure.subplots(1, 3)
-    steps, fixed = runs[0].steps, summary.fixed
-    others = [name for name in summary.ways.index if name.startswith(("min-sum", "ordered"))]
-    _plot(through, steps, [run.uniform for run in runs], "uniform", BLACK, "--")
+    means = numbers.groupby(["step", "batches"])[["variance", "relative_to_fresh"]].mean().unstack()
+    looks = {name: (shade, "o") for name, shade in zip(fixed, _SHADES, strict=False)}
+    looks |= {name: _OURS[name.split(",")[0]] for name in numbers.batches.unique() if name.split(",")[0] in _OURS}
+    others = [name for name in looks if name.startswith(("min-sum", "ordered"))]
+    through.plot(means.variance["uniform"], color=BLACK, linestyle="--", linewidth=1.5, label="uniform")
     for name in (*reversed(fixed), *others):
-        _plot(through, steps, [run.traces[name].variances for run in runs], name, _look(name, summary)[0])
+        through.plot(means.variance[name], color=looks[name][0], linewidth=1.5, label=name)
     through.set_ylabel(f"Var(μ̂), source domain, k = {BATCH_SIZE}")
     through.set_title("through training", loc="left", fontsize=11, fontweight="bold")
-    fresh = [run.traces[fixed[0]].variances for run in runs]
     for name in (NEVER, *reversed(fixed[1:])):
-        ages = [
-            [100.0 * (v / f - 1.0) for v, f in zip(run.traces[name].variances, new, strict=True)]
-            for run, new in zip(runs, fresh, strict=True)
-        ]
-        _plot(aging, steps, ages, name, _look(name, summary)[0], ":" if name == NEVER else "-")
+        aged = 100.0 * (means.relative_to_fresh[name] - 1.0)
+        aging.plot(aged, color=looks[name][0], linestyle=":" if name == NEVER else "-", linewidth=1.5, label=name)
     aging.set_ylabel(f"aged by: % above strata with {fixed[0]}")
     aging.set_title("what is due to age", loc="left", fontsize=11, fontweight="bold")
     for axes in (through, aging):
         axes.set_xlabel("training step")
-        axes.set_xlim(0, steps[-1])
+        axes.set_xlim(0, numbers.step.max())
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]), top=1.1 * axes.get_ylim()[1])
     through.set_ylim(bottom=0.0)
-    _draw_cost(cost, summary)
+    _draw_cost(cost, summarise(numbers), fixed, looks)
     for axes, place in ((through, "lower right"), (aging, "upper left"), (cost, "upper right")):
         axes.legend(fontsize=9, frameon=False, loc=place)
         style_axes(axes)
     figure.tight_layout(w_pad=2.0)
 
 
-def _plot(axes: Axes, steps: list[int], series: list[list[float]], name: str, colour: str, dashes: str = "-") -> None:
-    """The mean over runs."""
-    means = [fmean(values) for values in zip(*series, strict=True)]
-    axes.plot(steps, means, color=colour, linestyle=dashes, linewidth=1.5, label=name)
-
-
-def _look(name: str, summary: AgingSummary) -> tuple[str, str]:
-    """Colour and marker of a way."""
-    if name in summary.fixed:
-        return _SHADES[summary.fixed.index(name)], "o"
-    return _OURS[name.split(",")[0]]
-
-
-def _draw_cost(axes: Axes, summary: AgingSummary) -> None:
+def _draw_cost(axes: Axes, ways: pd.DataFrame, fixed: Sequence[str], looks: dict[str, tuple[str, str]]) -> None:
     """Refreshes against mean age, each policy joined to as many refreshes at equal distances; lower is better."""
-    refreshes, age = summary.ways.refreshes, 100.0 * (summary.ways.aged - 1.0)
-    fixed = [NEVER, *reversed(summary.fixed)]
-    axes.plot(refreshes[fixed], age[fixed], color=GREY, linewidth=1.0)
-    for number, name in enumerate(fixed):
-        colour, marker = _look(name, summary)
+    refreshes, age = ways.refreshes, 100.0 * (ways.aged - 1.0)
+    joined = [NEVER, *reversed(fixed)]
+    axes.plot(refreshes[joined], age[joined], color=GREY, linewidth=1.0)
+    for number, name in enumerate(joined):
+        colour, marker = looks[name]
         place, offset = (refreshes[name], age[name]), (5, 5 + 11 * (number % 2))  # in turns: they are close
         axes.plot(*place, marker, color=colour, markersize=7, markeredgecolor="white")
         axes.annotate(name, place, offset, textcoords="offset points", fontsize=8.5, color=INK)
     for name in POLICIES:
-        colour, marker = _look(name, summary)
+        colour, marker = looks[name]
         x, y = [refreshes[name]] * 2, [age[name], age[_evenly(name)]]
         axes.plot(x, y, color=colour, linewidth=1.2)
         axes.plot(x[:1], y[:1], marker, color=colour, markersize=9, markeredgecolor="white", label=name)
@@ -466,8 +361,8 @@ def _draw_cost(axes: Axes, summary: AgingSummary) -> None:
     ticks = [1, 2, 5, 10, 20, 50, 100, 200]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(0.7, 3.0 * refreshes[summary.fixed[0]])
-    axes.set_ylim(bottom=min(0.0, 1.2 * age[[*fixed, *POLICIES, *map(_evenly, POLICIES)]].min()))
+    axes.set_xlim(0.7, 3.0 * refreshes[fixed[0]])
+    axes.set_ylim(bottom=min(0.0, 1.2 * age[[*joined, *POLICIES, *map(_evenly, POLICIES)]].min()))
     axes.set_xlabel("refreshes in the run (log scale)")
     axes.set_ylabel("aged by, mean of the run, %")
     axes.set_title("what a refresh buys", loc="left", fontsize=11, fontweight="bold")
