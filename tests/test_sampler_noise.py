@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
-from loss_batches import of_batches
 from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport, variance_report
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, RBFMixture
@@ -30,7 +29,6 @@ from vardass.samplers import (
 )
 
 N, M, D, K = 90, 70, 3, 6
-ONE_STRATUM = [0] * K
 
 
 def features(n: int, shift: float = 0.0, seed: int = 0, d: int = D) -> Tensor:
@@ -78,7 +76,6 @@ class FixedBatches:
     def __iter__(self) -> Iterator[IndexBatch]:
         for i, row in enumerate(self.rows.tolist()):
             batch = IndexBatch(row)
-            batch.strata = ONE_STRATUM
             if self.weights is not None:
                 batch.weights = self.weights[i].tolist()
             yield batch
@@ -172,7 +169,6 @@ def test_a_sample_of_columns_gives_the_same_variance_in_the_mean() -> None:
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "mmd2": mmd2,
-    "mmd2-u": lambda x, y, **w: of_batches(mmd2)(x, y, estimator="u", strata_x=ONE_STRATUM, strata_y=ONE_STRATUM, **w),
     "coral": lambda x, y, **w: coral(x, y, population_x=N, population_y=M, **w),
 }
 
@@ -195,25 +191,10 @@ def test_loss_against_a_plain_loop(loss: str, weighted: bool) -> None:
     assert row.loss_variance is not None
     assert row.loss_mean.value == pytest.approx(np.mean(values), rel=1e-9)
     assert row.loss_variance.value == pytest.approx(np.var(values, ddof=1), rel=1e-9)
-    # both estimators of MMD² aim at the value of the whole domains, all pairs counted
-    whole = float(mmd2(X, Y) if loss.startswith("mmd2") else LOSSES[loss](X, Y))
+    whole = float(LOSSES[loss](X, Y))
     assert report.loss_value == pytest.approx(whole, rel=1e-9)
     assert row.loss_bias == pytest.approx(np.mean(values) - whole, rel=1e-9)
     assert row.gradient_mse is None
-
-
-def test_the_unbiased_loss_of_pairs_from_strata_and_of_epochs_has_no_bias() -> None:
-    samplers = {
-        "epoch": lambda n: UniformBatchSampler(n, K),
-        "pairs": lambda n: StratifiedBatchSampler(n, K, draws_per_stratum=2),
-        "pairs without replacement": lambda n: StratifiedBatchSampler(n, K, draws_per_stratum=2, replacement=False),
-    }
-    for row in variance_report(samplers, X, Y, loss="mmd2-u", batches=400, gradient_batches=0).rows:
-        assert row.loss_mean is not None
-        assert abs(row.loss_bias) < 4 * row.loss_mean.stderr, row.name  # type: ignore[operator, arg-type]
-    for coupled in (BalancedBatchSampler, OrderedBatchSampler):
-        with pytest.raises(InputError, match="depend on one another"):
-            variance_report({"plan": partial(coupled, batch_size=K)}, X, Y, loss="mmd2-u", batches=4)
 
 
 def test_bias_of_the_v_statistic_is_the_variance_of_both_embeddings() -> None:
@@ -283,8 +264,7 @@ def test_gradient_of_a_model_against_a_plain_loop(loss: str) -> None:
     assert all(p.grad is None for p in model.parameters())
     model.eval()
     parameters = list(model.parameters())
-    whole = mmd2 if loss.startswith("mmd2") else LOSSES[loss]
-    truth = flat(torch.autograd.grad(whole(model(X), model(Y)), parameters, allow_unused=True))
+    truth = flat(torch.autograd.grad(LOSSES[loss](model(X), model(Y)), parameters, allow_unused=True))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
     gradients = []
     for i, j in enumerate(order):
@@ -294,10 +274,8 @@ def test_gradient_of_a_model_against_a_plain_loop(loss: str) -> None:
     stacked = torch.stack(gradients)
     row, size = report["fixed"], truth.square().sum()
     assert row.gradient_mse is not None
-    assert row.gradient_variance is not None
     mse = (stacked - truth).square().sum(1).mean() / size
     assert row.gradient_mse.value == pytest.approx(float(mse), rel=1e-6)
-    assert row.gradient_variance.value == pytest.approx(float(stacked.var(0).sum() / size), rel=1e-6)
 
 
 def test_gradient_without_a_model_is_that_of_a_linear_layer() -> None:
@@ -368,17 +346,6 @@ def test_a_batch_without_weights_leaves_those_of_the_others() -> None:
     assert report["first"].variance == report["even"].variance
 
 
-def test_without_refresh_the_strata_at_hand_are_measured() -> None:
-    sampler = StratifiedBatchSampler(N, K)
-    sampler.refresh(X)
-    other = features(N, seed=9)
-    stale = variance_report({"s": sampler, "uniform": uniform}, other, batches=2, refresh=False)
-    fresh = variance_report({"s": sampler}, other, batches=2)
-    never = variance_report({"s": StratifiedBatchSampler(N, K)}, other, batches=2, refresh=False)
-    assert fresh["s"].exact_variance < stale["s"].exact_variance  # type: ignore[operator]
-    assert never["s"].exact_variance == pytest.approx(stale["uniform"].exact_variance)
-
-
 def test_any_iterable_of_batches_can_be_measured() -> None:
     generator = torch.Generator().manual_seed(0)
     plain = BatchSampler(RandomSampler(range(N), generator=generator), K + 1, drop_last=False)
@@ -420,25 +387,20 @@ def test_missing_and_infinite_values_are_none_in_the_dictionary() -> None:
     assert record["gradient_mse"] is None
     assert record["bias_ratio"] is None
     assert record["variance"] == 0.0
-    assert constant.gradient_batches == 3
     alone = variance_report({"uniform": uniform}, X, batches=3).to_dict()
     assert alone["loss_value"] is None
     assert alone["samplers"]["uniform"]["loss_mean"] is None
 
 
-@pytest.mark.parametrize("markdown", [False, True])
-def test_table_has_a_line_for_each_sampler(report: VarianceReport, markdown: bool) -> None:
-    lines = report.table(markdown=markdown).splitlines()
-    first = lines.index(next(line for line in lines if set(line) <= set("|-: ") and line)) + 1
-    body = lines[first : first + len(report.rows)]
-    for row, line in zip(report.rows, body, strict=True):
-        assert line.removeprefix("| ").startswith(row.name)
+def test_text_has_a_line_for_each_sampler(report: VarianceReport) -> None:
+    lines = str(report).splitlines()
+    first = lines.index(next(line for line in lines if set(line) <= set("-: ") and line)) + 1
+    for row, line in zip(report.rows, lines[first : first + len(report.rows)], strict=True):
+        assert line.startswith(row.name)
         assert f"{row.variance.value:.3g}" in line
+        assert f"{report.relative(row.name, 'gradient_mse').value:.3g}" in line  # type: ignore[union-attr]
     assert "relative to uniform" in "\n".join(lines)
-    assert any(row.name == "epoch" for row in report.rows)
-    if markdown:
-        assert len({line.count("|") for line in lines[first - 2 : first + len(body)]}) == 1
-    assert "loss" not in variance_report({"uniform": uniform}, X, batches=2).table()
+    assert "loss" not in str(variance_report({"uniform": uniform}, X, batches=2))
 
 
 def test_relative_to_the_baseline(report: VarianceReport) -> None:
@@ -451,10 +413,9 @@ def test_relative_to_the_baseline(report: VarianceReport) -> None:
     assert ratio.stderr == pytest.approx(ratio.value * math.hypot(a.stderr / a.value, b.stderr / b.value))
     first = variance_report({"strata": factories()["strata"], "u": uniform}, X, batches=2)
     assert first.baseline == "u"
-    chosen = variance_report({"strata": factories()["strata"], "u": uniform}, X, batches=2, baseline="strata")
-    assert chosen.baseline == "strata"
+    assert variance_report({"strata": factories()["strata"]}, X, batches=2).baseline == "strata"
     with pytest.raises(KeyError, match=r"no sampler 'x'.*strata"):
-        chosen["x"]
+        first["x"]
 
 
 def test_figure_shows_what_was_measured() -> None:
@@ -469,7 +430,7 @@ def test_figure_shows_what_was_measured() -> None:
     ratio = report.relative("ordered", "loss_variance")
     assert bar.get_x() + bar.get_width() == pytest.approx(ratio.value)  # type: ignore[attr-defined, union-attr]
     assert len(report_figure(variance_report({"uniform": uniform}, X, batches=3)).axes) == 1
-    constant = variance_report({"s": fixed(20, 2)}, torch.zeros(20, 1), kernel="linear", batches=2, baseline="s")
+    constant = variance_report({"s": fixed(20, 2)}, torch.zeros(20, 1), kernel="linear", batches=2)
     assert len(report_figure(constant).axes) == 1
 
 
@@ -479,15 +440,14 @@ def test_figure_shows_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("samplers", "options", "message"),
     [
-        ({}, {}, "no samplers"),
-        ([uniform], {}, "map names.*list"),
+        ({}, {}, "map names.*got {}"),
+        ([uniform], {}, "map names.*function uniform"),
         ({"u": UniformBatchSampler(N, K)}, {}, "'u' has 1 ready samplers for 2 domains"),
         ({"u": (UniformBatchSampler(N, K), UniformBatchSampler(N, K))}, {}, f"n={N}.*{M} rows"),
         ({"u": lambda n: 3}, {}, "'u' gave a int"),
         ({"u": lambda n: FixedBatches(torch.tensor([[0, N + 5]]))}, {}, f"to {N + 5}.*{N} rows"),
         ({"u": lambda n: []}, {}, "no batches"),
-        ({"u": uniform}, {"loss": "wasserstein"}, "'wasserstein'.*mmd2, mmd2-u, coral"),
-        ({"u": uniform}, {"baseline": "v"}, "baseline 'v'.*u"),
+        ({"u": uniform}, {"loss": "wasserstein"}, "'wasserstein'.*mmd2 or coral"),
         ({"u": uniform}, {"batches": 1}, "batches must be at least 2, got 1"),
         ({"u": uniform}, {"gradient_batches": -1}, "at least 0, got -1"),
         ({"u": uniform}, {"gradient_batches": 1}, "0 or at least 2"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,15 +19,9 @@ from torch import Tensor, nn
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, fitted_kernel
-from vardass.losses import Batch, CORALLoss, MMDLoss
-from vardass.samplers import (
-    Chunk,
-    IndexBatch,
-    MinibatchSampler,
-    StratifiedBatchSampler,
-    UniformBatchSampler,
-)
-from vardass.validate import ArrayLike, as_generator, row_blocks
+from vardass.losses import CORALLoss, MMDLoss
+from vardass.samplers import Chunk, MinibatchSampler, StratifiedBatchSampler, UniformBatchSampler
+from vardass.validate import ArrayLike, as_features, as_generator, row_blocks
 from vardass.variance import stratified_variance
 from vardass.view import KernelView
 
@@ -36,14 +30,12 @@ __all__ = [
     "EmbeddingErrors",
     "Estimate",
     "LossOfDomains",
-    "check_samplers",
+    "as_domains",
     "draw",
     "embedding_errors",
-    "exact_variance",
+    "embedding_variance",
     "sample_rows",
 ]
-
-LOSSES = ("mmd2", "mmd2-u", "coral")
 
 _BLOCK_NUMBERS = 2**21  # kernel values held at a time where gradients pass through them
 _INPUT_ROWS = 1024  # rows that go through a model at a time
@@ -54,6 +46,17 @@ class Estimate(NamedTuple):
 
     value: float
     stderr: float
+
+
+def as_domains(source: ArrayLike, target: ArrayLike) -> list[Tensor]:
+    """Features of two domains, checked to be of one featuriser."""
+    x, y = as_features(source, "source"), as_features(target, "target")
+    if x.shape[1] != y.shape[1] or x.device != y.device:
+        raise InputError(
+            f"source has {x.shape[1]} columns on {x.device}, target {y.shape[1]} on {y.device}; "
+            "pass the features of one featuriser on one device"
+        )
+    return [x, y]
 
 
 # --- batches as training would get them, and the time they take --------------------------------------------
@@ -72,30 +75,15 @@ class Drawn(NamedTuple):
     in_step: bool = False  # batch i of the source belongs to batch i of the target
 
 
-def check_samplers(samplers: Any) -> Mapping[str, Any]:
-    """Refuse what is not a mapping with at least one entry."""
-    if not isinstance(samplers, Mapping):
-        raise InputError(
-            f"samplers must map names to samplers or factories, got {type(samplers).__name__}; "
-            "pass {'uniform': lambda n: UniformBatchSampler(n, 32), ...}"
-        )
-    if not samplers:
-        raise InputError(
-            "got no samplers; pass at least one, such as {'uniform': lambda n: UniformBatchSampler(n, 32)}"
-        )
-    return samplers
-
-
-def draw(name: str, entry: Any, domains: list[Tensor], count: int, *, refresh: bool, seed: int) -> Drawn:
+def draw(name: str, entry: Any, domains: list[Tensor], count: int, *, seed: int) -> Drawn:
     """Make the samplers of ``entry``, refresh them on ``domains``, each (n, d), and draw ``count`` batches of each."""
     samplers = _samplers(name, entry, domains)
     paired = len(domains) == 2 and all(getattr(sampler, "plans_both_domains", False) for sampler in samplers)
     in_step = paired and samplers[0].seed == samplers[1].seed
     started = time.perf_counter()
-    if refresh:
-        for place, (sampler, features) in enumerate(zip(samplers, domains)):
-            if hasattr(sampler, "refresh"):
-                sampler.refresh(features, **({"other": domains[1 - place]} if in_step else {}))
+    for place, (sampler, features) in enumerate(zip(samplers, domains)):
+        if hasattr(sampler, "refresh"):
+            sampler.refresh(features, **({"other": domains[1 - place]} if in_step else {}))
     refreshed = time.perf_counter()
     # other seeds for the other domain: two samplers with one seed would move in step
     batches = [
@@ -172,14 +160,10 @@ def _iterate(name: str, sampler: Any, count: int) -> Chunk:
             raise InputError(f"{name!r} yields no batches; lower its batch size or set drop_last=False")
     rows = torch.stack([torch.as_tensor(list(batch), dtype=torch.int64) for batch in found])
     weights = [getattr(batch, "weights", None) for batch in found]
-    # plain lists are those of torch, whose samples are independent
-    given = getattr(found[0], "strata", None if isinstance(found[0], IndexBatch) else [0] * rows.shape[1])
-    strata = None if given is None else torch.as_tensor(given)
     if all(each is None for each in weights):
-        return Chunk(rows, strata=strata)
+        return Chunk(rows)
     even = torch.full((rows.shape[1],), 1.0 / rows.shape[1], dtype=torch.float64)
-    stacked = torch.stack([even if w is None else torch.as_tensor(w, dtype=torch.float64) for w in weights])
-    return Chunk(rows, stacked, strata=strata)
+    return Chunk(rows, torch.stack([even if w is None else torch.as_tensor(w, dtype=torch.float64) for w in weights]))
 
 
 # --- the mean embedding ------------------------------------------------------------------------------------
@@ -242,8 +226,22 @@ def _mean_weights(batches: Chunk, n: int) -> Tensor:
     return weights.new_zeros(n).index_add_(0, batches.rows.flatten(), weights) / len(batches.rows)
 
 
-def exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | None:
-    """E|μ̂ - μ|² of a sampler's batches where a closed form is known, else None."""
+def embedding_variance(
+    draws: Drawn, place: int, domains: list[Tensor], embeddings: Sequence[EmbeddingErrors]
+) -> tuple[float | None, Estimate]:
+    """E|μ̂ - μ|² summed over the domains, where a closed form is known, and from the drawn batches.
+
+    ``draws`` are of the sampler that is the ``place``-th in ``embeddings``.
+    """
+    errors = torch.stack([embedding.errors[place] for embedding in embeddings])
+    # batches of the two domains are independent, and so are their errors
+    drawn = Estimate(float(errors.mean(1).sum()), math.sqrt(float(errors.var(1).sum()) / errors.shape[1]))
+    exact = [_exact_variance(*each) for each in zip(draws.samplers, domains, embeddings)]
+    known = [value for value in exact if value is not None]
+    return sum(known) if len(known) == len(exact) else None, drawn
+
+
+def _exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | None:
     n = len(x)
     # subclasses couple their draws, so only these very classes have a closed form
     if type(sampler) is UniformBatchSampler and domain.spread is not None:
@@ -251,12 +249,10 @@ def exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | 
         share = 1.0 if sampler.replacement else (n - k) / max(1, n - 1)
         return domain.spread / k * share
     if type(sampler) is StratifiedBatchSampler:
-        strata = sampler.strata
-        if strata is None:
-            return None if domain.spread is None else domain.spread / sampler.batch_size
+        assert sampler.strata is not None  # it was refreshed
         return stratified_variance(
             x,
-            strata.labels,
+            sampler.strata.labels,
             kernel=domain.kernel,
             draws_per_stratum=sampler.draws_per_stratum,
             replacement=sampler.replacement,
@@ -271,14 +267,13 @@ def _as_loss(loss: Any, kernel: Kernel, x: Tensor, y: Tensor) -> tuple[str, Call
     """Name, function and, of MMD², whose value on whole domains is computed in blocks, the fitted kernel of a loss."""
     if loss is None:
         loss = "coral" if isinstance(kernel, CoralKernel) else "mmd2"
-    if loss in ("mmd2", "mmd2-u"):
-        loss, name = MMDLoss(kernel=kernel, estimator="u" if loss == "mmd2-u" else "v"), loss
-    elif loss == "coral":
+    if loss == "coral":
         return "coral", CORALLoss(population_x=len(x), population_y=len(y)), None
-    elif callable(loss):
-        name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__name__", type(loss).__name__)
-    else:
-        raise InputError(f"unknown loss {loss!r}; choose one of {', '.join(LOSSES)} or pass a callable")
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss))
+    if loss == "mmd2":
+        loss = MMDLoss(kernel=kernel)
+    if not callable(loss):
+        raise InputError(f"unknown loss {loss!r}; choose mmd2 or coral, or pass a callable")
     if not isinstance(loss, MMDLoss):
         return name, loss, None
     # fitted once: batches of all samplers are then measured by one and the same kernel
@@ -289,18 +284,8 @@ def _as_loss(loss: Any, kernel: Kernel, x: Tensor, y: Tensor) -> tuple[str, Call
 class LossOfDomains:
     """A discrepancy of two domains: of all their samples, and of pairs of batches; each with its gradient.
 
-    Gradients are for the parameters of a model, or without one for a matrix A (d, d) at 0 with features z + z A.
-
-    Parameters
-    ----------
-    loss, kernel
-        See `variance_report`.
-    domains : list of two Tensors of shape (n, d)
-        Features.
-    limit, seed : int
-        The whole domains are that many samples at most, drawn with the seed.
-    model, inputs
-        The featuriser, and what it takes of each domain.
+    Gradients are for the parameters of a ``model`` that takes ``inputs``, or without one for a matrix A (d, d) at 0
+    with features z + z A. The whole domains are ``limit`` samples at most, drawn with the seed.
     """
 
     def __init__(
@@ -393,19 +378,7 @@ class LossOfDomains:
     def _of_pair(self, batches: list[Chunk], pair: tuple[int, int], features: list[Tensor]) -> Tensor:
         """Loss of a source and a target batch with the given features."""
         weights = [None if of.weights is None else of.weights[place] for of, place in zip(batches, pair)]
-        if getattr(self.function, "estimator", "v") != "unbiased":
-            return self.function(*features, weights_x=weights[0], weights_y=weights[1])
-        if any(of.strata is None for of in batches):
-            raise InputError(
-                f"loss {self.name!r} is unbiased for independent draws, but the samples of a batch of one of the "
-                "samplers depend on one another, or it gives no strata; use loss='mmd2', or samplers such as "
-                "UniformBatchSampler and StratifiedBatchSampler(..., draws_per_stratum=2)"
-            )
-        drawn = zip(features, weights, batches)
-        pools = [math.inf if of.pool is None else of.pool for of in batches]
-        return self.function(
-            *(Batch(z, weights=w, strata=of.strata, pool=pool) for (z, w, of), pool in zip(drawn, pools))
-        )
+        return self.function(*features, weights_x=weights[0], weights_y=weights[1])
 
     @torch.no_grad()
     def noise(self, batches: list[Chunk], pairing: list[int]) -> dict[str, Any]:
@@ -423,8 +396,8 @@ class LossOfDomains:
             "loss_variance": Estimate(variance, float(squares.std()) / math.sqrt(count)),
         }
 
-    def gradient_noise(self, batches: list[Chunk], pairing: list[int]) -> dict[str, Any]:
-        """Mean squared error and variance of the gradient over pairs of batches, relative to |G|²."""
+    def gradient_noise(self, batches: list[Chunk], pairing: list[int]) -> tuple[Estimate, float]:
+        """Mean squared error of the gradient over pairs of batches, and its variance, relative to |G|²."""
         truth = self.whole_gradient
         total, errors, size = torch.zeros_like(truth), [], float(truth.square().sum())
         for pair in enumerate(pairing):
@@ -433,12 +406,11 @@ class LossOfDomains:
             errors.append(error.square().sum())
             total += error
         if not size > 0:
-            return dict.fromkeys(("gradient_mse", "gradient_variance"), Estimate(math.nan, math.nan))
+            return Estimate(math.nan, math.nan), math.nan
         squares, count = torch.stack(errors) / size, len(errors)
-        mse, stderr = float(squares.mean()), float(squares.std()) / math.sqrt(count)
         # Σ|g - mean g|² = Σ|g - G|² - |Σ (g - G)|² / count
         variance = (float(squares.sum()) - float(total.square().sum()) / size / count) / (count - 1)
-        return {"gradient_mse": Estimate(mse, stderr), "gradient_variance": Estimate(variance, stderr)}
+        return Estimate(float(squares.mean()), float(squares.std()) / math.sqrt(count)), variance
 
 
 def _signed(features: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from vardass.analysis.batch_noise import (
     Drawn,
-    EmbeddingErrors,
     Estimate,
     LossOfDomains,
+    as_domains,
     draw,
     embedding_errors,
-    exact_variance,
+    embedding_variance,
     sample_rows,
 )
 from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, Limits, SamplerEffect, advise
@@ -107,12 +107,7 @@ def diagnose(
     >>> found["stratified"].contraction < found["uniform"].contraction
     True
     """
-    x, y = as_features(source, "source"), as_features(target, "target")
-    if x.shape[1] != y.shape[1] or x.device != y.device:
-        raise InputError(
-            f"source has {x.shape[1]} columns on {x.device}, target {y.shape[1]} on {y.device}; "
-            "pass the features of one featuriser on one device"
-        )
+    x, y = as_domains(source, target)
     known, names = None, class_names
     if labels is not None:
         known, names = _positions(as_labels(labels, len(x)).to(x.device), head, class_names)
@@ -132,7 +127,7 @@ def diagnose(
     whole = LossOfDomains(function, domains, kernel=kernel, limit=max_rows, seed=seed)
     size = penalty * float(whole.whole_gradient.norm()) if gradient else None
     drawn = {
-        sampler: draw(sampler, partial(_sampler, sampler, k, kernel, seed), domains, batches, refresh=True, seed=seed)
+        sampler: draw(sampler, partial(_sampler, sampler, k, kernel, seed), domains, batches, seed=seed)
         for sampler in dict.fromkeys(("uniform", *samplers))
     }
     classes = task_gradient = None
@@ -193,28 +188,16 @@ def _effects(
     ]
     effects = []
     for place, (name, entry) in enumerate(drawn.items()):
-        variances = [
-            _variance(sampler, z, embedding, place)
-            for sampler, z, embedding in zip(entry.samplers, domains, embeddings)
-        ]
-        excess = Estimate(sum(v.value for v in variances), math.hypot(*(v.stderr for v in variances)))
+        exact, found = embedding_variance(entry, place, domains, embeddings)
+        excess = found if exact is None else Estimate(exact, 0.0)
         total = max(whole.whole, 0.0) + excess.value
         noise = bias = None
         if size:
-            found = whole.gradient_noise(entry.batches, list(range(len(entry.batches[0].rows))))
-            mse, variance = found["gradient_mse"].value, max(found["gradient_variance"].value, 0.0)
-            noise, bias = size * math.sqrt(variance), size * math.sqrt(max(mse - variance, 0.0))
+            mse, variance = whole.gradient_noise(entry.batches, list(range(len(entry.batches[0].rows))))
+            variance = max(variance, 0.0)
+            noise, bias = size * math.sqrt(variance), size * math.sqrt(max(mse.value - variance, 0.0))
         effects.append(SamplerEffect(name, excess, excess.value / total if total > 0 else 0.0, noise, bias))
     return tuple(effects)
-
-
-def _variance(sampler: Any, z: Tensor, embedding: EmbeddingErrors, place: int) -> Estimate:
-    """E|μ̂ - μ|² of a sampler's batches, by a formula or from those that were drawn."""
-    exact = exact_variance(sampler, z, embedding)
-    if exact is not None:
-        return Estimate(exact, 0.0)
-    errors = embedding.errors[place]
-    return Estimate(max(0.0, float(errors.mean())), float(errors.std()) / math.sqrt(len(errors)))
 
 
 # --- the kernel, its terms and its outliers ----------------------------------------------------------------
