@@ -7,9 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from vardass.data.embedding_files import read_embeddings, read_labels
-from vardass.data.embedding_tasks import read_labelled
+from vardass.adapt.config import RunConfig
+from vardass.cli import main
+from vardass.data.embedding_files import open_embeddings, read_embeddings
+from vardass.data.embedding_tasks import embedding_task, read_labelled
+from vardass.data.from_paths import domain_from_path
 from vardass.errors import InputError, MissingExtraError
 
 X = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
@@ -35,10 +39,12 @@ def refusal(path, **options):
 def test_npy_is_mapped_and_keeps_its_type(tmp_path, dtype):
     x = (10 * X).astype(dtype)
     np.save(tmp_path / "x.npy", x)
-    read = read_embeddings(tmp_path / "x.npy")
+    with open_embeddings(tmp_path / "x.npy") as file:
+        read = file.table(None, ())
     assert isinstance(read, np.memmap)
     assert read.dtype == x.dtype
     np.testing.assert_array_equal(read, x)
+    assert read_embeddings(tmp_path / "x.npy").dtype == (torch.float64 if dtype == "f8" else torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i2", "longdouble"])
@@ -46,9 +52,7 @@ def test_types_that_torch_lacks_are_converted(tmp_path, dtype):
     x = (10 * X).astype(dtype)
     np.save(tmp_path / "x.npy", x)
     read = read_embeddings(tmp_path / "x.npy")
-    assert read.dtype.isnative
-    assert read.dtype.itemsize <= 8
-    np.testing.assert_array_equal(read, x.astype(read.dtype))
+    np.testing.assert_array_equal(read, x.astype(read.numpy().dtype))
 
 
 def test_fortran_order_is_read_as_it_was_written(tmp_path):
@@ -159,7 +163,7 @@ def csv_text(header, delimiter=","):
 @pytest.mark.parametrize("header", [None, ["a", "b", "c"], ["0", "1", "2"], ['"a, b"', "", "2"]])
 def test_csv_with_and_without_header(tmp_path, header, delimiter):
     read = read_embeddings(write(tmp_path / "x.csv", csv_text(header, delimiter)))
-    assert read.dtype == np.float32
+    assert read.dtype == torch.float32
     np.testing.assert_array_equal(read, X)
 
 
@@ -178,7 +182,7 @@ def test_csv_with_text_columns_names_the_first(tmp_path):
     message = refusal(path)
     assert "'cat'" in message
     assert "column 'id'" in message
-    assert "row 2" in message
+    assert "row 1 (" in message
     assert "--columns" in message
     assert read_embeddings(path, columns="f*").tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert read_embeddings(path, columns="f1").tolist() == [[2.0], [4.0]]
@@ -200,11 +204,11 @@ def test_csv_written_by_pandas_with_its_index(tmp_path):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("a,b\n1,2\n3,\n", ["missing", "'b'", "row 3"]),
-        ("a,b\n1,2\n3\n", ["row 3", "1 columns, not 2"]),
-        ("a,b\n1,2\n3,4,5\n", ["row 3", "3 columns, not 2"]),
-        ("a,b\n1,2\n3,x1\n", ["'x1'", "'b'", "row 3"]),
-        ("a;b\n1,5;2,5\n", ["'1,5'", "'a'", "row 2"]),
+        ("a,b\n1,2\n3,\n", ["missing", "'b'", "row 2 (row 1 = first data row)"]),
+        ("a,b\n1,2\n3\n", ["row 2 ", "1 columns, not 2"]),
+        ("a,b\n1,2\n3,4,5\n", ["row 2 ", "3 columns, not 2"]),
+        ("a,b\n1,2\n3,x1\n", ["'x1'", "'b'", "row 2 (row 1 = first data row)"]),
+        ("a;b\n1,5;2,5\n", ["'1,5'", "'a'", "row 1 "]),
         ("a,b\n", ["no rows"]),
         ("\n\n", ["blank"]),
         (b"\xff\xfe\x00\x01,\x80\n", ["not UTF-8"]),
@@ -227,7 +231,7 @@ def test_parquet_of_numeric_columns(tmp_path):
         pa.table({"a": X[:, 0], "b": X[:, 1], "__index_level_0__": np.arange(7) * 3}), tmp_path / "x.parquet"
     )
     read = read_embeddings(tmp_path / "x.parquet")
-    assert read.dtype == np.float32
+    assert read.dtype == torch.float32
     np.testing.assert_array_equal(read, X[:, :2])
     np.testing.assert_array_equal(read_embeddings(tmp_path / "x.parquet", columns="b"), X[:, 1:2])
 
@@ -335,7 +339,7 @@ def test_what_is_no_path_is_refused():
 def test_rows_of_another_width_are_named_where_only_labels_are_missing(tmp_path):
     path = tmp_path / "ragged.csv"
     path.write_text("a,b,labels\n1,2,x\n3,4\n5,6,y\n")
-    with pytest.raises(InputError, match=r"row 3 of .*ragged.csv.* has 2 columns, not 3"):
+    with pytest.raises(InputError, match=r"row 2 \(row 1 = first data row\) of .*ragged.csv.* has 2 columns, not 3"):
         read_labelled(path, labels="labels")
 
 
@@ -351,7 +355,7 @@ def test_any_damage_to_a_header_is_named(tmp_path):
             with suppress(InputError):
                 read_embeddings(tmp_path / "x.npy")
             with suppress(InputError):
-                read_labels(tmp_path / "x.npy", "x.npy")
+                read_labelled(tmp_path / "x.npy", labels="x.npy")
 
 
 def test_a_late_cell_decides_the_type_of_a_column(tmp_path):
@@ -359,29 +363,80 @@ def test_a_late_cell_decides_the_type_of_a_column(tmp_path):
     path = write(tmp_path / "x.csv", "a,b\n" + "1,2\n" * rows + "1.5,2\n")
     assert read_embeddings(path)[-1].tolist() == [1.5, 2.0]
     message = refusal(write(tmp_path / "y.csv", "a,b\n" + "1,2\n" * rows + "1,no\n"))
-    assert "'no' in row 300002" in message
+    assert "'no' in row 300001 (" in message
     assert "'b'" in message
 
 
-@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
-def test_a_labelled_file_is_opened_once(tmp_path, ending):
-    path = tmp_path / f"x.{ending}"
+def labelled_file(path):
     labels = np.array(["a", "b", "a", "b", "a", "b", "a"])
-    if ending == "npz":
-        np.savez(path, x=X, labels=labels)
-    elif ending == "csv":
+    if path.suffix == ".npz":
+        np.savez(path, x=X[:, :1], labels=labels)
+    elif path.suffix == ".csv":
         write(path, "f0,labels\n" + "".join(f"{x},{label}\n" for x, label in zip(X[:, 0], labels)))
     else:
         pq.write_table(pa.table({"f0": X[:, 0], "labels": labels.tolist()}), path)
+    return path
+
+
+def read_task(path, other):
+    task = embedding_task(path, other, labels="labels")
+    assert task.class_names == ("a", "b")
+    assert len(task.target) == 7
+
+
+def read_as_a_model_does(path, other):
+    about = {"data_kind": "features", "input_shape": (1,), "class_names": ("a", "b")}
+    about["config"] = RunConfig()
+    domain = domain_from_path(path, about, {"column_names": ["f0"]}, labelled=True)
+    assert domain.labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    domain_from_path(other, about, {})
+
+
+def read_by_commands(path, other):
+    assert main(["compare", str(path), str(other), "--permutations", "0"]) == 0
+    assert main(["coreset", str(path), "--size", "2", "--labels", "labels"]) == 0
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+@pytest.mark.parametrize("read", [read_task, read_as_a_model_does, read_by_commands])
+def test_each_file_is_opened_once(tmp_path, ending, read):
+    path, other = (labelled_file(tmp_path / f"{name}.{ending}") for name in "xy")
     opened = []
-    OPENED.append(lambda name: opened.append(name) if str(name) == str(path) else None)
+    OPENED.append(lambda name: opened.append(str(name)) if str(name) in (str(path), str(other)) else None)
     try:
-        features, found = read_labelled(path, labels="labels", optional=True)
+        read(path, other)
     finally:
         OPENED.clear()
-    assert found.tolist() == labels.tolist()
-    assert len(features) == 7
-    assert len(opened) == 1
+    times = 2 if read is read_by_commands else 1  # two commands
+    assert opened.count(str(path)) == times
+    assert opened.count(str(other)) == 1
+
+
+@pytest.mark.parametrize("ending", ["npz", "npy", "csv", "parquet"])
+@pytest.mark.parametrize("value", [np.nan, None])
+def test_a_row_has_the_same_number_in_all_files(tmp_path, ending, value):
+    path, column = tmp_path / f"x.{ending}", [0.5, value, 1.5]
+    table = np.array([column, [1.0, 2.0, 3.0]], dtype=float).T
+    if ending == "csv":
+        write(path, "a,b\n0.5,1\n" + ("nan" if value else "") + ",2\n1.5,3\n")
+    elif ending == "parquet":
+        pq.write_table(pa.table({"a": pa.array(column, pa.float64()), "b": table[:, 1]}), path)
+    elif ending == "npz":
+        np.savez(path, x=table)
+    else:
+        np.save(path, table)
+    assert "the first in row 2 (row 1 = first data row); " in refusal(path)
+
+
+def test_text_that_was_saved_as_objects_gets_advice_for_text(tmp_path):
+    labels = np.array(["cat", "dog", "cat"] * 2 + ["cat"], dtype=object)
+    np.savez(tmp_path / "x.npz", x=X, labels=labels)
+    with pytest.raises(InputError, match=r"array 'labels' of .*x.npz holds Python objects.*labels.astype\(str\)"):
+        read_labelled(tmp_path / "x.npz", labels="labels")
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", labels)
+    with pytest.raises(InputError, match=r"y.npy holds Python objects.*labels.astype\(str\)"):
+        read_labelled(tmp_path / "x.npy", labels="y.npy")
 
 
 OPENED = []
@@ -395,5 +450,5 @@ def test_a_missing_number_among_labels_is_an_empty_label(tmp_path, ending):
         write(path, "f0,labels\n1,0\n2,\n3,1\n")
     else:
         pq.write_table(pa.table({"f0": [1.0, 2.0, 3.0], "labels": [0, None, 1]}), path)
-    with pytest.raises(InputError, match=r"are empty in row 1 \(from 0\), and in 1 of 3 rows"):
+    with pytest.raises(InputError, match=r"are empty in row 2 \(row 1 = first data row\), and in 1 of 3 rows"):
         read_labelled(path, labels="labels")

@@ -7,7 +7,6 @@ import torch
 from vardass.adapt import RunConfig, Trainer
 from vardass.adapt.model import load_model, save_model
 from vardass.data import embedding_task, load_task, split_task, task_names
-from vardass.data.embedding_files import read_labels
 from vardass.data.embedding_tasks import read_labelled
 from vardass.data.from_paths import domain_from_path
 from vardass.errors import InputError
@@ -37,7 +36,7 @@ def test_embeddings_with_labels(tmp_path, ending, kind):
     path = tmp_path / f"a{ending}"
     write(path, x, labels)
     key = "labels.npy" if ending == ".npy" else "labels"
-    features, found = read_labelled(path, labels=key)
+    features, found, _ = read_labelled(path, labels=key)
     assert torch.equal(features, torch.from_numpy(x))
     assert found.tolist() == labels.tolist()
     task = embedding_task(path, path, labels=key, names=["one", "two"])
@@ -52,7 +51,7 @@ def test_parquet_with_lists_and_labels(tmp_path):
 
     table = pa.table({"id": ["p", "q"], "z": [[1.0, 2.0], [3.0, 4.0]], "labels": ["u", "v"]})
     pq.write_table(table, tmp_path / "a.parquet")
-    features, found = read_labelled(tmp_path / "a.parquet", labels="labels")
+    features, found, _ = read_labelled(tmp_path / "a.parquet", labels="labels")
     assert features.tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert found.tolist() == ["u", "v"]
 
@@ -110,7 +109,7 @@ def test_bad_embeddings(tmp_path):
 def test_labels_are_never_features(tmp_path):
     (tmp_path / "c.csv").write_text("f0,labels,f1\n1,0,2\n3,1,4\n")
     for columns in ("*", "0:", "f0,labels,f1", None):
-        features, found = read_labelled(tmp_path / "c.csv", labels="labels", columns=columns)
+        features, found, _ = read_labelled(tmp_path / "c.csv", labels="labels", columns=columns)
         assert features.tolist() == [[1.0, 2.0], [3.0, 4.0]]
         assert found.tolist() == [0, 1]
 
@@ -127,15 +126,18 @@ def test_whether_there_are_labels(tmp_path, ending):
     path = tmp_path / f"a{ending}"
     write(path, np.zeros((2, 2), np.float32), np.array([0, 1]))
     name = "labels.npy" if ending == ".npy" else "labels"
-    assert read_labels(path, name).tolist() == [0, 1]
-    assert read_labels(path, "other.npy" if ending == ".npy" else "other") is None
+    assert read_labelled(path, labels=name).labels.tolist() == [0, 1]
+    other = "other.npy" if ending == ".npy" else "other"
+    assert read_labelled(path, labels=other, optional=True).labels is None
 
 
 @pytest.mark.parametrize("ending", [".npz", ".npy", ".csv", ".parquet"])
 def test_a_label_without_text_is_no_class(tmp_path, ending):
     path = tmp_path / f"a{ending}"
     write(path, np.arange(8, dtype=np.float32).reshape(4, 2), np.array(["cow", " ", "ant", ""]))
-    with pytest.raises(InputError, match=r"are empty in row 1 \(from 0\), and in 2 of 4 rows in all; fill them in"):
+    with pytest.raises(
+        InputError, match=r"are empty in row 2 \(row 1 = first data row\), and in 2 of 4 rows in all; fill them in"
+    ):
         read_labelled(path, labels="labels.npy" if ending == ".npy" else "labels")
 
 

@@ -439,8 +439,8 @@ def test_train_on_a_folder_of_files(files: Path, capsys: Any) -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "nan": (lambda y: np.where(np.arange(120) == 7, np.nan, y), "NaN or infinite values in 1 of 120 rows (rows 7)"),
-    "inf": (lambda y: np.where(np.arange(120) == 7, np.inf, y), "NaN or infinite values"),
+    "nan": (lambda y: np.where(np.arange(120) == 7, np.nan, y), "in 1 of 120 rows, the first in row 8 (row 1 = first"),
+    "inf": (lambda y: np.where(np.arange(120) == 7, np.inf, y), "NaN, infinite values"),
     "names": (lambda y: np.where(y > 1000, "high", "low"), "not numbers; leave --regression out to predict classes"),
     "flags": (lambda y: y > 1000, "not numbers; leave --regression out"),
     "constant": (lambda y: np.full(120, 0.1), "have mean 0.1 and deviation"),
@@ -482,9 +482,9 @@ def test_numbers_without_the_setting_are_named(ending: str, files: Path, capsys:
 
 def test_few_fractions_are_names_of_classes_in_a_table(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("f0,f1,dose\n" + "".join(f"{i},1,{i % 3 + 0.5}\n" for i in range(30)))
-    _, values = read_labelled(tmp_path / "a.csv", labels="dose")
+    _, values, _ = read_labelled(tmp_path / "a.csv", labels="dose")
     assert sorted(set(values.tolist())) == ["0.5", "1.5", "2.5"]
-    _, numbers = read_labelled(tmp_path / "a.csv", labels="dose", regression=True)
+    _, numbers, _ = read_labelled(tmp_path / "a.csv", labels="dose", regression=True)
     assert numbers[:3, 0].tolist() == [0.5, 1.5, 2.5]
 
 

@@ -228,7 +228,10 @@ def test_ray_finds_the_same(features, tmp_path, monkeypatch):
         bad = clusters(50)
         bad[7, 2] = np.nan
         np.save(folder / "bad.npy", bad)
-        assert "row 7 of" in refused(folder, tmp_path / "bad", engine="ray")
+        assert (
+            "bad.npy have NaN, infinite values or ones beyond float32 in 1 of 50 rows, the first in row 8 ("
+            in refused(folder, tmp_path / "bad", engine="ray")
+        )
     finally:
         ray.shutdown()
 
@@ -307,7 +310,7 @@ def test_other_settings_do_not_go_on(features, tmp_path):
 def test_start_that_failed_before_any_work_does_not_count(features, tmp_path):
     folder, x = features
     np.save(folder / "4.npy", np.full((30, D), np.nan))
-    assert "row 0 of" in refused(folder, tmp_path / "out", sample=N)
+    assert "the first in row 1 (row 1 = first data row)" in refused(folder, tmp_path / "out", sample=N)
     np.save(folder / "4.npy", x[:30])
     assert run(folder, tmp_path / "out").n == N + 30
 
@@ -410,7 +413,8 @@ def test_nan_is_named_by_file_and_row(features, tmp_path):
     write_parquet(folder / "2.parquet", bad)
     for sample in (10, SAMPLE):  # found in the pass, or in the sample
         message = refused(folder, tmp_path / str(sample), sample=sample)
-        assert f"row 201 of {folder / '2.parquet'}" in message
+        assert f"features of {folder / '2.parquet'} have NaN" in message
+        assert "the first in row 202 (row 1 = first data row)" in message
 
 
 @pytest.mark.parametrize(

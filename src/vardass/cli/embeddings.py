@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,21 +17,20 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from vardass.analysis.comparison import Comparison
 from vardass.analysis.comparison import compare as compare_sets
 from vardass.analysis.coresets import Coreset
 from vardass.analysis.coresets import coreset as make_coreset
 from vardass.cli.terminal import print_line, progress_bar, shares_table
-from vardass.data.embedding_files import Columns, read_embeddings, read_labels, same_columns
+from vardass.data.embedding_files import EmbeddingFile, in_one_order, open_embeddings
 from vardass.errors import InputError
 from vardass.files import atomic_write, plain
 from vardass.kernels import Kernel, RBFMixture, as_kernel
 from vardass.scaling import standardise as scaled
 from vardass.shards import compare_shards, coreset_shards
 from vardass.shards.files import expand, is_large
-from vardass.validate import as_features, choose
+from vardass.validate import choose
 
 __all__ = [
     "COLUMNS",
@@ -110,11 +109,6 @@ def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_s
         return RBFMixture(values, float(scale))
     except ValueError:
         raise InputError(f"--scale must be a positive number, median or mean, got {scale!r}") from None
-
-
-def _features_of(path: Path, *, key: str | None, columns: Columns | None, leave_out: Collection[str] = ()) -> Tensor:
-    """Features (n, d) of a file, checked, with the file named in what is wrong with them."""
-    return as_features(read_embeddings(path, key=key, columns=columns, leave_out=leave_out), f"features of {path.name}")
 
 
 def check_output(option: str, target: Path, source: Path) -> None:
@@ -222,8 +216,12 @@ def _compare_in_memory(
     arrays = any(path.suffix.lower() == ".npz" for path in paths)
     # --key is for the .npz file of the two, if there is one
     keys = [key if path.suffix.lower() == ".npz" or not arrays else None for path in paths]
-    chosen = same_columns(paths, keys, columns, [labels]) or columns
-    sets = [_features_of(path, key=own, columns=chosen, leave_out=[labels]) for path, own in zip(paths, keys)]
+    found, names = [], []
+    for path, own in zip(paths, keys):
+        with open_embeddings(path, own) as file:
+            found.append(file.features(columns, [labels]))
+            names.append(file.feature_names(columns, [labels]))
+    sets, _ = in_one_order(found, names, paths, columns)
     if standardise and sets[0].shape[1] == sets[1].shape[1]:  # else compare says what is wrong
         pooled = torch.cat(sets)
         sets = [scaled(each, reference=pooled) for each in sets]
@@ -314,8 +312,9 @@ def coreset(
         found, d = replace(found, indices=torch.tensor([row for _, row in places])), None
         picked: dict[str, NDArray[Any]] = {"path": np.array([str(path) for path, _ in places])}
     else:
-        features = _features_of(file, key=key, columns=columns, leave_out=list(names.values()))
-        beside = _beside(file, len(features), names, {"ids": ids, "labels": labels})
+        with open_embeddings(file, key) as opened:
+            features = opened.features(columns, list(names.values()))
+            beside = _beside(opened, len(features), names, {"ids": ids, "labels": labels})
         _check_out(out, file)
         with progress_bar() as progress:
             found = make_coreset(features, size, progress=progress, **options)
@@ -329,19 +328,21 @@ def coreset(
         _print_coreset(found, file, out, d, Console(highlight=False))
 
 
-def _beside(file: Path, n: int, names: Mapping[str, str], asked: Mapping[str, str | None]) -> dict[str, NDArray[Any]]:
+def _beside(
+    file: EmbeddingFile, n: int, names: Mapping[str, str], asked: Mapping[str, str | None]
+) -> dict[str, NDArray[Any]]:
     """Ids and labels of the rows: those that are asked for, or those that the file has."""
     found = {}
     for what, name in names.items():
-        values = read_labels(file, name)
-        if values is None:
+        if name not in file.names:
             if asked[what] is None:
                 continue
-            raise InputError(f"{file} has no array or column {name!r} for --{what}; name another one")
+            raise InputError(f"{file.path} has no array or column {name!r} for --{what}; name another one")
+        values = file.column(name)
         if values.shape != (n,) or values.dtype.kind not in "iuUSfb":
             raise InputError(
-                f"{what} {name!r} of {file} are {values.dtype} of shape {values.shape} for {n} rows; give one number "
-                "or name for each row"
+                f"{what} {name!r} of {file.path} are {values.dtype} of shape {values.shape} for {n} rows; give one "
+                "number or name for each row"
             )
         found[what] = values
     return found

@@ -11,26 +11,29 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vardass.errors import InputError, needs_extra
 from vardass.files import PathLike, as_path
-from vardass.validate import shorten
+from vardass.validate import as_features, shorten
 
 __all__ = [
     "BLOCK_ROWS",
     "EMBEDDING_ENDINGS",
     "Columns",
     "EmbeddingFile",
+    "finite_rows",
+    "in_one_order",
     "is_number",
     "open_embeddings",
     "read_embeddings",
     "read_groups",
-    "read_labels",
-    "same_columns",
+    "row_name",
 ]
 
 Columns: TypeAlias = "str | Sequence[str | int]"
@@ -48,8 +51,8 @@ BLOCK_ROWS = 65536
 
 def read_embeddings(
     path: PathLike, *, key: str | None = None, columns: Columns | None = None, leave_out: Collection[str] = ()
-) -> NDArray[Any]:
-    """Read an (n, d) array of numbers; ``.npy`` files are mapped into memory, not read. No pickle is read.
+) -> Tensor:
+    """Read features (n, d), float32 or float64, all of them finite. No pickle is read.
 
     Parameters
     ----------
@@ -63,50 +66,35 @@ def read_embeddings(
         a string is split at commas.
     leave_out : collection of str
         Names of columns that are never kept, such as labels; of arrays that are not meant where no key is given.
-
-    Returns
-    -------
-    ndarray of shape (n, d)
-        float32 from ``.csv``; the file's own number type otherwise.
     """
     with open_embeddings(path, key) as file:
-        return file.table(columns, leave_out)
+        return file.features(columns, leave_out)
 
 
-def same_columns(
-    paths: Sequence[PathLike],
-    keys: Sequence[str | None],
-    columns: Columns | None = None,
-    leave_out: Collection[str] = (),
-) -> list[str] | None:
-    """Names of the features of several tables, in the order of the first; None if one has no names.
+def in_one_order(
+    tables: Sequence[Tensor], names: Sequence[list[str] | None], paths: Sequence[Path], columns: Columns | None
+) -> tuple[list[Tensor], list[str] | None]:
+    """Tables (n, d) with their columns in the order of the first one, and the names of these columns.
 
-    Columns of one name belong together wherever they stand, so features are read by these names. Tables with other
-    names are refused. Who asks for columns by their numbers means places, not names.
+    Columns of one ``name`` belong together wherever they stand; tables with other names are refused. If a table has no
+    names, or ``columns`` were asked for by their numbers, places count: all stay as they are, and there are no names.
     """
-    items = [":"] if columns is None else columns.split(",") if isinstance(columns, str) else columns
-    if columns is not None and all(re.fullmatch(r"[-\d:\s]*", str(item)) for item in items):
-        return None
+    if columns is not None and all(re.fullmatch(r"[-\d:\s]*", str(item)) for item in _items(columns)):
+        return list(tables), None
+    ordered: list[Tensor] = []
     shared: list[str] | None = None
-    for path, key in zip(paths, keys, strict=True):
-        with open_embeddings(path, key) as file:
-            names = file.feature_names(columns, leave_out)
-        if names is None or "" in names or len(set(names)) < len(names):  # an unnamed one may count the rows
-            return None
-        shared = names if shared is None else shared
-        if set(names) != set(shared):
-            other = sorted(set(shared) ^ set(names))
+    for table, own, path in zip(tables, names, paths, strict=True):
+        if own is None or "" in own or len(set(own)) < len(own):  # an unnamed one may count the rows
+            return list(tables), None
+        shared = own if shared is None else shared
+        if set(own) != set(shared):
             raise InputError(
-                f"{paths[0]} and {path} have different columns: {shorten(other)} are in one of them only; rename them, "
-                "or choose features with --columns, by number if the order is what counts, such as --columns 0:8"
+                f"{paths[0]} and {path} have different columns: {shorten(sorted(set(shared) ^ set(own)))} are in one "
+                "of them only; rename them, or choose features with --columns, by number if the order is what counts, "
+                "such as --columns 0:8"
             )
-    return shared
-
-
-def read_labels(path: PathLike, labels: str) -> NDArray[Any] | None:
-    """Labels, or any other array or column of one value a row, as they are in the file; None if it has none."""
-    with open_embeddings(path) as file:
-        return file.column(labels) if labels in file.names else None
+        ordered.append(table if own == shared else table[:, [own.index(name) for name in shared]])
+    return ordered, shared
 
 
 def read_groups(
@@ -115,6 +103,25 @@ def read_groups(
     """Read some row groups of a file that `EmbeddingFile.in_parts` in blocks (b, d) of at most 65,536 rows."""
     with open_embeddings(path) as file:
         yield from file.blocks(columns, groups, leave_out)
+
+
+def row_name(row: int) -> str:
+    """How messages name a row, counted from 0 here, of any file."""
+    return f"row {row + 1} (row 1 = first data row)"
+
+
+def finite_rows(x: Tensor, what: str, rows: Sequence[int] | NDArray[Any] | None = None) -> Tensor:
+    """Return ``x`` (n, ...), finite, or refuse it; ``rows`` are the places of its rows in the file, from 0."""
+    if bool(torch.isfinite(x.sum())):  # unless finite entries overflow
+        return x
+    bad = (~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero().flatten().tolist()
+    if bad:
+        first = bad[0] if rows is None else int(rows[bad[0]])
+        raise InputError(
+            f"{what} have NaN, infinite values or ones beyond {str(x.dtype)[6:]} in {len(bad)} of {len(x)} rows, the "
+            f"first in {row_name(first)}; correct or drop these rows"
+        )
+    return x
 
 
 def is_number(text: str) -> bool:
@@ -137,8 +144,7 @@ def _select_columns(
     Each item is tried as a name, a pattern (``"f*"``), a number from 0, and a range (``"2:"``, ``"2:10"``).
     """
     chosen: list[int] = []
-    items = [":"] if columns is None else columns.split(",") if isinstance(columns, str) else columns
-    for item in items:
+    for item in [":"] if columns is None else _items(columns):
         text = str(item).strip()
         found = [i for i, name in enumerate(names or []) if name == text]
         found = found or [i for i, name in enumerate(names or []) if fnmatchcase(name, text)]
@@ -151,6 +157,10 @@ def _select_columns(
     if chosen and not kept:
         raise InputError(f"{path} has no column but {shorten(list(leave_out))}, which are not features; add some")
     return kept
+
+
+def _items(columns: Columns) -> Sequence[str | int]:
+    return columns.split(",") if isinstance(columns, str) else columns
 
 
 def _numbered(text: str, count: int) -> list[int]:
@@ -188,8 +198,13 @@ class EmbeddingFile:
         """Those of the names that hold text."""
         return []
 
-    def table(self, columns: Columns | None, leave_out: Collection[str]) -> NDArray[Any]:
+    def features(self, columns: Columns | None, leave_out: Collection[str]) -> Tensor:
         """Features (n, d), see `read_embeddings`."""
+        what = f"features of {self.path}"
+        return finite_rows(as_features(self.table(columns, leave_out), what, check_finite=False), what)
+
+    def table(self, columns: Columns | None, leave_out: Collection[str]) -> NDArray[Any]:
+        """Features (n, d) as they are in the file."""
         raise NotImplementedError
 
     def column(self, name: str) -> NDArray[Any]:
@@ -261,7 +276,7 @@ class _Npy(EmbeddingFile):
         self.names = sorted(other.name for other in path.parent.glob("*.npy"))
         shape, dtype = _header(file)
         if dtype.hasobject:
-            raise InputError(f"{path} holds Python objects; save it with x.astype(np.float32)")
+            raise _objects(str(path))
         self.array = np.empty(shape, dtype) if 0 in shape else np.load(path, mmap_mode="r", allow_pickle=False)
 
     def table(self, columns: Columns | None, leave_out: Collection[str]) -> NDArray[Any]:
@@ -269,9 +284,7 @@ class _Npy(EmbeddingFile):
 
     def column(self, name: str) -> NDArray[Any]:
         with open_embeddings(self.path.parent / name) as other:
-            if not isinstance(other, _Npy):
-                raise InputError(f"{other.path} for the labels of {self.path} is no .npy file; save them as one")
-            return np.asarray(other.array)
+            return np.asarray(cast(_Npy, other).array)
 
     def groups(self) -> list[int]:
         if self.array.ndim != 2 or len(self.array):  # one of many files may have no rows
@@ -309,7 +322,7 @@ class _Npz(EmbeddingFile):
 
     def column(self, name: str) -> NDArray[Any]:
         if self.headers[name][1].hasobject:
-            raise InputError(f"array {name!r} of {self.path} holds objects; save numbers or text, x.astype(np.float32)")
+            raise _objects(f"array {name!r} of {self.path}")
         return np.asarray(self.arrays[name])
 
     def _choose(self, leave_out: Collection[str]) -> str:
@@ -328,6 +341,13 @@ class _Npz(EmbeddingFile):
         return tables[0]
 
 
+def _objects(what: str) -> InputError:
+    return InputError(
+        f"{what} holds Python objects, which are not read; save text with labels.astype(str), numbers with "
+        "x.astype(np.float32)"
+    )
+
+
 def _header(file: IO[bytes]) -> Header:
     try:
         version = np.lib.format.read_magic(file)
@@ -343,13 +363,9 @@ def _header(file: IO[bytes]) -> Header:
 
 
 def _as_table(array: NDArray[Any], columns: Columns | None, path: Path, what: str) -> NDArray[Any]:
-    """The wanted columns of an array, as numbers that torch has."""
+    """The wanted columns of an array."""
     _check_table(array, what)
-    if columns is not None:
-        array = array[:, _select_columns(columns, None, array.shape[1], (), path)]
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        return array.astype(np.float64)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array if columns is None else array[:, _select_columns(columns, None, array.shape[1], (), path)]
 
 
 def _check_table(array: NDArray[Any], what: str) -> None:
@@ -368,13 +384,13 @@ def _check_table(array: NDArray[Any], what: str) -> None:
 class _Table(EmbeddingFile):
     """Columns of a ``.csv`` or ``.parquet`` file, which ``read(positions, groups)`` gives in blocks of rows.
 
-    ``sizes`` are the rows of each group; ``first`` is the number of the first row in messages.
+    ``sizes`` are the rows of each group.
     """
 
     member = "column"
 
-    def __init__(self, path: Path, schema: Any, read: Read, sizes: list[int], first: int, named: bool) -> None:
-        self.path, self.schema, self.read, self.sizes, self.first = path, schema, read, sizes, first
+    def __init__(self, path: Path, schema: Any, read: Read, sizes: list[int], named: bool) -> None:
+        self.path, self.schema, self.read, self.sizes = path, schema, read, sizes
         self.names = [name.strip() for name in schema.names] if named else []
         self.in_parts = path.suffix.lower() == ".parquet"
 
@@ -407,7 +423,7 @@ class _Table(EmbeddingFile):
         self, columns: Columns | None, groups: range | None, leave_out: Collection[str] = ()
     ) -> Iterator[NDArray[Any]]:
         chosen = self._choose(columns, leave_out)
-        width, row = None, self.first
+        width, row = None, 0
         for block in self.read(chosen, groups):
             if len(block[0]):
                 found = np.column_stack([self._numbers(i, column, row) for i, column in zip(chosen, block)])
@@ -447,10 +463,12 @@ class _Table(EmbeddingFile):
         if self.in_parts:
             return ""
         cells = (cell for (block,) in self.read([position], None) for cell in block.to_pylist())
-        row, cell = next((row, cell) for row, cell in enumerate(cells, self.first) if not is_number(str(cell)))
+        row, cell = next((row, cell) for row, cell in enumerate(cells) if not is_number(str(cell)))
         if isinstance(cell, bytes):
-            return f", not UTF-8 text in row {row}"
-        return f", {str(cell)!r} in row {row}" if str(cell).strip() else f", a value is missing in row {row}"
+            return f", not UTF-8 text in {row_name(row)}"
+        return (
+            f", {str(cell)!r} in {row_name(row)}" if str(cell).strip() else f", a value is missing in {row_name(row)}"
+        )
 
     def _numbers(self, position: int, column: Any, row: int) -> NDArray[Any]:
         """One column of a block that begins at ``row``, or the columns that its lists make."""
@@ -458,8 +476,8 @@ class _Table(EmbeddingFile):
         if column.null_count or values.null_count:
             places = column.is_null().to_pylist() if column.null_count else [True]
             raise InputError(
-                f"{self._name(position)} of {self.path} has missing values, the first in row "
-                f"{row + places.index(True)}; fill them or drop the rows"
+                f"{self._name(position)} of {self.path} has missing values, the first in "
+                f"{row_name(row + places.index(True))}; fill them or drop the rows"
             )
         found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
         if not _is_list(column.type):
@@ -504,7 +522,7 @@ def _open_parquet(path: Path, handle: IO[bytes]) -> _Table:
             yield [batch.column(name) for name in wanted]
 
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-    return _Table(path, file.schema_arrow, read, sizes, 0, True)
+    return _Table(path, file.schema_arrow, read, sizes, True)
 
 
 def _open_csv(path: Path, handle: IO[bytes]) -> _Table:
@@ -549,8 +567,8 @@ def _open_csv(path: Path, handle: IO[bytes]) -> _Table:
     except pa.ArrowInvalid:
         for row in ragged:
             raise InputError(
-                f"row {row.number} of {path}, blank lines not counted, has {row.actual_columns} columns, not "
-                f"{row.expected_columns}; fix the row"
+                f"{row_name(row.number - 1 - named)} of {path}, blank lines not counted, has {row.actual_columns} "
+                f"columns, not {row.expected_columns}; fix the row"
             ) from None
         raise
 
@@ -558,7 +576,7 @@ def _open_csv(path: Path, handle: IO[bytes]) -> _Table:
         for batch in table.to_batches(BLOCK_ROWS):
             yield [batch.column(i) for i in positions]
 
-    return _Table(path, table.schema, read, [len(table)], 1 + named, named)
+    return _Table(path, table.schema, read, [len(table)], named)
 
 
 def _is_header(first: list[str], second: list[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair, refuse_unknown
-from vardass.data.embedding_files import EMBEDDING_ENDINGS, Columns, is_number, open_embeddings, same_columns
+from vardass.data.embedding_files import (
+    EMBEDDING_ENDINGS,
+    Columns,
+    finite_rows,
+    in_one_order,
+    is_number,
+    open_embeddings,
+    row_name,
+)
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
 from vardass.scaling import Scale, robust_scale, scale_columns
-from vardass.validate import as_features, as_numbers, shorten
+from vardass.validate import as_numbers, as_tensor, shorten
 
 __all__ = [
     "ScaledInputs",
@@ -92,16 +100,19 @@ def embedding_task(
     if len(set(titles)) < len(titles):
         titles = [str(path) for path in paths]
     leave_out = [mark for mark in marks if mark]
-    column_names = same_columns(paths, keys, columns, leave_out)
-    options: Any = {"columns": column_names or columns, "leave_out": leave_out, "regression": regression}
-    tables = [
+    options: Any = {"columns": columns, "leave_out": leave_out, "regression": regression}
+    read = [
         read_labelled(path, key=array, labels=mark, optional=target_labels_optional and place == len(given), **options)
         for place, (path, array, mark) in enumerate(zip(paths, keys, marks, strict=True))
     ]
-    widths = {title: table.shape[1] for title, (table, _) in zip(titles, tables, strict=True)}
+    labelled = [each.labels for each in read]
+    tables, column_names = in_one_order(
+        [each.features for each in read], [each.column_names for each in read], paths, columns
+    )
+    widths = {title: table.shape[1] for title, table in zip(titles, tables, strict=True)}
     if len(set(widths.values())) > 1:
         raise InputError(f"the domains have features of different width, {widths}; use one encoder for all")
-    known = [values for _, values in tables[:-1] if values is not None]
+    known = [values for values in labelled[:-1] if values is not None]
     if len(known) < len(given):
         raise InputError(f"{len(given) - len(known)} of {len(given)} sources have no labels; name them with labels=")
     classes = _number_names(paths[0], str(marks[0]), known[0].shape[1]) if regression else _classes(known)
@@ -113,7 +124,7 @@ def embedding_task(
             classes,
             regression=regression,
         )
-        for title, (table, values) in zip(titles, tables, strict=True)
+        for title, table, values in zip(titles, tables, labelled, strict=True)
     ]
     task = Task(name or "+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
     return standardise_task(task) if standardise else task
@@ -206,21 +217,31 @@ def class_positions(values: NDArray[Any], classes: Sequence[str], owner: str, kn
 # --- labels ---
 
 
+class LabelledTable(NamedTuple):
+    """Features (n, d), labels (n,) or (n, m), and names of the columns of features; None where there are none."""
+
+    features: Tensor
+    labels: NDArray[Any] | None
+    column_names: list[str] | None
+
+
 def read_labelled(
     path: PathLike,
     *,
     key: str | None = None,
     labels: str | None = None,
     columns: Columns | None = None,
+    column_names: Sequence[str] | None = None,
     leave_out: Collection[str] = (),
     regression: bool = False,
     optional: bool = False,
-) -> tuple[Tensor, NDArray[Any] | None]:
+) -> LabelledTable:
     """Features (n, d), float32 as networks are, and labels (n,), or float64 (n, m), of one file, opened once.
 
     Labels are whole numbers or names, with ``regression`` real numbers: an array of an ``.npz`` file, a column of a
     ``.csv`` or ``.parquet`` file, or an ``.npy`` file beside an ``.npy`` file. They are never among the features, and
-    neither is what ``leave_out`` names. If they are ``optional``, None stands for labels that the file lacks.
+    neither is what ``leave_out`` names. If they are ``optional``, None stands for labels that the file lacks. Where
+    columns have names, ``column_names`` are read instead of ``columns``.
     """
     with open_embeddings(path, key) as file:
         if labels is not None and labels not in file.names and not optional:
@@ -231,16 +252,19 @@ def read_labelled(
                 f"no {file.member} {labels!r} for labels {where} {shorten(file.names)}, {what}; name another one with "
                 "--labels"
             )
-        table = file.table(columns, [name for name in (labels, *leave_out) if name is not None])
-        # checked twice: what float64 holds may be infinite in float32
-        features = as_features(as_features(table, f"features of {path}").float(), f"features of {path} in float32")
+        if column_names and file.member == "column" and file.names:
+            columns = column_names
+        hidden = [name for name in (labels, *leave_out) if name is not None]
+        names = file.feature_names(columns, hidden)
+        features = finite_rows(file.features(columns, hidden).float(), f"features of {path}")
         values = file.column(labels) if labels is not None and labels in file.names else None
-    if values is None:
-        return features, None
     what = f"labels {labels!r} of {path}"
-    if regression:
-        return features, as_numbers(_as_numeric(values, what), len(features), what).numpy()
-    return features, _as_classes(values, len(features), what)
+    if values is not None and regression:
+        numbers = finite_rows(as_tensor(_as_numeric(values, what), what), what)
+        values = as_numbers(numbers, len(features), what).numpy()
+    elif values is not None:
+        values = _as_classes(values, len(features), what)
+    return LabelledTable(features, values, names)
 
 
 def _as_classes(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
@@ -259,8 +283,8 @@ def _as_classes(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
         empty = (np.char.strip(values) == values.dtype.type()).nonzero()[0]
         if len(empty):
             raise InputError(
-                f"{what} are empty in row {empty[0]} (from 0), and in {len(empty)} of {n} rows in all; fill them in, "
-                "or leave these rows out"
+                f"{what} are empty in {row_name(empty[0])}, and in {len(empty)} of {n} rows in all; fill them in, or "
+                "leave these rows out"
             )
     if values.dtype.kind == "f":
         whole = np.where(np.isfinite(values), values, 0.5)
@@ -313,7 +337,7 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence
     if "clip" in scale and bool((far > _FAR).any()):
         row, column = divmod(int(far.argmax()), far.shape[1])
         warnings.warn(
-            f"{name} has {float(table[row, column]):.6g} in column {column} of row {row} (both from 0), "
+            f"{name} has {float(table[row, column]):.6g} in column {column} (from 0) of {row_name(row)}, "
             f"{float(far[row, column]):.3g} deviations of the sources from their mean; it is cut to "
             f"{scale['clip']:g}, as are {int((far > _FAR).sum()) - 1:,} more such values: fix them if they stand for "
             "missing ones",

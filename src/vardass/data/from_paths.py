@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
 from vardass.data.domains import Domain, Kind, Task, TensorInputs, pair_names, parse_pair, parts_of, refuse_unknown
-from vardass.data.embedding_files import EMBEDDING_ENDINGS, open_embeddings
+from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.embedding_tasks import ScaledInputs, class_positions, embedding_task, read_labelled, scaled_inputs
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
 from vardass.errors import InputError, VardassWarning
@@ -347,15 +347,12 @@ def domain_from_path(
         return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **options)
     regression: bool = about["config"].regression
     marks = [_labels_name(path, name) for name in (labels or data.get("labels"), data.get("labels"))]
-    columns = data.get("columns")
-    if data.get("column_names"):
-        with open_embeddings(path, key or data.get("key")) as file:
-            columns = data["column_names"] if file.member == "column" and file.names else columns
-    table, values = read_labelled(
+    table, values, _ = read_labelled(
         path,
         key=key or data.get("key"),
         labels=marks[0] if labelled else None,
-        columns=columns,
+        columns=data.get("columns"),
+        column_names=data.get("column_names"),
         leave_out=marks,
         regression=labelled and regression,
     )

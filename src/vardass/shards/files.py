@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vardass.data.embedding_files import Columns, open_embeddings, read_groups
+from vardass.data.embedding_files import Columns, finite_rows, open_embeddings, read_groups
 from vardass.errors import InputError
 from vardass.files import PathLike, as_path
 from vardass.shards.engines import each
@@ -245,16 +245,7 @@ def _read_task(source: ShardRows, task: tuple[Part, NDArray[np.int64]]) -> Tenso
 
 
 def _finite(block: NDArray[Any], path: Path, numbers: Sequence[int] | NDArray[np.int64]) -> Tensor:
-    x = as_features(block, "features", check_finite=False).float()
-    if bool(torch.isfinite(x.sum())):
-        return x
-    bad = (~torch.isfinite(x)).any(1).nonzero().flatten()
-    if len(bad):
-        raise InputError(
-            f"row {numbers[int(bad[0])]} of {path}, counted from 0, holds NaN or what float32 cannot hold; drop such "
-            "rows or fix the feature extractor"
-        )
-    return x
+    return finite_rows(as_features(block, "features", check_finite=False).float(), f"features of {path}", numbers)
 
 
 class ShardDataset(Dataset[Tensor]):
