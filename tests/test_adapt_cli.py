@@ -226,6 +226,9 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
     done(capsys, *command, "--resume")
     for name in ("predictions.csv", "model.safetensors"):
         assert (halves / name).read_bytes() == (whole / name).read_bytes()
+    code, _, err = run(capsys, *command, "--resume")
+    assert (code, err) == (0, f"nothing was left to do: the run in {halves} has had all of its 30 steps\n")
+    assert (halves / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("algorithm", ["mmd", "coral"])

@@ -95,8 +95,19 @@ def test_a_truncated_checkpoint_is_named_with_a_remedy(tmp_path: Path, kept: int
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"x": torch.ones(100)})
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"checkpoint.pt.*not a whole checkpoint.*start the run anew"):
+    with pytest.raises(InputError, match=r"checkpoint.pt.*is damaged, not a whole checkpoint.*start the run anew"):
         load_checkpoint(path)
+
+
+def test_a_truncated_checkpoint_is_no_matter_of_permissions(tmp_path: Path) -> None:
+    """Of files of tens of kilobytes torch says "invalid argument", as it looks for their end before their beginning."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"x": torch.arange(100_000.0)})
+    whole = path.read_bytes()
+    for kept in range(4_000, 100_000, 4_000):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(InputError, match=r"checkpoint.pt.* is damaged, .*start the run anew in another folder"):
+            load_checkpoint(path)
 
 
 class Evil:

@@ -359,6 +359,16 @@ def test_bad_files(tmp_path, capsys, name, part):
     assert part in refused(capsys, tmp_path, "stratify", tmp_path / name, "--k", 2)
 
 
+def test_more_strata_than_rows_are_told_by_the_option(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros((30, 2), np.float32))
+    message = refused(capsys, tmp_path, "stratify", tmp_path / "x.npy", "--k", 50)
+    assert "--k must be between 1 and 30, got 50; " in message
+    assert "batch_size" not in message
+    command = ("stratify", tmp_path / "x.npy", "--k", 50, "--sample", 60, "--out", tmp_path / "parts")
+    assert main([str(part) for part in command]) == 2
+    assert "k must be between 1 and 30, got 50; lower --k" in capsys.readouterr().err
+
+
 def test_input_and_files_of_others_are_never_overwritten(tmp_path, capsys):
     np.savez(tmp_path / "z.npz", np.random.default_rng(0).normal(size=(20, 2)))
     (tmp_path / "notes.csv").write_text("my notes\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -201,3 +203,20 @@ def test_out_device_dtype_and_progress() -> None:
 def test_bad_passes(run: Callable[[], Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         run()
+
+
+class Interrupted(Dataset[Tensor]):
+    """Ctrl-C reaches a worker with each sample."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Tensor:
+        os.kill(os.getpid(), signal.SIGINT)
+        return X[index]
+
+
+def test_workers_do_not_see_ctrl_c(capfd: pytest.CaptureFixture[str]) -> None:
+    assert torch.equal(extract_features(nn.Flatten(), Interrupted(), num_workers=1), X)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert capfd.readouterr().err == ""

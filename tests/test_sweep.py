@@ -86,6 +86,13 @@ def test_interrupt_writes_checkpoints_and_workers_leave_with_their_parent(tmp_pa
     seen = status(tmp_path)
     assert (seen.worker, seen.finished, seen.to_do, seen.failed) == (None, 0, 1, [])
     assert [(run.active, run.steps, run.step > 0) for run in seen.under_way] == [(False, 200_000, True)]
+    # the same once more, told to all processes of a terminal while workers import torch
+    process = start_sweep(tmp_path, count=2, steps=200_000, jobs=1)
+    wait_for(lambda: workers_of(process.pid))
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
     # the same folder once more, its parent killed
     process = start_sweep(tmp_path, count=2, steps=200_000, jobs=1)
     wait_for(lambda: any(run.active for run in status(tmp_path).under_way))

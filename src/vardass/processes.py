@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
@@ -17,7 +18,17 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassError
 
-__all__ = ["Peers", "begin_worker", "count_cpus", "gather_rows", "one_thread_each", "process_group", "ray_session"]
+__all__ = [
+    "Peers",
+    "begin_worker",
+    "count_cpus",
+    "gather_rows",
+    "iterate",
+    "one_thread_each",
+    "process_group",
+    "quiet_workers",
+    "ray_session",
+]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -184,6 +195,26 @@ def one_thread_each() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def quiet_workers() -> Iterator[None]:
+    """Let processes that are started within never see Ctrl-C, from their first moment on: it is for their parent."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # its own start would lift the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def iterate(loader: Iterable[Any]) -> Iterator[Any]:
+    """``iter(loader)``, of a ``DataLoader`` with `quiet_workers`."""
+    with quiet_workers() if getattr(loader, "num_workers", 0) else nullcontext():
+        return iter(loader)
 
 
 def begin_worker() -> None:

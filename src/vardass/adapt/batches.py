@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from vardass.data.domains import Domain, TensorInputs
 from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassWarning
+from vardass.processes import iterate
 from vardass.refresh import extract_features
 from vardass.samplers import IndexBatch, MinibatchSampler
 from vardass.samplers.registry import find_sampler, make_sampler
@@ -234,7 +234,7 @@ class Stream:
         inputs = self.inputs
         if self._batches is None:
             loaded = inputs.data if self._crops is None else self._crops
-            self._batches = iter(self._pending if isinstance(loaded, Tensor) else self._loader(loaded))
+            self._batches = iterate(self._pending if isinstance(loaded, Tensor) else self._loader(loaded))
         item: Any = next(self._batches)
         indices = self._pending.deliver()
         rows = torch.tensor(list(indices), device=inputs.device)  # a plain list is read many times faster
@@ -283,14 +283,8 @@ class Stream:
             batch_sampler=self._pending,
             num_workers=self.workers,
             pin_memory=self.inputs.device.type == "cuda",
-            worker_init_fn=_ignore_interrupt,
             generator=torch.Generator(),  # otherwise its seed would come from the global generator
         )
-
-
-def _ignore_interrupt(worker: int) -> None:
-    # Ctrl-C reaches all processes of a terminal; the main one finishes its step first and needs the workers for it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager

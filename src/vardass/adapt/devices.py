@@ -30,7 +30,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vardass.errors import InputError, VardassError
-from vardass.processes import Peers, gather_rows
+from vardass.processes import Peers, gather_rows, quiet_workers
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
@@ -228,7 +228,8 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
 
         meeting = (Path(place) / "group").as_uri()
         try:
-            running: Any = spawn(_run_one, (count, meeting, job, messages, stop), nprocs=count, join=False)  # type: ignore[no-untyped-call]
+            with quiet_workers():
+                running: Any = spawn(_run_one, (count, meeting, job, messages, stop), nprocs=count, join=False)  # type: ignore[no-untyped-call]
             while not running.join(timeout=_REPORT_SECONDS):
                 hand_on()
         except ProcessRaisedException as error:

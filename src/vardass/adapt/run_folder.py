@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -142,16 +143,17 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise InputError(f"no checkpoint at {file}; check the path, or start the run anew") from None
-    except OSError as error:
-        raise InputError(
-            f"cannot read {file}: {error.strerror or error}; the file is left alone: try again, or check its "
-            "permissions"
-        ) from error
     except Exception as error:  # torch raises errors of many kinds for files that are cut off or not its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # in a file that was cut off it seeks to an invalid place; other errors of the system are not about its content
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise InputError(
+                f"cannot read {file}: {error.strerror or error}; the file is left alone: try again, or check its "
+                "permissions"
+            ) from error
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
         raise InputError(
-            f"{file} ({file.stat().st_size} bytes) is not a whole checkpoint: {reason}; it was cut off or is "
-            "something else: use another checkpoint, or start the run anew"
+            f"{file} ({file.stat().st_size} bytes) is damaged, not a whole checkpoint: {reason}; put a copy of it in "
+            "its place, or start the run anew in another folder"
         ) from None
     if not isinstance(content, dict) or content.pop("vardass", None) != _FORMAT:
         raise InputError(f"{file} is no checkpoint of a vardass run in format {_FORMAT}; pass one that a run wrote")

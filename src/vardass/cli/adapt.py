@@ -303,6 +303,13 @@ def _run(
         shorter = f"; --steps {config.steps // 4} takes a quarter of it" if seconds > 120.0 else ""
         note(f"about {words_of_time(seconds)} for {config.steps:,} steps on {trainer.device}{shorter}{hint}")
 
+    stepped = False
+
+    def watched(share: float, message: str) -> None:
+        nonlocal stepped
+        stepped = stepped or share > 0.0
+        report(share, message)
+
     # under torchrun each process runs the whole command
     with locked(out, work="run") if trainer.processes.is_first else nullcontext():
         if trainer.processes.is_first:
@@ -311,11 +318,14 @@ def _run(
         write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
         # networks on embeddings are small: one thread is as fast, and several times faster where others work too
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
-            result = trainer.run(resume=resume, progress=tell_time(progress, tell))
+            report = tell_time(progress, tell)
+            result = trainer.run(resume=resume, progress=watched)
         if result.interrupted:
             done = f"interrupted after step {result.step} of {config.steps}"
             note(f"{done}; repeat the command with --resume to go on in {out}")
             raise typer.Exit(130)
+        if not stepped:
+            note(f"nothing was left to do: the run in {out} has had all of its {config.steps:,} steps")
         yield result
 
 

@@ -36,6 +36,7 @@ from vardass.shards import ShardStrata, stratify_shards
 from vardass.shards.files import expand
 from vardass.solvers import stratify as make_strata
 from vardass.strata import Strata
+from vardass.validate import check_count
 
 __all__ = ["stratify", "warmup"]
 
@@ -101,6 +102,9 @@ def stratify(
         out = source.with_name(source.stem + ".strata.npz") if out is None else out
         clock = time.perf_counter()
         features = read_embeddings(source, key=key, columns=columns)
+        check_count(
+            k, "--k", high=len(features), remedy=f"{source} has {len(features):,} rows, each stratum at least one"
+        )
         start = None if warm_start is None else _load_strata(warm_start)
         written = _check_outputs(source, out, labels_csv)  # before the work, not after it
         reading = time.perf_counter() - clock

@@ -27,7 +27,7 @@ from vardass.errors import VardassError
 from vardass.files import read_json
 from vardass.lab.record import Record, RunSpec
 from vardass.lab.store import PROGRESS_FILE
-from vardass.processes import begin_worker, count_cpus, one_thread_each, ray_session
+from vardass.processes import begin_worker, count_cpus, one_thread_each, quiet_workers, ray_session
 from vardass.registry import Registry
 
 __all__ = ["ENGINES", "Attempt", "AttemptResult", "Crashes", "attempt_run", "drive"]
@@ -225,12 +225,13 @@ def _run_local(
         def submit(attempt: Attempt) -> Future[AttemptResult]:
             nonlocal pool
             folder = work / attempt.spec.run_id
-            try:
-                return pool.submit(_attempt_local, attempt, folder)
-            except BrokenProcessPool:  # a worker has died: new ones for all
-                pool.shutdown(wait=True)
-                pool = new_pool()
-                return pool.submit(_attempt_local, attempt, folder)
+            with quiet_workers():
+                try:
+                    return pool.submit(_attempt_local, attempt, folder)
+                except BrokenProcessPool:  # a worker has died: new ones for all
+                    pool.shutdown(wait=True)
+                    pool = new_pool()
+                    return pool.submit(_attempt_local, attempt, folder)
 
         try:
             drive(todo, work, width=size, submit=submit, lost=(BrokenProcessPool,), on_done=on_done, tick=tick)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from vardass.errors import InputError
+from vardass.processes import iterate
 from vardass.validate import Progress, check_count, row_blocks
 
 __all__ = ["as_device", "evaluation_mode", "extract_features"]
@@ -85,7 +86,7 @@ def extract_features(
     pieces: list[Tensor] = []
     done, width = 0, None
     with evaluation_mode(model) if eval_mode else nullcontext():
-        for batch in _batches(data, batch_size, num_workers, collate_fn, place):
+        for batch in iterate(_batches(data, batch_size, num_workers, collate_fn, place)):
             inputs = _placed(_inputs(batch, key), place, precision)
             # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
             autocast = torch.autocast(

@@ -12,7 +12,7 @@ import torch
 
 from vardass.backend import one_thread
 from vardass.errors import VardassError
-from vardass.processes import begin_worker, count_cpus, one_thread_each, ray_session
+from vardass.processes import begin_worker, count_cpus, one_thread_each, quiet_workers, ray_session
 from vardass.validate import choose
 
 __all__ = ["ENGINES", "each"]
@@ -52,8 +52,13 @@ def each(
     with one_thread_each():
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(width, mp_context=context, initializer=_begin, initargs=(shared,))
+
+        def submit(part: Part) -> Future[Result]:
+            with quiet_workers():
+                return pool.submit(_apply, function, part)
+
         try:
-            yield from _as_done(lambda part: pool.submit(_apply, function, part), parts, 2 * width)
+            yield from _as_done(submit, parts, 2 * width)
         except BrokenProcessPool:
             raise _died(width) from None
         finally:

@@ -210,6 +210,7 @@ def stratify_shards(
     shards = _begin(folder, [path.absolute() for path in expand(paths)], settings)
     if (folder / "strata.json").exists():
         return ShardStrata.load(folder)
+    check_count(k, "k", high=sum(shard.rows for shard in shards), remedy="lower --k, each stratum needs a row")
     rows = ShardRows(shards, columns, (), engine, workers)
     run = _Run(folder, rows, unfitted, settings, progress or silent)
     with locked(folder / "work", work="stratify"), _named_if_full(folder):
