@@ -30,11 +30,9 @@ from vardass.solvers.stratification import default_rank, solve
 from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_flag, row_blocks, silent
 from vardass.view import ExactView, KernelView, LowRankView, View
 
-__all__ = ["LARGEST", "Coreset", "coreset", "simplex_minimum"]
+__all__ = ["LARGEST", "Coreset", "coreset"]
 
-LARGEST = 4096
-"""Most representatives: their weights come from a matrix of so many rows and columns."""
-
+LARGEST = 4096  # representatives: their weights come from a matrix of so many rows and columns
 _SWEEPS = 8  # over the representatives, at most
 _ENOUGH = 5e-3  # relative gain of a sweep below which the search ends
 _ALL_ROWS = 4e9  # products of a sweep that looks at all rows for each representative; beyond, at those of its stratum
@@ -53,12 +51,8 @@ class Coreset:
 
     Attributes
     ----------
-    indices : Tensor of shape (m,)
-        Distinct rows, ascending.
-    weights : Tensor of shape (m,)
-        At least 0, with sum 1, in double precision.
-    n : int
-        Rows that are represented.
+    indices, weights : Tensor of shape (m,)
+        Distinct rows, ascending; weights of at least 0 with sum 1, in double precision.
     error : float
         |μ - Σ w φ|² under the true kernel.
     error_stderr : float
@@ -66,8 +60,6 @@ class Coreset:
         ones; 0 means exact.
     spread : float
         E|φ - μ|² of a row: the expected error of one uniform draw.
-    kernel : str
-        The kernel, as fitted.
     """
 
     indices: Tensor
@@ -143,10 +135,6 @@ def coreset(
         Representatives are then some of ``features``, for the mean embedding of all rows. See
         `vardass.shards.coreset_shards`.
 
-    Returns
-    -------
-    Coreset
-
     Examples
     --------
     >>> z = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
@@ -155,13 +143,12 @@ def coreset(
     (20, True)
     """
     x = as_features(features)
-    most = min(len(x), LARGEST)
     remedy = f"there are {len(x)} rows to choose from, and at most {LARGEST} are chosen"
-    size = check_count(size, "size", high=most, remedy=remedy)
+    size = check_count(size, "size", high=min(len(x), LARGEST), remedy=remedy)
     check_flag(weights, "weights")
     generator = as_generator(seed, x.device)
     fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, x)
-    tell = progress if progress is not None else silent
+    tell = progress or silent
     tell(0.0, "kernel")
     view, everything = _view(KernelView(x, fitted), size, rank, generator, whole)
     if not bool(torch.isfinite(view.diag.double().sum())):
@@ -171,8 +158,8 @@ def coreset(
     tell(0.2, "strata")
     labels = _strata(view, size, equal=not weights, generator=generator)
     chosen, shares = _representatives(view, labels, size, weighted=weights, tell=tell)
-    order = chosen.argsort()
-    indices, shares = chosen[order], shares[order]
+    indices, order = chosen.sort()
+    shares = shares[order]
     tell(0.9, "weights")
     matrix, means = fitted.square_matrix(x[indices]).double(), everything.means(indices)
     if weights:
@@ -367,18 +354,10 @@ class _Search:
 
 
 def simplex_minimum(matrix: Tensor, linear: Tensor, start: Tensor) -> Tensor:
-    """The w >= 0 with sum 1 that minimises wᵀKw - 2 wᵀb, by an active set, from ``start`` which is such a w.
+    """The w (m,) >= 0 with sum 1 that minimises wᵀKw - 2 wᵀb, by an active set, from ``start`` which is such a w.
 
-    For more than 500 rows the search may end early, never worse than it began.
-
-    Parameters
-    ----------
-    matrix : Tensor of shape (m, m)
-        K, positive semi-definite, in double precision.
-    linear : Tensor of shape (m,)
-        b.
-    start : Tensor of shape (m,)
-        Where to begin.
+    ``matrix`` is K (m, m), positive semi-definite, and ``linear`` b (m,), both in double precision. For more than 500
+    rows the search may end early, never worse than it began.
     """
     w, m = start.clone(), len(start)
     scale = float(matrix.abs().max())

@@ -70,17 +70,10 @@ class Stratifier(ClusterMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Make strata of the rows of X (n, d); y is ignored."""
-        x = as_features(validate_data(self, X, dtype=_FLOATS, ensure_min_samples=self.n_strata))
-        self.kernel_ = fitted_kernel(self.kernel, x)
-        self.strata_ = stratify(
-            x,
-            self.n_strata,
-            kernel=self.kernel_,
-            solver=self.solver,
-            seed=_seed(self.random_state),
-            **(self.options or {}),
-        )
-        self._features = x
+        self._features = as_features(validate_data(self, X, dtype=_FLOATS, ensure_min_samples=self.n_strata))
+        self.kernel_ = fitted_kernel(self.kernel, self._features)
+        options = {"kernel": self.kernel_, "solver": self.solver, **(self.options or {})}
+        self.strata_ = stratify(self._features, self.n_strata, seed=_seed(self.random_state), **options)
         self.labels_ = self.strata_.labels.numpy()
         self.variance_, self.uniform_variance_ = self.strata_.variance, self.strata_.uniform_variance
         return self
@@ -107,7 +100,6 @@ class _Adapter(BaseEstimator):
         hidden: Sequence[int] = (128, 64),
         steps: int = 600,
         batch_size: int = 32,
-        refresh_every: int = 100,
         lr: float = 1e-3,
         settings: Mapping[str, Any] | None = None,
         random_state: Any = 0,
@@ -117,7 +109,6 @@ class _Adapter(BaseEstimator):
         self.hidden = hidden
         self.steps = steps
         self.batch_size = batch_size
-        self.refresh_every = refresh_every
         self.lr = lr
         self.settings = settings
         self.random_state = random_state
@@ -156,7 +147,7 @@ class _Adapter(BaseEstimator):
                 "steps": self.steps,
                 "batch_size": min(self.batch_size, len(X)),
                 "target_batch_size": min(self.batch_size, len(target)),
-                "refresh_every": self.refresh_every,
+                "refresh_every": 100,
                 "lr": self.lr,
                 "seed": seed,
                 "selection": "last",  # nothing is held out
@@ -195,12 +186,12 @@ class MMDAdapter(ClassifierMixin, _Adapter):
         How batches are drawn, see ``RunConfig``; by default as ``RunConfig.recommended`` does.
     hidden : sequence of int
         Widths of the layers; the last are the features.
-    steps, batch_size, refresh_every : int
-        Batches trained on, samples of each domain in one (at most all), steps between refreshes of strata.
+    steps, batch_size : int
+        Batches trained on, samples of each domain in one (at most all).
     lr : float
         Learning rate.
     settings : mapping, optional
-        Any other settings of ``RunConfig``; they override the arguments above.
+        Any other settings of ``RunConfig``, such as ``refresh_every``; they override the arguments above.
     random_state : int, RandomState or None
         The same number gives the same network.
 

@@ -30,20 +30,13 @@ class Advice:
 class KernelPart:
     """One term of a sum of kernels, such as one bandwidth of a mixture (``"γ=0.1"``); both domains together.
 
-    Attributes
-    ----------
-    share : float
-        Of the variance of a uniform batch's mean embedding, to which the terms add up.
-    irreducible : float
-        Share of this term's variance that no strata can remove (nearest-neighbour bound over uniform draws).
-    neighbour : float
-        Mean similarity κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the other most like it. Close to the
-        identity it is near 0, and ``irreducible`` near 1.
+    ``neighbour`` is the mean similarity κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the other most like it. Close
+    to the identity it is near 0, and ``irreducible`` near 1.
     """
 
     name: str
-    share: float
-    irreducible: float
+    share: float  # of the variance of a uniform batch's mean embedding, to which the terms add up
+    irreducible: float  # share of this term's variance that no strata can remove (nearest-neighbour bound)
     neighbour: float
 
 
@@ -126,20 +119,12 @@ class Diagnosis:
         1 - mean κ(z, z') / mean κ(z, z): 0 where all features are alike, 1 for the identity.
     irreducible : float
         Share of the variance of uniform batches that no strata can remove, for the kernel as a whole.
-    parts, samplers
-        Terms of the kernel, none if they were not looked at; samplers, uniform first.
-    gradient : float or None
-        Norm of the whole gradient of λ times the discrepancy.
-    task_gradient : float or None
-        Root mean square norm of the cross-entropy's gradient over uniform batches, in the same layer.
-    top_share : float
-        Share of the variance that the 1% of samples furthest from the mean embedding carry, in the worse domain.
-    beyond_clip : float
-        Share of values further than 8 source deviations from the source's mean, in the worse domain.
-    classes : ClassShares or None
-        Without labels None.
-    advice : tuple of Advice
-        Sampler, estimator, batch size, class alignment, scaling.
+    gradient, task_gradient : float or None
+        Norm of the whole gradient of λ times the discrepancy; root mean square norm of the cross-entropy's gradient
+        over uniform batches, in the same layer.
+    top_share, beyond_clip : float
+        Share of the variance that the 1% of samples furthest from the mean embedding carry, and share of values
+        further than 8 source deviations from the source's mean; of the worse domain.
     """
 
     loss: str
@@ -150,14 +135,14 @@ class Diagnosis:
     discrepancy: float
     spread: float
     irreducible: float
-    parts: tuple[KernelPart, ...]
-    samplers: tuple[SamplerEffect, ...]
+    parts: tuple[KernelPart, ...]  # none if they were not looked at
+    samplers: tuple[SamplerEffect, ...]  # uniform first
     gradient: float | None
     task_gradient: float | None
     top_share: float
     beyond_clip: float
     scaled: bool
-    classes: ClassShares | None
+    classes: ClassShares | None  # None without labels
     advice: tuple[Advice, ...] = ()
 
     @property
@@ -237,29 +222,20 @@ def _percent(share: float) -> str:
 
 
 class Limits(NamedTuple):
-    """Thresholds of the rules."""
+    """Thresholds of the rules, explained in the troubleshooting guide."""
 
-    worth: float = 0.9
-    """Share of uniform batches' noise (root mean square) that a sampler may leave: 0.9 is a fifth less variance."""
-    neighbour: float = 0.1
-    """Similarity to the nearest neighbour below which a kernel is an identity, without noise to save or a slope."""
-    contraction: float = 0.5
-    """Share of the mean gradient that may be due to the batch's noise: beyond, features shrink rather than align."""
-    collapsed: float = 0.01
-    """Spread of the features below which they are all alike for the kernel."""
-    top_share: float = 0.25
-    """Variance that 1% of the samples may carry: 25 times their share, which equal weights may not balance."""
-    beyond_clip: float = 1e-3
-    """Share of values beyond the clip that asks for scaling; a normal distribution has 1e-15."""
-    class_distance: float = 0.2
-    """Distance of class shares, above chance and two standard errors, from which aligned batches gain."""
+    worth: float = 0.9  # share of uniform batches' noise that a sampler may leave: a fifth less variance
+    neighbour: float = 0.1  # similarity to the nearest neighbour below which a kernel is an identity
+    contraction: float = 0.5  # share of the mean gradient due to finite-batch bias: beyond, features shrink
+    collapsed: float = 0.01  # spread of the features below which they are all alike for the kernel
+    top_share: float = 0.25  # variance that 1% of the samples may carry: 25 times their share
+    beyond_clip: float = 1e-3  # share of values beyond the clip that asks for scaling; a normal distribution has 1e-15
+    class_distance: float = 0.2  # of class shares, above chance and two standard errors: aligned batches gain
+    # of MMD², by different class shares: below, the inputs have shifted too, and pseudo-labels with them. Watch data,
+    # whose shares are equal, have 0.5 by pseudo-labels of a network that is not adapted
     explained: float = 0.8
-    """Share of MMD² that different class shares must explain: below, the inputs have shifted too, and pseudo-labels
-    with them. Watch data, whose shares are equal, have 0.5 by pseudo-labels of a network that is not adapted."""
-    agreement: float = 0.6
-    """Share of pseudo-labels that a second classifier must confirm before batches are built on them."""
-    epoch: int = 4
-    """Batches that the smaller domain should have: with fewer, a batch is nearly the whole domain."""
+    agreement: float = 0.6  # share of pseudo-labels that a second classifier must confirm
+    epoch: int = 4  # batches that the smaller domain should have: with fewer, a batch is nearly the whole domain
 
 
 def advise(found: Diagnosis, limits: Limits) -> tuple[Advice, ...]:

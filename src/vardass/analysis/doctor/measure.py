@@ -126,15 +126,16 @@ def diagnose(
     name, kernel, function = _loss(loss, domains)
     whole = LossOfDomains(function, domains, kernel=kernel, limit=max_rows, seed=seed)
     size = penalty * float(whole.whole_gradient.norm()) if gradient else None
-    drawn = {
-        sampler: draw(sampler, partial(_sampler, sampler, k, kernel, seed), domains, batches, seed=seed)
-        for sampler in dict.fromkeys(("uniform", *samplers))
-    }
+    drawn = {}
+    for sampler in dict.fromkeys(("uniform", *samplers)):
+        entry = partial(make_sampler, sampler, batch_size=k, kernel=kernel, seed=seed)
+        drawn[sampler] = draw(sampler, entry, domains, batches, seed=seed)
     classes = task_gradient = None
     if known is not None:
         here = known[picked[0]]
         count = max(int(known.max()) + 1, len(names or ()))
-        logits = _fit_head(domains[0], here, count) if head is None else _cast(head, features[0].dtype)
+        dtype = features[0].dtype  # that the features came in
+        logits = _fit_head(domains[0], here, count) if head is None else lambda z: head(z.to(dtype))
         classes = _class_shares(domains, known, here, logits, names, seed)
         if gradient:
             task_gradient = _task_gradient(whole, drawn["uniform"].batches[0].rows, here, logits)
@@ -174,10 +175,6 @@ def _loss(loss: Any, domains: list[Tensor]) -> tuple[str, Kernel, MMDLoss | CORA
     raise InputError(f"loss must be 'mmd', 'coral', an MMDLoss or a CORALLoss, got {type(loss).__name__}")
 
 
-def _sampler(name: str, k: int, kernel: Kernel, seed: int, n: int) -> Any:
-    return make_sampler(name, n, k, kernel=kernel, seed=seed)
-
-
 def _effects(
     drawn: dict[str, Drawn], domains: list[Tensor], kernel: Kernel, whole: LossOfDomains, size: float | None
 ) -> tuple[SamplerEffect, ...]:
@@ -214,19 +211,13 @@ def _terms(kernel: Kernel, x: Tensor) -> Iterator[tuple[str, Kernel, Tensor]]:
 
 
 def _kernel_parts(domains: list[Tensor], k: int, kernel: Kernel) -> tuple[KernelPart, ...]:
-    kernels: dict[str, Kernel] = {}
-    spreads: dict[str, float] = {}
-    alike: dict[str, float] = {}
-    for z in domains:
-        for name, term, matrix in _terms(kernel, z):
-            kernels[name] = term
-            spreads[name] = spreads.get(name, 0.0) + _spread(matrix)
-            alike[name] = alike.get(name, 0.0) + _neighbour_similarity(matrix) / len(domains)
-    total = sum(spreads.values()) or 1.0
-    return tuple(
-        KernelPart(name, spreads[name] / total, _irreducible(domains, k, term, spreads[name]), alike[name])
-        for name, term in kernels.items()
-    )
+    parts = []
+    for (name, term, of_source), (_, _, of_target) in zip(*(_terms(kernel, z) for z in domains)):
+        spread = _spread(of_source) + _spread(of_target)
+        alike = (_neighbour_similarity(of_source) + _neighbour_similarity(of_target)) / 2
+        parts.append(KernelPart(name, spread, _irreducible(domains, k, term, spread), alike))
+    total = sum(part.share for part in parts) or 1.0
+    return tuple(dataclasses.replace(part, share=part.share / total) for part in parts)
 
 
 def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float) -> float:
@@ -239,21 +230,9 @@ def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float) -
 def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike, max_rows: int = 2000, seed: int = 0) -> float:
     """Least share of a uniform batch's variance, over the terms of the kernel, that strata of some rows leave.
 
-    Where that is near 1, k strata help at no bandwidth. Strata of few rows fit these better than those of all rows
-    would, so the true share is larger, if anything; they take a fraction of the time.
-
-    Parameters
-    ----------
-    features : array of shape (n, d)
-        Of one domain.
-    k : int
-        Strata, one draw from each.
-    kernel : Kernel, name or callable
-        Used as it is if it is fitted, else fitted to the rows.
-    max_rows : int
-        Rows to look at, at least eight for each stratum.
-    seed : int
-        Of their draw and the strata.
+    Where that is near 1, k strata of the features (n, d), one draw from each, help at no bandwidth. At most
+    ``max_rows`` rows are looked at, or eight for each stratum. Strata of few rows fit these better than those of all
+    rows would, so the true share is larger, if anything; they take a fraction of the time.
     """
     x = as_features(features)
     picked = sample_rows(len(x), max(max_rows, 8 * k), seed, x.device)
@@ -305,11 +284,6 @@ def _positions(labels: Tensor, head: Head | None, names: Sequence[str] | None) -
     if int(labels.min()) < 0:
         raise InputError(f"labels must be columns of the head's logits, got {int(labels.min())}; number them from 0")
     return labels, names
-
-
-def _cast(head: Head, dtype: torch.dtype) -> Head:
-    """The head, given features of the type that they came in."""
-    return lambda z: head(z.to(dtype))
 
 
 def _fit_head(x: Tensor, labels: Tensor, classes: int) -> Head:
