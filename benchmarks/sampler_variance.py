@@ -216,7 +216,7 @@ def limits(domains: Iterable[Tensor], kernel: str) -> dict[str, float]:
     for x in domains:
         fitted = as_kernel(kernel).fit(x)
         features = plan_features(x, fitted, PLAN_RANK, generator=torch.Generator().manual_seed(1))
-        missed.append(features.irreducible)
+        missed.append(1.0 - features.captured)
         squares = fitted.diag(x)
         largest.append(float(squares.max() / squares.mean()))
     return {"missed": max(missed), "largest": max(largest)}

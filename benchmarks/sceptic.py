@@ -35,7 +35,7 @@ from vardass.analysis.coresets import coreset
 from vardass.data import load_watch, standardise
 from vardass.kernels import Kernel
 from vardass.shards import stratify_shards
-from vardass.variance import measure_strata, stratified_variance, uniform_variance
+from vardass.variance import stratified_variance, uniform_variance, variance_within
 
 D = 64
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -117,8 +117,9 @@ def variances(x: Tensor, labels: Labels, k: int, kernel: Kernel) -> float:
     x, found = x[::step], torch.as_tensor(labels).long()[::step]
     if len(x) <= EXACT:
         return stratified_variance(x, found, kernel=kernel) / uniform_variance(x, k, kernel=kernel)
-    whole = measure_strata(x, torch.zeros_like(found), kernel=kernel).variance / k
-    return measure_strata(x, found, kernel=kernel).variance / whole
+    shares = torch.bincount(found).double() / len(x)
+    inside = variance_within(x, found, kernel=kernel, weights=shares.square())
+    return k * inside / variance_within(x, torch.zeros_like(found), kernel=kernel)
 
 
 # --- one set of rows ---

@@ -25,7 +25,7 @@ from vardass.samplers import (
 from vardass.solvers import stratify_groups
 from vardass.solvers.grouped import share_out
 from vardass.strata import Strata
-from vardass.variance import measure_strata
+from vardass.variance import variance_within
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "stratified": StratifiedBatchSampler,
@@ -99,10 +99,10 @@ def test_strata_with_shares_are_saved_and_read(tmp_path: Any) -> None:
 def test_the_spread_of_strata_with_shares_is_their_variance() -> None:
     x = cloud(24).double()
     strata = stratify_groups(x, 6, GROUPS, shares=SHARES, kernel="linear")
-    spread = measure_strata(x, strata.labels, weights=strata.exact_weights)
-    assert spread.variance == pytest.approx(strata.variance, rel=1e-6)
+    found = variance_within(x, strata.labels, weights=strata.exact_weights.square())
+    assert found == pytest.approx(strata.variance, rel=1e-6)
     with pytest.raises(InputError, match="one for each stratum, got 2 for 6"):
-        measure_strata(x, strata.labels, weights=[0.5, 0.5])
+        variance_within(x, strata.labels, weights=[0.5, 0.5])
 
 
 # --- samplers --------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Figures 4 and 5: the variances they show are the true ones, and the verdicts follow the numbers."""
 
-import itertools
 import math
 
 import pandas as pd
@@ -57,33 +56,11 @@ def squared_error(kernel, rows, weights):
 # --- the variance of given designs --------------------------------------------------------------------
 
 
-def test_stratified_variance_is_the_mean_over_all_batches():
-    z, labels = points(), torch.tensor([0, 0, 0, 1, 1, 2])
-    kernel = RBF.matrix(z)
-    batches = list(itertools.product([0, 1, 2], [3, 4], [5]))
-    expected = sum(squared_error(kernel, batch, [3 / 6, 2 / 6, 1 / 6]) for batch in batches) / len(batches)
-    shown = gram(z).stratified_variance(labels)
-    assert shown == pytest.approx(expected, rel=1e-12)
-    assert shown == pytest.approx(stratified_variance(z, labels, kernel=RBF), rel=1e-12)
-
-
-def test_uniform_variance_is_the_mean_over_all_batches_and_the_closed_form():
-    z = points(n=4)
-    kernel = RBF.matrix(z)
-    expected = sum(squared_error(kernel, batch, [1 / 3] * 3) for batch in itertools.product(range(4), repeat=3)) / 4**3
-    assert gram(z).uniform_variance(3) == pytest.approx(expected, rel=1e-12)
-    assert gram(z).uniform_variance(3) == pytest.approx(uniform_variance(z, 3, kernel=RBF), rel=1e-12)
-
-
 def test_drawn_batches_are_measured_by_the_definition():
     z = points()
     rows, weights = torch.tensor([[0, 3, 5], [2, 2, 4]]), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     expected = [squared_error(RBF.matrix(z), batch, weights) for batch in rows]
     assert gram(z).batch_errors(rows, weights).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_strata_of_one_sample_each_have_no_variance():
-    assert gram(points()).stratified_variance(torch.arange(6)) == pytest.approx(0, abs=1e-15)
 
 
 # --- strata that age ----------------------------------------------------------------------------------

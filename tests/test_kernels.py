@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import linear_kernel, rbf_kernel
 from torch import Tensor
 
+from vardass import kernels
 from vardass.errors import InputError
 from vardass.kernels import (
-    KERNEL_NAMES,
     PAPER_GAMMAS,
     CoralKernel,
     FunctionKernel,
@@ -38,7 +38,6 @@ KERNELS: dict[str, Kernel] = {
     "coral": CoralKernel(),
     "linear": LinearKernel(),
     "function": FunctionKernel(cosine),
-    "function with diagonal": FunctionKernel(cosine, lambda x: x.new_ones(len(x))),
 }
 
 
@@ -78,10 +77,11 @@ def test_cross_matrix_is_a_block_of_the_whole(kernel, x):
     torch.testing.assert_close(fitted.matrix(x, x), whole)
 
 
-def test_blocks_are_the_matrix(kernel, x):
+def test_blocks_are_the_matrix(kernel, x, monkeypatch):
     fitted = kernel.fit(x)
     for max_bytes, y in ((1, None), (10_000, x[:30]), (10_000, None), (10**9, x[:30])):  # row by row to at once
-        blocks = list(fitted.blocks(x, y, max_bytes=max_bytes))
+        monkeypatch.setattr(kernels, "_BLOCK_BYTES", max_bytes)
+        blocks = list(fitted.blocks(x, y))
         expected_rows = max(1, max_bytes // (4 * 8 * (72 if y is None else 30)))
         assert len(blocks[0][1]) == min(72, expected_rows)
         assert [i for rows, _ in blocks for i in range(72)[rows]] == list(range(72))
@@ -289,13 +289,14 @@ FAR = [(CLOUDS[(i + j) % 3], d, offset) for i, d in enumerate((2, 64, 256)) for 
 
 
 @pytest.mark.parametrize(("make", "d", "offset"), FAR)
-def test_float32_mixture_far_from_the_origin(make: Callable[[int, float], Tensor], d, offset):
+def test_float32_mixture_far_from_the_origin(make: Callable[[int, float], Tensor], d, offset, monkeypatch):
     x = make(d, offset)
     exact = exact_mixture(x, x)
     kernel = RBFMixture()
     assert worst(kernel.matrix(x), exact) < 1e-4
     assert worst(kernel.matrix(x[:40], x[30:]), exact[:40, 30:]) < 1e-4
-    blocks = torch.cat([block for _, block in kernel.blocks(x, max_bytes=20_000)])
+    monkeypatch.setattr(kernels, "_BLOCK_BYTES", 20_000)
+    blocks = torch.cat([block for _, block in kernel.blocks(x)])
     assert worst(blocks, exact) < 1e-4
 
 
@@ -328,7 +329,6 @@ def test_float32_single_bandwidths(gammas):
 
 
 def test_names():
-    assert KERNEL_NAMES == ("mmd", "rbf", "coral", "linear")
     assert as_kernel("mmd") == RBFMixture(PAPER_GAMMAS)
     assert as_kernel("rbf") == RBFMixture((1.0,))
     assert isinstance(as_kernel("coral"), CoralKernel)
@@ -373,9 +373,6 @@ def test_function_kernel_diagonal_needs_no_full_matrix():
     x = normal(200, 3)
     torch.testing.assert_close(FunctionKernel(function).diag(x), x.square().sum(1))
     assert max(sizes) <= 64 * 64
-    sizes.clear()
-    assert bool((FunctionKernel(function, lambda x: x.new_ones(len(x))).diag(x) == 1).all())
-    assert not sizes
 
 
 @pytest.mark.parametrize("kernel", [CoralKernel(), RBFMixture(scale="median")])

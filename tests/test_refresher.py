@@ -28,20 +28,24 @@ from vardass.samplers import (
 )
 from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.variance import measure_strata, stratified_variance, uniform_variance
+from vardass.variance import stratified_variance, variance_within
 
 # --- spread of strata ------------------------------------------------------------------------------
+
+
+def squared_shares(labels: torch.Tensor) -> torch.Tensor:
+    """Weights under which the variance within strata is that of one draw from each."""
+    return (labels.unique(return_counts=True)[1].double() / len(labels)).square()
 
 
 def test_spread_of_raw_features_is_exact() -> None:
     x = normal(40, 3, dtype=torch.float64) + 50.0
     labels = torch.arange(40) % 7 * 10  # any numbers
-    spread = measure_strata(x, labels)
     within = sum(float((x[labels == h] - x[labels == h].mean(0)).square().sum()) for h in labels.unique()) / 40
-    assert spread.within == pytest.approx(within, rel=1e-10)
-    assert spread.variance == pytest.approx(stratified_variance(x, labels, kernel="linear"), rel=1e-10)
-    one = measure_strata(x, torch.zeros(40, dtype=torch.long))
-    assert one.variance == pytest.approx(uniform_variance(x, 1, kernel="linear"), rel=1e-10)
+    assert variance_within(x, labels) == pytest.approx(within, rel=1e-10)
+    assert variance_within(x, labels, weights=squared_shares(labels)) == pytest.approx(
+        stratified_variance(x, labels, kernel="linear"), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("kernel", [RBFMixture(), CoralKernel(), LinearKernel()], ids=repr)
@@ -49,19 +53,20 @@ def test_spread_in_a_kernel_is_unbiased(kernel: Any) -> None:
     x = normal(30, 2, dtype=torch.float64)
     labels = torch.tensor([0] * 1 + [1] * 2 + [2] * 9 + [3] * 18)[torch.randperm(30, generator=torch.Generator())]
     exact = stratified_variance(x, labels, kernel=kernel)
-    draws = np.array([measure_strata(x, labels, kernel=kernel, seed=seed).variance for seed in range(400)])
+    weights = squared_shares(labels)
+    draws = np.array([variance_within(x, labels, kernel=kernel, weights=weights, seed=seed) for seed in range(400)])
     stderr = draws.std() / 20
     assert abs(draws.mean() - exact) < 4 * stderr
     assert stderr < 0.05 * exact  # or the bound above would say nothing
-    assert measure_strata(x, labels, kernel=kernel, seed=3) == measure_strata(x, labels, kernel=kernel, seed=3)
+    assert variance_within(x, labels, kernel=kernel, seed=3) == variance_within(x, labels, kernel=kernel, seed=3)
 
 
 def test_spread_of_pairs_and_singletons_has_no_noise() -> None:
     x = normal(6, 2, dtype=torch.float64)
     labels = torch.tensor([0, 1, 1, 2, 3, 3])
     for seed in range(3):
-        spread = measure_strata(x, labels, kernel="mmd", seed=seed)
-        assert spread.variance == pytest.approx(stratified_variance(x, labels, kernel="mmd"), rel=1e-6)
+        found = variance_within(x, labels, kernel="mmd", weights=squared_shares(labels), seed=seed)
+        assert found == pytest.approx(stratified_variance(x, labels, kernel="mmd"), rel=1e-6)
 
 
 # --- seconds ---------------------------------------------------------------------------------------

@@ -606,7 +606,7 @@ def test_certify_keeps_the_higher_bound() -> None:
     assert torch.equal(plain.labels, certified.labels)
     assert plain.bound.variance < certified.bound.variance <= certified.variance
     assert certified.bound.method == "semidefinite"
-    with pytest.raises(InputError, match="at most max_n=200 samples, got n=201"):
+    with pytest.raises(InputError, match="at most 200 samples, got n=201"):
         stratify(cloud(201, 2), 5, certify=True)
 
 

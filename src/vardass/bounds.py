@@ -28,6 +28,7 @@ _SAMPLED_ROWS = 300
 _BLOCK_BYTES = 2**28  # for the distances of a block of rows
 _TILE_BYTES = 2**24  # for the kernel of these rows and some columns: small, as it is passed over many times
 _LEAST_COLUMNS = 32
+_MOST_SEMIDEFINITE = 200  # samples
 _GRID = 512  # stratum sizes tried while the multiplier is chosen
 
 
@@ -207,15 +208,7 @@ def _row_minima(neighbours: _Neighbours, rows: Tensor, theta: float, smallest: i
 
 
 @torch.no_grad()
-def semidefinite_bound(
-    features: ArrayLike,
-    k: int,
-    *,
-    kernel: KernelLike = "mmd",
-    max_n: int = 200,
-    max_iter: int = 1000,
-    tol: float = 1e-4,
-) -> LowerBound:
+def semidefinite_bound(features: ArrayLike, k: int, *, kernel: KernelLike = "mmd") -> LowerBound:
     """Bound Var(μ̂) of every partition into k strata by the semidefinite relaxation of max-k-cut.
 
     Minimises ⟨C, X⟩ with C = D/2 over matrices X with X_ii = 1, X_ij >= 0 and X - 11ᵀ/k positive
@@ -224,18 +217,11 @@ def semidefinite_bound(
     Parameters
     ----------
     features : Tensor or ndarray of shape (n, d)
-        One row per sample; take a random subset of a large domain.
+        One row per sample, at most 200: some hundred iterations decompose an n x n matrix each.
     k : int
         Number of strata, at most n.
     kernel : Kernel, name or callable
         Used as it is if it is fitted, else fitted to ``features``. For a subset pass a kernel fitted to all.
-    max_n : int
-        Refuse more samples: each of some hundred iterations decomposes an n x n matrix, O(n³).
-    max_iter : int
-        Iterations at most.
-    tol : float
-        Stop when the relative gap between relaxation and bound, and the violation of the constraints, are
-        below. A looser one only weakens the bound.
 
     Returns
     -------
@@ -254,24 +240,15 @@ def semidefinite_bound(
 
     The relaxation does not know that sizes are whole numbers. With fewer than about three samples per
     stratum the nearest-neighbour bound can be higher; both hold, so take the larger.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[0.0], [1.0], [3.0], [4.0]])
-    >>> round(16 * semidefinite_bound(x, k=2, kernel="linear").variance, 3)  # {0, 1}, {3, 4}: J = 1 + 1
-    2.0
     """
     x = as_features(features)
     n = len(x)
     k = check_count(k, "k", high=n, remedy=f"n={n} samples make at most {n} strata, lower k")
-    max_n, max_iter = check_count(max_n, "max_n"), check_count(max_iter, "max_iter")
-    if n > max_n:
+    if n > _MOST_SEMIDEFINITE:
         raise InputError(
-            f"the semidefinite bound takes at most max_n={max_n} samples, got n={n}; pass a random subset, "
-            "raise max_n, or use nearest_neighbour_bound"
+            f"the semidefinite bound takes at most {_MOST_SEMIDEFINITE} samples, got n={n}; pass a random subset, or "
+            "use nearest_neighbour_bound"
         )
-    if not tol > 0:
-        raise InputError(f"tol must be positive, got {tol}; the default is 1e-4")
     matrix = _view(x, kernel).block(slice(None)).double()
     diag = matrix.diagonal()
     cost = ((diag[:, None] + diag - matrix - matrix.T).clamp_min(0.0) / 2.0).fill_diagonal_(0.0)
@@ -280,12 +257,15 @@ def semidefinite_bound(
         return LowerBound(total / n**2 if k == 1 else 0.0, 0.0, "semidefinite")
     scale = total / n**2
     cost /= scale
-    bound = _dual_bound(cost, _positive_part(_solve_dual(cost, k, max_iter, tol)), k)
+    bound = _dual_bound(cost, _positive_part(_solve_dual(cost, k)), k)
     return LowerBound(max(float(bound), 0.0) * scale / n**2, 0.0, "semidefinite")
 
 
-def _solve_dual(cost: Tensor, k: int, max_iter: int, tol: float) -> Tensor:
-    """A nearly optimal S for ``cost`` (n, n) of mean 1, by ADMM on X = Y with Y - 11ᵀ/k semi-definite."""
+def _solve_dual(cost: Tensor, k: int, max_iter: int = 1000, tol: float = 1e-4) -> Tensor:
+    """A nearly optimal S for ``cost`` (n, n) of mean 1, by ADMM on X = Y with Y - 11ᵀ/k semi-definite.
+
+    It stops when the relative gap between relaxation and bound and the violation of constraints are below ``tol``.
+    """
     n, every, relaxation = len(cost), 10, 1.6
     rho = 2.0
     y = torch.full_like(cost, 1.0 / k).fill_diagonal_(1.0)

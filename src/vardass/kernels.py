@@ -40,9 +40,7 @@ __all__ = [
 PAPER_GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0)
 """Bandwidths of the paper's mixture (section 3); DomainBed adds 100 and 1000."""
 
-DEFAULT_BLOCK_BYTES = 64 * 2**20
-"""Memory that block-wise evaluation may use for one block."""
-
+_BLOCK_BYTES = 64 * 2**20  # of a block and its temporaries
 _BATCH_PAIRS = 2**20  # pairs of rows that two batches of a training loop may have
 
 
@@ -69,11 +67,9 @@ class Kernel(ABC):
         return self
 
     def state(self) -> dict[str, Any]:
-        """What ``fit`` took from the data, as numbers and tensors, for a checkpoint.
+        """What ``fit`` took from the data, as numbers and tensors, for a checkpoint; empty if it takes nothing.
 
-        Empty for a kernel that takes nothing. A kernel with a ``fit`` of its own overrides this and
-        `with_state`, so that whoever saves a fitted kernel writes ``kernel.state()`` and reads
-        ``kernel.with_state(saved)``, and need not know what is in it.
+        A kernel with a ``fit`` of its own overrides this and `with_state`.
         """
         return {}
 
@@ -88,27 +84,25 @@ class Kernel(ABC):
 
     def matrix(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Evaluate κ between the rows of ``x`` (n, d) and ``y`` (m, d), or of ``x`` with itself: (n, m)."""
-        if not self.is_fitted:
-            raise InputError(f"{self!r} takes a parameter from the data; call kernel.fit(features) first")
+        self._require_fit()
         with torch.autocast(x.device.type, enabled=False):
-            x = _full_precision(x)
-            return self._matrix(x, None if y is None else _full_precision(y))
+            return self._matrix(_full_precision(x), None if y is None else _full_precision(y))
 
     def diag(self, x: Tensor) -> Tensor:
         """Evaluate κ(z, z) for each row of ``x``, without the matrix: (n,)."""
-        if not self.is_fitted:
-            raise InputError(f"{self!r} takes a parameter from the data; call kernel.fit(features) first")
+        self._require_fit()
         with torch.autocast(x.device.type, enabled=False):
             return self._diag(_full_precision(x))
 
-    def blocks(
-        self, x: Tensor, y: Tensor | None = None, *, max_bytes: int = DEFAULT_BLOCK_BYTES
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield ``(rows, κ(x[rows], y))`` with each block, and its temporaries, within ``max_bytes``."""
-        columns = len(x) if y is None else len(y)
-        rows = max_bytes // (4 * columns * max(4, x.element_size()))
-        for block in row_blocks(len(x), rows):
-            yield block, self.matrix(x[block], x if y is None else y)
+    def _require_fit(self) -> None:
+        if not self.is_fitted:
+            raise InputError(f"{self!r} takes a parameter from the data; call kernel.fit(features) first")
+
+    def blocks(self, x: Tensor, y: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Yield ``(rows, κ(x[rows], y))``, with y = x if it is None; each block and its temporaries take 64 MB."""
+        y = x if y is None else y
+        for block in row_blocks(len(x), _BLOCK_BYTES // (4 * len(y) * max(4, x.element_size()))):
+            yield block, self.matrix(x[block], y)
 
     def check_range(self, x: Tensor) -> None:
         """Raise an InputError if values on the rows of ``x`` (n, d) overflow their floating-point type."""
@@ -121,7 +115,7 @@ class Kernel(ABC):
 
     def square_matrix(self, x: Tensor) -> Tensor:
         """Assemble ``matrix(x)`` (n, n) from blocks, with ``diag(x)`` on its diagonal; no gradient."""
-        if 16 * len(x) ** 2 <= DEFAULT_BLOCK_BYTES:
+        if 16 * len(x) ** 2 <= _BLOCK_BYTES:
             matrix = self.matrix(x)
         else:
             matrix = x.new_empty(len(x), len(x))
@@ -132,8 +126,7 @@ class Kernel(ABC):
 
     def paired(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate κ(x_i, y_i) for each pair of rows of ``x`` and ``y``, both (n, d): (n,)."""
-        blocks = row_blocks(len(x), 32)
-        return torch.cat([self.matrix(x[b], y[b]).diagonal() for b in blocks])
+        return torch.cat([self.matrix(x[b], y[b]).diagonal() for b in row_blocks(len(x), 32)])
 
     def paired_distances(self, x: Tensor, y: Tensor) -> Tensor:
         """|φ(x_i) - φ(y_i)|² for each pair of rows of ``x`` and ``y``, both (n, d): (n,)."""
@@ -185,23 +178,18 @@ def _with_exact_close_pairs(
         d2.fill_diagonal_(0.0)
     if reach <= 0.0:
         return d2
-    if d2.is_cuda and d2.numel() <= _BATCH_PAIRS:  # to look at the error would stop a training loop
-        return _copy_double_distances(d2, x, y, same)
-    error = torch.finfo(x.dtype).eps * (float(norm_x.max()) + float(norm_y.max()))
-    if error < 1e-6 * reach:
-        return d2
-    # flatter kernels still see distant pairs: recompute also where the error is large against the distance
-    close = d2 < max(reach, 1e5 * error)
-    if same:
-        close.fill_diagonal_(False)
-    i, j = close.nonzero(as_tuple=True)
-    if len(i) * x.shape[1] > 4 * d2.numel():  # too many to gather: one product in double precision instead
-        return _copy_double_distances(d2, x, y, same)
-    d2[i, j] = (x[i] - y[j]).square().sum(1)
-    return d2
-
-
-def _copy_double_distances(d2: Tensor, x: Tensor, y: Tensor, same: bool) -> Tensor:
+    if not d2.is_cuda or d2.numel() > _BATCH_PAIRS:  # else to look at the error would stop a training loop
+        error = torch.finfo(x.dtype).eps * (float(norm_x.max()) + float(norm_y.max()))
+        if error < 1e-6 * reach:
+            return d2
+        # flatter kernels still see distant pairs: recompute also where the error is large against the distance
+        close = d2 < max(reach, 1e5 * error)
+        if same:
+            close.fill_diagonal_(False)
+        i, j = close.nonzero(as_tuple=True)
+        if len(i) * x.shape[1] <= 4 * d2.numel():  # few enough to gather
+            d2[i, j] = (x[i] - y[j]).square().sum(1)
+            return d2
     x, y = x.double(), y.double()
     d2.copy_((x.square().sum(1)[:, None] + y.square().sum(1) - 2.0 * (x @ y.T)).clamp_min_(0.0))
     return d2.fill_diagonal_(0.0) if same else d2
@@ -247,8 +235,7 @@ class RBFMixture(Kernel):
     gammas : sequence of float
         Inverse bandwidths. ``(1.0,)`` is a single Gaussian.
     scale : float, "median" or "mean"
-        Divides the squared distances. ``"median"`` and ``"mean"`` take that statistic of the squared
-        distances in the data at each ``fit``, which keeps the mixture informative when features are large:
+        Divides the squared distances. ``"median"`` and ``"mean"`` take that statistic of the data at each ``fit``:
         with γ |z - z'|² >> 1 for all pairs the kernel is the identity and no sampler can help.
 
     Examples
@@ -456,25 +443,9 @@ class LinearKernel(Kernel):
 
 @dataclass(frozen=True)
 class FunctionKernel(Kernel):
-    """Any user function ``f(x, y) -> (n, m)`` on rows (n, d) and (m, d), assumed positive semi-definite.
-
-    Parameters
-    ----------
-    function : callable
-        The kernel.
-    diagonal : callable, optional
-        ``g(x) -> (n,)`` with κ(z, z); without it small blocks of the matrix are evaluated.
-
-    Examples
-    --------
-    >>> kernel = FunctionKernel(lambda x, y: (1.0 + x @ y.T) ** 3)
-    >>> kernel.matrix(torch.tensor([[1.0], [0.0]]))
-    tensor([[8., 1.],
-            [1., 1.]])
-    """
+    """Any user ``function(x, y) -> (n, m)`` on rows (n, d) and (m, d), assumed positive semi-definite."""
 
     function: Callable[[Tensor, Tensor], Tensor]
-    diagonal: Callable[[Tensor], Tensor] | None = None
 
     def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
         y = x if y is None else y
@@ -488,8 +459,6 @@ class FunctionKernel(Kernel):
         return result.to(x.dtype)
 
     def _diag(self, x: Tensor) -> Tensor:
-        if self.diagonal is not None:
-            return self.diagonal(x)
         return torch.cat([self._matrix(x[b], x[b]).diagonal() for b in row_blocks(len(x), 64)])
 
     def check_range(self, x: Tensor) -> None:
@@ -498,27 +467,19 @@ class FunctionKernel(Kernel):
 
 _KERNELS: Registry[Callable[[], Kernel]] = Registry(
     "kernel",
-    {
-        "mmd": RBFMixture,
-        "rbf": lambda: RBFMixture(gammas=(1.0,)),
-        "coral": CoralKernel,
-        "linear": LinearKernel,
-    },
+    {"mmd": RBFMixture, "rbf": lambda: RBFMixture(gammas=(1.0,)), "coral": CoralKernel, "linear": LinearKernel},
     base=Kernel,
     own=("class", "object", "function"),
 )
-
-KERNEL_NAMES = tuple(_KERNELS)
 
 KernelLike: TypeAlias = Kernel | str | Callable[[Tensor, Tensor], Tensor]
 """What `as_kernel` takes."""
 
 
 def as_kernel(kernel: Any) -> Kernel:
-    """Return a Kernel for a kernel, one of the names in ``KERNEL_NAMES``, ``"package.module:Name"``, or a callable.
+    """Return a Kernel for a kernel, a name, ``"package.module:Name"``, or a callable.
 
-    ``"mmd"`` is the paper's RBF mixture, ``"rbf"`` a single Gaussian with unit bandwidth (the paper's
-    Figure 4).
+    ``"mmd"`` is the paper's RBF mixture, ``"rbf"`` a single Gaussian with unit bandwidth (the paper's Figure 4).
     """
     if isinstance(kernel, Kernel):
         return kernel

@@ -8,7 +8,7 @@ evaluations and no simulation. Sums are accumulated in double precision.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,9 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import Kernel, KernelLike, fitted_kernel
 from vardass.validate import ArrayLike, as_features, as_generator, as_labels, as_tensor, check_count, row_blocks
-from vardass.view import KernelView, View
+from vardass.view import ExactView, KernelView, View
 
-__all__ = [
-    "MeasuredStrata",
-    "measure_strata",
-    "stratified_variance",
-    "uniform_variance",
-]
+__all__ = ["stratified_variance", "uniform_variance", "variance_within"]
 
 _BLOCK_NUMBERS = 2**23  # numbers gathered at a time
 _PAIRS = 20_000  # random pairs that estimate a mean over all
@@ -111,13 +106,6 @@ def _variance(
     return max(0.0, float((scale * KernelView(x, fitted).scatter(labels, sizes)).sum()))
 
 
-def _stratum_means(x: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
-    sums = torch.zeros(len(sizes), x.shape[1], dtype=torch.float64, device=x.device)
-    for block in row_blocks(len(x), _BLOCK_NUMBERS // x.shape[1]):
-        sums.index_add_(0, labels[block], x[block].double())
-    return sums / sizes[:, None]
-
-
 # --- estimates, where all pairs would be too many
 
 
@@ -138,10 +126,31 @@ def judge_strata(
 
     ``seen`` is the view that the strata were made on, ``objective`` J of it, where it is known.
     """
-    squared, everything = len(labels) ** 2, torch.zeros_like(labels)
-    total, total_error = seen.true_objective(everything, 1, truth, generator)
-    inside, error = seen.true_objective(labels, k, truth, generator, objective)
+    squared = len(labels) ** 2
+    total, total_error = true_objective(seen, truth, torch.zeros_like(labels), 1, generator)
+    inside, error = true_objective(seen, truth, labels, k, generator, objective)
     return BatchVariances(inside / squared, error / squared, total / (k * squared), total_error / (k * squared))
+
+
+def true_objective(
+    seen: View, truth: KernelView, labels: Tensor, k: int, generator: torch.Generator, known: float | None = None
+) -> tuple[float, float]:
+    """J under the kernel itself and its standard error; ``known`` is J of the view ``seen``, where it is known.
+
+    From all pairs where they are few, else that of ``seen``, corrected by what it misses on random pairs.
+    """
+    if not isinstance(seen, ExactView) and truth.is_small:
+        return truth.objective(labels, k), 0.0
+    if seen is truth:
+        known = 0.0
+    elif known is None:
+        known = seen.whole if k == 1 else seen.objective(labels, k)
+    if isinstance(seen, ExactView):
+        return known, 0.0
+    sizes = torch.bincount(labels, minlength=k).double()
+    pairs = float((sizes * (sizes - 1)).sum()) / 2
+    correction, error = truth.mean_correction(None if seen is truth else seen, labels, k, generator)
+    return max(0.0, known + pairs * correction), pairs * error
 
 
 def uniform_evaluation(
@@ -153,7 +162,8 @@ def uniform_evaluation(
     """
     n, view = len(x), KernelView(x, kernel)
     if probabilities is None:
-        total, error = view.true_objective(torch.zeros(n, dtype=torch.int64, device=x.device), 1, view, generator)
+        everything = torch.zeros(n, dtype=torch.int64, device=x.device)
+        total, error = true_objective(view, view, everything, 1, generator)
         return total / (k * n**2), error / (k * n**2)
     p = probabilities.double()
     if view.is_small:
@@ -164,32 +174,16 @@ def uniform_evaluation(
     return float(half.mean()) / k, float(half.std()) / (k * _PAIRS**0.5)
 
 
-class MeasuredStrata(NamedTuple):
-    """Spread of the features within strata.
-
-    Attributes
-    ----------
-    within : float
-        Mean variance within strata, Σ_h w_h σ_h² with w_h = |S_h|/n and σ_h² = mean |φ - μ_h|² over S_h: the
-        scale for `DriftRefresh`.
-    variance : float
-        Var(μ̂) = Σ_h w_h² σ_h² of one draw from each stratum (section 2.2).
-    """
-
-    within: float
-    variance: float
-
-
 @torch.no_grad()
-def measure_strata(
+def variance_within(
     features: ArrayLike,
     labels: ArrayLike,
     *,
     kernel: KernelLike | None = None,
     weights: ArrayLike | None = None,
     seed: int | torch.Generator = 0,
-) -> MeasuredStrata:
-    """Measure given strata on given features, cheaply enough to be done between refreshes.
+) -> float:
+    """Mean variance within strata, Σ_h w_h σ_h² with σ_h² = mean |φ - μ_h|² over S_h: the scale for `DriftRefresh`.
 
     Parameters
     ----------
@@ -198,9 +192,8 @@ def measure_strata(
     labels : integer array of shape (n,)
         The stratum of each row; rows with -1 are in none and are left out.
     kernel : Kernel, str, callable or None
-        None measures the features themselves, exactly. With a kernel each row is compared with one random
-        other member of its stratum: an unbiased estimate from n kernel evaluations, where
-        `stratified_variance` sums all pairs. The kernel is fitted to the features unless it is fitted.
+        None measures the features themselves, exactly. With a kernel, fitted to the features unless it is fitted, each
+        row is compared with one random other member of its stratum: an unbiased estimate from n kernel evaluations.
     weights : array of shape (k,), optional
         w_h of stratum h, where it is not |S_h|/n; labels are then 0 to k - 1.
     seed : int or torch.Generator
@@ -208,8 +201,8 @@ def measure_strata(
 
     Examples
     --------
-    >>> measure_strata(torch.tensor([0.0, 2.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1]))
-    MeasuredStrata(within=0.5, variance=0.25)
+    >>> variance_within(torch.tensor([0.0, 2.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1]))
+    0.5
     """
     x = as_features(features)
     given = as_labels(labels, len(x)).to(x.device)
@@ -218,19 +211,21 @@ def measure_strata(
     n = len(x)
     _, label, sizes = torch.unique(given, return_inverse=True, return_counts=True)
     if kernel is None:
-        means = _stratum_means(x, label, sizes)
-        blocks = row_blocks(n, _BLOCK_NUMBERS // x.shape[1])
+        blocks = list(row_blocks(n, _BLOCK_NUMBERS // x.shape[1]))
+        sums = torch.zeros(len(sizes), x.shape[1], dtype=torch.float64, device=x.device)
+        for rows in blocks:
+            sums.index_add_(0, label[rows], x[rows].double())
+        means = sums / sizes[:, None]
         squared = torch.cat([(x[rows].double() - means[label[rows]]).square().sum(1) for rows in blocks])
     else:
         view = KernelView(x, fitted_kernel(kernel, x))
         squared = _half_distances_to_partners(view, label, sizes, as_generator(seed, x.device))
     if weights is None:
-        return MeasuredStrata(within=float(squared.sum()) / n, variance=float((squared * sizes[label]).sum()) / n**2)
+        return float(squared.sum()) / n
     w = as_tensor(weights, "weights").to(squared)
     if len(w) != len(sizes):
         raise InputError(f"weights are one for each stratum, got {len(w)} for {len(sizes)} strata")
-    each = squared / sizes[label]  # sums to σ_h² over a stratum
-    return MeasuredStrata(within=float((w[label] * each).sum()), variance=float((w[label].square() * each).sum()))
+    return float((w[label] * (squared / sizes[label])).sum())
 
 
 def _half_distances_to_partners(view: KernelView, label: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:

@@ -63,7 +63,7 @@ class View(ABC):
 
     @abstractmethod
     def block(self, rows: Tensor | slice) -> Tensor:
-        """K_ij among the q points in ``rows``, which must be distinct: (q, q)."""
+        """K_ij among the q points in ``rows``: (q, q)."""
 
     @abstractmethod
     def multiply(self, right: Tensor) -> Tensor:
@@ -93,14 +93,6 @@ class View(ABC):
         """J of a single stratum that holds all points."""
         return self.n * float(self.spread.sum(dtype=torch.float64))
 
-    def uniform_variance(self, k: int) -> float:
-        """Var(μ̂) of k uniform draws with replacement."""
-        return self.whole / (k * self.n**2)
-
-    def stratified_variance(self, labels: Tensor) -> float:
-        """Var(μ̂) of one draw from each of the strata that ``labels`` (n,) name (equation 7)."""
-        return self.objective(labels, int(labels.max()) + 1) / self.n**2
-
     def batch_errors(
         self, rows: Tensor, weights: Tensor, means: Tensor | None = None, squared_norm: Tensor | None = None
     ) -> Tensor:
@@ -111,12 +103,8 @@ class View(ABC):
         means = self.row_means if means is None else means
         weights = weights.double().expand(rows.shape)
         cross = (weights * means[rows]).sum(1)
-        squares = [w @ (self.among(batch).double() @ w) for batch, w in zip(rows, weights)]
+        squares = [w @ (self.block(batch).double() @ w) for batch, w in zip(rows, weights)]
         return torch.stack(squares) - 2.0 * cross + (means.mean() if squared_norm is None else squared_norm)
-
-    def among(self, rows: Tensor) -> Tensor:
-        """K_ij among the q points in ``rows``, some of which may be the same: (q, q)."""
-        return self.block(rows)
 
     def totals(self, labels: Tensor, k: int) -> Tensor:
         """Σ φ_i of each stratum, for `products`: (k, width)."""
@@ -151,14 +139,6 @@ class View(ABC):
         sums = sizes.new_zeros(k).index_add_(0, labels, self.diag.double())
         return float((sizes * sums - self.within(labels, k)).sum().clamp_min(0.0))
 
-    def true_objective(
-        self, labels: Tensor, k: int, truth: KernelView, generator: torch.Generator, known: float | None = None
-    ) -> tuple[float, float]:
-        """J under the kernel itself and its standard error; ``known`` is J of this view, if it was computed."""
-        if known is None:
-            known = self.whole if k == 1 else self.objective(labels, k)
-        return known, 0.0
-
     def centroid_distances(self, labels: Tensor, k: int) -> Tensor:
         """|φ_i - μ_h|² to each stratum mean (Algorithm 1, step 2): (n, k). An empty stratum is infinitely far."""
         sizes = torch.bincount(labels, minlength=k).to(self.diag)
@@ -187,7 +167,7 @@ class View(ABC):
 
     def arrays(self) -> tuple[Tensor, Tensor]:
         """For compiled loops: K (n, n) and nothing, or features (n, r) and residual (n,)."""
-        return self.in_full().arrays()
+        return self.in_full().matrix, self.diag[:0]
 
     def leading(self, rank: int) -> View:
         """Only the ``rank`` leading columns of features, where there are features."""
@@ -251,9 +231,6 @@ class ExactView(View):
     def in_full(self) -> ExactView:
         return self
 
-    def arrays(self) -> tuple[Tensor, Tensor]:
-        return self.matrix, self.diag[:0]
-
 
 @dataclass
 class LowRankView(View):
@@ -262,15 +239,6 @@ class LowRankView(View):
     The residual acts as a private direction of each point. It carries the part of the size penalty that the
     features miss; without it large strata look too cheap. Columns are by falling variance, on a sample of the rows
     where there are more than 1,024.
-
-    Examples
-    --------
-    >>> from vardass.kernels import RBFMixture
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(300, 2, generator=generator)
-    >>> found = LowRankView.of(x, RBFMixture((0.1,)), rank=32, generator=generator)
-    >>> found.features.shape[1] <= 32, found.captured > 0.99
-    (True, True)
     """
 
     features: Tensor
@@ -290,17 +258,12 @@ class LowRankView(View):
 
     @cached_property
     def captured(self) -> float:
-        """Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the features."""
+        """Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the features; samplers see no other.
+
+        For an RBF mixture most of the rest is the near-identity part of large γ, out of reach at any rank.
+        """
         total = float(self.diag.sum(dtype=torch.float64))
         return 1.0 - float(self.residual.sum(dtype=torch.float64)) / total if total > 0 else 1.0
-
-    @property
-    def irreducible(self) -> float:
-        """The rest, which no sampler that works on these features can reduce.
-
-        For an RBF mixture most of it is the near-identity part of the large bandwidths, out of reach at any rank.
-        """
-        return 1.0 - self.captured
 
     def leading(self, rank: int | None = None, *, negligible: float = 0.0) -> LowRankView:
         """The first ``rank`` columns at most, without the last that together hold only the share ``negligible``.
@@ -340,14 +303,8 @@ class LowRankView(View):
         return values
 
     def block(self, rows: Tensor | slice) -> Tensor:
-        picked = self.features[rows]
-        matrix = picked @ picked.T
-        matrix.diagonal().add_(self.residual[rows])
-        return matrix
-
-    def among(self, rows: Tensor) -> Tensor:
-        distinct, place = torch.unique(rows, return_inverse=True)
-        return self.block(distinct)[place][:, place]
+        picked, points = self.features[rows], torch.arange(self.n, device=self.diag.device)[rows]
+        return picked @ picked.T + self.residual[rows] * (points[:, None] == points)
 
     def multiply(self, right: Tensor) -> Tensor:
         features = self.features.to(right.dtype)
@@ -380,16 +337,6 @@ class LowRankView(View):
                 sums.index_add_(0, labels[block], self.features[block].double())
         return sums.square().sum(1).index_add_(0, labels, self.residual.double())
 
-    def true_objective(
-        self, labels: Tensor, k: int, truth: KernelView, generator: torch.Generator, known: float | None = None
-    ) -> tuple[float, float]:
-        """That of the features, corrected by what they miss on random pairs; of all pairs where they are few."""
-        if truth.is_small:
-            return truth.objective(labels, k), 0.0
-        if known is None:
-            known = self.whole if k == 1 else self.objective(labels, k)
-        return truth.estimated_objective(labels, k, generator, seen=self, known=known)
-
     def coordinates(self, k: int, generator: torch.Generator) -> Tensor:
         return self.features
 
@@ -402,16 +349,9 @@ class LowRankView(View):
 
 
 class KernelView(View):
-    """The kernel itself, evaluated when values are asked for; none are held.
+    """A fitted kernel on the rows ``x`` (n, d) of one domain, evaluated when values are asked for; none are held.
 
-    Parameters
-    ----------
-    x : Tensor of shape (n, d)
-        Rows of one domain.
-    kernel : Kernel
-        Fitted.
-    dtype : torch.dtype, optional
-        Precision of the values, by default that of ``x``; rows are converted when they are used.
+    Values have the precision ``dtype``, by default that of ``x``; rows are converted when they are used.
     """
 
     def __init__(self, x: Tensor, kernel: Kernel, dtype: torch.dtype | None = None) -> None:
@@ -482,23 +422,6 @@ class KernelView(View):
                 values, diagonal = torch.where(label[:, None] == label, values, 0.0), values.diagonal()
                 scatter.index_add_(0, label, _excess(values, diagonal, sizes[label]))
         return scatter
-
-    def true_objective(
-        self, labels: Tensor, k: int, truth: KernelView, generator: torch.Generator, known: float | None = None
-    ) -> tuple[float, float]:
-        """From all pairs where they are few, else from random ones."""
-        if self.is_small:
-            return (self.objective(labels, k) if known is None else known), 0.0
-        return self.estimated_objective(labels, k, generator)
-
-    def estimated_objective(
-        self, labels: Tensor, k: int, generator: torch.Generator, *, seen: View | None = None, known: float = 0.0
-    ) -> tuple[float, float]:
-        """J from random pairs and its standard error; or ``known``, that of ``seen``, and what this one misses."""
-        sizes = torch.bincount(labels, minlength=k).double()
-        pairs = float((sizes * (sizes - 1)).sum()) / 2
-        correction, error = self.mean_correction(seen, labels, k, generator)
-        return max(0.0, known + pairs * correction), pairs * error
 
     def mean_correction(
         self, seen: View | None, labels: Tensor, k: int, generator: torch.Generator

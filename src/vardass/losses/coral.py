@@ -10,11 +10,40 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel
-from vardass.losses.estimators import Batch, CheckedBatch, DiscrepancyLoss, Pair, checked_pair, estimator_name
+from vardass.losses.estimators import Batch, CheckedBatch, DiscrepancyLoss, Pair
 from vardass.losses.mmd import estimate
 from vardass.validate import ArrayLike, check_count, choose
 
 __all__ = ["CORALLoss", "CoralForm", "coral"]
+
+
+_WEIGHTS = {  # of R, in words
+    "none": "with weights |S_h| / n",
+    "batch": "over 1 − Σw², which is over b − 1 for uniform batches",
+    "population": "with weights |S_h| / (n − 1)",
+}
+_NORMALIZATIONS = {"none": (1, 0), "d2": (1, 2), "4d2": (4, 2)}  # (a, p): divide by a times d to the power p
+
+
+class _CoralOptions(NamedTuple):
+    include_mean: bool
+    correction: str
+    normalization: str
+    population_x: int | None = None
+    population_y: int | None = None
+
+    def kernel(self, d: int) -> CoralKernel:
+        """Scales of the two terms for d features."""
+        multiple, power = _NORMALIZATIONS[self.normalization]
+        mean_scale = 1.0 / d ** (power // 2) if self.include_mean else 0.0
+        return CoralKernel(scale=1.0 / (multiple * d**power), mean_scale=mean_scale)
+
+
+_CORAL_PRESETS = {
+    "paper": _CoralOptions(False, "none", "none"),
+    "domainbed": _CoralOptions(True, "batch", "d2"),
+    "deep-coral": _CoralOptions(False, "batch", "4d2"),
+}
 
 
 class CoralForm(TypedDict, total=False):
@@ -83,12 +112,7 @@ def coral(
     >>> coral(x, y), coral(x, y, preset="deep-coral")
     (tensor(9.), tensor(9.))
     """
-    return _coral(checked_pair(x, y, weights_x, weights_y), _coral_options(**form), estimator_name(estimator))
-
-
-def _coral(sides: Pair, options: _CoralOptions, estimator: str) -> Tensor:
-    with torch.autocast(sides[0].z.device.type, enabled=False):
-        return _of_batch(sides, options) if estimator == "v" else _of_all_data(sides, options, estimator)
+    return CORALLoss(estimator=estimator, **form).forward(x, y, weights_x, weights_y)
 
 
 def _of_batch(sides: Pair, options: _CoralOptions) -> Tensor:
@@ -188,20 +212,50 @@ class CORALLoss(DiscrepancyLoss):
     CORALLoss(include_mean=False, correction='batch', normalization='d2', estimator='v')
     """
 
-    def __init__(self, *, estimator: str = "v", **form: Unpack[CoralForm]) -> None:
-        super().__init__()
-        self.options = _coral_options(**form)
-        self.estimator = estimator_name(estimator)
+    def __init__(
+        self,
+        *,
+        estimator: str = "v",
+        preset: str = "paper",
+        include_mean: bool | None = None,
+        correction: str | None = None,
+        normalization: str | None = None,
+        population_x: int | None = None,
+        population_y: int | None = None,
+    ) -> None:
+        super().__init__(estimator)
+        default = _CORAL_PRESETS[choose(preset, "preset", _CORAL_PRESETS)]
+        populations = {"population_x": population_x, "population_y": population_y}
+        given = [size is not None for size in populations.values()]
+        if correction is None:
+            correction = "population" if preset == "paper" and any(given) else default.correction
+        choose(correction, "correction", _WEIGHTS)
+        if any(given) != (correction == "population") or any(given) != all(given):
+            raise InputError(
+                "correction='population' needs population_x and population_y, others take neither; got "
+                f"correction={correction!r}, population_x={population_x}, population_y={population_y}"
+            )
+        for name, size in populations.items():
+            if size is not None:
+                check_count(size, name, low=2, remedy="pass the number of rows of the data set")
+        self.options = _CoralOptions(
+            default.include_mean if include_mean is None else include_mean,
+            correction,
+            choose(normalization or default.normalization, "normalization", _NORMALIZATIONS),
+            **populations,
+        )
 
     def _loss(self, pair: Pair) -> Tensor:
-        return _coral(pair, self.options, self.estimator)
+        if self.estimator == "v":
+            return _of_batch(pair, self.options)
+        return _of_all_data(pair, self.options, self.estimator)
 
     def use_populations(self, x: int, y: int) -> None:
         """Divide covariances by n - 1 of data sets with so many rows, ``correction="population"``, from now on."""
         means, _, normalization, *_ = self.options
-        self.options = _coral_options(
+        self.options = CORALLoss(
             include_mean=means, correction="population", normalization=normalization, population_x=x, population_y=y
-        )
+        ).options
 
     @property
     def formula(self) -> str:
@@ -224,66 +278,6 @@ class CORALLoss(DiscrepancyLoss):
         given = {name: value for name, value in self.options._asdict().items() if value is not None}
         given["estimator"] = self.estimator
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
-
-
-_WEIGHTS = {  # of R, in words
-    "none": "with weights |S_h| / n",
-    "batch": "over 1 − Σw², which is over b − 1 for uniform batches",
-    "population": "with weights |S_h| / (n − 1)",
-}
-_NORMALIZATIONS = {"none": (1, 0), "d2": (1, 2), "4d2": (4, 2)}  # (a, p): divide by a times d to the power p
-
-
-class _CoralOptions(NamedTuple):
-    include_mean: bool
-    correction: str
-    normalization: str
-    population_x: int | None = None
-    population_y: int | None = None
-
-    def kernel(self, d: int) -> CoralKernel:
-        """Scales of the two terms for d features."""
-        multiple, power = _NORMALIZATIONS[self.normalization]
-        mean_scale = 1.0 / d ** (power // 2) if self.include_mean else 0.0
-        return CoralKernel(scale=1.0 / (multiple * d**power), mean_scale=mean_scale)
-
-
-_CORAL_PRESETS = {
-    "paper": _CoralOptions(False, "none", "none"),
-    "domainbed": _CoralOptions(True, "batch", "d2"),
-    "deep-coral": _CoralOptions(False, "batch", "4d2"),
-}
-
-
-def _coral_options(
-    *,
-    preset: str = "paper",
-    include_mean: bool | None = None,
-    correction: str | None = None,
-    normalization: str | None = None,
-    population_x: int | None = None,
-    population_y: int | None = None,
-) -> _CoralOptions:
-    default = _CORAL_PRESETS[choose(preset, "preset", _CORAL_PRESETS)]
-    populations = (population_x, population_y)
-    given = [size is not None for size in populations]
-    if correction is None:
-        correction = "population" if preset == "paper" and any(given) else default.correction
-    choose(correction, "correction", _WEIGHTS)
-    if any(given) != (correction == "population") or any(given) != all(given):
-        raise InputError(
-            "correction='population' needs population_x and population_y, others take neither; got "
-            f"correction={correction!r}, population_x={populations[0]}, population_y={populations[1]}"
-        )
-    for size, name in zip(populations, ("population_x", "population_y")):
-        if size is not None:
-            check_count(size, name, low=2, remedy="pass the number of rows of the data set")
-    return _CoralOptions(
-        default.include_mean if include_mean is None else include_mean,
-        correction,
-        choose(normalization or default.normalization, "normalization", _NORMALIZATIONS),
-        *populations,
-    )
 
 
 def _covariance_gap(z: Tensor, signed: Tensor) -> Tensor:

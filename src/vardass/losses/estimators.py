@@ -33,7 +33,7 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.validate import ArrayLike, as_labels, as_tensor, as_weights, check_count, choose, require_dense
 
-__all__ = ["Bank", "Batch", "CheckedBatch", "DiscrepancyLoss", "Pair", "checked_pair", "estimator_name"]
+__all__ = ["Bank", "Batch", "CheckedBatch", "DiscrepancyLoss", "Pair", "estimator_name"]
 
 _ESTIMATORS = {"v": "v", "unbiased": "unbiased", "reference": "reference", "u": "unbiased"}
 
@@ -134,17 +134,12 @@ class CheckedBatch(NamedTuple):
 Pair: TypeAlias = "tuple[CheckedBatch, CheckedBatch]"
 
 
-def checked_pair(
-    x: Tensor | Batch, y: Tensor | Batch, weights_x: ArrayLike | None, weights_y: ArrayLike | None
-) -> Pair:
-    """Check two batches and all that is known of them, in one dtype, float32 or float64."""
-    both = _as_batch(x, weights_x, "x"), _as_batch(y, weights_y, "y")
-    z = _same_dtype(both[0].x, both[1].x)
-    return _side("x", z[0], both[0]), _side("y", z[1], both[1])
-
-
 class DiscrepancyLoss(nn.Module):
     """A loss of two batches: options in the constructor, batches in ``forward``."""
+
+    def __init__(self, estimator: str) -> None:
+        super().__init__()
+        self.estimator = estimator_name(estimator)
 
     def forward(
         self,
@@ -154,9 +149,13 @@ class DiscrepancyLoss(nn.Module):
         weights_y: ArrayLike | None = None,
     ) -> Tensor:
         """Return the loss of ``x`` and ``y``, features (n_x, d) and (n_y, d) with weights, or Batches."""
-        return self._loss(checked_pair(x, y, weights_x, weights_y))
+        both = _as_batch(x, weights_x, "x"), _as_batch(y, weights_y, "y")
+        z = _same_dtype(both[0].x, both[1].x)
+        with torch.autocast(z[0].device.type, enabled=False):
+            return self._loss((_side("x", z[0], both[0]), _side("y", z[1], both[1])))
 
     def _loss(self, pair: Pair) -> Tensor:
+        """The loss of two checked batches of one dtype, float32 or float64."""
         raise NotImplementedError
 
 
@@ -170,9 +169,7 @@ def _as_batch(given: Tensor | Batch, weights: ArrayLike | None, name: str) -> Ba
 
 def _side(name: str, z: Tensor, batch: Batch) -> CheckedBatch:
     n, pool = len(z), batch.pool
-    w = as_weights(batch.weights, n, z, f"weights_{name}")
-    # sums that are off by rounding would be multiplied by the features' distance from the origin
-    unit = z.new_full((n,), 1.0 / n) if w is None else w / w.sum()
+    w = _unit_weights(batch.weights, z, f"weights_{name}")
     ids = None if batch.strata is None else as_labels(batch.strata, n, f"strata of {name}")
     if ids is not None and pool is None:
         raise InputError(
@@ -183,7 +180,16 @@ def _side(name: str, z: Tensor, batch: Batch) -> CheckedBatch:
     if pool is not None and pool != math.inf:
         pool = check_count(pool, f"pool of {name}", low=n, remedy="it is the number of samples of the data set")
     bank = None if batch.bank is None else _as_bank(batch.bank, z, f"bank of {name}")
-    return CheckedBatch(name, z, unit, ids, None if pool == math.inf else pool, bank, w is not None)
+    return CheckedBatch(name, z, w, ids, None if pool == math.inf else pool, bank, batch.weights is not None)
+
+
+def _unit_weights(weights: ArrayLike | None, z: Tensor, name: str) -> Tensor:
+    """Weights (n,) of the rows ``z``, uniform for None; their sum is 1 up to rounding.
+
+    Sums that are further off would be multiplied by the features' distance from the origin.
+    """
+    w = as_weights(weights, len(z), z, name)
+    return z.new_full((len(z),), 1.0 / len(z)) if w is None else w / w.sum()
 
 
 def _same_dtype(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,8 +220,7 @@ def _as_bank(bank: object, like: Tensor, name: str) -> Bank:
             "FeatureBank, or vardass.losses.Bank(features, ...)"
         )
     rows = known.rows.detach().to(like)
-    w = as_weights(known.weights, len(rows), like, f"weights of {name}")
-    unit = rows.new_full((len(rows),), 1.0 / len(rows)) if w is None else w / w.sum()
+    unit = _unit_weights(known.weights, rows, f"weights of {name}")
     ids = None if known.strata is None else as_labels(known.strata, len(rows), f"strata of {name}")
     mean = unit @ rows if known.mean is None else known.mean.detach().to(like)
     return Bank(rows, unit, ids, mean)

@@ -24,8 +24,6 @@ from vardass.losses.estimators import (
     Batch,
     DiscrepancyLoss,
     Pair,
-    checked_pair,
-    estimator_name,
     reference_form,
     single_draw_terms,
     unbiased_pair_weights,
@@ -36,6 +34,8 @@ __all__ = ["DOMAINBED_GAMMAS", "MMDLoss", "estimate", "mmd2"]
 
 DOMAINBED_GAMMAS = (*PAPER_GAMMAS, 100.0, 1000.0)
 """Bandwidths of DomainBed's mixture."""
+
+_MIXTURES = {"paper": PAPER_GAMMAS, "domainbed": DOMAINBED_GAMMAS}
 
 
 def mmd2(
@@ -85,12 +85,8 @@ def mmd2(
     >>> mmd2(x, y, kernel="linear", estimator="unbiased")
     tensor(-1.)
     """
-    return _mmd2(checked_pair(x, y, weights_x, weights_y), _mmd_kernel(kernel, preset), estimator_name(estimator))
-
-
-def _mmd2(sides: Pair, kernel: Kernel, estimator: str) -> Tensor:
-    with torch.autocast(sides[0].z.device.type, enabled=False):
-        return estimate(sides, _fitted(kernel, sides, estimator), estimator)
+    loss = MMDLoss(kernel=kernel, estimator=estimator, preset=preset)
+    return loss.forward(x, y, weights_x, weights_y)
 
 
 def _fitted(kernel: Kernel, sides: Pair, estimator: str) -> Kernel:
@@ -133,27 +129,19 @@ class MMDLoss(DiscrepancyLoss):
     """
 
     def __init__(self, *, kernel: KernelLike | None = None, estimator: str = "v", preset: str | None = None) -> None:
-        super().__init__()
-        self.kernel = _mmd_kernel(kernel, preset)
-        self.estimator = estimator_name(estimator)
+        super().__init__(estimator)
+        if preset is not None and kernel is not None:
+            raise InputError(f"preset={preset!r} chooses the kernel, but kernel={kernel!r} is given; leave out one")
+        if kernel is None:
+            kernel = RBFMixture(_MIXTURES[choose("paper" if preset is None else preset, "preset", _MIXTURES)])
+        self.kernel = as_kernel(kernel)
 
     def _loss(self, pair: Pair) -> Tensor:
-        return _mmd2(pair, self.kernel, self.estimator)
+        return estimate(pair, _fitted(self.kernel, pair, self.estimator), self.estimator)
 
     def extra_repr(self) -> str:
         """Name the options."""
         return f"kernel={self.kernel!r}, estimator={self.estimator!r}"
-
-
-_MIXTURES = {"paper": PAPER_GAMMAS, "domainbed": DOMAINBED_GAMMAS}
-
-
-def _mmd_kernel(kernel: KernelLike | None, preset: str | None) -> Kernel:
-    if preset is None:
-        return RBFMixture() if kernel is None else as_kernel(kernel)
-    if kernel is not None:
-        raise InputError(f"preset={preset!r} chooses the kernel, but kernel={kernel!r} is given; leave out one")
-    return RBFMixture(_MIXTURES[choose(preset, "preset", _MIXTURES)])
 
 
 def _pair_sum(kernel: Kernel, z: Tensor, pairs: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class RefreshPolicy(ABC):
         drift : scalar tensor or float
             Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`. NaN says nothing.
         scale : float
-            Divides ``drift``: the mean variance within strata, from `measure_strata`.
+            Divides ``drift``: the mean variance within strata, from `variance_within`.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class DriftRefresh(RefreshPolicy):
     def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:
         """Add the drift of one batch, divided by ``scale``, to the running mean."""
         if not scale >= 0:
-            raise InputError(f"scale must not be negative, got {scale}; use measure_strata(...).within")
+            raise InputError(f"scale must not be negative, got {scale}; use vardass.variance.variance_within(...)")
         value = torch.as_tensor(drift).detach()
         if value.ndim:
             raise InputError(f"drift must be one number, got shape {tuple(value.shape)}; use FeatureBank.drift")

@@ -19,7 +19,7 @@ from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.feature_extraction import as_device
 from vardass.refresh.policies import RefreshPolicy
 from vardass.validate import ArrayLike, as_features, check_number, check_state
-from vardass.variance import measure_strata
+from vardass.variance import variance_within
 
 __all__ = ["FeatureSource", "Refresher", "Timer"]
 
@@ -314,7 +314,7 @@ class Refresher:
         labels = getattr(self.samplers[name], "plan_labels", None) if strata is None else strata.labels
         if labels is None:
             labels = torch.zeros(len(features), dtype=torch.long, device=features.device)
-        self._scales[name] = measure_strata(features, labels, kernel=self._kernels[name], weights=weights).within
+        self._scales[name] = variance_within(features, labels, kernel=self._kernels[name], weights=weights)
 
     def _take_kernel(self, name: str, features: Tensor) -> None:
         kernel = getattr(self.samplers[name], "kernel", None)

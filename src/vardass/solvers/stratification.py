@@ -302,7 +302,7 @@ def _view(
     else:  # an explicit map misses nothing, and keeps all its columns
         low_rank = known.leading(rank) if bool(known.residual.any()) else known
     low_rank = low_rank.leading(negligible=negligible)
-    shares = {"captured": low_rank.captured, "irreducible": low_rank.irreducible}
+    shares = {"captured": low_rank.captured, "irreducible": 1.0 - low_rank.captured}
     return low_rank, {"path": "low-rank", "rank": low_rank.width, **shares}
 
 

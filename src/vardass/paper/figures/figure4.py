@@ -106,7 +106,7 @@ def measure(
         view = ExactView(kernel.matrix(features).double())
         for place, k in enumerate(ks):
             progress((number + place / len(ks)) / len(KERNELS), f"k = {k}")
-            uniform = view.uniform_variance(k)
+            uniform = view.whole / (k * n**2)
             found = {"uniform": [uniform], _NO_REPEATS: [uniform * (n - k) / (n - 1)]}
             for name, solver in SOLVERS.items():
                 strata = (stratify(features, k, kernel=kernel, solver=solver, seed=seed) for seed in seeds)

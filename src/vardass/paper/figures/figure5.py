@@ -30,7 +30,7 @@ from vardass.samplers import OrderedBatchSampler
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify
 from vardass.validate import Progress, silent
-from vardass.variance import measure_strata
+from vardass.variance import variance_within
 from vardass.view import ExactView
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class FeatureHistory:
             if any(policy.due(due) for due in range(before + 1, step + 1)):
                 found.append(place)
                 if policy.observes_drift:
-                    scale = measure_strata(z, self.make(_STRATA, place)[0], kernel=kernel).within
+                    scale = variance_within(z, self.make(_STRATA, place)[0], kernel=kernel)
         return found
 
 
@@ -196,14 +196,15 @@ def follow(ways: Sequence[Way], history: FeatureHistory, *, progress: Progress =
     for place, (step, z) in enumerate(zip(history.steps, history.features, strict=True)):
         progress(0.5 + 0.5 * place / len(history.steps), f"strata at step {step}")
         view = ExactView(history.kernel.fit(z).matrix(z).double())
-        uniform = view.uniform_variance(history.k)
+        uniform = view.whole / (history.k * view.n**2)
         variances = {"uniform": uniform}
         for name, places, maker in ways:
             if place in places:
                 made[name] = history.make(maker, place)
                 refreshes[name] += 1
             drawn, is_plan = made[name], maker == "ordered"
-            variances[name] = float(view.batch_errors(*drawn).mean()) if is_plan else view.stratified_variance(*drawn)
+            inside = view.batch_errors(*drawn).mean() if is_plan else view.objective(drawn[0], history.k) / view.n**2
+            variances[name] = float(inside)
         fresh = variances[ways[0].name]
         rows += [
             (history.seed, step, name, v, v / uniform, v / fresh, refreshes[name]) for name, v in variances.items()
