@@ -83,7 +83,7 @@ def test_growing_schedule_far_out_is_quick_and_does_not_overflow() -> None:
         (lambda: RefreshEvery(5).due(-1), "step must be at least 0, got -1"),
         (lambda: RefreshEvery(0).due(True), "step must be a whole number"),
         (lambda: GrowingRefresh(10, 1.0), r"factor must be above 1, got 1.0; RefreshEvery\(10\)"),
-        (lambda: GrowingRefresh(10, 1.5, 5), "longest=5 is below first=10"),
+        (lambda: GrowingRefresh(10, 1.5, 5), "longest must be at least 10, got 5; it is not below first=10"),
         (lambda: DriftRefresh(threshold=0.0), "threshold must be positive, got 0.0"),
         (lambda: DriftRefresh(shortest=10, longest=5), "longest must be at least 10, got 5"),
         (lambda: DriftRefresh().observe(drift=1.0, scale=-1.0), "scale must not be negative, got -1.0"),

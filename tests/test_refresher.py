@@ -82,7 +82,7 @@ class Clock:
 
 def test_parts_sum_to_the_total_also_when_nested() -> None:
     clock = Clock()
-    timer = Timer(clock=clock, device="cpu")
+    timer = Timer(clock=clock, device=torch.device("cpu"))
     with timer("training"):
         clock.now += 5
         with timer("features"):
@@ -111,8 +111,6 @@ def test_a_timer_resumes() -> None:
     other.load_state_dict(timer.state_dict())
     other.add("drawing", 0.5)
     assert (other.seconds, other.counts) == ({"drawing": 3.0}, {"drawing": 1})
-    with pytest.raises(InputError, match="must not be negative, got -1"):
-        other.add("solver", -1.0)
     with pytest.raises(InputError, match=r"but not \['seconds', 'counts'\]"):
         other.load_state_dict({})
 

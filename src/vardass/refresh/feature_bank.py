@@ -66,8 +66,6 @@ class FeatureBank:
         self._has_mark = False
         self._kept: list[tuple[Tensor, Tensor]] = []  # batches that are still to be written
 
-    # --- writing --------------------------------------------------------------------------------------
-
     def update(self, indices: ArrayLike | list[int], features: ArrayLike) -> None:
         """Store the features of one batch.
 
@@ -124,8 +122,6 @@ class FeatureBank:
         # the one transfer; towards the CPU it must wait, or the host would read before the copy is done
         return x.to(self.device, non_blocking=self.device.type != "cpu")
 
-    # --- reading --------------------------------------------------------------------------------------
-
     def features(self) -> Tensor:
         """Return the features of all samples (n, d): the store itself, not a copy, so clone it to keep it.
 
@@ -170,11 +166,6 @@ class FeatureBank:
             Fitted kernel whose feature map φ is meant; None compares the features themselves.
         weights : array of shape (b,), optional
             Those of the batch; None means equal.
-
-        Returns
-        -------
-        Tensor
-            A scalar on the bank's device.
         """
         z = as_features(features, check_finite=False)
         rows = _as_rows(indices, len(z), self.n)
@@ -193,8 +184,6 @@ class FeatureBank:
             counts = counts & ~self._is_renewed[rows]
         w = counts.to(squared) if w is None else w * counts
         return torch.where(counts, w * squared, 0.0).sum() / w.sum()
-
-    # --- state ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The bank's tensors, not copies of them, and plain numbers, as for ``nn.Module``."""
@@ -219,12 +208,8 @@ class FeatureBank:
                 f"the state has n={state['n']}, d={state['d']}, the bank n={self.n}, d={self.d}; make the bank for "
                 "the same data set and featuriser"
             )
-        if state["rows"] is None:
-            self._rows = None
-        else:
-            if self._rows is None:
-                self._rows = torch.empty(state["rows"].shape, dtype=self.dtype, device=self.device)
-            self._rows.copy_(state["rows"])
+        rows = state["rows"]
+        self._rows = None if rows is None else rows.to(self.device, self.dtype, copy=True)
         self.d = self.d if state["d"] is None else state["d"]
         self._is_known.copy_(state["is_known"])
         self._is_renewed.copy_(state["is_renewed"])

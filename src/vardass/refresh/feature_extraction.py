@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,8 +50,8 @@ def extract_features(
     dtype : torch.dtype
         Of the result.
     eval_mode : bool
-        Switch dropout off and batch norm to its running statistics; every module gets its own training flag
-        back. False leaves the flags alone: batch norm then also changes its statistics.
+        Switch dropout off and batch norm to its running statistics meanwhile. False leaves the modules as they are:
+        batch norm then also changes its statistics.
     progress : callable, optional
         ``progress(share_done, message)`` after each batch.
     batch_size : int
@@ -85,8 +86,9 @@ def extract_features(
     n = _row_count(data)
     pieces: list[Tensor] = []
     done, width = 0, None
+    loading = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": place.type == "cuda"}
     with evaluation_mode(model) if eval_mode else nullcontext():
-        for batch in iterate(_batches(data, batch_size, num_workers, collate_fn, place)):
+        for batch in iterate(_batches(data, batch_size, **loading)):
             inputs = _placed(_inputs(batch, key), place, precision)
             # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
             autocast = torch.autocast(
@@ -125,21 +127,12 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 def _row_count(data: Any) -> int | None:
     if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset) or data.batch_size is None:
-            return None
-        return len(data.dataset)  # type: ignore[arg-type]
-    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        return None
-    return len(data)
+        return None if data.batch_size is None else _row_count(data.dataset)
+    has_rows = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    return len(data) if has_rows and not isinstance(data, IterableDataset) else None
 
 
-def _batches(
-    data: Any,
-    batch_size: int,
-    num_workers: int,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    device: torch.device,
-) -> Iterable[Any]:
+def _batches(data: Any, batch_size: int, **loading: Any) -> Iterable[Any]:
     if isinstance(data, Tensor):
         return (data[block] for block in row_blocks(len(data), batch_size))
     if isinstance(data, DataLoader):
@@ -147,15 +140,9 @@ def _batches(
         return data
     while getattr(data, "weights_attached", False):
         data = data.dataset
-    if isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        return DataLoader(
-            data,
-            batch_size,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # otherwise each pass would move the global random state
-        )
+    if isinstance(data, IterableDataset) or _row_count(data) is not None:
+        # without a generator of its own each pass would move the global random state
+        return DataLoader(data, batch_size, generator=torch.Generator(), **loading)
     if isinstance(data, Iterable):
         return data
     raise InputError(f"data must be a data set, a loader or a tensor, got {type(data).__name__}")
@@ -174,8 +161,7 @@ def _check_order(loader: DataLoader[Any]) -> None:
         )
 
 
-def _inputs(batch: Any, key: str | int | None) -> Any:
-    part = batch
+def _inputs(part: Any, key: str | int | None) -> Any:
     if isinstance(part, tuple | list) and part and not isinstance(part[0], str):
         place = key if isinstance(key, int) else 0
         if not -len(part) <= place < len(part):
@@ -194,18 +180,15 @@ def _inputs(batch: Any, key: str | int | None) -> Any:
 
 
 def _device_of(model: Any) -> torch.device:
-    if isinstance(model, nn.Module):
-        for tensors in (model.parameters(), model.buffers()):
-            for tensor in tensors:
-                return tensor.device
-    return torch.device("cpu")
+    tensors = chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else iter(())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _precision_of(model: Any) -> torch.dtype | None:
     """What a model in half or double precision wants its inputs to be; None for one that takes them as they are."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     kinds = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
-    return next(iter(kinds)) if len(kinds) == 1 and torch.float32 not in kinds else None
+    return kinds.pop() if len(kinds) == 1 and torch.float32 not in kinds else None
 
 
 def as_device(device: torch.device | str) -> torch.device:

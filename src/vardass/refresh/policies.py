@@ -24,37 +24,18 @@ _STATE_VERSION = 1
 
 
 class RefreshPolicy(ABC):
-    """Says at which steps to refresh (section 2.5 of the paper).
+    """Says at which steps to refresh (section 2.5 of the paper); for one of your own write ``due``."""
 
-    Attributes
-    ----------
-    observes_drift : bool
-        Whether `observe` is to be told the drift of each batch; False for policies that go by time.
-
-    Examples
-    --------
-    >>> class AtPowersOfTwo(RefreshPolicy):
-    ...     def due(self, step):
-    ...         return step & (step - 1) == 0
-    >>> [step for step in range(9) if AtPowersOfTwo().due(step)]
-    [0, 1, 2, 4, 8]
-    """
-
-    observes_drift: ClassVar[bool] = False
+    observes_drift: ClassVar[bool] = False  # whether `observe` is to be told the drift of each batch
 
     @abstractmethod
     def due(self, step: int) -> bool:
         """Whether to refresh now, after ``step`` batches. The same step gets the same answer."""
 
     def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:  # noqa: B027
-        """Take in how far the features of one batch have drifted; policies that go by time ignore it.
+        """Take in Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`; NaN says nothing.
 
-        Parameters
-        ----------
-        drift : scalar tensor or float
-            Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`. NaN says nothing.
-        scale : float
-            Divides ``drift``: the mean variance within strata, from `variance_within`.
+        ``scale`` divides it: the mean variance within strata, from `variance_within`.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,12 +99,6 @@ class GrowingRefresh(RefreshPolicy):
     The paper suggests such a schedule under "Effect of T" (section 3.1). The j-th interval, from 0, is
     ``min(longest, floor(first * factor**j))`` steps, with a ``factor`` above 1 and no limit if ``longest`` is None; the
     first refresh is at step ``start``.
-
-    Examples
-    --------
-    >>> policy = GrowingRefresh(first=10, factor=1.5, longest=40)
-    >>> [step for step in range(170) if policy.due(step)]
-    [0, 10, 25, 47, 80, 120, 160]
     """
 
     def __init__(self, first: int = 10, factor: float = 1.5, longest: int | None = 1000, *, start: int = 0) -> None:
@@ -131,22 +106,18 @@ class GrowingRefresh(RefreshPolicy):
         if not (math.isfinite(factor) and factor > 1):
             raise InputError(f"factor must be above 1, got {factor}; RefreshEvery({first}) keeps one period")
         self.factor = float(factor)
-        self.longest = None if longest is None else check_count(longest, "longest", low=1)
-        if self.longest is not None and self.longest < self.first:
-            raise InputError(f"longest={longest} is below first={first}; raise longest or lower first")
+        remedy = f"it is not below first={first}"
+        self.longest = None if longest is None else check_count(longest, "longest", low=self.first, remedy=remedy)
         self.start = check_count(start, "start", low=0)
 
     def due(self, step: int) -> bool:
         """Whether ``step`` is on the schedule."""
         step = check_count(step, "step", low=0)
-        refresh, interval = self.start, float(self.first)
-        while refresh < step and (self.longest is None or interval < self.longest):
+        refresh, interval, longest = self.start, float(self.first), self.longest or math.inf
+        while refresh < step and interval < longest:
             refresh += int(interval)
             interval *= self.factor
-        if refresh >= step:
-            return refresh == step
-        assert self.longest is not None
-        return (step - refresh) % self.longest == 0
+        return refresh == step or (refresh < step and (step - refresh) % longest == 0)
 
 
 class DriftRefresh(RefreshPolicy):

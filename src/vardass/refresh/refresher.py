@@ -16,7 +16,6 @@ from vardass.errors import InputError, VardassWarning
 from vardass.kernels import Kernel, as_kernel, fitted_kernel
 from vardass.processes import Peers, process_group
 from vardass.refresh.feature_bank import FeatureBank
-from vardass.refresh.feature_extraction import as_device
 from vardass.refresh.policies import RefreshPolicy
 from vardass.validate import ArrayLike, as_features, check_number, check_state
 from vardass.variance import variance_within
@@ -34,10 +33,8 @@ class Timer:
     whichever part waits next. ``clock()`` gives seconds.
     """
 
-    def __init__(
-        self, *, device: torch.device | str | None = None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.device = None if device is None else as_device(device)
+    def __init__(self, *, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.device = device
         self.seconds: dict[str, float] = {}
         self.counts: dict[str, int] = {}
         self._clock = clock
@@ -58,8 +55,6 @@ class Timer:
 
     def add(self, part: str, seconds: float, count: int = 1) -> None:
         """Add seconds that were measured elsewhere."""
-        if not seconds >= 0:
-            raise InputError(f"seconds must not be negative, got {seconds} for {part!r}")
         self.seconds[part] = self.seconds.get(part, 0.0) + float(seconds)
         self.counts[part] = self.counts.get(part, 0) + count
 
@@ -211,7 +206,10 @@ class Refresher:
             these, and the timer counts it in the part "skipped". None if there was no refresh.
         """
         log: dict[str, Any] = {"step": step}
-        if self._is_due(step) or now:  # a policy that observes is asked at every step
+        due = self.policy.due(step)  # a policy that observes is asked at every step
+        if self.policy.observes_drift:  # by time all processes have the same answer
+            due = self._agreed(due)
+        if due or now:
             groups = self._new_groups(step)
             for name, sampler in self.samplers.items():
                 if getattr(sampler, "needs_features", True):
@@ -219,21 +217,15 @@ class Refresher:
         return None if len(log) == 1 else log
 
     @property
-    def _group(self) -> tuple[int, int] | None:
-        return process_group() if self.share else None
+    def _peers(self) -> Peers | None:
+        return Peers() if self.share and process_group() is not None else None
 
-    @property
-    def _is_first(self) -> bool:
-        return self._group is None or self._group[1] == 0
-
-    def _is_due(self, step: int) -> bool:
-        due = self.policy.due(step)
-        if self._group is None or not self.policy.observes_drift:  # by time: all processes have the same answer
-            return due
-        return bool(Peers().from_first(lambda: due))
+    def _agreed(self, answer: bool) -> bool:
+        """That of the first process, on all."""
+        return answer if self._peers is None else bool(self._peers.from_first(lambda: answer))
 
     def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
-        if self.groups is None or not self._is_first:
+        if self.groups is None or (self._peers is not None and not self._peers.is_first):
             return {}
         with self.timer("features"):
             found = self.groups(step)
@@ -247,13 +239,13 @@ class Refresher:
         with self.timer("features"):
             features = source.features() if isinstance(source, FeatureBank) else source()
             skipped = self._stands_still(name, features) and not groups
-            if self._group is not None and self.min_movement:
-                skipped = bool(Peers().from_first(lambda: skipped))
+            if self.min_movement:
+                skipped = self._agreed(skipped)
         if skipped:
             self.timer.add("skipped", 0.0)
             spent = self.timer.seconds["features"] - before.get("features", 0.0)
             return {f"{name}/seconds_features": spent, f"{name}/seconds_solver": 0.0}
-        if self.worthwhile is not None and not groups and self._group is None:
+        if self.worthwhile is not None and not groups and self._peers is None:
             with self.timer("solver"):
                 left = self.worthwhile(sampler, as_features(features))
             if left is not None:
@@ -262,10 +254,10 @@ class Refresher:
         with self.timer("solver"):
             if self.group is not None:
                 sampler.refresh_over_processes(features, self.group)
-            elif self._group is None:
+            elif self._peers is None:
                 sampler.refresh(features, **groups)
             else:
-                self._refresh_all_processes(sampler, features, groups)
+                _refresh_all_processes(self._peers, sampler, features, groups)
             if self.policy.observes_drift:
                 self._take_kernel(name, as_features(features))
                 self._take_scale(name, as_features(features))
@@ -286,21 +278,6 @@ class Refresher:
             return False
         spread = (z - z.mean(0)).double().square().sum()
         return bool((z - seen.to(z)).double().square().sum() < self.min_movement * spread)
-
-    def _refresh_all_processes(self, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:
-        """Refresh ``sampler`` from the features of the first process, and let the others have what it found."""
-        sends_strata = hasattr(sampler, "fitted_state")
-
-        def made() -> Any:
-            if sends_strata:
-                sampler.refresh(features, **groups)
-            return sampler.fitted_state() if sends_strata else (as_features(features), dict(groups))
-
-        message = Peers().from_first(made)
-        if not sends_strata:  # the same features give the same strata
-            sampler.refresh(message[0], **message[1])
-        elif not self._is_first:
-            sampler.use_fitted_state(message)
 
     def _strata_log(self, name: str) -> dict[str, float]:
         strata = getattr(self.samplers[name], "strata", None)
@@ -365,15 +342,27 @@ class Refresher:
         self._seen = dict(state["seen"])
         self._kernels = {}
         for name, part in state["kernels"].items():
-            self._restore_kernel(name, part)
+            device = getattr(self.sources[name], "device", None)  # that of a bank: files are read on the CPU
+            part = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in part.items()}
+            kernel = as_kernel(self.samplers[name].kernel).with_state(part)
+            if kernel.is_fitted:  # another is fitted at the next drift
+                self._kernels[name] = kernel
 
-    def _restore_kernel(self, name: str, part: Mapping[str, Any]) -> None:
-        """Take what a kernel was fitted to; one that needs more is fitted at the next drift."""
-        device = getattr(self.sources[name], "device", None)  # that of a bank: files are read on the CPU
-        part = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in part.items()}
-        kernel = as_kernel(self.samplers[name].kernel).with_state(part)
-        if kernel.is_fitted:
-            self._kernels[name] = kernel
+
+def _refresh_all_processes(peers: Peers, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:
+    """Refresh ``sampler`` from the features of the first process, and let the others have what it found."""
+    if not hasattr(sampler, "fitted_state"):  # the same features give the same strata
+        features, groups = peers.from_first(lambda: (as_features(features), dict(groups)))
+        sampler.refresh(features, **groups)
+        return
+
+    def made() -> Any:
+        sampler.refresh(features, **groups)
+        return sampler.fitted_state()
+
+    message = peers.from_first(made)
+    if not peers.is_first:
+        sampler.use_fitted_state(message)
 
 
 def warn_of_equal_seeds(samplers: Mapping[str, Any]) -> None:
