@@ -86,14 +86,6 @@ def nearest_neighbour_bound(
     stays valid. As N_i is convex in m, nothing is lost where the best m is at most M.
 
     Time is O(rows · n · d); memory is a few hundred MB besides the features, for any n.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[0.0], [0.0], [3.0], [3.0]])
-    >>> nearest_neighbour_bound(x, k=1, kernel="linear").variance  # one stratum: its own variance
-    2.25
-    >>> nearest_neighbour_bound(x, k=2, kernel="linear").variance  # two pairs of equal points
-    0.0
     """
     x = as_features(features)
     n = len(x)
@@ -124,12 +116,10 @@ def nearest_neighbour_bound(
 
 def _size_range(n: int, k: int, min_size: int, max_size: int | None) -> tuple[int, int]:
     """Smallest and largest size that a stratum can have in a partition into k that keeps the limits."""
-    given = f"n={n} samples in k={k} strata"
-    low = check_count(min_size, "min_size", high=n // k, remedy=f"with {given}, lower it or k")
-    high = n
-    if max_size is not None:
-        least = max(low, -(-n // k))
-        high = check_count(max_size, "max_size", low=least, remedy=f"with {given}, raise it or k")
+    given = f"with n={n} samples in k={k} strata"
+    low = check_count(min_size, "min_size", high=n // k, remedy=f"{given}, lower it or k")
+    high = n if max_size is None else max_size
+    check_count(high, "max_size", low=max(low, -(-n // k)), remedy=f"{given}, raise it or k")
     return max(low, n - (k - 1) * high), min(high, n - (k - 1) * low)
 
 

@@ -24,10 +24,7 @@ class VardassError(Exception):
 class InputError(VardassError, ValueError):
     """An argument or a file is not usable; the message names both values and a remedy.
 
-    Attributes
-    ----------
-    field : str or None
-        Name of the argument or setting that cannot be used, where it is one: a command can say which option that is.
+    ``field`` is the name of the argument or setting, where it is one: a command can say which option that is.
 
     Examples
     --------

@@ -14,17 +14,6 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from vardass.errors import InputError
 
-__all__ = [
-    "PathLike",
-    "as_path",
-    "atomic_write",
-    "is_temporary",
-    "plain",
-    "read_json",
-    "remove_temporary",
-    "write_text",
-]
-
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 

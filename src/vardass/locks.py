@@ -15,8 +15,6 @@ from filelock import FileLock, SoftFileLock, Timeout  # torch needs it too
 from vardass.errors import InputError
 from vardass.files import read_json
 
-__all__ = ["HOLDER_FILE", "LOCK_FILE", "holder", "holder_name", "is_locked", "locked"]
-
 LOCK_FILE = "lock"
 HOLDER_FILE = "holder.json"
 

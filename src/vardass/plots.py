@@ -5,7 +5,7 @@ matplotlib is imported only when a figure is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +35,7 @@ __all__ = [
 BLACK, INK, GREY = "#000000", "#222222", "#555555"
 # Okabe and Ito: they stay apart for the colour-blind
 BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
+_PANEL: dict[str, Any] = {"loc": "left", "fontsize": 10}  # titles of panels
 _BARS = ("#999999", ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, "#F0E442")
 
 
@@ -67,14 +68,18 @@ def style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
     """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths."""
-    metadata: Mapping[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}}
-    paths = []
-    for ending, values in metadata.items():
-        path = stem.with_suffix(f".{ending}")
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    for path, metadata in zip(paths, ({}, {"Date": None}), strict=True):
         with atomic_write(path) as file:
-            figure.savefig(file, format=ending, dpi=150, metadata=values)
-        paths.append(path)
+            figure.savefig(file, format=path.suffix[1:], dpi=150, metadata=metadata)
     return paths
+
+
+def _headline(figure: Figure, title: str, subtitle: str = "") -> None:
+    """Write both into the uppermost 0.6 inches of a figure; dollars are no formulas."""
+    height = figure.get_size_inches()[1]
+    figure.text(0.01, 1.0 - 0.08 / height, title, parse_math=False, fontsize=13, fontweight="bold", va="top")
+    figure.text(0.01, 1.0 - 0.36 / height, subtitle, parse_math=False, fontsize=9.5, color=GREY, va="top")
 
 
 def report_figure(report: VarianceReport, *, title: str = "Noise of minibatches, by sampler") -> Figure:
@@ -102,11 +107,8 @@ def report_figure(report: VarianceReport, *, title: str = "Noise of minibatches,
     batch = " and ".join(sorted({str(size) for row in report.rows for size in row.batch_sizes}))
     samples = " and ".join(f"{n:,}" for n in report.sizes)
     measured = f"{samples} samples, batches of {batch}, kernel {report.kernel}"
-    subtitle = f"{measured}, loss {report.loss}" if report.loss else measured
-    height = figure.get_size_inches()[1]
-    figure.text(0.01, 1.0 - 0.08 / height, title, fontsize=13, fontweight="bold", va="top")
-    figure.text(0.01, 1.0 - 0.36 / height, subtitle, fontsize=9.5, color=GREY, va="top")
-    figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.6 / height))
+    _headline(figure, title, f"{measured}, loss {report.loss}" if report.loss else measured)
+    figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.6 / figure.get_size_inches()[1]))
     return figure
 
 
@@ -155,9 +157,9 @@ _MOST_CLASSES = 20
 def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
     """Draw what `vardass.diagnose` found, with its advice below.
 
-    Panels: the mean loss of a batch by sampler, split into the discrepancy and finite-batch bias; the noise of the
-    gradient by sampler next to the gradients of discrepancy and task; the bandwidths of the kernel; the classes. The
-    last three are left out where they were not measured.
+    Panels: the mean loss of a batch by sampler, split into the discrepancy and finite-batch bias; and where they were
+    measured the noise of the gradient by sampler next to the gradients of discrepancy and task; the bandwidths of the
+    kernel; the classes.
     """
     panels = [_draw_loss_parts]
     if found.gradient is not None:
@@ -171,9 +173,8 @@ def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
         panel(axes, found)
         style_axes(axes, grid="y")
     sizes = " and ".join(f"{n:,}" for n in found.sizes)
-    figure.text(0.01, 0.985, f"Doctor: {title}", fontsize=13, fontweight="bold", va="top")
     subtitle = f"{sizes} samples, batches of {found.batch_size}, {found.loss.upper()}, λ = {found.penalty:g}"
-    figure.text(0.01, 0.93, subtitle, fontsize=9.5, color=GREY, va="top")
+    _headline(figure, f"Doctor: {title}", subtitle)
     figure.text(0.01, 0.02, "\n".join(map(str, found.advice)), fontsize=8.5, va="bottom", linespacing=1.4)
     figure.tight_layout(rect=(0.0, 0.24, 1.0, 0.9))
     return figure
@@ -190,7 +191,7 @@ def _draw_loss_parts(axes: Axes, found: Diagnosis) -> None:
         axes.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=9)
     axes.set_ylim(0.0, 1.35 * (found.discrepancy + max(excess)) or 1.0)
     axes.legend(fontsize=8, frameon=False, loc="upper right")
-    axes.set_title("mean loss of a batch", loc="left", fontsize=10)
+    axes.set_title("mean loss of a batch", **_PANEL)
 
 
 def _draw_gradients(axes: Axes, found: Diagnosis) -> None:
@@ -201,7 +202,7 @@ def _draw_gradients(axes: Axes, found: Diagnosis) -> None:
         bars["task"] = found.task_gradient
     axes.bar(list(bars), list(bars.values()), color=[*colours, BLUE, GREEN][: len(bars)], width=0.6)
     axes.tick_params(axis="x", labelsize=7)
-    axes.set_title("size of gradients", loc="left", fontsize=10)
+    axes.set_title("size of gradients", **_PANEL)
 
 
 def _draw_bandwidths(axes: Axes, found: Diagnosis) -> None:
@@ -213,7 +214,7 @@ def _draw_bandwidths(axes: Axes, found: Diagnosis) -> None:
     axes.set_ylim(0.0, 1.35 * max(shares) or 1.0)
     axes.tick_params(axis="x", labelsize=7)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
-    axes.set_title("variance by bandwidth, share", loc="left", fontsize=10)
+    axes.set_title("variance by bandwidth, share", **_PANEL)
 
 
 def _draw_classes(axes: Axes, found: Diagnosis) -> None:
@@ -228,7 +229,7 @@ def _draw_classes(axes: Axes, found: Diagnosis) -> None:
     axes.set_xticks(places, labels, fontsize=size, rotation=0 if upright else 90)
     axes.tick_params(axis="x", length=0)
     axes.legend(fontsize=8, frameon=False, loc="upper right")
-    axes.set_title("shares of classes (target: pseudo-labels)", loc="left", fontsize=10)
+    axes.set_title("shares of classes (target: pseudo-labels)", **_PANEL)
 
 
 _MOST_COUNTS = 20  # classes whose cells have room for a number
@@ -241,11 +242,8 @@ _DOMAIN_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 def evaluation_figure(found: Evaluation | RegressionEvaluation, *, title: str) -> Figure:
     """Draw the scores of a model: confusion matrix, recall of each class by domain, and calibration.
 
-    Of a regression: predicted against true numbers, a panel for each of up to four.
-
-    Rows of the matrix are true classes, and the colour of a cell is its share of the row. The recalls are in the same
-    rows. Below the reliability diagram, which has a point for each bin of the largest probability, is how many samples
-    are in each bin.
+    Of a regression: predicted against true numbers, a panel for each of up to four. Rows of the matrix are true
+    classes, and the colour of a cell is its share of the row.
     """
     from vardass.adapt.scores import Evaluation
 
@@ -275,11 +273,7 @@ def evaluation_figure(found: Evaluation | RegressionEvaluation, *, title: str) -
         f"balanced {100 * scores.balanced_accuracy:.1f} %",
         f"NLL {scores.nll:.3g}, Brier {scores.brier:.3g}, calibration error {scores.calibration_error:.3g}",
     ]
-    height = figure.get_size_inches()[1]
-    figure.text(
-        0.01, 1.0 - 0.1 / height, f"Evaluation: {title}", parse_math=False, fontsize=13, fontweight="bold", va="top"
-    )
-    figure.text(0.01, 1.0 - 0.4 / height, "; ".join(parts), fontsize=9.5, color=GREY, va="top")
+    _headline(figure, f"Evaluation: {title}", "; ".join(parts))
     return figure
 
 
@@ -299,7 +293,7 @@ def _regression_figure(found: RegressionEvaluation, title: str) -> Figure:
         axes.set_ylabel("predicted")
         style_axes(axes)
     figure.axes[0].legend(fontsize=8, frameon=False)
-    figure.text(0.01, 0.98, f"Evaluation: {title}", parse_math=False, fontsize=13, fontweight="bold", va="top")
+    _headline(figure, f"Evaluation: {title}")
     figure.tight_layout(rect=(0.0, 0.0, 1.0, 0.92))
     return figure
 
@@ -333,9 +327,6 @@ def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
     axes.set_ylabel("true class")
     axes.set_title("samples (colour: share of row)" if classes <= _MOST_COUNTS else "share of row, in colour", **_PANEL)
     return image
-
-
-_PANEL: dict[str, Any] = {"loc": "left", "fontsize": 10}
 
 
 def _matrix_side(classes: int) -> float:

@@ -18,18 +18,6 @@ from torch import Tensor
 
 from vardass.errors import InputError, VardassError
 
-__all__ = [
-    "Peers",
-    "begin_worker",
-    "count_cpus",
-    "gather_rows",
-    "iterate",
-    "one_thread_each",
-    "process_group",
-    "quiet_workers",
-    "ray_session",
-]
-
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -68,14 +56,8 @@ def gather_rows(local: Tensor, group: Any = None) -> Tensor:
     For a loss of the whole batch: a discrepancy is no mean over samples, so a mean of the losses of parts is another
     loss. Every process computes the same loss of the gathered rows; where gradients of all processes are averaged
     afterwards, as DDP and FSDP do, each parameter then has the gradient of that loss. Weights are to be divided by the
-    number of processes, so that they sum to 1 again.
-
-    Parameters
-    ----------
-    local : Tensor of shape (b, ...)
-        With the same shape on every process.
-    group : ProcessGroup, optional
-        By default all processes.
+    number of processes, so that they sum to 1 again. ``local`` has the same shape on every process of ``group``, by
+    default all.
     """
     # not every backend exchanges half precision
     sent = (local.float() if local.dtype in (torch.float16, torch.bfloat16) else local).contiguous()
@@ -84,15 +66,10 @@ def gather_rows(local: Tensor, group: Any = None) -> Tensor:
 
 
 class Peers:
-    """The processes of a ``torch.distributed`` group that do a thing together; what fails on one fails on all.
+    """The processes of a ``torch.distributed`` group, by default all; what fails on one fails on all.
 
     Every process has to call the same methods in the same order. Tensors in dictionaries, lists and tuples come to the
     device of each process that is of the same type.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        By default all processes.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -109,7 +86,7 @@ class Peers:
         """What ``make`` returns on the first process, on all; it is called on that one only."""
         box = [_attempt(make) if self.is_first else None]
         self._talk(lambda: torch.distributed.broadcast_object_list(box, src=self._first, group=self.group))
-        return self._opened(box, sender=0)
+        return self._opened(box[0], sender=0)
 
     def to_first(self, value: Any) -> list[Any] | None:
         """What each process calls this with, on the first; None on the others."""
@@ -123,17 +100,14 @@ class Peers:
         boxes: list[Any] = [None] * self.count
         sent = _attempt(make)
         self._talk(lambda: torch.distributed.all_gather_object(boxes, sent, group=self.group))
-        for sender, box in enumerate(boxes):
-            if isinstance(box, Exception):
-                self._opened([box], sender)
-        return [_unpacked(box) for box in boxes]
+        return [self._opened(box, sender) for sender, box in enumerate(boxes)]
 
-    def _opened(self, box: list[Any], sender: int) -> Any:
-        if not isinstance(box[0], Exception):
-            return _unpacked(box[0])
-        if isinstance(box[0], InputError) and sender != self.rank:
-            raise InputError(f"process {sender} of {self.count}: {box[0]}") from None
-        raise box[0]
+    def _opened(self, box: Any, sender: int) -> Any:
+        if isinstance(box, InputError) and sender != self.rank:
+            raise InputError(f"process {sender} of {self.count}: {box}") from None
+        if isinstance(box, Exception):
+            raise box
+        return _unpacked(box)
 
     def _talk(self, exchange: Callable[[], None]) -> None:
         try:

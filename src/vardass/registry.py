@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar, cast
 from vardass.errors import InputError
 from vardass.validate import choose, import_by_name, unknown
 
-__all__ = ["Registry", "check_options", "declared_options"]
-
 T = TypeVar("T")
 
 _WAYS = {"class": "a subclass of", "object": "a", "function": "a function"}
@@ -23,42 +21,17 @@ class Registry(Mapping[str, T], Generic[T]):
 
     An entry that is a text, ``"package.module:Name"``, is the home of the thing. So a room may name what a room above
     it holds without importing it: the library knows the names of the paper's data sets and rivals. `find` is for names
-    that a user gives; ``registry[name]`` for names that are known. What a thing takes is in its signature, see
-    `declared_options` and `check_options`: a registry keeps no list of options.
+    that a user gives; ``registry[name]`` for names that are known. ``kind`` is what messages call the things.
 
-    Parameters
-    ----------
-    kind : str
-        What the things are, such as ``"sampler"``; for messages.
-    entries : mapping
-        Things, or their homes, by name.
-    base : type, optional
-        Class of the user's own things, which `find` takes as ``"package.module:Name"``; None if there are none.
-    own : collection of {"class", "object", "function"}
-        What such a name may be of: a subclass of ``base``, an object of it, a function. It is checked after the import
-        and before anything is called. Whoever reads names from a file calls ``refuse_code`` first: see SECURITY.md.
-
-    Examples
-    --------
-    >>> roots = Registry("root", {"two": abs, "four": "math:sqrt"})
-    >>> list(roots), roots["four"](16.0)
-    (['two', 'four'], 4.0)
-    >>> roots.find("for")
-    Traceback (most recent call last):
-    vardass.errors.InputError: unknown root 'for'; did you mean 'four'? known: two, four
+    With a class ``base`` there may be things of the user's own, which `find` takes as ``"package.module:Name"``: a
+    subclass ("class"), an "object" of it or a "function", as far as ``own`` allows. That is checked after the import
+    and before anything is called. Whoever reads names from a file calls ``refuse_code`` first: see SECURITY.md.
     """
 
     def __init__(
-        self,
-        kind: str,
-        entries: Mapping[str, T | str],
-        *,
-        base: type | None = None,
-        own: Collection[str] = ("class",),
+        self, kind: str, entries: Mapping[str, T | str], *, base: type | None = None, own: Collection[str] = ("class",)
     ) -> None:
-        self.kind = kind
-        self.base = base
-        self._own = own
+        self.kind, self.base, self._own = kind, base, own
         self._entries: dict[str, T | str] = dict(entries)
 
     def __getitem__(self, name: str) -> T:
@@ -78,13 +51,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._entries)
 
     def find(self, name: str, *, any_case: bool = False) -> T:
-        """The thing of a name, or the user's own of ``"package.module:Name"``.
-
-        Raises
-        ------
-        InputError
-            If the name is unknown, with the nearest one; if there is nothing to import, or it is of another kind.
-        """
+        """The thing of a name, or the user's own of ``"package.module:Name"``."""
         if self.base is None or not isinstance(name, str) or ":" not in name:
             return self[choose(name, self.kind, self, any_case=any_case)]
         return self.check_own(import_by_name(name, self.kind), name)
@@ -111,15 +78,6 @@ def declared_options(thing: Any) -> Mapping[str, Any]:
 
     They are the arguments that are keyword-only or have a default; of the constructors that a class inherits only the
     keyword-only ones. An option without a default has ``inspect.Parameter.empty``.
-
-    Examples
-    --------
-    >>> class Base:
-    ...     def __init__(self, n, *, seed=0): ...
-    >>> class Sampler(Base):
-    ...     def __init__(self, n, *, rank=None, **options): ...
-    >>> dict(declared_options(Sampler))
-    {'rank': None, 'seed': 0}
     """
     owners = [thing]
     if isinstance(thing, type):
@@ -136,26 +94,10 @@ def declared_options(thing: Any) -> Mapping[str, Any]:
 def check_options(
     what: str, given: Iterable[str], thing: Any, *, besides: Iterable[str] = (), without: Collection[str] = ()
 ) -> None:
-    """Refuse an option that ``thing`` does not declare, naming the nearest that it does.
+    """Refuse an option that ``thing``, called ``what`` in the message, does not declare, naming the nearest one.
 
-    Parameters
-    ----------
-    what : str
-        The thing in words, such as ``"sampler 'ordered'"``; for the message.
-    given : iterable of str
-        Names of options.
-    thing : function or class
-        A function with ``**`` takes any; a class hands them on to its parents, which declare theirs.
-    besides : iterable of str
-        Further names, such as those of a function that ``thing`` hands options on to.
-    without : collection of str
-        Declared options that are not the user's to set.
-
-    Examples
-    --------
-    >>> check_options("function 'sorted_by'", ["revers"], lambda rows, *, reverse=False: rows)
-    Traceback (most recent call last):
-    vardass.errors.InputError: unknown option of function 'sorted_by': 'revers'; did you mean 'reverse'? known: reverse
+    A function with ``**`` takes any; a class hands them on to its parents, which declare theirs. Names in ``besides``
+    are taken too, such as those of a function that options are handed on to; those in ``without`` are not the user's.
     """
     if not isinstance(thing, type) and any(each.kind is each.VAR_KEYWORD for each in _parameters(thing)):
         return

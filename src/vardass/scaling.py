@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Scale", "robust_scale", "scale_columns", "standardise"]
-
 Scale: TypeAlias = Mapping[str, Any]
 
 FLOOR = 0.01  # of the median column's deviation
@@ -17,20 +15,9 @@ CLIP = 8.0
 
 
 def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
-    """Scale each column to mean 0 and deviation 1; constant columns become 0.
+    """Scale each column of ``features`` (n, d) to mean 0 and deviation 1; constant columns become 0.
 
-    Parameters
-    ----------
-    features : Tensor of shape (n, d)
-        What to scale.
-    reference : Tensor of shape (m, d), optional
-        Rows to take mean and deviation from, such as the source domain; by default ``features``.
-
-    Examples
-    --------
-    >>> standardise(torch.tensor([[1.0, 7.0], [3.0, 7.0]]))
-    tensor([[-1.,  0.],
-            [ 1.,  0.]])
+    Mean and deviation are those of the rows of ``reference`` (m, d), such as the source domain, if there is one.
     """
     rows = features if reference is None else reference
     deviation = rows.std(0, correction=0)
@@ -43,11 +30,6 @@ def robust_scale(reference: Tensor) -> dict[str, Any]:
     A column that hardly varies in the sources may vary much in the target, where dividing by its deviation would
     let it tower above all others. So a column whose deviation is below 1% of the median column's is divided by the
     median deviation, and scaled values are cut at ±8. The columns should be of one unit, as those of embeddings are.
-
-    Returns
-    -------
-    dict
-        ``"mean"`` and ``"deviation"`` of each column, and ``"clip"``; plain numbers.
     """
     deviation = reference.std(0, correction=0)
     typical = deviation[deviation > 0].median() if bool((deviation > 0).any()) else deviation.new_ones(())

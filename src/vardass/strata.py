@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from vardass.errors import InputError
@@ -141,8 +140,7 @@ class Strata(StrataSummary):
     @cached_property
     def sizes(self) -> Tensor:  # type: ignore[override]
         """Samples in each stratum: (k,) int64."""
-        counts = torch.bincount(self.labels + 1, minlength=self.k + 1)
-        return counts[1:]
+        return torch.bincount(self.labels + 1, minlength=self.k + 1)[1:]
 
     @cached_property
     def exact_weights(self) -> Tensor:
@@ -198,12 +196,6 @@ class Strata(StrataSummary):
         -------
         Tensor of shape (m,)
             Strata, 0 to k - 1, on the device of ``features``.
-
-        Examples
-        --------
-        >>> strata = Strata(torch.tensor([0, 0, 1, 1]), k=2, variance=0.1, uniform_variance=0.5)
-        >>> strata.assign(torch.tensor([0.2, 0.8]), torch.tensor([0.0, 0.1, 0.9, 1.0]), kernel="linear").tolist()
-        [0, 1]
         """
         x = as_features(features)
         z = as_features(new, "new features").to(x)
@@ -282,39 +274,24 @@ class Strata(StrataSummary):
         """Read what ``save`` wrote. No pickle is read, so a file from elsewhere can do no harm."""
         name = os.fspath(path)
         try:
-            labels, meta = _read(path)
+            file = np.load(path, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise InputError("it holds a single array")
+            with file:
+                labels = torch.from_numpy(file["labels"].astype(np.int64, casting="safe"))
+                state = {**json.loads(str(file["meta"])), "labels": labels}
         except FileNotFoundError:
             raise InputError(f"no strata file at {name}") from None
         except Exception as error:  # numpy, zipfile, zlib and json each raise their own for a foreign file
             raise InputError(f"{name} is not a strata file ({error}); write one with Strata.save") from None
-        if not isinstance(meta, dict):
-            raise InputError(f"{name} is not a strata file; write one with Strata.save")
         try:
-            return cls.from_dict({**meta, "labels": labels})
+            return cls.from_dict(state)
         except InputError as error:
             raise InputError(f"{name} cannot be read: {error}") from None
 
     def __repr__(self) -> str:
         relative = self.variance / self.uniform_variance if self.uniform_variance > 0 else 0.0
-        parts = [
-            f"n={self.n}",
-            f"k={self.k}",
-            f"variance={self.variance:.4g}",
-            f"relative to uniform={relative:.4g}",
-            f"sizes={int(self.sizes.min())}..{int(self.sizes.max())}",
-        ]
-        if self.gap is not None:
-            parts.append(f"gap<={self.gap:.1%}")
-        if self.solver:
-            parts.append(f"solver={self.solver!r}")
-        return f"Strata({', '.join(parts)})"
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[Tensor, Any]:
-    """Labels and description as they are in the file, unchecked."""
-    file = np.load(path, allow_pickle=False)
-    if not isinstance(file, NpzFile):
-        raise InputError("it holds a single array")
-    with file:
-        labels = file["labels"].astype(np.int64, casting="safe")
-        return torch.from_numpy(labels), json.loads(str(file["meta"]))
+        text = f"n={self.n}, k={self.k}, variance={self.variance:.4g}, relative to uniform={relative:.4g}"
+        text += f", sizes={int(self.sizes.min())}..{int(self.sizes.max())}"
+        text += "" if self.gap is None else f", gap<={self.gap:.1%}"
+        return f"Strata({text}{f', solver={self.solver!r}' if self.solver else ''})"

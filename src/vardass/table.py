@@ -14,20 +14,6 @@ from typing import Any
 
 from vardass.errors import InputError
 
-__all__ = [
-    "FORMATS",
-    "Average",
-    "Entry",
-    "PValue",
-    "Table",
-    "TableRow",
-    "entry_mean",
-    "entry_text",
-    "markdown",
-    "quote_markdown",
-    "render",
-]
-
 
 @dataclass(frozen=True)
 class Average:
@@ -111,15 +97,8 @@ def entry_mean(entry: Entry) -> float | None:
 
 
 _NOTHING = "–"
-_LATEX = {
+_LATEX = {mark: f"\\{mark}" for mark in "{}$&#%_"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
     "<": r"\textless{}",
@@ -185,10 +164,6 @@ def _cells(table: Table, quote: Callable[[str], str], bold: Callable[[str], str]
     return lines
 
 
-def _text(tables: Sequence[Table]) -> str:
-    return "\n\n".join(_text_table(table) for table in tables) + "\n"
-
-
 def _text_table(table: Table) -> str:
     if not table.rows:
         return _plain(f"{table.title}: {'; '.join(table.notes)}")
@@ -213,10 +188,6 @@ def _width(text: str) -> int:
 
 def _starts_block(rows: Sequence[TableRow], place: int) -> bool:
     return place > 0 and rows[place].block != rows[place - 1].block
-
-
-def _markdown(tables: Sequence[Table]) -> str:
-    return "\n\n".join(_markdown_table(table) for table in tables) + "\n"
 
 
 def _markdown_table(table: Table) -> str:
@@ -308,20 +279,14 @@ def _numbers(entry: Entry) -> list[float | int | None]:
 def _quote_csv(text: str) -> str:
     """Keep spreadsheets from running a name as a formula."""
     plain = _plain(text).strip()
-    if plain.startswith(("=", "+", "-", "@")) and not _is_number(plain):
-        return f"'{plain}"
-    return plain
-
-
-def _is_number(text: str) -> bool:
-    # 78.3 ± 0.4 counts too: a spreadsheet takes it as text
-    head = text.split(" ± ")[0]
-    return head[:1] in "+-" and head[1:].replace(".", "", 1).isdecimal()
+    number = plain.split(" ± ")[0]  # 78.3 ± 0.4 is taken as text
+    is_number = number[:1] in "+-" and number[1:].replace(".", "", 1).isdecimal()
+    return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) and not is_number else plain
 
 
 FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
-    "text": _text,
-    "markdown": _markdown,
+    "text": lambda tables: "\n\n".join(map(_text_table, tables)) + "\n",
+    "markdown": lambda tables: "\n\n".join(map(_markdown_table, tables)) + "\n",
     "latex": _latex,
     "csv": _csv,
 }

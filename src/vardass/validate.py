@@ -21,30 +21,6 @@ from vardass.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "ArrayLike",
-    "Progress",
-    "as_features",
-    "as_generator",
-    "as_labels",
-    "as_numbers",
-    "as_tensor",
-    "as_weights",
-    "check_count",
-    "check_flag",
-    "check_number",
-    "check_seed",
-    "check_state",
-    "choose",
-    "import_by_name",
-    "refuse_code",
-    "require_dense",
-    "row_blocks",
-    "shorten",
-    "silent",
-    "unknown",
-]
-
 ArrayLike: TypeAlias = "Tensor | NDArray[Any]"
 
 Progress: TypeAlias = Callable[[float, str], object]
@@ -160,18 +136,13 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
         # each weight is off by half a unit of its own rounding: in bfloat16 the sum by up to 0.004
         rounding = torch.finfo(w.dtype).eps if w.is_floating_point() else 0.0
         if abs(total - 1.0) > max(1e-3, rounding):
-            raise _unusable(name, f"must sum to 1, got {total:.6g}; divide them by their sum" + _part_of_batch(total))
+            part = (
+                ", or, where these are a part of a batch that was split between processes (split_batches=True of "
+                "Accelerate), let the sampler shard whole batches (split_batches=False)"
+            )
+            why = f"must sum to 1, got {total:.6g}; divide them by their sum"
+            raise _unusable(name, why + (part if 0.0 < total < 1.0 else ""))
     return w.to(device=like.device, dtype=like.dtype)
-
-
-def _part_of_batch(total: float) -> str:
-    """What to say of weights that sum to less than one."""
-    if not 0.0 < total < 1.0:
-        return ""
-    return (
-        ", or, where these are a part of a batch that was split between processes (split_batches=True of Accelerate), "
-        "let the sampler shard whole batches (split_batches=False)"
-    )
 
 
 def as_labels(labels: ArrayLike | Sequence[int], n: int, name: str = "labels") -> Tensor:
@@ -325,7 +296,8 @@ def import_by_name(name: str, kind: str) -> Any:
             known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
             near = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "check the spelling"
-            raise InputError(f"{kind} {name!r}: {module_name} ({_origin(module)}) has no {attribute!r}; {hint}")
+            place = getattr(module, "__file__", None) or "built in"
+            raise InputError(f"{kind} {name!r}: {module_name} ({place}) has no {attribute!r}; {hint}")
         found = getattr(found, part)
     return found
 
@@ -356,7 +328,3 @@ def _module_and_name(text: str) -> tuple[str, str] | None:
     module, colon, name = text.partition(":")
     parts = [*module.split("."), *name.split(".")]
     return (module, name) if colon and all(part.isidentifier() for part in parts) else None
-
-
-def _origin(module: Any) -> str:
-    return getattr(module, "__file__", None) or "built in"

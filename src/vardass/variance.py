@@ -37,15 +37,9 @@ def uniform_variance(features: ArrayLike, k: int, *, kernel: KernelLike, replace
         Fitted to the features unless it is fitted.
     replacement : bool
         Without replacement the variance is (n - k)/(n - 1) times as large.
-
-    Examples
-    --------
-    >>> uniform_variance(torch.tensor([0.0, 1.0]), 1, kernel="linear")
-    0.25
     """
     x = as_features(features)
-    name = "k", "rows"
-    return _variance(x, kernel, x.new_zeros(len(x), dtype=torch.long), k, replacement, name)
+    return _variance(x, kernel, x.new_zeros(len(x), dtype=torch.long), k, replacement, "k", "rows")
 
 
 def stratified_variance(
@@ -74,31 +68,24 @@ def stratified_variance(
         Rows drawn from each stratum, independently between strata.
     replacement : bool
         Whether a row can be drawn twice from its stratum for one batch.
-
-    Examples
-    --------
-    >>> stratified_variance(torch.tensor([0.0, 1.0, 5.0]), torch.tensor([0, 0, 1]), kernel="linear")
-    0.1111111111111111
     """
     x = as_features(features)
-    name = "draws_per_stratum", "rows in the smallest stratum"
-    return _variance(x, kernel, as_labels(labels, len(x)).to(x.device), draws_per_stratum, replacement, name)
+    given = as_labels(labels, len(x)).to(x.device)
+    return _variance(
+        x, kernel, given, draws_per_stratum, replacement, "draws_per_stratum", "rows in the smallest stratum"
+    )
 
 
 @torch.no_grad()
 def _variance(
-    x: Tensor, kernel: KernelLike, given: Tensor, draws: Any, replacement: bool, name: tuple[str, str]
+    x: Tensor, kernel: KernelLike, given: Tensor, draws: Any, replacement: bool, name: str, what: str
 ) -> float:
-    """Σ_h c_h Σ_{i in h} |φ_i - μ_h|² for ``draws``, called ``name``, from each of the strata ``given`` (n,)."""
+    """Σ_h c_h Σ_{i in h} |φ_i - μ_h|² for ``draws`` from each of the strata ``given`` (n,)."""
     fitted = fitted_kernel(kernel, x)
     _, labels, sizes = torch.unique(given, return_inverse=True, return_counts=True)
     smallest = int(sizes.min())
-    draws = check_count(
-        draws,
-        name[0],
-        high=None if replacement else smallest,
-        remedy=f"there are {smallest} {name[1]}; draw at least one, and no more without replacement",
-    )
+    remedy = f"there are {smallest} {what}; draw at least one, and no more without replacement"
+    draws = check_count(draws, name, high=None if replacement else smallest, remedy=remedy)
     m = sizes.double()
     scale = m / (len(x) ** 2 * draws)  # w_h² / (m_h draws)
     if not replacement:
@@ -198,11 +185,6 @@ def variance_within(
         w_h of stratum h, where it is not |S_h|/n; labels are then 0 to k - 1.
     seed : int or torch.Generator
         For the random partners; the same seed pairs the same rows, so two estimates compare well.
-
-    Examples
-    --------
-    >>> variance_within(torch.tensor([0.0, 2.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1]))
-    0.5
     """
     x = as_features(features)
     given = as_labels(labels, len(x)).to(x.device)

@@ -14,9 +14,6 @@ from vardass.losses.estimators import Batch, CheckedBatch, DiscrepancyLoss, Pair
 from vardass.losses.mmd import estimate
 from vardass.validate import ArrayLike, check_count, choose
 
-__all__ = ["CORALLoss", "CoralForm", "coral"]
-
-
 _WEIGHTS = {  # of R, in words
     "none": "with weights |S_h| / n",
     "batch": "over 1 − Σw², which is over b − 1 for uniform batches",

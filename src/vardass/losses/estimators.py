@@ -33,8 +33,6 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.validate import ArrayLike, as_labels, as_tensor, as_weights, check_count, choose, require_dense
 
-__all__ = ["Bank", "Batch", "CheckedBatch", "DiscrepancyLoss", "Pair", "estimator_name"]
-
 _ESTIMATORS = {"v": "v", "unbiased": "unbiased", "reference": "reference", "u": "unbiased"}
 
 

@@ -30,8 +30,6 @@ from vardass.losses.estimators import (
 )
 from vardass.validate import ArrayLike, choose
 
-__all__ = ["DOMAINBED_GAMMAS", "MMDLoss", "estimate", "mmd2"]
-
 DOMAINBED_GAMMAS = (*PAPER_GAMMAS, 100.0, 1000.0)
 """Bandwidths of DomainBed's mixture."""
 

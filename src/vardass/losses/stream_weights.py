@@ -24,8 +24,6 @@ from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, KernelLike, LinearKernel, RBFMixture, as_kernel, fitted_kernel
 from vardass.validate import ArrayLike, as_features, as_generator, check_count, check_number, check_seed, check_state
 
-__all__ = ["StreamWeights", "matching_weights"]
-
 _MOST = 4.0  # c
 _FREQUENCIES = 128  # random ones, for each bandwidth of a mixture
 
@@ -60,12 +58,7 @@ class StreamWeights:
     """
 
     def __init__(
-        self,
-        kernel: KernelLike = "mmd",
-        *,
-        half_life: float = 20.0,
-        effective_size: float = 0.85,
-        seed: int = 0,
+        self, kernel: KernelLike = "mmd", *, half_life: float = 20.0, effective_size: float = 0.85, seed: int = 0
     ) -> None:
         self.kernel = as_kernel(kernel)
         if not isinstance(self.kernel, RBFMixture | CoralKernel | LinearKernel):
@@ -84,8 +77,7 @@ class StreamWeights:
     def __call__(self, features: ArrayLike) -> Tensor:
         """Add a batch (n, d) to the running statistics and return its weights (n,), without gradient.
 
-        Weights have the dtype and device of the features, float32 for half precision. Values are checked only on the
-        CPU, see `as_weights`.
+        They have the dtype and device of the features, float32 for half precision. Values are checked on the CPU only.
         """
         on_host = not isinstance(features, Tensor) or features.device.type == "cpu"
         z = as_features(features, check_finite=on_host)
@@ -137,18 +129,16 @@ class StreamWeights:
         self._statistics, self.batches, self._mass = statistics, batches, mass
 
     def _settings(self) -> dict[str, Any]:
-        names = ("half_life", "effective_size", "seed")
-        return {"kernel": repr(self.kernel), **{name: getattr(self, name) for name in names}}
+        own = {"half_life": self.half_life, "effective_size": self.effective_size, "seed": self.seed}
+        return {"kernel": repr(self.kernel), **own}
 
 
 class _Statistics(ABC):
     """Means over the rows of batches, which are tensors in ``running``."""
 
-    kernel_state: dict[str, Any]  # what the kernel took from the first batch
-
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
-        self.running: dict[str, Tensor] = {}
+    def __init__(self, columns: int, **running: Tensor) -> None:
+        self.columns, self.running = columns, running
+        self.kernel_state: dict[str, Any] = {}  # what the kernel took from the first batch
 
     def follow(self, z: Tensor) -> None:
         """Move to the device and dtype of the rows."""
@@ -166,12 +156,11 @@ class _Fourier(_Statistics):
     """Means of random Fourier features: exp(-r |z - z'|²) = E cos(ωᵀ(z - z')) for ω normal with variance 2r."""
 
     def __init__(self, kernel: RBFMixture, columns: int, seed: int, frequencies: int = _FREQUENCIES) -> None:
-        super().__init__(columns)
+        super().__init__(columns, mean=torch.zeros(len(kernel.rates), 2 * frequencies))
         self.kernel_state = kernel.state()
         roots = torch.tensor([math.sqrt(2.0 * rate) for rate in kernel.rates])
         normal = torch.randn(len(roots), frequencies, columns, generator=as_generator(seed))
         self._frequencies = roots[:, None, None] * normal
-        self.running = {"mean": torch.zeros(len(roots), 2 * frequencies)}
 
     def follow(self, z: Tensor) -> None:
         super().follow(z)
@@ -194,10 +183,8 @@ class _Moments(_Statistics):
     """Mean and covariance: the kernel a (xᵀx')² + b xᵀx' of rows x about the running mean."""
 
     def __init__(self, columns: int, scale: float, mean_scale: float) -> None:
-        super().__init__(columns)
-        self.kernel_state = {}
+        super().__init__(columns, mean=torch.zeros(columns), covariance=torch.zeros(columns, columns))
         self._scales = scale, mean_scale
-        self.running = {"mean": torch.zeros(columns), "covariance": torch.zeros(columns, columns)}
 
     def add(self, z: Tensor, rate: float) -> Tensor:
         mean, covariance = self.running["mean"], self.running["covariance"]
@@ -221,12 +208,11 @@ _STIFFNESS, _RELAXATION = 0.3, 1.6  # of the splitting, for products with a mean
 
 @torch.no_grad()
 def matching_weights(products: Tensor, *, effective_size: float, most: float, steps: int = _STEPS) -> Tensor:
-    """Weights w of the rows of a batch that make wᵀ A w small.
+    """Weights w of the rows of a batch that make wᵀ A w small; A (n, n) are inner products of their deviations.
 
     The minimum over Σ w = 1, 0 ≤ w ≤ ``most``/n and Σ w² ≤ 1/(``effective_size`` n) is found by splitting (ADMM): in
     turn the quadratic form on the plane Σ w = 1, which is one product with a fixed matrix, and the nearest points of
     the box and of the ball. A fixed number of steps needs no look at the values, which would make a GPU wait.
-    ``products`` are A (n, n), the inner products of the rows' deviations from what is to be matched.
     """
     n = len(products)
     even, limit, radius = 1.0 / n, most / n, math.sqrt((1.0 / effective_size - 1.0) / n)

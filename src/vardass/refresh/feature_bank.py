@@ -13,8 +13,6 @@ from vardass.kernels import as_kernel
 from vardass.refresh.feature_extraction import as_device, extract_features
 from vardass.validate import ArrayLike, as_features, as_weights, check_count, check_state
 
-__all__ = ["FeatureBank"]
-
 _STATE_VERSION = 2
 _KEPT = 64  # batches that are written together
 
@@ -209,7 +207,12 @@ class FeatureBank:
                 "the same data set and featuriser"
             )
         rows = state["rows"]
-        self._rows = None if rows is None else rows.to(self.device, self.dtype, copy=True)
+        if rows is None:
+            self._rows = None
+        elif self._rows is None:
+            self._rows = rows.to(self.device, self.dtype, copy=True)
+        else:  # it keeps its memory
+            self._rows.copy_(rows)
         self.d = self.d if state["d"] is None else state["d"]
         self._is_known.copy_(state["is_known"])
         self._is_renewed.copy_(state["is_renewed"])

@@ -15,8 +15,6 @@ from vardass.errors import InputError
 from vardass.processes import iterate
 from vardass.validate import Progress, check_count, row_blocks
 
-__all__ = ["as_device", "evaluation_mode", "extract_features"]
-
 
 def extract_features(
     model: Any,

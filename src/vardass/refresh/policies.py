@@ -18,8 +18,6 @@ from vardass.errors import InputError
 from vardass.registry import Registry, declared_options
 from vardass.validate import check_count, check_state
 
-__all__ = ["POLICIES", "DriftRefresh", "GrowingRefresh", "RefreshEvery", "RefreshPolicy"]
-
 _STATE_VERSION = 1
 
 

@@ -20,8 +20,6 @@ from vardass.refresh.policies import RefreshPolicy
 from vardass.validate import ArrayLike, as_features, check_number, check_state
 from vardass.variance import variance_within
 
-__all__ = ["FeatureSource", "Refresher", "Timer"]
-
 FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 
 
