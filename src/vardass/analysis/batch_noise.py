@@ -25,18 +25,6 @@ from vardass.validate import ArrayLike, as_features, as_generator, row_blocks
 from vardass.variance import stratified_variance
 from vardass.view import KernelView
 
-__all__ = [
-    "Drawn",
-    "EmbeddingErrors",
-    "Estimate",
-    "LossOfDomains",
-    "as_domains",
-    "draw",
-    "embedding_errors",
-    "embedding_variance",
-    "sample_rows",
-]
-
 _BLOCK_NUMBERS = 2**21  # kernel values held at a time where gradients pass through them
 _INPUT_ROWS = 1024  # rows that go through a model at a time
 
@@ -63,13 +51,10 @@ def as_domains(source: ArrayLike, target: ArrayLike) -> list[Tensor]:
 
 
 class Drawn(NamedTuple):
-    """What one entry of the report's samplers gave: a sampler and its batches for each domain.
-
-    Weights of batches are (b, k), double, or None where the sampler gives none.
-    """
+    """What one entry of the report's samplers gave: a sampler and its batches for each domain."""
 
     samplers: list[Any]
-    batches: list[Chunk]
+    batches: list[Chunk]  # with weights (b, k), double, or None where the sampler gives none
     refresh_seconds: float
     draw_seconds: float
     in_step: bool = False  # batch i of the source belongs to batch i of the target
@@ -90,8 +75,7 @@ def draw(name: str, entry: Any, domains: list[Tensor], count: int, *, seed: int)
         _batches(name, sampler, features, count, 2 * seed + (0 if in_step else place))
         for place, (sampler, features) in enumerate(zip(samplers, domains))
     ]
-    drawn = time.perf_counter()
-    return Drawn(samplers, batches, refreshed - started, drawn - refreshed, in_step)
+    return Drawn(samplers, batches, refreshed - started, time.perf_counter() - refreshed, in_step)
 
 
 def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
@@ -209,8 +193,8 @@ def embedding_errors(x: Tensor, kernel: Kernel, draws: list[Chunk], *, max_colum
     inner = torch.zeros(n, dtype=torch.float64, device=x.device)
     inner[used] = some.mean_to_all(x[used])
     squared_norm = inner[columns].mean()
-    variance_of_sample = (some.diag.double().mean() - squared_norm) * m / (m - 1) * (n - 1) / n
-    excess = variance_of_sample / m * (n - m) / (n - 1)
+    of_sample = (some.diag.double().mean() - squared_norm) * m / (m - 1) * (n - 1) / n
+    excess = of_sample / m * (n - m) / (n - 1)
     errors = [view.batch_errors(batches.rows, _weights(batches), inner, squared_norm) - excess for batches in draws]
     return EmbeddingErrors(kernel, errors, None, None)
 
@@ -250,13 +234,8 @@ def _exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float |
         return domain.spread / k * share
     if type(sampler) is StratifiedBatchSampler:
         assert sampler.strata is not None  # it was refreshed
-        return stratified_variance(
-            x,
-            sampler.strata.labels,
-            kernel=domain.kernel,
-            draws_per_stratum=sampler.draws_per_stratum,
-            replacement=sampler.replacement,
-        )
+        how: dict[str, Any] = {"draws_per_stratum": sampler.draws_per_stratum, "replacement": sampler.replacement}
+        return stratified_variance(x, sampler.strata.labels, kernel=domain.kernel, **how)
     return None
 
 
@@ -340,40 +319,46 @@ class LossOfDomains:
 
     @cached_property
     def whole(self) -> float:
-        """Loss of the whole domains; for MMD² it is |μ_s - μ_t|², which both estimators aim at."""
+        """Loss of the whole domains; for MMD² it is |μ_s - μ_t|²."""
         with torch.no_grad():
             features = [x[rows] for x, rows in zip(self.domains, self.rows)]
             if self.kernel is None:
                 return float(self.function(*features))
-            z, c = _signed(features)
-            parts = [c[rows] @ (block.to(c.dtype) @ c) for rows, block in self.kernel.blocks(z)]
-            return float(torch.stack(parts).sum())
+            c = self._signs()
+            blocks = self.kernel.blocks(torch.cat(features))
+            return float(torch.stack([c[rows] @ (block.to(c.dtype) @ c) for rows, block in blocks]).sum())
 
     @cached_property
     def whole_gradient(self) -> Tensor:
         """Its gradient (p,)."""
-        places = [[rows[block] for block in row_blocks(len(rows), _INPUT_ROWS)] for rows in self.rows]
+        blocks = [(i, some) for i, rows in enumerate(self.rows) for some in rows.split(_INPUT_ROWS)]  # type: ignore[no-untyped-call]
         with torch.no_grad():  # the model's features may be newer than the given ones
-            features = [torch.cat([self.features(i, rows) for rows in blocks]) for i, blocks in enumerate(places)]
-        parts = []
-        for i, (blocks, slopes) in enumerate(zip(places, self._slopes(features))):
-            for rows, slope in zip(blocks, slopes.split(_INPUT_ROWS)):  # type: ignore[no-untyped-call]
-                parts.append(self.gradient(self.features(i, rows), slope))
+            z = torch.cat([self.features(i, some) for i, some in blocks])
+        slopes = self._slopes(z).split([len(some) for _, some in blocks])  # type: ignore[no-untyped-call]
+        parts = [self.gradient(self.features(i, some), slope) for (i, some), slope in zip(blocks, slopes)]
         return sum(parts[1:], start=parts[0])
 
-    def _slopes(self, features: list[Tensor]) -> list[Tensor]:
-        """Gradient of the loss of all samples with respect to the features of each domain."""
+    def _slopes(self, z: Tensor) -> Tensor:
+        """Gradient of the loss of all samples with respect to their features, source before target."""
         if self.kernel is None:
-            leaves = [z.detach().requires_grad_() for z in features]
-            return list(torch.autograd.grad(self.function(*leaves), leaves))
-        z, c = _signed([z.detach() for z in features])
-        slopes = torch.empty_like(z)
+            z.requires_grad_()
+            split = len(self.rows[0])
+            return torch.autograd.grad(self.function(z[:split], z[split:]), z)[0]
+        c, slopes = self._signs(), torch.empty_like(z)
         for rows in row_blocks(len(z), _BLOCK_NUMBERS // len(z)):
             # the kernel is symmetric: what z_i does as a first argument counts twice
             leaf = z[rows].clone().requires_grad_()
             half = c[rows] @ (self.kernel.matrix(leaf, z).to(c.dtype) @ c)
             slopes[rows] = torch.autograd.grad(2.0 * half, leaf)[0]
-        return [slopes[: len(features[0])], slopes[len(features[0]) :]]
+        return slopes
+
+    def _signs(self) -> Tensor:
+        """The c with μ_s - μ_t = Σ_i c_i φ(z_i), over all rows."""
+        signs = [
+            rows.new_full((len(rows),), sign / len(rows), dtype=torch.float64)
+            for rows, sign in zip(self.rows, (1.0, -1.0))
+        ]
+        return torch.cat(signs)
 
     def _of_pair(self, batches: list[Chunk], pair: tuple[int, int], features: list[Tensor]) -> Tensor:
         """Loss of a source and a target batch with the given features."""
@@ -411,9 +396,3 @@ class LossOfDomains:
         # Σ|g - mean g|² = Σ|g - G|² - |Σ (g - G)|² / count
         variance = (float(squares.sum()) - float(total.square().sum()) / size / count) / (count - 1)
         return Estimate(float(squares.mean()), float(squares.std()) / math.sqrt(count)), variance
-
-
-def _signed(features: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """All rows z, and the c with μ_s - μ_t = Σ_i c_i φ(z_i)."""
-    signs = [torch.full((len(z),), sign / len(z), dtype=torch.float64) for z, sign in zip(features, (1.0, -1.0))]
-    return torch.cat(features), torch.cat(signs).to(features[0].device)

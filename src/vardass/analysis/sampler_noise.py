@@ -43,8 +43,6 @@ class SamplerRow:
 
     Attributes
     ----------
-    name : str
-        Of the sampler.
     batch_sizes : tuple of int
         Samples in a batch of each domain.
     exact_variance : float or None
@@ -57,9 +55,7 @@ class SamplerRow:
         |mean of μ̂ - μ| over its root mean square for independent unbiased batches: 1 or less for an unbiased
         sampler, give or take its noise, and growing with the root of ``batches`` for a biased one.
     loss_mean, loss_variance : Estimate or None
-        Over independent pairs of a source and a target batch.
-    loss_bias : float or None
-        ``loss_mean`` less the loss of the whole domains.
+        Over independent pairs of a source and a target batch; ``loss_bias`` is the mean less the whole domains' loss.
     gradient_mse : Estimate or None
         Mean of |g - G|² over |G|², with g the gradient of a pair's loss and G that of the whole domains' loss.
     refresh_seconds, batch_seconds : float
@@ -81,26 +77,14 @@ class SamplerRow:
 
 @dataclass(frozen=True)
 class VarianceReport:
-    """Result of `variance_report`.
-
-    Attributes
-    ----------
-    rows : tuple of SamplerRow
-        In the order given; ``baseline`` names the one that the others are compared with.
-    kernel, loss : str
-        What was measured; ``loss`` is "" without a target domain.
-    loss_value : float or None
-        Loss of the whole domains, which have ``sizes`` samples.
-    notes : tuple of str
-        What a reader of the numbers has to know.
-    """
+    """Result of `variance_report`; ``report["uniform"]`` is the row of one sampler."""
 
     rows: tuple[SamplerRow, ...]
-    baseline: str
+    baseline: str  # the sampler that the others are compared with
     kernel: str
-    loss: str
-    loss_value: float | None
-    sizes: tuple[int, ...]
+    loss: str  # "" without a target domain
+    loss_value: float | None  # of the whole domains
+    sizes: tuple[int, ...]  # samples of the domains
     batches: int
     notes: tuple[str, ...] = ()
 

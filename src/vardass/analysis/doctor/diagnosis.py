@@ -11,8 +11,6 @@ from vardass.files import plain
 from vardass.samplers.class_alignment import FEWEST_CLASSES
 from vardass.scaling import CLIP
 
-__all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "SamplerEffect", "advise"]
-
 
 @dataclass(frozen=True)
 class Advice:

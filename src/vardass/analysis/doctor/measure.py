@@ -34,8 +34,6 @@ from vardass.scaling import CLIP, robust_scale, scale_columns, standardise
 from vardass.solvers import stratify
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
 
-__all__ = ["diagnose", "strata_leave"]
-
 Head = Callable[[Tensor], Tensor]
 
 _RESAMPLES = 500
