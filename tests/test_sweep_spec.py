@@ -177,12 +177,11 @@ def test_a_number_may_be_written_as_a_whole_one(tmp_path: Path) -> None:
 def test_what_is_said_last_counts(tmp_path: Path) -> None:
     content = changed(
         repeats=1,
-        search={"size": 2, "first": "random", "space": {"like": "paper-small", "lr": {"choice": [0.5]}}},
+        search={"size": 2, "first": "random", "space": {"lr": {"choice": [0.5]}}},
         settings={"batch_size": 16, "steps": 5, "penalty": 7, "network_options": {"hidden": [8]}},
         data=[
             {"dataset": "watch", "name": "a", "tasks": "left-A->right-B"},
             {"dataset": "watch", "name": "b", "tasks": "left-A->right-B", "settings": {"lr": 0.25, "steps": 6}},
-            {"dataset": "watch", "name": "c", "tasks": "left-A->right-B", "space": {"batch_size": {"choice": [3]}}},
         ],
         algorithms=["mmd", {"name": "coral", "options": {"penalty": 8}, "settings": {"steps": 7}}, "erm"],
         samplers=["uniform", {"name": "ordered", "label": "o", "options": {"plan_rank": 4}, "settings": {"steps": 8}}],
@@ -195,8 +194,6 @@ def test_what_is_said_last_counts(tmp_path: Path) -> None:
         ("a", "mmd", "o"): (0.5, 16, 8),
         ("b", "mmd", "uniform"): (0.25, 16, 6),
         ("b", "mmd", "o"): (0.25, 16, 8),
-        ("c", "mmd", "uniform"): (0.5, 3, 5),
-        ("c", "mmd", "o"): (0.5, 3, 8),
     }
     assert found["a", "coral", "uniform"]["steps"] == 7
     assert found["a", "coral", "uniform"]["algorithm_options"]["penalty"] == 8
@@ -220,11 +217,13 @@ def test_data_of_ones_own_are_named_by_module(tmp_path: Path, monkeypatch: pytes
 
 def test_defaults_of_a_distribution(tmp_path: Path) -> None:
     content = changed(
-        settings={"weight_decay": 0.7},
-        search={"size": 1, "space": {"lr": {"log10_uniform": [-4, -2], "default": 0.3}}},
-        data=[{**BASE["data"][0], "space": {"weight_decay": {"uniform": [0, 0.5]}}}],
+        settings={"steps": 20},
+        search={
+            "size": 1,
+            "space": {"lr": {"log10_uniform": [-4, -2], "default": 0.3}, "weight_decay": {"uniform": [0.1, 0.5]}},
+        },
     )
-    assert {(run.config["lr"], run.config["weight_decay"]) for run in load(tmp_path, content).runs()} == {(0.3, 0.7)}
+    assert {(run.config["lr"], run.config["weight_decay"]) for run in load(tmp_path, content).runs()} == {(0.3, 0.0)}
 
 
 def test_settings_that_depend_on_others_may_be_said_elsewhere(tmp_path: Path) -> None:
@@ -310,8 +309,9 @@ def test_overrides_come_before_the_file(tmp_path: Path) -> None:
         algorithms=["erm", {"name": "mmd", "options": {"penalty": 3}, "settings": {"steps": 4}}],
         data=[
             {"dataset": "watch", "settings": {"lr": 0.5, "steps": 3}},
-            {"dataset": "watch", "name": "b", "space": {"lr": {"choice": [1.0]}}},
+            {"dataset": "watch", "name": "b"},
         ],
+        search={"size": 2, "space": {"lr": {"choice": [1.0]}}},
     )
     sweep = load(tmp_path, content, settings={"steps": 2, "penalty": 5, "lr": 0.125}, data=["b"], repeats=1)
     assert {run.data_name for run in sweep.runs()} == {"b"}

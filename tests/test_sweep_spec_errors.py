@@ -18,7 +18,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     # unknown names, at each level
     ({"repeat": 3}, "unknown key 'repeat'; did you mean 'repeats'"),
     ({"search": {"first": "default"}}, "search.first: unknown choice 'default'; did you mean 'defaults'"),
-    ({"search": {"size": 2, "space": "papper"}}, "search.space.like: unknown space 'papper'; did you mean 'paper'"),
+    ({"search": {"size": 2, "space": "papper"}}, "search.space: unknown space 'papper'; did you mean 'paper'"),
     ({"settings": {"stepz": 3}}, "settings: unknown setting 'stepz'; did you mean 'steps'"),
     ({"settings": {"selection": "orakel"}}, "settings.selection: unknown selection 'orakel'; did you mean 'oracle'"),
     ({"settings": {"algorithm_options": {"x": 1}}}, "unknown option of the algorithms of this sweep: 'x'"),
@@ -73,7 +73,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"refresh_every": [10, 1.5]}}, "grid.refresh_every[1]: refresh_every must be a whole number, got 1.5"),
     # distributions
     ({"search": {"space": {"lr": 0.1}}}, "search.space.lr must be a distribution such as {log10_uniform: [-5, -3.5]}"),
-    ({"data": [{**WATCH, "space": {"lr": {"loguniform": [1, 2]}}}]}, "data[0].space.lr: unknown key 'loguniform'"),
+    ({"search": {"space": {"lr": {"loguniform": [1, 2]}}}}, "search.space.lr: unknown key 'loguniform'"),
     ({"search": {"space": {"lr": {"uniform": [1, 2], "choice": [1]}}}}, "search.space.lr needs one of uniform"),
     ({"search": {"space": {"lr": {"uniform": [2, 1]}}}}, "search.space.lr.uniform must be lowest and highest"),
     ({"search": {"space": {"lr": {"uniform": ["a", 1]}}}}, "search.space.lr.uniform must be two numbers"),
@@ -81,8 +81,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"search": {"space": {"lr": {"uniform": [-1, 1]}}}}, "search.space.lr must be a number of at least 0, got -1.0"),
     ({"search": {"space": {"lr": {"log10_uniform": [1e-5, 1e5]}}}}, "give exponents, not values"),
     (
-        {"algorithms": ["erm", {"name": "mmd", "space": {"batch_size": {"uniform": [8, 9]}}}]},
-        "algorithms[1].space.batch_size must be a whole number, got 8.0",
+        {"search": {"space": {"batch_size": {"uniform": [8, 9]}}}},
+        "search.space.batch_size must be a whole number, got 8.0",
     ),
     ({"search": {"space": {"batch_size": {"choice": [8], "integer": True}}}}, "search.space.batch_size has choice and"),
     ({"search": {"space": {"penalty": {"uniform": [-2, 1]}}}}, "penalty must be a number of at least 0"),

@@ -12,10 +12,9 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -30,8 +29,10 @@ from vardass.table import Average
 
 __all__ = [
     "ALGORITHMS",
+    "FACTOR",
     "LEVEL",
     "OURS",
+    "POINTS",
     "SAMPLERS",
     "UNIFORM",
     "DataResults",
@@ -77,6 +78,8 @@ OURS = ("vardass", "stratified", "ordered", "balanced")  # the samplers that Tab
 
 _METRICS = ("target_accuracy", "source_accuracy", "score", "mmd2", "coral", "coral_relative")  # of ``Record.result``
 LEVEL = 0.05  # of all tests and intervals
+POINTS = 1.0  # of accuracy: smaller differences do not matter in practice
+FACTOR = 1.25  # of a discrepancy: the same
 _TIE = 1e-9
 _PLACE = ["label", "task", "repeat"]  # has one chosen run
 
@@ -198,20 +201,9 @@ def mean_and_error(values: Iterable[float]) -> tuple[float | None, float | None]
     return float(found.mean()), float(stats.sem(found)) if len(found) > 1 else None
 
 
-@dataclass(frozen=True)
-class Difference:
-    """What repeats say about a difference. All but the mean are None for fewer than two repeats.
+class Difference(NamedTuple):
+    """What repeats say about a difference; nothing for fewer than two repeats."""
 
-    Examples
-    --------
-    >>> found = difference([0.9, 1.1, 1.0, 1.2], margin=0.5)
-    >>> found.n, found.low < found.mean < found.high
-    (4, True)
-    """
-
-    n: int  # repeats
-    mean: float | None = None  # see `mean_and_error`
-    stderr: float | None = None
     low: float | None = None  # 95 % interval of Student's t
     high: float | None = None
     # two-sided t test of no difference; None if all repeats are the same, where the test says nothing
@@ -226,14 +218,14 @@ def difference(means: Iterable[float], *, margin: float) -> Difference:
     found = np.array(list(means))
     mean, stderr = mean_and_error(found)
     if mean is None or stderr is None:
-        return Difference(len(found), mean)
+        return Difference()
     if np.ptp(found) <= 1e-12 * max(1.0, abs(mean)):
-        return Difference(len(found), mean, stderr, mean, mean)
+        return Difference(mean, mean)
     freedom = len(found) - 1
     reach = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * stderr
     p = 2 * float(stats.t.sf(abs(mean) / stderr, freedom))
     equivalence_p = float(stats.t.sf((margin - abs(mean)) / stderr, freedom))  # the larger of both sides
-    return Difference(len(found), mean, stderr, mean - reach, mean + reach, p, equivalence_p)
+    return Difference(mean - reach, mean + reach, p, equivalence_p)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -295,6 +287,7 @@ class DataResults:
         ranked = self.finished.sort_values(["score", "search"], ascending=[False, True], na_position="last")
         self.chosen = ranked.drop_duplicates(_PLACE).sort_index()
         self._values: dict[str, dict[Label, FloatArray]] = {}
+        self._ended = Counter(zip(runs["label"], runs["task"], runs["finished"]))
 
     def values(self, label: Label, metric: str = "target_accuracy") -> FloatArray:
         """A number of the chosen runs' results, of shape (repeats, tasks); NaN where there is none."""
@@ -305,12 +298,6 @@ class DataResults:
             found[tuple(places)] = self.chosen[metric]
             self._values[metric] = dict(zip(self.labels, found))
         return self._values[metric][label]
-
-    @cached_property
-    def _runs_of(self) -> dict[bool, Counter[tuple[Label, str]]]:
-        """How many runs of each label and task finished (True) and failed (False)."""
-        places = list(zip(self.runs["label"], self.runs["task"], self.runs["finished"]))
-        return {kind: Counter(place[:2] for place in places if place[2] == kind) for kind in (True, False)}
 
     def reference(self, label: Label, sampler: str) -> Label | None:
         """The label with another sampler and the same settings (or none, where a sampler has no use for them).
@@ -331,43 +318,30 @@ class DataResults:
         """
         tasks = self.tasks if task is None else (task,)
         values = self.values(label, metric)[:, [self.tasks.index(name) for name in tasks]]
-        finished, failed = (sum(self._runs_of[kind][label, name] for name in tasks) for kind in (True, False))
+        finished, failed = (sum(self._ended[label, name, kind] for name in tasks) for kind in (True, False))
         means, seen = _repeat_means(scale * values)
         expected_runs = len(tasks) * len(self.repeats) * len(self.searches)
         counts = (len(means), len(self.repeats), finished, expected_runs, failed, seen, len(tasks))
         return Average(*mean_and_error(means), *counts)
 
-    def gain(
-        self,
-        label: Label,
-        reference: Label,
-        *,
-        metric: str = "target_accuracy",
-        scale: float = 100.0,
-        log: bool = False,
-        margin: float = 1.0,
-    ) -> Gain:
-        """How much more a label has than another, by the same average over the tasks and repeats that both have.
+    def gain(self, label: Label, reference: Label, *, ratio_of: str | None = None) -> Gain:
+        """How much more accuracy a label has than another, by the same average over the tasks and repeats of both.
 
-        With ``log`` ratios count, as differences of logarithms; ``margin`` is what does not matter in practice.
+        With ``ratio_of`` it is about the ratios of another number, as differences of logarithms.
         """
+        metric = ratio_of or "target_accuracy"
         one, other = self.values(label, metric), self.values(reference, metric)
         with np.errstate(divide="ignore", invalid="ignore"):
-            differences = scale * (np.log(one) - np.log(other) if log else one - other)
+            differences = np.log(one) - np.log(other) if ratio_of else 100.0 * (one - other)
         differences[~np.isfinite(differences)] = np.nan
         means, seen = _repeat_means(differences)
         counts = {"tasks": seen, "expected_tasks": len(self.tasks)}
         average = Average(*mean_and_error(means), len(means), len(self.repeats), **counts)
         whole = average.whole and all(self.average(one, metric=metric).whole for one in (label, reference))
         wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
-        return Gain(
-            average=average,
-            result=difference(means if whole else [], margin=margin),
-            wins=wins,
-            ties=int(np.isfinite(differences).sum()) - wins - losses,
-            losses=losses,
-            whole=whole,
-        )
+        ties = int(np.isfinite(differences).sum()) - wins - losses
+        result = difference(means if whole else [], margin=math.log(FACTOR) if ratio_of else POINTS)
+        return Gain(average, result, wins, ties, losses, whole)
 
     def best(self, algorithm: str) -> set[Label]:
         """The samplers of an algorithm with the highest target accuracy; none for ERM, which is not compared."""
@@ -396,16 +370,10 @@ def collect(records: Iterable[Record]) -> dict[str, DataResults]:
         _check_same(before, record)
         if record.status == "finished" and before.status != "finished":
             slots[slot] = record
-    rows = [
-        (
-            *slot,
-            record.status == "finished",
-            *(number(record.result.get(name)) for name in _METRICS),
-            record.wall,
-            record,
-        )
-        for slot, record in slots.items()
-    ]
+    rows = []
+    for slot, record in slots.items():
+        metrics = (number(record.result.get(name)) for name in _METRICS)
+        rows.append((*slot, record.status == "finished", *metrics, record.wall, record))
     columns = ["data", *_PLACE, "search", "finished", *_METRICS, "wall", "record"]
     frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_METRICS, float))
     return {str(name): DataResults(str(name), runs) for name, runs in frame.groupby("data", sort=False)}
@@ -415,15 +383,7 @@ def _check_same(one: Record, other: Record) -> None:
     if one is other or one.run_id == other.run_id:
         return
     spec = one.spec
-    first, second = (
-        {
-            **each.config,
-            **{field.name: getattr(each, field.name) for field in fields(each)},
-            "config": None,
-            "root": None,
-        }
-        for each in (spec, other.spec)
-    )
+    first, second = ({**asdict(each), **each.config, "config": None, "root": None} for each in (spec, other.spec))
     differing = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     raise InputError(
         f"runs {one.run_id} and {other.run_id} are both {spec.data_name}, {spec.task}, {Label.of(spec).method_name}, "

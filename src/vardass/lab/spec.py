@@ -115,7 +115,7 @@ def load_sweep(
     Notes
     -----
     A setting can be said for the sweep, its data, an algorithm and a sampler; what is said last, in this order,
-    counts, be it a value or a distribution to search. A named space is the base and gives way to all of them.
+    counts. What is searched gives way to all of them.
     Of the points of a search the first has the defaults (``first: defaults``, as in DomainBed) or is drawn too.
 
     Examples
@@ -136,8 +136,13 @@ def load_sweep(
         if settings:
             document["overrides"] = {**as_mapping(document.get("overrides")), **settings}
         spec = check_content(Specification, document)
-        parts = _with_roots(_chosen(spec.data, data), spec.data, roots or {})
-        parts = [_on_this_machine(part, folder) for part in parts]
+        names = [part.name for part in spec.data]
+        for name, root in (roots or {}).items():
+            with at(f"--root {name}={root}"):
+                choose(name, "data", names)
+        places = {name: str(Path(root).expanduser().resolve()) for name, root in (roots or {}).items()}
+        chosen = _chosen(spec.data, data)
+        parts = [_on_this_machine(part, folder, places.get(part.name, part.root)) for part in chosen]
         _check_tasks(parts)
         spec = spec.model_copy(update={"data": parts})
         count = spec.repeats * spec.tasks * spec.cells * spec.search.size
@@ -211,20 +216,11 @@ def _chosen(parts: list[DataSection], wanted: Sequence[str] | None) -> list[Data
     return [part for part in parts if part.name in wanted]
 
 
-def _with_roots(parts: list[DataSection], known: list[DataSection], roots: Mapping[str, PathLike]) -> list[DataSection]:
-    for name, root in roots.items():
-        with at(f"--root {name}={root}"):
-            choose(name, "data", [part.name for part in known])
-    places = {name: str(Path(root).expanduser().resolve()) for name, root in roots.items()}
-    return [part.model_copy(update={"root": places[part.name]}) if part.name in places else part for part in parts]
-
-
-def _on_this_machine(part: DataSection, folder: Path) -> DataSection:
+def _on_this_machine(part: DataSection, folder: Path, root: str | None) -> DataSection:
     """The part with an absolute root that is there, and with all its tasks by name."""
     info = find_dataset(part.dataset)
     is_own = part.dataset not in DATASETS
     files_needed = f"{info.layout}\nfrom {info.origin}"
-    root = part.root
     with at(f"data {part.name!r}"):
         if root is None and info.layout and not is_own:
             raise InputError(
@@ -373,32 +369,27 @@ def _cell(
     compared = {full_name(name): value for name, value in point.items()}
     for name in set(compared) - set(of_this_algorithm(compared)):
         raise unknown(f"option of algorithm {algorithm.name!r}:", name.partition(".")[2], owned)
-    # what is said last counts, be it a value or a distribution; a named space gives way to all of them
+    # what is said last counts; what is searched gives way to all that is said
     values: dict[str, Any] = {"network": _IMAGE_NETWORK, **find_dataset(data.dataset).settings}
-    searched: dict[str, Distribution] = {}
-    like, fixed = None, set()
+    said: dict[str, Any] = {}
     for part in (spec, data, algorithm, sampler):
-        said = of_this_algorithm(part.values)
-        values.update(said)
-        fixed |= set(said)
-        searched = {name: each for name, each in searched.items() if name not in said}
-        searched.update(of_this_algorithm(part.searched.distributions))
-        like = part.searched.like or like
-    last = {**of_this_algorithm(spec.overrides), **compared}
-    values.update(last)
-    searched = {name: each for name, each in searched.items() if name not in last}
-    space: dict[str, Distribution] = {}
-    if like is not None:
+        said.update(of_this_algorithm(part.values))
+    said |= {**of_this_algorithm(spec.overrides), **compared}
+    values.update(said)
+    space = of_this_algorithm(spec.search.own)
+    if isinstance(spec.search.space, str):
         adversary = values.get("algorithm_options.adversary")
-        named = named_space(like, algorithm.name, None if adversary is None else {"adversary": adversary})
-        space = {name: each for name, each in named.items() if name not in fixed and name not in last}
+        options = None if adversary is None else {"adversary": adversary}
+        space = named_space(spec.search.space, algorithm.name, options)
+    space = {name: each for name, each in space.items() if name not in said}
     config = RunConfig(**_nest({"algorithm": algorithm.name, "sampler": sampler.name}, values)).to_dict()
     if data.dataset in _VECTORS and config["network"] in NETWORK_NAMES and config["network"] != "mlp":
         raise InputError(f"network {config['network']!r} is not for vectors, which {data.dataset} has; use 'mlp'")
     _try_run(config)
-    for trial in (config, *(_nest(config, {name: v}) for name, each in searched.items() for v in each.extremes())):
+    own = {name: each for name, each in space.items() if name in spec.search.own}
+    for trial in (config, *(_nest(config, {name: v}) for name, each in own.items() for v in each.extremes())):
         _try_parts(trial)
-    return _Cell({"algorithm": algorithm.label, "sampler": sampler.label, **point}, config, {**space, **searched})
+    return _Cell({"algorithm": algorithm.label, "sampler": sampler.label, **point}, config, space)
 
 
 def _trial(spec: Specification, cell: _Cell, repeat: int, search: int, seed: int) -> dict[str, Any]:

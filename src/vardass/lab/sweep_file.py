@@ -9,33 +9,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.config import Count, CountFromZero, RunConfig
 from vardass.data.registry import DATASETS, find_dataset
 from vardass.errors import InputError
 from vardass.lab.search import SPACE_NAMES, Distribution
-from vardass.lab.yaml_file import Section, as_mapping, at
+from vardass.lab.yaml_file import Section, as_mapping, at, check_content
 from vardass.validate import check_number, choose, unknown
 
-__all__ = [
-    "AlgorithmSection",
-    "DataSection",
-    "SamplerSection",
-    "SettingsSection",
-    "Space",
-    "Specification",
-    "full_name",
-]
+__all__ = ["AlgorithmSection", "DataSection", "SamplerSection", "Specification", "full_name"]
 
 _OPTIONS = ("algorithm_options", "network_options", "optimiser_options")
 _GRID_OPTIONS = (*_OPTIONS, "sampler_options")
@@ -141,8 +125,22 @@ def _share(given: Any) -> float:
     return float(given)
 
 
-def _first(given: Any) -> Any:
-    return choose(given, "choice", ("defaults", "random"))
+def _space(given: Any) -> str | dict[str, Distribution]:
+    """The name of a space, or settings by their full names, each with a distribution of values that it can have."""
+    if isinstance(given, str):
+        return choose(given, "space", SPACE_NAMES)
+    found = {}
+    for _, full, each in flatten(given):
+        with at(full):
+            if not isinstance(each, Mapping | Distribution):
+                raise InputError(
+                    f"must be a distribution such as {{log10_uniform: [-5, -3.5]}}, got {each!r}; a value that is not "
+                    "searched belongs under settings"
+                )
+            found[full] = check_content(Distribution, each)
+            for value in found[full].extremes():
+                check_setting(full, value)
+    return found
 
 
 def _settings_schema() -> dict[str, Any]:
@@ -164,47 +162,8 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_settings), WithJsonSchema(
 # --- the parts of a file ---
 
 
-class Space(Section):
-    """Settings to search, each with its distribution; a text is the name of a space."""
-
-    model_config = ConfigDict(extra="allow")
-    short: ClassVar[str] = "like"
-    __pydantic_extra__: dict[str, Distribution] = Field(init=False)
-
-    like: Annotated[str, AfterValidator(lambda name: choose(name, "space", SPACE_NAMES))] | None = Field(
-        default=None, description=f"Named space that is searched where nothing else is said: {', '.join(SPACE_NAMES)}."
-    )
-
-    @classmethod
-    def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Give each setting its full name."""
-        found = {"like": given.pop("like")} if "like" in given else {}
-        for _, full, each in flatten(given):
-            if not isinstance(each, Mapping | Distribution):
-                with at(full):
-                    raise InputError(
-                        f"must be a distribution such as {{log10_uniform: [-5, -3.5]}}, got {each!r}; a value that is "
-                        "not searched belongs under settings"
-                    )
-            found[full] = each
-        return found
-
-    @model_validator(mode="after")
-    def _values_can_be_used(self) -> Space:
-        for name, distribution in self.distributions.items():
-            with at(name):
-                for value in distribution.extremes():
-                    check_setting(name, value)
-        return self
-
-    @property
-    def distributions(self) -> dict[str, Distribution]:
-        """By the full names of settings."""
-        return self.__pydantic_extra__
-
-
 class SettingsSection(Section):
-    """What data, algorithms and samplers have in common: settings that count for their runs."""
+    """What all parts have in common: settings that count for their runs."""
 
     settings: Settings = Field(default_factory=dict, description="Settings of these runs, see RunConfig.")
 
@@ -212,20 +171,6 @@ class SettingsSection(Section):
     def values(self) -> dict[str, Any]:
         """What is fixed, by the full names of settings."""
         return self.settings
-
-    @property
-    def searched(self) -> Space:
-        """What is searched."""
-        return getattr(self, "space", None) or Space()
-
-    @model_validator(mode="after")
-    def _said_once(self) -> SettingsSection:
-        for name in self.searched.distributions:
-            if name in self.values:
-                raise InputError(
-                    f"space searches {name}, which is fixed beside it to {self.values[name]!r}; remove one of them"
-                )
-        return self
 
 
 class _Owner(SettingsSection):
@@ -276,7 +221,6 @@ class AlgorithmSection(_Owner):
 
     group: ClassVar[str] = "algorithm_options"
 
-    space: Space | None = Field(default=None, description="What is searched for this algorithm.")
     samplers: Samplers = Field(
         description="the file has none either; add 'samplers: [uniform, vardass]', or labels of the sweep's samplers"
     )
@@ -290,7 +234,7 @@ class AlgorithmSection(_Owner):
     @model_validator(mode="after")
     def _options_known(self) -> AlgorithmSection:
         known = algorithm_options(self.name)
-        for name in (*self.values, *self.searched.distributions):
+        for name in self.values:
             group, _, option = name.partition(".")
             if group == "algorithm_options" and option not in known:
                 raise unknown(f"option of algorithm {self.name!r}:", option, known)
@@ -311,7 +255,6 @@ class DataSection(SettingsSection):
         default=["all"], description="Names of tasks, or 'all'."
     )
     options: Options = Field(default_factory=dict, description="Of the data set's loader, such as cache: true.")
-    space: Space | None = Field(default=None, description="What is searched on these data.")
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -339,10 +282,20 @@ class SearchSection(Section):
     """How hyper-parameters are searched."""
 
     size: Count = Field(default=1, description="Trials of each cell.")
-    first: Annotated[Literal["defaults", "random"], BeforeValidator(_first)] = Field(
+    first: Annotated[
+        Literal["defaults", "random"], BeforeValidator(lambda first: choose(first, "choice", ("defaults", "random")))
+    ] = Field(
         default="defaults", description="Whether the first trial has the defaults, as in DomainBed, or is drawn too."
     )
-    space: Space | None = Field(default=None, description="What is searched.")
+    space: Annotated[str | dict[str, Distribution], BeforeValidator(_space)] = Field(
+        default_factory=dict,
+        description=f"Settings to search with their distributions, or a named space: {', '.join(SPACE_NAMES)}.",
+    )
+
+    @property
+    def own(self) -> dict[str, Distribution]:
+        """What is searched, by the full names of settings, unless it is a named space."""
+        return {} if isinstance(self.space, str) else self.space
 
 
 class Specification(SettingsSection):
@@ -388,11 +341,6 @@ class Specification(SettingsSection):
         return {**given, "algorithms": algorithms} if algorithms else given
 
     @property
-    def searched(self) -> Space:
-        """What is searched in all runs."""
-        return self.search.space or Space()
-
-    @property
     def cells(self) -> int:
         """Number of cells that are compared on each task."""
         points = math.prod(len(values) for values in self.grid.values())
@@ -415,27 +363,25 @@ class Specification(SettingsSection):
                             "one of them, or give one a label"
                         )
                 cells.add((algorithm.label, sampler.label))
-        self._check_owners()
-        for name in self.overrides:
-            if name in map(full_name, self.grid):
-                raise InputError(f"{name} is compared under grid, so it cannot be {self.overrides[name]!r} in all runs")
-        size = self.search.size
-        if size > 1 and not any(_has_space(part) for part in (self, *self.data, *self.algorithms)):
-            raise InputError(f"search.size is {size}, but there is no space to search; add 'space: paper' to search")
-        return self
-
-    def _check_owners(self) -> None:
-        """Refuse options of algorithms that no algorithm of the sweep has."""
         known = dict.fromkeys(option for part in self.algorithms for option in algorithm_options(part.name))
-        named = [name for part in (self, *self.data) for name in (*part.values, *part.searched.distributions)]
-        for name in (*named, *self.overrides):
+        named = [name for part in (self, *self.data) for name in part.settings]
+        for name in (*named, *self.search.own, *self.overrides):
             group, _, option = name.partition(".")
             if group == "algorithm_options" and option not in known:
                 raise unknown("option of the algorithms of this sweep:", option, known)
-
-
-def _has_space(part: SettingsSection) -> bool:
-    return part.searched.like is not None or bool(part.searched.distributions)
+        for name in self.search.own:
+            if name in self.settings:
+                raise InputError(
+                    f"space searches {name}, which is fixed beside it to {self.settings[name]!r}; remove one of them"
+                )
+        for name in self.overrides:
+            if name in map(full_name, self.grid):
+                raise InputError(f"{name} is compared under grid, so it cannot be {self.overrides[name]!r} in all runs")
+        if self.search.size > 1 and not self.search.space:
+            raise InputError(
+                f"search.size is {self.search.size}, but there is no space to search; add 'space: paper' to search"
+            )
+        return self
 
 
 def _entries(given: Any, labels: Mapping[str, Any] | None = None) -> list[Any]:

@@ -13,8 +13,10 @@ import pandas as pd
 from vardass.adapt.algorithms import algorithm_options
 from vardass.lab.averages import (
     ALGORITHMS,
+    FACTOR,
     LEVEL,
     OURS,
+    POINTS,
     UNIFORM,
     DataResults,
     Gain,
@@ -28,13 +30,11 @@ from vardass.losses import CORALLoss
 from vardass.table import Average, Entry, PValue, Table, TableRow, entry_mean
 from vardass.validate import choose
 
-__all__ = ["FACTOR", "POINTS", "TABLE_NAMES", "SamplerComparison", "compare_samplers", "make_tables"]
+__all__ = ["TABLE_NAMES", "SamplerComparison", "compare_samplers", "make_tables"]
 
 Results = Mapping[str, DataResults]
 Places = list[tuple[int, int]]  # row and column of entries among which one is best
 
-POINTS = 1.0  # of accuracy: smaller differences do not matter in practice
-FACTOR = 1.25  # of a discrepancy: the same
 _MAIN = ("erm", "coral", "mmd")
 _DISCREPANCIES = {"coral": "coral", "mmd": "mmd2"}  # what each algorithm trains on
 _PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
@@ -155,7 +155,7 @@ def _discrepancy_table(data: DataResults) -> Table | None:
 
 def _ratio_tables(results: Results) -> list[Table]:
     """Whether the discrepancy after training depends on the sampler, by ratios in the same tasks and repeats."""
-    comparisons = compare_samplers(results, ["uniform"], _DISCREPANCIES)
+    comparisons = compare_samplers(results, ["uniform"], ratios=True)
     comparisons = [one for one in comparisons if one.gain.average.mean is not None]
     if not comparisons:
         return []
@@ -306,11 +306,12 @@ class SamplerComparison:
 
 
 def compare_samplers(
-    results: Results, samplers: Sequence[str] = ("uniform", "vardass"), metrics: Mapping[str, str] | None = None
+    results: Results, samplers: Sequence[str] = ("uniform", "vardass"), *, ratios: bool = False
 ) -> list[SamplerComparison]:
     """Every sampler against uniform batches and against VaRDASS, repeat by repeat.
 
-    Holm's correction is over all comparisons of whole cells, those of ERM apart.
+    By accuracy, or by ratios of the discrepancy that an algorithm trains on. Holm's correction is over all comparisons
+    of whole cells, those of ERM apart.
     """
     found: list[SamplerComparison] = []
     for sampler in samplers:
@@ -321,14 +322,9 @@ def compare_samplers(
                 skip = sampler == "vardass" and label.sampler in UNIFORM
                 if reference is None or reference == label or skip:
                     continue
-                if metrics is None:
-                    gain = data.gain(label, reference, margin=POINTS)
-                elif label.algorithm in metrics:
-                    metric = metrics[label.algorithm]
-                    gain = data.gain(label, reference, metric=metric, scale=1.0, log=True, margin=math.log(FACTOR))
-                else:
-                    continue
-                found.append(SamplerComparison(data.name, label, reference, gain))
+                if not ratios or label.algorithm in _DISCREPANCIES:
+                    gain = data.gain(label, reference, ratio_of=_DISCREPANCIES[label.algorithm] if ratios else None)
+                    found.append(SamplerComparison(data.name, label, reference, gain))
     for ablation in (False, True):
         family = [i for i, one in enumerate(found) if one.ablation == ablation and one.gain.whole]
         shown = holm([found[i].gain.result.p for i in family])

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vardass.lab.averages import UNIFORM, DataResults, Label, collect, number
+from vardass.lab.averages import POINTS, UNIFORM, DataResults, Label, collect, number
 from vardass.lab.page.folder import Found, Unfinished
 from vardass.lab.record import Record
-from vardass.lab.tables import POINTS, compare_samplers
+from vardass.lab.tables import compare_samplers
 from vardass.table import Average
 
 __all__ = ["MOST_CURVES", "MOST_POINTS", "duration", "page_content", "short"]
