@@ -30,7 +30,17 @@ from vardass.locks import holder_name, is_locked
 from vardass.processes import count_cpus
 from vardass.validate import Progress, check_count
 
-__all__ = ["Failed", "Progress", "Status", "SweepResult", "UnderWay", "estimate_seconds", "run_sweep", "status"]
+__all__ = [
+    "Failed",
+    "Progress",
+    "Status",
+    "SweepResult",
+    "UnderWay",
+    "estimate_seconds",
+    "run_sweep",
+    "status",
+    "under_way",
+]
 
 _LOG_END = 4096  # bytes of a log that its last line is looked for in
 
@@ -228,25 +238,25 @@ def status(folder: str | os.PathLike[str]) -> Status:
     names = set(plan["runs"])
     records = {record.run_id: record for record in read_records(place)}
     finished = {name for name, record in records.items() if record.status == "finished"}
-    under_way = [run for run in _under_way(place / RUNS_FOLDER) if run.run_id in names - finished]
-    begun = {run.run_id for run in under_way}
+    begun = [run for run in under_way(place / RUNS_FOLDER) if run.run_id in names - finished]
+    begun_names = {run.run_id for run in begun}
     failed = [
         Failed(name, run_label(record.spec), record.error or "", *_log(place / RUNS_FOLDER / name / LOG_FILE))
         for name, record in records.items()
-        if name in names - finished - begun
+        if name in names - finished - begun_names
     ]
     to_do = len(names - finished) - len(begun) - len(failed)
     jobs = int(plan.get("jobs", 1))
     left = None
     if finished:
         mean = sum(records[name].wall for name in finished) / len(finished)
-        left = mean * (to_do + sum(1 - run.share for run in under_way)) / jobs
+        left = mean * (to_do + sum(1 - run.share for run in begun)) / jobs
     file = place / RECORDS_FILE
     return Status(
         total=len(names),
         finished=len(names & finished),
         to_do=to_do,
-        under_way=under_way,
+        under_way=begun,
         failed=failed,
         others=len(finished - names),
         worker=holder_name(place) if is_locked(place) else None,
@@ -256,14 +266,15 @@ def status(folder: str | os.PathLike[str]) -> Status:
     )
 
 
-def _under_way(runs: Path) -> list[UnderWay]:
+def under_way(runs: Path) -> list[UnderWay]:
+    """Runs that have a folder of their own, and so no record in the sweep's file yet."""
     result = []
     for file in sorted(runs.glob(f"*/{PROGRESS_FILE}")):
         noted = read_json(file)
         if "steps" in noted:
-            step, steps = int(noted["step"]), int(noted["steps"])
-            about = (file.parent.name, str(noted["label"]), step, steps, float(noted["wall"]), is_locked(file.parent))
-            result.append(UnderWay(*about, step / steps if steps else 0.0))
+            step, steps, wall = int(noted["step"]), int(noted["steps"]), float(noted.get("wall", 0.0))
+            run = file.parent
+            result.append(UnderWay(run.name, str(noted["label"]), step, steps, wall, is_locked(run), step / steps))
     return result
 
 

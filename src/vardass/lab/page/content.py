@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import pandas as pd
+
 from vardass.lab.averages import POINTS, UNIFORM, DataResults, Label, collect, number
-from vardass.lab.page.folder import Found, Unfinished
+from vardass.lab.page.folder import Found
 from vardass.lab.record import Record
 from vardass.lab.tables import compare_samplers
 from vardass.table import Average
@@ -42,7 +44,7 @@ def page_content(found: Found) -> dict[str, Any]:
     results = collect(records)
     curves, seconds, gains = curve_content(results), mean_seconds(results), _gains(results)
     failures: list[tuple[Any, str]] = [_failure(record) for record in records if record.status != "finished"]
-    failures += [(_cut(entry.name), f"under way or interrupted, {_where(entry)}") for entry in found.unfinished]
+    failures += [(_cut(name), f"under way or interrupted, {where}") for name, where in found.unfinished]
     rows = [row for data in results.values() for row in _summary(data)]
     return {
         "title": _title(found),
@@ -62,7 +64,7 @@ def page_content(found: Found) -> dict[str, Any]:
         "trained": bool(curves["series"] or seconds),
         "settings": _settings([record.spec.config for record in records]),
         "environment": _settings([{"vardass": record.version, **record.environment} for record in records]),
-        "about_data": _settings([{name: value for name, value in (found.data or {}).items() if name != "scale"}]),
+        "about_data": _settings([{name: value for name, value in found.data.items() if name != "scale"}]),
         "specification": found.specification,
         "kind": found.kind,
         "oracle": any(record.spec.config.get("selection") == "oracle" for record in records),
@@ -175,7 +177,7 @@ def _count(values: Iterable[Any], name: str) -> str:
 
 def _facts(found: Found) -> list[tuple[str, str]]:
     if found.kind == "run":
-        facts = [("state", _where(found.unfinished[0]) if found.unfinished else "finished")]
+        facts = [("state", found.unfinished[0][1] if found.unfinished else "finished")]
         run = found.records[0]
         step, rule = number(run.result.get("selected_step")), run.spec.config.get("selection")
         if step is not None:
@@ -207,12 +209,6 @@ def _failure(record: Record) -> tuple[tuple[str, ...], str]:
     where = spec.data_name, spec.task, label.algorithm_name, label.row_name, str(spec.repeat), str(spec.search)
     tries = f" (started {record.attempts} times)" if record.attempts > 1 else ""
     return where, _cut(record.error or "no message") + tries
-
-
-def _where(entry: Unfinished) -> str:
-    if entry.step is None:
-        return "before its first evaluation"
-    return f"at step {entry.step:,}" + ("" if entry.steps is None else f" of {entry.steps:,}")
 
 
 def _cut(text: str) -> str:
@@ -295,13 +291,11 @@ def mean_seconds(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
     """Mean seconds of each part for each data set and cell, over the chosen runs."""
     rows = []
     for name, data in results.items():
-        members: dict[Label, list[Record]] = {label: [] for label in data.labels}
-        for label, record in zip(data.chosen["label"], data.chosen["record"]):
-            if record.seconds:
-                members[label].append(record)
-        for label, own in members.items():
+        timed = [(label, record.seconds) for label, record in zip(data.chosen["label"], data.chosen["record"])]
+        for label in data.labels:
+            own = [seconds for one, seconds in timed if one == label and seconds]
             if own:
-                parts = [sum(number(one.seconds.get(part)) or 0.0 for one in own) / len(own) for part in PARTS]
+                parts = pd.DataFrame(own, columns=PARTS).fillna(0.0).mean()
                 names = {"data": name, "algorithm": label.algorithm_name, "label": label.row_name}
                 rows.append({**names, "parts": [short(value) for value in parts]})
     return rows
