@@ -103,8 +103,8 @@ def test_a_record_comes_back_as_it_was() -> None:
         ("[1, 2]", "not a record"),
         ('{"a": 1}', "not a record"),
         (RECORD.to_json().replace(f'"format":{FORMAT}', '"format":99'), r"format 99, this version reads 2"),
-        (RECORD.to_json().replace('"status"', '"state"'), "status"),
-        (RECORD.to_json().replace('"data_name"', '"called"'), "data_name"),
+        (RECORD.to_json().replace('"status"', '"state"'), "'state'"),
+        (RECORD.to_json().replace('"data_name"', '"called"'), "'called'"),
     ],
 )
 def test_what_is_no_record_of_this_version_is_refused(line: str, message: str) -> None:

@@ -166,7 +166,7 @@ def drive_fake(todo, work, verdict, *, width=2):
     def on_done(attempt, outcome):
         ended.append((attempt, outcome))
 
-    drive(todo, work, width=width, submit=submit, lost=(BrokenProcessPool,), on_done=on_done)
+    drive(todo, work, width=width, submit=submit, lost=(BrokenProcessPool,), on_done=on_done, tick=int)
     return asked, ended
 
 

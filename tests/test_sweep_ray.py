@@ -60,7 +60,7 @@ def test_records_come_back_without_a_shared_folder(tmp_path):
     (spec,) = make_runs(1)
     ended = []
     work = tmp_path / "on another machine"
-    ENGINES["ray"]([Attempt(spec)], work, jobs=None, on_done=lambda attempt, outcome: ended.append(outcome))
+    ENGINES["ray"]([Attempt(spec)], work, jobs=None, on_done=lambda _, outcome: ended.append(outcome), tick=int)
     assert [outcome.kind for outcome in ended] == ["finished"]
     assert ended[0].record.spec == spec
     assert not work.exists()

@@ -15,7 +15,7 @@ import faulthandler
 import multiprocessing
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -75,11 +75,11 @@ def attempt_run(attempt: Attempt, folder: Path, *, stop: Callable[[], bool] | No
         return AttemptResult("stopped")
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        wall = max(_noted_wall(folder), attempt.wall + time.perf_counter() - started)
+        wall = max(_noted_wall(folder, 0.0), attempt.wall + time.perf_counter() - started)
         return AttemptResult("disk-full" if _is_full(error) else "failed", message=message, wall=wall)
 
 
-def _noted_wall(folder: Path, otherwise: float = 0.0) -> float:
+def _noted_wall(folder: Path, otherwise: float) -> float:
     return float(read_json(folder / PROGRESS_FILE).get("wall", otherwise))
 
 
@@ -94,11 +94,10 @@ def _is_full(error: BaseException | None) -> bool:
 class Crashes:
     """Runs that were under way when a worker died, and what becomes of them.
 
-    Such a run is done again, from its checkpoint. Nobody knows which of the runs under way killed the worker, if any
-    did. Therefore a run that was under way in `LIMIT` crashes without a new checkpoint in between waits until all
-    others are done, and then runs alone. `LIMIT` more crashes without a new checkpoint, and it has failed. If
-    `HOPELESS` runs in a row are lost and nothing finishes or writes a checkpoint, the machine is at fault, and the
-    sweep stops.
+    Nobody knows which of the runs under way killed the worker, if any did. Therefore a run that was under way in
+    `LIMIT` crashes without a new checkpoint in between waits until all others are done, and then runs alone. `LIMIT`
+    more crashes without a new checkpoint, and it has failed. If `HOPELESS` runs in a row are lost and nothing finishes
+    or writes a checkpoint, the machine is at fault, and the sweep stops.
     """
 
     LIMIT = 3
@@ -106,23 +105,23 @@ class Crashes:
 
     def __init__(self, work: Path) -> None:
         self.work = work
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._marks: dict[str, int | None] = {}
         self.fruitless = 0  # lost runs since one ended or wrote a checkpoint
 
     def is_suspect(self, attempt: Attempt) -> bool:
         """Whether the run has to run alone."""
-        return self._counts.get(attempt.spec.run_id, 0) >= self.LIMIT
+        return self._counts[attempt.spec.run_id] >= self.LIMIT
 
     def add(self, attempt: Attempt, cause: BaseException) -> AttemptResult | None:
         """Count a crash; the run's outcome if it is the last straw."""
         name = attempt.spec.run_id
-        mark = self._checkpoint(name)
+        checkpoint = self.work / name / CHECKPOINT_FILE
+        mark = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
         if mark != self._marks.get(name):
-            self._counts[name] = 0
-            self.fruitless = 0
+            self._counts[name] = self.fruitless = 0
         self._marks[name] = mark
-        self._counts[name] = self._counts.get(name, 0) + 1
+        self._counts[name] += 1
         self.fruitless += 1
         if self.fruitless >= self.HOPELESS:
             raise VardassError(
@@ -138,12 +137,6 @@ class Crashes:
         self._counts[name] = 0
         return AttemptResult("failed", message=message, wall=_noted_wall(self.work / name, attempt.wall))
 
-    def _checkpoint(self, name: str) -> int | None:
-        try:
-            return (self.work / name / CHECKPOINT_FILE).stat().st_mtime_ns
-        except OSError:
-            return None
-
 
 def drive(
     todo: Sequence[Attempt],
@@ -153,7 +146,7 @@ def drive(
     submit: Callable[[Attempt], Future[AttemptResult]],
     lost: tuple[type[BaseException], ...],
     on_done: OnDone,
-    tick: Tick | None = None,
+    tick: Tick,
 ) -> None:
     """Keep ``width`` attempts under way until all are done; ``lost`` is what a future raises if its worker died.
 
@@ -191,8 +184,7 @@ def drive(
             if again is not None:
                 waiting.append(again)
         fill()
-        if tick is not None:
-            tick()
+        tick()
 
 
 # --- processes of this machine ---
@@ -200,9 +192,7 @@ def drive(
 _should_stop: list[Callable[[], bool]] = []  # of a worker, filled once when it begins
 
 
-def _run_local(
-    todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick | None = None
-) -> None:
+def _run_local(todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick) -> None:
     """Do all runs in ``jobs`` processes with one thread each; default: as many as there are CPUs.
 
     The processes stay for many runs, so that torch is imported once. A single job has a process of its own too: a
@@ -259,9 +249,7 @@ def _attempt_local(attempt: Attempt, folder: Path) -> AttemptResult:
 # --- Ray ---
 
 
-def _run_on_ray(
-    todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick | None = None
-) -> None:
+def _run_on_ray(todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick) -> None:
     """Do all runs as tasks of one CPU each, at most ``jobs`` at a time; default: as many as Ray has CPUs.
 
     With ``RAY_ADDRESS`` in the environment they run on that cluster, else on a Ray of their own on this machine. Where

@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from importlib import metadata
@@ -36,16 +35,7 @@ def _defaults() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a sweep: its data, its settings and its place.
-
-    Examples
-    --------
-    >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
-    >>> one = RunSpec("watch", "left-A->right-B", "watch", {**cell, "seed": 0}, cell)
-    >>> other = RunSpec("watch", "left-A->right-B", "watch", {**cell, "seed": 1}, cell, repeat=1)
-    >>> one.run_id == other.run_id  # named by what determines its numbers
-    False
-    """
+    """One run of a sweep: its data, its settings and its place."""
 
     dataset: str  # see ``vardass.data.load_task``, as for task, root and data_options
     task: str
@@ -81,16 +71,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Record:
-    """What a run left.
-
-    Examples
-    --------
-    >>> cell = {"algorithm": "mmd", "sampler": "balanced"}
-    >>> spec = RunSpec("watch", "left-A->right-B", "watch", dict(cell), cell)
-    >>> record = Record(spec, "finished", {"target_accuracy": 0.8, "score": 0.9})
-    >>> Record.from_json(record.to_json()) == record
-    True
-    """
+    """What a run left."""
 
     spec: RunSpec
     status: str  # "finished", or "failed", with an error and no result
@@ -136,17 +117,13 @@ class Record:
                 f"the record has format {json.loads(line)['format']}, this version reads {FORMAT}; use the version "
                 f"that wrote it ({found.get('version', 'unknown')}), or run the sweep again in a new folder"
             )
-        values = _fields(cls, {"run_id": found.pop("id", ""), **found}, "a record")
-        return cls(**{**values, "spec": RunSpec(**_fields(RunSpec, values["spec"], "a run's specification"))})
-
-
-def _fields(cls: type, found: Mapping[str, Any], what: str) -> dict[str, Any]:
-    names = {entry.name for entry in fields(cls)}
-    required = {"spec", "status"} if cls is Record else {"dataset", "task", "data_name", "config", "cell"}
-    if not required <= set(found) <= names:
-        odd = sorted(required - set(found)) or sorted(set(found) - names)
-        raise InputError(f"{what} has missing or unknown fields {odd}; was it written by another version of vardass?")
-    return dict(found)
+        try:
+            spec = RunSpec(**found.pop("spec"))
+            return cls(spec, run_id=found.pop("id", ""), **found)
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"the record has missing or unknown fields ({error}); was it written by another version of vardass?"
+            ) from None
 
 
 # --- versions of what makes numbers ---

@@ -58,10 +58,9 @@ def execute(
 ) -> Record:
     """Do a run, or what is left of it, and write its record to ``folder``, which is locked for as long as it takes.
 
-    A run that was killed resumes from its checkpoint, bit for bit; if the checkpoint is damaged, or was written with
-    other settings, it starts from the beginning, and its log says so; if it cannot be read just now, it is left alone
-    and the error raised. Data are kept for the next runs of this process on the same task. What the run prints goes
-    to ``log.txt``. Times include those of earlier attempts, ``wall_before`` those that the folder does not know of.
+    A run that was killed resumes from its checkpoint, bit for bit. Data are kept for the next runs of this process on
+    the same task. What the run prints goes to ``log.txt``. Times include those of earlier attempts, ``wall_before``
+    those that the folder does not know of.
 
     `Stopped` is raised if ``stop``, which is asked after each step, said so, or on Ctrl-C.
     """
@@ -150,7 +149,7 @@ def _task(dataset: str, task: str, root: str | None, options: str) -> Task:
 
 
 def _trainer(config: RunConfig, splits: TaskSplits, folder: Path) -> Trainer:
-    """A trainer that resumes from the folder's checkpoint, which is removed if it is of no use.
+    """A trainer that resumes from the folder's checkpoint, which is removed if it is damaged or of other settings.
 
     One that cannot be read just now may be whole: it stays, and the error is raised.
     """

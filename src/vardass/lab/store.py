@@ -26,21 +26,7 @@ from vardass.files import remove_temporary, write_text
 from vardass.lab.record import Record, RunSpec
 from vardass.locks import locked
 
-__all__ = [
-    "LOG_FILE",
-    "PLAN_FILE",
-    "PROGRESS_FILE",
-    "RECORDS_FILE",
-    "RECORD_FILE",
-    "RUNS_FOLDER",
-    "SWEEP_FILE",
-    "SweepStore",
-    "empty",
-    "read_records",
-    "record_files",
-    "run_label",
-    "whole_lines",
-]
+__all__ = ["SweepStore", "empty", "read_records", "record_files", "run_label", "whole_lines"]
 
 RECORDS_FILE = "records.jsonl"
 SWEEP_FILE = "sweep.yaml"
@@ -75,12 +61,14 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     if not files and not runs.is_dir():
         raise InputError(f"{place} holds no {RECORDS_FILE}; name the folder of a sweep")
     found: dict[str, Record] = {}
-    for file in files:
-        for record in _parse(file, whole_lines(file)[0]):
-            _keep(found, record)
-    for record in _loose_records(runs):
+    for record in (*_records(files), *_loose_records(runs)):
         _keep(found, record)
     return list(found.values())
+
+
+def _records(files: Sequence[Path]) -> Iterator[Record]:
+    for file in files:
+        yield from _parse(file, whole_lines(file)[0])
 
 
 def whole_lines(file: Path) -> tuple[list[str], bool]:
@@ -92,12 +80,9 @@ def whole_lines(file: Path) -> tuple[list[str], bool]:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read {file}: {why}; check its permissions, or restore it from a copy") from None
     end = content.rfind(b"\n") + 1
-    tail = content[end:]
-    try:
-        json.loads(tail)
+    with suppress(ValueError):  # else a crash while it was written
+        json.loads(content[end:])
         end = len(content)
-    except ValueError:
-        pass  # a crash while it was written
     try:
         return content[:end].decode().split("\n"), end < len(content)
     except UnicodeDecodeError:
@@ -165,9 +150,8 @@ class SweepStore:
         with locked(place, wait=_LOCK_SECONDS, work="sweep"):
             file = place / RECORDS_FILE
             store = cls(place)
-            for known in record_files(place):
-                for record in _parse(known, whole_lines(known)[0]):
-                    store._remember(record)
+            for record in _records(record_files(place)):
+                store._remember(record)
             loose = list(_loose_records(place / RUNS_FOLDER))  # before any change, as it may be of another format
             with _writing(place):
                 remove_temporary(place)

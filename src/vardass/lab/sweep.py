@@ -42,8 +42,6 @@ __all__ = [
     "under_way",
 ]
 
-_LOG_END = 4096  # bytes of a log that its last line is looked for in
-
 
 @dataclass(frozen=True)
 class SweepResult:
@@ -108,13 +106,8 @@ def run_sweep(
     interrupted = False
     with SweepStore.open(folder) as store:
         store.write_plan(list(specs), jobs=jobs or count_cpus(), text=text)
-        todo = [
-            Attempt(spec)
-            if (failed := store.done.get(name)) is None
-            else Attempt(spec, failed.attempts + 1, failed.wall)
-            for name, spec in specs.items()
-            if not store.is_finished(name)
-        ]
+        failed = {name: (record.attempts + 1, record.wall) for name, record in store.done.items()}
+        todo = [Attempt(spec, *failed.get(name, ())) for name, spec in specs.items() if not store.is_finished(name)]
         last = {attempt.spec.run_id: attempt.number + retry for attempt in todo}
         before, ended = len(specs) - len(todo), Counter[str]()
 
@@ -128,8 +121,8 @@ def run_sweep(
         def tick() -> None:
             if progress is not None:
                 done = before + ended.total()
-                failed = f", {ended['failed']} failed" if ended["failed"] else ""
-                progress(done / len(specs), f"{done} of {len(specs)} runs{failed}")
+                lost = f", {ended['failed']} failed" if ended["failed"] else ""
+                progress(done / len(specs), f"{done} of {len(specs)} runs{lost}")
 
         tick()
         try:
@@ -238,25 +231,24 @@ def status(folder: str | os.PathLike[str]) -> Status:
     names = set(plan["runs"])
     records = {record.run_id: record for record in read_records(place)}
     finished = {name for name, record in records.items() if record.status == "finished"}
-    begun = [run for run in under_way(place / RUNS_FOLDER) if run.run_id in names - finished]
-    begun_names = {run.run_id for run in begun}
+    begun = {run.run_id: run for run in under_way(place / RUNS_FOLDER) if run.run_id in names - finished}
     failed = [
         Failed(name, run_label(record.spec), record.error or "", *_log(place / RUNS_FOLDER / name / LOG_FILE))
         for name, record in records.items()
-        if name in names - finished - begun_names
+        if name in names - finished - set(begun)
     ]
     to_do = len(names - finished) - len(begun) - len(failed)
     jobs = int(plan.get("jobs", 1))
     left = None
     if finished:
         mean = sum(records[name].wall for name in finished) / len(finished)
-        left = mean * (to_do + sum(1 - run.share for run in begun)) / jobs
+        left = mean * (to_do + sum(1 - run.share for run in begun.values())) / jobs
     file = place / RECORDS_FILE
     return Status(
         total=len(names),
         finished=len(names & finished),
         to_do=to_do,
-        under_way=begun,
+        under_way=list(begun.values()),
         failed=failed,
         others=len(finished - names),
         worker=holder_name(place) if is_locked(place) else None,
@@ -280,10 +272,5 @@ def under_way(runs: Path) -> list[UnderWay]:
 
 def _log(file: Path) -> tuple[str, str]:
     """The log's path and its last line."""
-    try:
-        with open(file, "rb") as opened:
-            opened.seek(max(0, file.stat().st_size - _LOG_END))
-            lines = opened.read().decode(errors="replace").split("\n")
-    except OSError:
-        return str(file), ""
-    return str(file), next((line.strip() for line in reversed(lines) if line.strip()), "")
+    text = file.read_text(errors="replace").strip() if file.exists() else ""
+    return str(file), text.rpartition("\n")[2].strip()
