@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.config import Flag
@@ -22,21 +22,16 @@ _KINDS = (*_POWERS, "choice")
 _LARGEST_EXPONENT = 64
 
 
-def _ends(given: Any) -> list[float]:
+def _ends(given: Any, info: ValidationInfo) -> list[float]:
     ends = given if isinstance(given, list | tuple) else []
     if len(ends) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in ends):
         raise InputError(f"must be two numbers, lowest and highest, got {given!r}; for example [-5, -3.5]")
     low, high = map(float, ends)
     if not low < high:
         raise InputError(f"must be lowest and highest, got {given!r}; change their order")
-    return [low, high]
-
-
-def _exponents(given: Any) -> list[float]:
-    ends = _ends(given)
-    if max(map(abs, ends)) > _LARGEST_EXPONENT:
+    if info.field_name != "uniform" and max(-low, high) > _LARGEST_EXPONENT:
         raise InputError(f"must be exponents within ±{_LARGEST_EXPONENT}, got {given!r}; give exponents, not values")
-    return ends
+    return [low, high]
 
 
 def _choices(given: Any) -> list[Any]:
@@ -46,17 +41,17 @@ def _choices(given: Any) -> list[Any]:
 
 
 Ends = Annotated[list[float], BeforeValidator(_ends)]
-Exponents = Annotated[list[float], BeforeValidator(_exponents)]
-Choices = Annotated[list[Any], BeforeValidator(_choices)]
 
 
 class Distribution(Section):
     """Values that a search tries: one kind of distribution, written as in a sweep's file."""
 
     uniform: Ends | None = Field(default=None, description="Even between two numbers.")
-    log10_uniform: Exponents | None = Field(default=None, description="10 to the power of a number between two.")
-    log2_uniform: Exponents | None = Field(default=None, description="2 to the power of a number between two.")
-    choice: Choices | None = Field(default=None, description="One of these values.")
+    log10_uniform: Ends | None = Field(default=None, description="10 to the power of a number between two.")
+    log2_uniform: Ends | None = Field(default=None, description="2 to the power of a number between two.")
+    choice: Annotated[list[Any], BeforeValidator(_choices)] | None = Field(
+        default=None, description="One of these values."
+    )
     integer: Flag = Field(default=False, description="Round down to a whole number, as DomainBed does.")
     default: Any = Field(
         default=None,
@@ -114,8 +109,8 @@ def draw(space: Mapping[str, Distribution], *, seed: int, repeat: int, search: i
     that their differences are not those of luck in the search, and a key that is added, or a longer search, leaves the
     other draws as they were. Libraries for searches draw in sequence and have neither.
     """
-    quantiles = {key: (named_seed("draw", seed, repeat, search, key) >> 9) / 2**53 for key in space}  # below 1
-    return {key: each.at(quantiles[key]) for key, each in space.items()}
+    # 53 bits: a quantile below 1
+    return {key: each.at((named_seed("draw", seed, repeat, search, key) >> 9) / 2**53) for key, each in space.items()}
 
 
 def _log10(low: float, high: float, default: Any = None) -> Distribution:

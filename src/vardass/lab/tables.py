@@ -391,20 +391,19 @@ def _each(make: Callable[[DataResults], Table | None], kind: str, title: str, mi
     return tables
 
 
+_discrepancies = _each(
+    _discrepancy_table, "discrepancy", _DISCREPANCY, "no finished runs of CORAL or MMD with a discrepancy"
+)
 _MAKERS: dict[str, Maker] = {
     "1": _each(_accuracy_table, "accuracy", "Table 1: target accuracy by sampler", "no runs of ERM, CORAL or MMD"),
     "2": _methods_tables,
     "3": _seconds_tables,
     "4": _each(_refresh_table, "refresh", _REFRESH, "no runs whose refresh_every is part of the sweep's grid"),
     "splits": _each(_splits_table, "splits", "Target accuracy by task", "no data set has more than one task"),
-    "discrepancy": _each(
-        _discrepancy_table, "discrepancy", _DISCREPANCY, "no finished runs of CORAL or MMD with a discrepancy"
-    ),
-    "ratios": _ratio_tables,
+    "discrepancy": lambda results: _discrepancies(results) + _ratio_tables(results),
     "pairs": _pairs_tables,
 }
-_WITH = {"discrepancy": ("discrepancy", "ratios")}
-TABLE_NAMES = ("summary", *(name for name in _MAKERS if name != "ratios"), "all")
+TABLE_NAMES = ("summary", *_MAKERS, "all")
 
 
 def make_tables(results: Results, which: str = "summary") -> list[Table]:
@@ -413,7 +412,7 @@ def make_tables(results: Results, which: str = "summary") -> list[Table]:
     if which == "summary":
         found = _summary(results)
     else:
-        names = tuple(_MAKERS) if which == "all" else _WITH.get(which, (which,))
+        names = _MAKERS if which == "all" else (which,)
         found = [table for name in names for table in _MAKERS[name](results)]
         found = [table for table in found if table.rows] if which == "all" else found
     return [_with_forms(table, results) for table in found]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import yaml
@@ -14,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from vardass.errors import InputError
 from vardass.validate import unknown
 
-__all__ = ["Section", "at", "check_content", "dump_yaml", "parse_yaml"]
+__all__ = ["Section", "as_mapping", "at", "check_content", "dump_yaml", "parse_yaml"]
 
 _PLAIN = {
     "null": (re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -93,25 +95,23 @@ def parse_yaml(text: str, *, content: str = "settings, such as 'steps: 100'") ->
 def _load(text: str) -> Any:
     """What the text says, if it is not too much: aliases of aliases make gigabytes of a few lines."""
     loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        entries = _count_entries(node, {})
-        if entries > _MOST_ENTRIES:
-            raise InputError(f"its aliases stand for {entries:.3g} entries, more than {_MOST_ENTRIES:,}; use fewer")
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
+    node = loader.get_single_node()
+    if node is None:
+        return None
+    entries = _count_entries(node, {})
+    if entries > _MOST_ENTRIES:
+        raise InputError(f"its aliases stand for {entries:.3g} entries, more than {_MOST_ENTRIES:,}; use fewer")
+    return loader.construct_document(node)
 
 
 def _count_entries(node: yaml.Node, known: dict[int, int]) -> int:
     """Entries of a node with all its aliases written out; one that holds itself counts once."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
     if id(node) not in known:
         known[id(node)] = 1
-        parts = [each for pair in node.value for each in pair] if isinstance(node, yaml.MappingNode) else node.value
-        if not isinstance(node, yaml.ScalarNode):
-            known[id(node)] += sum(_count_entries(part, known) for part in parts)
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] += sum(_count_entries(part, known) for part in parts)
     return known[id(node)]
 
 
@@ -138,20 +138,15 @@ class _Located(InputError):
         super().__init__(f"{where}{joint}{rest}" if where else message)
 
 
-class at:
+@contextmanager
+def at(*place: str | int) -> Iterator[None]:
     """Put a place before the message of an InputError that is raised inside."""
-
-    def __init__(self, *place: str | int) -> None:
-        self.place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _Located):
-            raise _Located((*self.place, *error.place), error.message) from None
-        if isinstance(error, InputError):
-            raise _Located(self.place, str(error)) from None
+    try:
+        yield
+    except _Located as error:
+        raise _Located((*place, *error.place), error.message) from None
+    except InputError as error:
+        raise _Located(place, str(error)) from None
 
 
 class Section(BaseModel):

@@ -31,8 +31,7 @@ class DiverseBatchSampler(MinibatchSampler):
     """Base of samplers whose batch spreads over the data: uniform until the first `refresh`, without repeats.
 
     Batches are drawn some tens at a time, with memory for that many numbers per sample. Under several processes each
-    of them draws all batches. ``kernel_rank`` None is the full matrix up to 2,048 samples, low rank beyond, with a
-    warning.
+    of them draws all batches.
     """
 
     _has_told = False  # that it goes low rank
@@ -85,25 +84,24 @@ class DiverseBatchSampler(MinibatchSampler):
         return self._chunk_of(self._together, generator)
 
     def _chunk_of(self, count: int, generator: torch.Generator) -> Chunk:
-        if not self._refreshes:
-            return Chunk(_disjoint_batches(self.n, self.batch_size, count, generator))
-        parts = [self._draw(min(self._together, count - start), generator) for start in range(0, count, self._together)]
-        return Chunk(torch.cat(parts).to("cpu"))
+        if self._refreshes:
+            sizes = (min(self._together, count - start) for start in range(0, count, self._together))
+            return Chunk(torch.cat([self._draw(size, generator) for size in sizes]).to("cpu"))
+        # random permutations of the samples, cut into batches
+        per_turn = self.n // self.batch_size
+        orders = [torch.randperm(self.n, generator=generator) for _ in range(-(-count // per_turn))]
+        kept = torch.stack(orders)[:, : per_turn * self.batch_size]
+        return Chunk(kept.reshape(-1, self.batch_size)[:count])
 
 
-def _disjoint_batches(n: int, batch_size: int, count: int, generator: torch.Generator) -> Tensor:
-    """Cut random permutations of the samples into batches: (count, batch_size)."""
-    per_turn = n // batch_size
-    turns = -(-count // per_turn)
-    orders = [torch.randperm(n, generator=generator)[: per_turn * batch_size] for _ in range(turns)]
-    return torch.cat(orders).view(-1, batch_size)[:count]
+def _as_double(kernel: Kernel, x: Tensor) -> Tensor:
+    """``x`` in double precision, but for a user's function, which may hold tensors of the features' type."""
+    return x if isinstance(kernel, FunctionKernel) else x.double()
 
 
 def _kernel_matrix(kernel: Kernel, x: Tensor) -> Tensor:
-    """Full matrix (n, n) of a fitted kernel, in double precision where the kernel allows it."""
-    # a user's function may hold tensors of the features' type
-    x = x if isinstance(kernel, FunctionKernel) else x.double()
-    return _check_values(kernel.square_matrix(x), kernel, x)
+    """Full matrix (n, n) of a fitted kernel."""
+    return _check_values(kernel.square_matrix(_as_double(kernel, x)), kernel, x)
 
 
 def _check_values(values: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
@@ -279,8 +277,8 @@ class DPPBatchSampler(DiverseBatchSampler):
     >>> z = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
     >>> sampler = DPPBatchSampler(100, batch_size=8, seed=0)
     >>> sampler.refresh(z)
-    >>> len(set(next(iter(sampler)))), round(float(sampler.inclusion_probabilities().sum()), 6)
-    (8, 8.0)
+    >>> len(set(next(iter(sampler))))
+    8
     """
 
     _values: Tensor | None = None  # positive eigenvalues (r,), double precision
@@ -295,7 +293,11 @@ class DPPBatchSampler(DiverseBatchSampler):
             values, vectors = _decompose_matrix(_kernel_matrix(kernel, features))
         else:
             generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
-            values, vectors = _decompose_features(_uncentred_features(features, kernel, columns, generator))
+            x = _as_double(kernel, features)
+            _check_values(kernel.diag(x), kernel, x)
+            # not centred: a k-DPP depends on the origin
+            phi, _ = fit_feature_map(x, kernel, columns, generator=generator)(x)
+            values, vectors = _decompose_features(_check_values(phi, kernel, x))
         if len(values) < self.batch_size:
             remedy = "raise kernel_rank " if 0 < columns < self.batch_size else ""
             raise InputError(
@@ -323,13 +325,6 @@ class DPPBatchSampler(DiverseBatchSampler):
             vectors, picked = vectors[used], (used.cumsum(0) - 1)[picked]
         return _sample_projections(vectors, picked, levels)
 
-    def inclusion_probabilities(self) -> Tensor:
-        """Exact probability of each sample to be in a batch, summing to batch_size: (n,), double precision."""
-        if self._values is None or self._vectors is None or self._accept is None:
-            return torch.full((self.n,), self.batch_size / self.n, dtype=torch.float64)
-        chosen = _eigenvector_probabilities(self._accept, self.batch_size).to(self._vectors.device)
-        return chosen @ self._vectors.double().square()
-
     def _extra_state(self) -> dict[str, Any]:
         return {"values": self._values, "vectors": self._vectors}
 
@@ -354,14 +349,6 @@ def _decompose_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
         )
     keep = values > len(matrix) * torch.finfo(matrix.dtype).eps * max(highest, 0.0)
     return values[keep].flip(0), vectors[:, keep].flip(1).T
-
-
-def _uncentred_features(x: Tensor, kernel: Kernel, columns: int, generator: torch.Generator) -> Tensor:
-    """Kernel features Φ (n, at most ``columns``), not centred: a k-DPP depends on the origin."""
-    x = x if isinstance(kernel, FunctionKernel) else x.double()
-    _check_values(kernel.diag(x), kernel, x)
-    features, _ = fit_feature_map(x, kernel, columns, generator=generator)(x)
-    return _check_values(features, kernel, x)
 
 
 def _decompose_features(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -412,19 +399,6 @@ def _choose_eigenvectors(accept: Tensor, k: int, count: int, generator: torch.Ge
         taken[m] = levels[m] < accept[m, left]
         left -= taken[m].long()
     return taken.T.nonzero()[:, 1].view(count, k)
-
-
-def _eigenvector_probabilities(accept: Tensor, k: int) -> Tensor:
-    """Probability of each eigenvector to be among the k chosen: (r,)."""
-    left = accept.new_zeros(k + 1)  # distribution of how many are still to be taken
-    left[k] = 1.0
-    result = accept.new_empty(len(accept))
-    for m in range(len(accept) - 1, -1, -1):
-        moved = left * accept[m]
-        result[m] = moved.sum()
-        left = left - moved
-        left[:-1] += moved[1:]
-    return result
 
 
 # --- choosing samples -------------------------------------------------------------------------------------
