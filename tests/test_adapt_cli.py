@@ -172,7 +172,7 @@ def test_embeddings_in_double_precision(tmp_path, capsys):
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
     np.savez(tmp_path / "large.npz", x=1e300 * x.astype(np.float64), labels=y)
     command = adapt(tmp_path / "large.npz", tmp_path / "b.npz", tmp_path / "other")
-    assert "in float32 have NaN or infinite values" in refused(capsys, tmp_path, *command)
+    assert "have NaN, infinite values or ones beyond float32 in" in refused(capsys, tmp_path, *command)
 
 
 def test_adapt_image_folders_and_predict(folders, capsys):

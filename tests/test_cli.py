@@ -379,7 +379,7 @@ def test_input_and_files_of_others_are_never_overwritten(tmp_path, capsys):
         (["z.npz", "--out", "z.npz"], "is the input file"),
         (["z.npz", "--out", "link.npz"], "is the input file"),
         (["z.npz", "--labels-csv", "z.npz"], "is the input file"),
-        (["w.npy", "--out", "other.npz"], "not a strata file"),
+        (["w.npy", "--out", "other.npz"], "holds something else"),
         (["w.npy", "--labels-csv", "notes.csv"], "another name"),
         (["w.npy", "--out", "x.npz", "--labels-csv", "x.npz"], "same file"),
         (["w.npy", "--labels-csv", "."], "folder"),

@@ -1,6 +1,5 @@
 """The demo: made of the product's own commands, it can be stopped, repeated and checked against its own files."""
 
-import csv
 import json
 
 import pytest
@@ -10,6 +9,7 @@ from vardass.adapt import RunConfig
 from vardass.analysis.sampler_noise import variance_report
 from vardass.cli import main
 from vardass.lab.spec import load_sweep
+from vardass.lab.store import read_records
 from vardass.strata import Strata
 
 SAMPLERS = {"uniform", "vardass", "stratified", "ordered", "balanced", "recommended"}
@@ -73,20 +73,21 @@ def test_demo_shows_what_its_files_hold_and_goes_on(tmp_path, capsys, monkeypatc
     # vardass sweep
     records = [json.loads(line) for line in (folder / "sweep/records.jsonl").read_text().splitlines()]
     assert len(records) == 13
-    with (folder / "demo.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 13
     table = shown[shown.index("noise of the loss") :]
-    noise = {(row["algorithm"], row["sampler"]): row["relative_loss_variance"] for row in rows}
-    assert noise["erm", "uniform"] == ""
-    for loss in ("mmd", "coral"):
-        assert float(noise[loss, "uniform"]) == 1.0
+    noise = json.loads((folder / "noise.json").read_text())
+    assert set(noise) == {"mmd", "coral"}
+    for found in noise.values():
+        assert set(found) == SAMPLERS
+        assert found["uniform"] == 1.0
         for sampler in SAMPLERS - {"uniform"}:
-            assert 0.0 < float(noise[loss, sampler]) < 0.9
-            assert f"{float(noise[loss, sampler]):.3f}" in table
-    for row in rows:
-        assert f"{100 * float(row['target_accuracy']):.1f}" in table
-    by_cell = {(row["algorithm"], row["sampler"]): 100 * float(row["target_accuracy"]) for row in rows}
+            assert 0.0 < found[sampler] < 0.9
+            assert f"{found[sampler]:.3f}" in table
+    by_cell = {
+        (each.spec.config["algorithm"], each.spec.cell["sampler"]): 100 * each.result["target_accuracy"]
+        for each in read_records(folder / "sweep")
+    }
+    for accuracy in by_cell.values():
+        assert f"{accuracy:.1f}" in table
     assert f"{by_cell['mmd', 'ordered'] - by_cell['mmd', 'uniform']:+.1f}" in table
     assert (folder / "sweep/report.html").read_text().startswith("<!DOCTYPE html>")
 

@@ -31,7 +31,7 @@ from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_summary, write_report
-from vardass.cli.terminal import note, progress_bar, tell_time, words_of_time
+from vardass.cli.terminal import note, print_json, progress_bar, tell_time, words_of_time
 from vardass.data.domains import Kind, Task
 from vardass.data.embedding_tasks import ScaledInputs, standardise_task
 from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
@@ -260,10 +260,9 @@ def recommended_for(task: Task, settings: dict[str, Any], out: Path, *, resume: 
 def _check_options_of_kind(found: Kind, **options: Mapping[str, Any]) -> None:
     """Refuse options that only another kind of data has a use for."""
     names: dict[str, str] = {kind: name for name, kind in KINDS.items()}
-    for kind, given in options.items():
-        for option, value in given.items():
-            if value is not None and kind != found:
-                raise InputError(f"{option} is for {names[kind]}, the data are {names[found]}; leave it out")
+    for kind, option, value in ((kind, *item) for kind, given in options.items() for item in given.items()):
+        if value is not None and kind != found:
+            raise InputError(f"{option} is for {names[kind]}, the data are {names[found]}; leave it out")
 
 
 def _facts(task: Task) -> dict[str, Any]:
@@ -376,6 +375,6 @@ def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -
         note(f"warning: {summary.one_class}")
     written = [out / MODEL_FILE, out / PREDICTIONS_FILE, out / METRICS_FILE, report]
     if as_json:
-        print(json.dumps({**summary.as_dict(), "written": [str(path) for path in written]}, indent=2))
+        print_json({**summary.as_dict(), "written": written}, indent=2)
     else:
         print_summary(summary, written)

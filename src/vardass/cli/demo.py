@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from vardass.validate import check_count
 
 if TYPE_CHECKING:
     from vardass.kernels import KernelLike
-    from vardass.lab.record import Record, RunSpec
+    from vardass.lab.record import RunSpec
     from vardass.table import Average
 
 __all__ = ["demo"]
@@ -205,30 +206,14 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
     console.print(_NOTES)
     console.print()
     console.print(render(make_tables(results, "splits"), "text"), soft_wrap=True, markup=False)
-    write_text(out / "demo.csv", _csv(records, noise))
-    written = [write_page(out / "sweep"), out / "demo.csv", out / "sweep"]
+    by_loss: dict[str, dict[str, float]] = {}
+    for (algorithm, sampler), ratio in noise.items():
+        by_loss.setdefault(algorithm, {})[sampler] = ratio
+    write_text(out / "noise.json", json.dumps(by_loss, indent=2) + "\n")
+    written = [write_page(out / "sweep"), out / "noise.json", out / "sweep"]
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
 
 
 def _with_error(found: Average, sign: str = "") -> str:
     error = "" if found.stderr is None else f" ± {found.stderr:.1f}"
     return "" if found.mean is None else f"{found.mean:{sign}.1f}{error}"
-
-
-def _csv(records: Sequence[Record], noise: Noise) -> str:
-    """One line for each run."""
-    import pandas as pd
-
-    rows = [
-        {
-            "algorithm": record.spec.config["algorithm"],
-            "sampler": record.spec.cell["sampler"],
-            "task": record.spec.task,
-            "repeat": record.spec.repeat,
-            "steps": record.spec.config["steps"],
-            "target_accuracy": record.result["target_accuracy"],
-            "relative_loss_variance": noise.get((record.spec.config["algorithm"], record.spec.cell["sampler"])),
-        }
-        for record in records
-    ]
-    return pd.DataFrame(rows).to_csv(index=False, float_format="%.6f")

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
@@ -22,7 +21,7 @@ from vardass.analysis.doctor import Diagnosis, diagnose
 from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
-from vardass.cli.terminal import progress_bar
+from vardass.cli.terminal import print_json, progress_bar, save_picture
 from vardass.data.domains import Domain, Kind, Task
 from vardass.data.embedding_tasks import ScaledInputs
 from vardass.data.from_paths import domain_from_path, find_kind, task_from_paths
@@ -31,7 +30,7 @@ from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import write_text
 from vardass.losses import CORALLoss, MMDLoss
-from vardass.plots import diagnosis_figure, require_matplotlib, save_figure
+from vardass.plots import diagnosis_figure
 from vardass.scaling import CLIP
 from vardass.validate import check_count, choose
 
@@ -87,20 +86,13 @@ def doctor(
             algorithm = _warmed_up(task, found_kind, warm_up, batch_size, seed)
         elif found_kind != "features":
             raise InputError(f"{source} holds no embeddings, and --warm-up is 0; give --model RUN, or some steps")
-    asked = {"loss": chosen, "penalty": penalty}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    measured = _measure(
-        task.sources[0],
-        task.target,
-        algorithm,
-        rows=rows,
-        batch_size=batch_size,
-        seed=seed,
-        **given,
-    )
+    asked: dict[str, Any] = {"loss": chosen, "penalty": penalty}
+    given = {name: value for name, value in asked.items() if value is not None}
+    domains = task.sources[0], task.target
+    measured = _measure(*domains, algorithm, rows=rows, batch_size=batch_size, seed=seed, **given)
     written: list[Path] = [] if out is None else _write(measured, out, f"{source.stem} and {target.stem}")
     if as_json:
-        print(json.dumps({**measured.to_dict(), "written": [str(path) for path in written]}, indent=2))
+        print_json({**measured.to_dict(), "written": written}, indent=2)
         return
     print(measured)
     dataset = task.target.dataset
@@ -157,7 +149,8 @@ def _measure(
     settings: dict[str, Any] = {"labels": labels, "class_names": names, "seed": seed, "max_rows": rows}
     settings["sizes"] = (len(source), len(target))
     if algorithm is None:
-        return diagnose(*(_vectors(part) for part in parts), **{**settings, **options})
+        vectors: Any = (Inputs(part, torch.device("cpu")).data for part in parts)
+        return diagnose(*vectors, **{**settings, **options})
     device = next(algorithm.parameters()).device
     features = [outputs(algorithm, Inputs(part, device), **(passing or {}))[0].float().to(device) for part in parts]
     loss = getattr(algorithm, "loss", None)
@@ -166,13 +159,8 @@ def _measure(
     return diagnose(*features, head=algorithm.network.head, **{**settings, **options})
 
 
-def _vectors(part: Domain) -> Tensor:
-    return Inputs(part, torch.device("cpu")).data  # type: ignore[return-value]
-
-
 def _warmed_up(task: Task, kind: Kind, steps: int, batch_size: int, seed: int) -> Algorithm:
     """A small network after some steps on the source alone: what the loss would see soon after the start."""
-    every = {"eval_every": steps, "checkpoint_every": steps}
     config = RunConfig(
         algorithm="erm",
         regression=task.target.regression,
@@ -182,14 +170,12 @@ def _warmed_up(task: Task, kind: Kind, steps: int, batch_size: int, seed: int) -
         batch_size=batch_size,
         selection="last",
         seed=seed,
-        **every,
+        eval_every=steps,
+        checkpoint_every=steps,
     )
+    splits = split_task(task, seed=seed, holdout=0.0, unlabelled_fraction=1.0)
     with progress_bar() as progress:
-        return (
-            Trainer(config, split_task(task, seed=seed, holdout=0.0, unlabelled_fraction=1.0))
-            .run(progress=progress)
-            .algorithm
-        )
+        return Trainer(config, splits).run(progress=progress).algorithm
 
 
 def _of_run(run: Path, source: Path, target: Path, given: dict[str, Any], trust_code: bool) -> tuple[Algorithm, Task]:
@@ -203,8 +189,4 @@ def _of_run(run: Path, source: Path, target: Path, given: dict[str, Any], trust_
 def _write(found: Diagnosis, out: Path, title: str) -> list[Path]:
     make_folder(out)
     write_text(out / "doctor.json", json.dumps(found.to_dict(), indent=2) + "\n")
-    try:
-        require_matplotlib()
-    except InputError:
-        return [out / "doctor.json"]
-    return [out / "doctor.json", *save_figure(diagnosis_figure(found, title=title), out / "doctor")]
+    return [out / "doctor.json", *save_picture(lambda: diagnosis_figure(found, title=title), out / "doctor")]

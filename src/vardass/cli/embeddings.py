@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,16 +16,15 @@ import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from vardass.analysis.comparison import Comparison
 from vardass.analysis.comparison import compare as compare_sets
 from vardass.analysis.coresets import Coreset
 from vardass.analysis.coresets import coreset as make_coreset
-from vardass.cli.terminal import print_line, progress_bar, shares_table
+from vardass.cli.terminal import print_json, print_line, progress_bar, shares_table, titled_table
 from vardass.data.embedding_files import EmbeddingFile, in_one_order, open_embeddings
 from vardass.errors import InputError
-from vardass.files import atomic_write, plain
+from vardass.files import atomic_write
 from vardass.kernels import Kernel, RBFMixture, as_kernel
 from vardass.scaling import standardise as scaled
 from vardass.shards import compare_shards, coreset_shards
@@ -40,6 +39,7 @@ __all__ = [
     "SCALE",
     "Engine",
     "Workers",
+    "begins_with",
     "check_folder",
     "check_output",
     "chosen_kernel",
@@ -111,8 +111,11 @@ def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_s
         raise InputError(f"--scale must be a positive number, median or mean, got {scale!r}") from None
 
 
-def check_output(option: str, target: Path, source: Path) -> None:
-    """Refuse an output that is the input, a folder, or cannot be written; before the work, not after it."""
+def check_output(option: str, target: Path, source: Path, *, is_ours: Callable[[Path], bool] | None = None) -> None:
+    """Refuse an output that is the input, a folder, or cannot be written; before the work, not after it.
+
+    With ``is_ours`` an older result is replaced, anything else is not ours to replace.
+    """
     if target.exists() and source.exists() and os.path.samefile(target, source):
         raise InputError(f"{option} {target} is the input file; choose another name")
     if target.is_dir():
@@ -121,6 +124,14 @@ def check_output(option: str, target: Path, source: Path) -> None:
         raise InputError(f"there is no folder {target.parent} for {option} {target}; make it first")
     if not os.access(target.parent, os.W_OK):
         raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
+    if is_ours is not None and target.exists() and not is_ours(target):
+        raise InputError(f"{option} {target} exists and holds something else; choose another name")
+
+
+def begins_with(path: Path, text: str) -> bool:
+    """Whether a file begins with a text."""
+    with path.open("rb") as file:
+        return file.read(len(text)) == text.encode()
 
 
 def check_folder(out: Path, data: Iterable[Path] = ()) -> None:
@@ -199,8 +210,7 @@ def compare(
     else:
         found = _compare_in_memory([paths[0] for paths in sets], key, columns, labels, standardise, options)
     if as_json:
-        record = {"a": str(first), "b": str(second), "standardised": standardise, **found.to_dict()}
-        print(json.dumps(plain(record), allow_nan=False))
+        print_json({"a": str(first), "b": str(second), "standardised": standardise, **found.to_dict()})
     else:
         _print_comparison(found, first, second, Console(highlight=False))
 
@@ -236,10 +246,8 @@ def _print_comparison(found: Comparison, first: Path, second: Path, console: Con
     if found.kernel:
         print_line(console, f"kernel {found.kernel}")
     console.print()
-    table = Table(box=None, pad_edge=False)
     percent = f"{100 * found.confidence:g} % interval"
-    for title in ("", "value", percent, "of the spread", "plug-in", "p"):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    table = titled_table(("", "value", percent, "of the spread", "plug-in", "p"))
     for each in found.results:
         p = "" if each.p_value is None else f"{each.p_value:.3g}"
         share = f"{100 * each.relative:.3g} %"
@@ -322,8 +330,7 @@ def coreset(
     _save(found, picked, out)
     if as_json:
         chosen_rows = {name: values.tolist() for name, values in picked.items()}
-        record = {"file": str(file), **found.to_dict(), **chosen_rows, "out": str(out)}
-        print(json.dumps(plain(record), allow_nan=False))
+        print_json({"file": str(file), **found.to_dict(), **chosen_rows, "out": str(out)})
     else:
         _print_coreset(found, file, out, d, Console(highlight=False))
 
@@ -351,15 +358,12 @@ def _beside(
 def _check_out(out: Path, source: Path) -> None:
     if out.suffix.lower() not in (".npz", ".csv"):
         raise InputError(f"representatives are written as .npz or .csv, got --out {out}; change its ending")
-    check_output("--out", out, source)
-    if out.exists() and not _is_ours(out):  # an older result is replaced, anything else is not ours to replace
-        raise InputError(f"--out {out} exists and holds something else; choose another name")
+    check_output("--out", out, source, is_ours=_holds_coreset)
 
 
-def _is_ours(out: Path) -> bool:
+def _holds_coreset(out: Path) -> bool:
     if out.suffix.lower() == ".csv":
-        with out.open("rb") as file:
-            return file.read(10) == b"row,weight"
+        return begins_with(out, "row,weight")
     try:
         with np.load(out, allow_pickle=False) as arrays:
             return {"indices", "weights", "meta"} <= set(arrays.files)

@@ -22,17 +22,11 @@ from vardass.adapt.devices import pick_device
 from vardass.adapt.model import MODEL_FILE, export_model, load_model
 from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import DATA_FILE, reading_of
-from vardass.adapt.scores import (
-    ClassificationScores,
-    Evaluation,
-    RegressionEvaluation,
-    evaluate_domains,
-    labelled_domains,
-)
+from vardass.adapt.scores import Evaluation, RegressionEvaluation, evaluate_domains, labelled_domains
 from vardass.adapt.selection import outputs
 from vardass.cli.embeddings import check_folder, check_output, csv_text, make_folder
 from vardass.cli.run_options import TrustCode, parse_pairs
-from vardass.cli.terminal import print_line, titled_table
+from vardass.cli.terminal import print_json, print_line, save_picture, titled_table
 from vardass.data.domains import Domain, Task, find_sample
 from vardass.data.embedding_tasks import ScaledInputs, standardise_task
 from vardass.data.from_paths import domain_from_path, task_from_paths
@@ -41,7 +35,7 @@ from vardass.data.registry import image_options, load_task
 from vardass.data.splits import split_task
 from vardass.errors import InputError
 from vardass.files import read_json, write_text
-from vardass.plots import evaluation_figure, require_matplotlib, save_figure
+from vardass.plots import evaluation_figure
 from vardass.validate import refuse_code, shorten
 
 __all__ = [
@@ -56,7 +50,7 @@ __all__ = [
 ]
 
 PREDICTIONS_FILE = "predictions.csv"
-RESULT_FILE, SAMPLES_FILE, CONFUSION_FILE, FIGURE = "evaluation.json", "samples.csv", "confusion.csv", "evaluation"
+RESULT_FILE, SAMPLES_FILE, FIGURE = "evaluation.json", "samples.csv", "evaluation"
 _DATA = (
     "Labelled data, each a domain: folder of class folders or file of embeddings, as PATH or NAME=PATH; or a folder "
     "of domains. Without any: what the run kept out of training, and its target."
@@ -274,10 +268,10 @@ def evaluate(
     result = {"run": str(run), "measured_on": note or "the data given", **found.to_dict()}
     written = [] if out is None else _write(found, domains, result, out)
     if as_json:
-        print(json.dumps({**result, "written": [str(path) for path in written]}, indent=2, allow_nan=False))
+        print_json({**result, "written": written}, indent=2)
         return
     console = Console(highlight=False)
-    console.print(Text(f"{run}{f': {note}' if note else ''}", style="bold"), soft_wrap=True)
+    print_line(console, f"{run}{f': {note}' if note else ''}", "bold")
     if isinstance(found, RegressionEvaluation):
         _print_numbers(found, console)
     else:
@@ -357,7 +351,7 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
 def _check_results(out: Path, data: Sequence[Path]) -> None:
     """Refuse a file, a folder inside the data, and one whose files of the same names are no older evaluation."""
     check_folder(out, data)
-    names = [RESULT_FILE, SAMPLES_FILE, CONFUSION_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
+    names = [RESULT_FILE, SAMPLES_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
     there = [name for name in names if (out / name).exists()]
     if there and not {"run", "overall", "domains"} <= read_json(out / RESULT_FILE).keys():
         raise InputError(f"{out} holds {there[0]!r}, which is of no earlier evaluation; choose another folder")
@@ -367,42 +361,29 @@ def _write(
     found: Evaluation | RegressionEvaluation, domains: Mapping[str, Domain], result: Mapping[str, Any], out: Path
 ) -> list[Path]:
     make_folder(out)
-    files = {RESULT_FILE: json.dumps(result, indent=2, allow_nan=False) + "\n"}
     rows: list[Sequence[Any]] = []
-    if isinstance(found, RegressionEvaluation):
-        head = ("domain", "sample", *(f"{name}{end}" for end in ("", " predicted") for name in found.names))
-        for title, domain in domains.items():
-            table = torch.cat([found.labels[title], found.predictions[title]], 1).tolist()
-            samples = sample_names(domain, None)
-            rows += [(title, sample, *(f"{v:.9g}" for v in row)) for sample, row in zip(samples, table, strict=True)]
-    else:
-        head, names = ("domain", "sample", "label", "class", "confidence"), found.overall.classes
-        for title, domain in domains.items():
+    for title, domain in domains.items():
+        cells: list[Sequence[Any]]
+        if isinstance(found, RegressionEvaluation):
+            head = [f"{name}{end}" for end in ("", " predicted") for name in found.names]
+            numbers = torch.cat([found.labels[title], found.predictions[title]], 1).tolist()
+            cells = [[f"{value:.9g}" for value in row] for row in numbers]
+        else:
+            head, names = ["label", "class", "confidence"], found.overall.classes
             confidences, guesses = found.probabilities[title].max(1)
             columns = found.labels[title].tolist(), guesses.tolist(), confidences.tolist()
-            each = zip(sample_names(domain, None), *columns, strict=True)
-            rows += [(title, sample, names[y], names[guess], f"{sure:.6f}") for sample, y, guess, sure in each]
-        confusion = [
-            (title, name, *row)
-            for title, scores in _tables(found)
-            for name, row in zip(names, scores.confusion.tolist(), strict=True)
-        ]
-        files[CONFUSION_FILE] = csv_text(("domain", "class", *names), confusion)
-    files[SAMPLES_FILE] = csv_text(head, rows)
-    for name, text in files.items():
-        write_text(out / name, text)
-    written = [out / name for name in files]
-    try:
-        require_matplotlib()
-    except InputError:
-        return written
-    return [*written, *save_figure(evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE)]
+            cells = [(names[y], names[guess], f"{sure:.6f}") for y, guess, sure in zip(*columns, strict=True)]
+        rows += [(title, sample, *row) for sample, row in zip(sample_names(domain, None), cells, strict=True)]
+    write_text(out / RESULT_FILE, json.dumps(result, indent=2, allow_nan=False) + "\n")
+    write_text(out / SAMPLES_FILE, csv_text(["domain", "sample", *head], rows))
+    picture = save_picture(lambda: evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE)
+    return [out / RESULT_FILE, out / SAMPLES_FILE, *picture]
 
 
 # --- terminal -------------------------------------------------------------------------------------------
 
 
-def _tables(found: Evaluation) -> list[tuple[str, ClassificationScores]]:
+def _tables(found: Any) -> list[tuple[str, Any]]:
     """Scores of each domain and, where there are several, of all; no domain's name is taken twice."""
     rows = list(found.domains.items())
     return rows if len(rows) == 1 else [*rows, ("all" if "all" not in found.domains else "all domains", found.overall)]
@@ -410,8 +391,7 @@ def _tables(found: Evaluation) -> list[tuple[str, ClassificationScores]]:
 
 def _print_numbers(found: RegressionEvaluation, console: Console) -> None:
     table = titled_table(("domain", "samples", "R²", "RMSE", "MAE"))
-    rows = list(found.domains.items())
-    for name, scores in rows if len(rows) == 1 else [*rows, ("all", found.overall)]:
+    for name, scores in _tables(found):
         for title, each in {name: scores, **{f"  {column}": of for column, of in scores.columns.items()}}.items():
             table.add_row(Text(title), f"{scores.n:,}", f"{each.r2:.4f}", f"{each.rmse:.5g}", f"{each.mae:.5g}")
     console.print(table)

@@ -132,60 +132,56 @@ def schema_option(make: Callable[[], dict[str, Any]], *, panel: str | None = Non
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a ``RunConfig`` from a command's values; ``network`` is left out where none was named.
+    """Settings of a ``RunConfig`` from what `with_run_options` passed on; ``network`` only where one was named.
 
     An option overrides ``--set``, and both override ``--config``. Two that say different things are refused. Options of
     an algorithm, sampler or network in ``--config`` are left out if another one is asked for.
-
-    Parameters
-    ----------
-    given : mapping
-        What `with_run_options` passed on.
     """
     flags = {name: value for name, value in given.items() if value is not None}
     file, pairs, penalty = flags.pop("config", None), flags.pop("settings", None), flags.pop("penalty", None)
     trust_code = flags.pop("trust_code", False)
-    chosen: dict[str, Any] = {}
+    asked: dict[str, tuple[Any, str]] = {}  # value, and what was typed, by "setting" or "group_options.option"
+
+    def ask(name: str, value: Any, typed: str) -> None:
+        name = "algorithm_options.penalty" if name == "penalty" else name
+        group, _, option = name.partition(".")
+        if isinstance(value, dict) and not option and _is_group(group):
+            for key, each in value.items():
+                ask(f"{group}.{key}", each, typed)
+            return
+        for known in (name, group) if _is_group(group) else (name,):
+            if known in asked and asked[known][0] != value:
+                raise InputError(f"{typed} and {asked[known][1]} differ; give one of them")
+        asked[name] = value, typed
+
     for name, value in flags.items():
+        flag = _MORE_NAMES.get(name, (_flag(name),))[0] if _is_group(name) else _flag(name)
         if isinstance(value, list):
-            value = parse_pairs(_flag(name), value)
-        chosen[name] = _value(name, value) if isinstance(value, str) else value
-    said = {name: f"{_flag(name)} {value}" for name, value in chosen.items()}
-    more = [] if penalty is None else [("penalty", penalty, f"--penalty {penalty}")]
-    more += [(name, value, f"--set {name}={value}") for name, value in parse_pairs("--set", pairs).items()]
-    for name, value, words in more:
-        _add(chosen, said, name, value, words)
+            for option, each in parse_pairs(_flag(name), value).items():
+                ask(f"{name}.{option}", each, f"{flag} {option}={each}")
+        else:
+            value = _value(name, value) if isinstance(value, str) else value
+            ask(name, value, f"{flag} {value}")
+    if penalty is not None:
+        ask("penalty", penalty, f"--penalty {penalty}")
+    for name, value in parse_pairs("--set", pairs).items():
+        ask(name, value, f"--set {name}={value}")
     settings = {**_DEFAULTS, **({} if file is None else _read_config(file.expanduser(), trust_code))}
     for owner, options in _OWNED.items():
-        if chosen.get(owner, settings.get(owner)) != settings.get(owner):
+        if owner in asked and asked[owner][0] != settings.get(owner):
             settings.pop(options, None)
-    for name, value in chosen.items():
-        together = isinstance(value, dict) and isinstance(settings.get(name), dict)
-        settings[name] = {**settings[name], **value} if together else value
+    for name, (value, _) in asked.items():
+        group, _, option = name.partition(".")
+        if option and _is_group(group):
+            settings[group] = {**settings.get(group, {}), option: value}
+        else:
+            settings[name] = value
     return settings
 
 
-def _add(chosen: dict[str, Any], said: dict[str, str], name: str, value: Any, words: str) -> None:
-    """Add one setting, unless another option says something else."""
-    name = "algorithm_options.penalty" if name == "penalty" else name
-    group, _, option = name.partition(".")
-    if _SCHEMA.get(group, {}).get("type") == "object" and option:
-        inner: Any = {option: value}
-    else:
-        group, inner = name, value
-    before = chosen.get(group)
-    if isinstance(before, dict) and isinstance(inner, dict):
-        differing = [key for key in inner if key in before and before[key] != inner[key]]
-        if not differing:
-            chosen[group] = {**before, **inner}
-            return
-        earlier = f"{_MORE_NAMES.get(group, (_flag(group),))[0]} {differing[0]}={before[differing[0]]}"
-    elif group not in chosen or before == inner:
-        chosen[group] = inner
-        return
-    else:
-        earlier = said.get(group, f"--set {group}={before}")
-    raise InputError(f"{words} and {earlier} differ; give one of them")
+def _is_group(name: str) -> bool:
+    """Whether a setting holds options by name."""
+    return bool(_SCHEMA.get(name, {}).get("type") == "object")
 
 
 def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,15 +20,16 @@ from vardass.cli.embeddings import (
     SCALE,
     Engine,
     Workers,
+    begins_with,
     check_output,
     chosen_kernel,
     common_folder,
     in_parts,
 )
-from vardass.cli.terminal import bar, plain_table, print_line, progress_bar, shares_table
+from vardass.cli.terminal import bar, plain_table, print_json, print_line, progress_bar, shares_table
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
-from vardass.files import atomic_write, plain
+from vardass.files import atomic_write
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.shards import ShardStrata, stratify_shards
 from vardass.shards.files import expand
@@ -105,7 +104,7 @@ def stratify(
         check_count(
             k, "--k", high=len(features), remedy=f"{source} has {len(features):,} rows, each stratum at least one"
         )
-        start = None if warm_start is None else _load_strata(warm_start)
+        start = None if warm_start is None else Strata.load(warm_start)
         written = _check_outputs(source, out, labels_csv)  # before the work, not after it
         reading = time.perf_counter() - clock
         with progress_bar() as progress:
@@ -128,8 +127,7 @@ def stratify(
         strata, d, seconds = found, features.shape[1], {"read": reading, **_seconds(found)}
     if as_json:
         record = {"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)}
-        record["labels_csv"] = None if labels_csv is None else str(labels_csv)
-        print(json.dumps(plain(record), allow_nan=False))
+        print_json({**record, "labels_csv": None if labels_csv is None else str(labels_csv)})
     else:
         _print_report(strata, f"{source.name}: {strata.n:,} samples, {d:,} features", seconds, written)
 
@@ -139,32 +137,25 @@ def _seconds(strata: Strata | ShardStrata) -> dict[str, float]:
     return {name.removeprefix("seconds_"): float(value) for name, value in parts.items()}
 
 
-def _load_strata(path: Path) -> Strata:
-    if path.exists() and not zipfile.is_zipfile(path):
-        raise InputError(f"{path} is not a strata file; give one that vardass stratify wrote")
-    return Strata.load(path)
-
-
 def _check_outputs(source: Path, out: Path, labels_csv: Path | None) -> list[Path]:
     """The files that will be written, each of which may be."""
     if out.suffix != ".npz":
         raise InputError(f"strata are written as .npz, got --out {out}; for text use --labels-csv")
-    if labels_csv is not None and labels_csv.absolute() == out.absolute():
+    check_output("--out", out, source, is_ours=_holds_strata)
+    if labels_csv is None:
+        return [out]
+    if labels_csv.absolute() == out.absolute():
         raise InputError(f"--out and --labels-csv are the same file {out}; choose two names")
-    targets = {"--out": out} if labels_csv is None else {"--out": out, "--labels-csv": labels_csv}
-    for option, target in targets.items():
-        check_output(option, target, source)
-    # an older result is replaced, anything else is not ours to replace
-    if out.exists():
-        try:
-            _load_strata(out)
-        except InputError:
-            raise InputError(f"--out {out} exists and is not a strata file; choose another name") from None
-    if labels_csv is not None and labels_csv.exists():
-        with labels_csv.open("rb") as file:
-            if file.read(len(_CSV_HEADER)) != _CSV_HEADER.encode():
-                raise InputError(f"--labels-csv {labels_csv} holds something else; choose another name")
-    return list(targets.values())
+    check_output("--labels-csv", labels_csv, source, is_ours=lambda path: begins_with(path, _CSV_HEADER))
+    return [out, labels_csv]
+
+
+def _holds_strata(path: Path) -> bool:
+    try:
+        Strata.load(path)
+    except InputError:
+        return False
+    return True
 
 
 def _save(strata: Strata, out: Path, labels_csv: Path | None) -> None:
@@ -180,26 +171,18 @@ def _save(strata: Strata, out: Path, labels_csv: Path | None) -> None:
 
 
 def _record(strata: Strata | ShardStrata) -> dict[str, Any]:
-    bound = strata.bound
+    bound, sizes = strata.bound, strata.sizes
+    names = ("n", "k", "kernel", "solver", "variance", "variance_stderr", "uniform_variance", "reduction", "gap")
     return {
-        "n": strata.n,
-        "k": strata.k,
-        "kernel": strata.kernel,
-        "solver": strata.solver,
-        "variance": strata.variance,
-        "variance_stderr": strata.variance_stderr,
-        "uniform_variance": strata.uniform_variance,
+        **{name: getattr(strata, name) for name in (*names, "singletons")},
         "relative_variance": strata.variance / strata.uniform_variance if strata.uniform_variance > 0 else 0.0,
         "without_replacement": _without_replacement(strata),
-        "reduction": strata.reduction,
         "bound": None if bound is None else bound.variance,
         "bound_stderr": None if bound is None else bound.stderr,
         "bound_method": None if bound is None else bound.method,
-        "gap": strata.gap,
-        "min_size": int(strata.sizes.min()),
-        "median_size": float(strata.sizes.double().quantile(0.5)),
-        "max_size": int(strata.sizes.max()),
-        "singletons": strata.singletons,
+        "min_size": int(sizes.min()),
+        "median_size": float(sizes.double().quantile(0.5)),
+        "max_size": int(sizes.max()),
         "size_histogram": strata.size_histogram(),
         "info": {name: value for name, value in strata.info.items() if not name.startswith("seconds_")},
     }

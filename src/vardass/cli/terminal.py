@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from vardass.errors import InputError
+from vardass.files import plain
+from vardass.plots import require_matplotlib, save_figure
+
 __all__ = [
     "bar",
     "note",
     "plain_table",
+    "print_json",
     "print_line",
     "progress_bar",
+    "save_picture",
     "shares_table",
     "tell_time",
     "titled_table",
@@ -96,6 +104,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def print_json(record: Any, *, indent: int | None = None) -> None:
+    """One JSON object on stdout; numbers that are not finite are null, paths are text."""
+    print(json.dumps(plain(record), indent=indent, allow_nan=False, default=str))
+
+
 def print_line(console: Console, text: str, style: str = "") -> None:
     """One line as it is: no markup, not cut at the width of the terminal."""
     console.print(Text(text, style=style), soft_wrap=True)
@@ -107,6 +120,15 @@ def plain_table(*justify: Literal["left", "right"]) -> Table:
     for side in justify:
         table.add_column(justify=side, no_wrap=True)
     return table
+
+
+def save_picture(draw: Callable[[], Any], path: Path) -> list[Path]:
+    """Files of the figure that ``draw`` makes; none where matplotlib is not installed."""
+    try:
+        require_matplotlib()
+    except InputError:
+        return []
+    return save_figure(draw(), path)
 
 
 def titled_table(titles: Sequence[str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -233,32 +234,29 @@ class Domain:
 
     def hide_labels(self) -> Domain:
         """The same domain with labels that raise `LabelsHidden` until its own ``reveal()`` is called."""
-        return self._derive(self.name, self.dataset, self._labels, self.domain_ids, hidden=True)
+        return self._changed(_hidden=True)
 
     def reveal(self) -> Domain:
         """Make the labels of this domain readable, and return it; what was cut from it before stays hidden."""
         self._hidden = False
         return self
 
-    def subset(self, rows: Tensor, *, name: str | None = None) -> Domain:
+    def subset(self, rows: Tensor) -> Domain:
         """Some samples of the domain, in the order given; hidden labels stay hidden."""
         rows = torch.as_tensor(rows)
         labels = None if self._labels is None else self._labels[rows]
         cut = Subset(self.dataset, rows.tolist())
         if isinstance(self.dataset, Subset):  # one step from sample to data, however often it is cut
             cut = Subset(self.dataset.dataset, [self.dataset.indices[row] for row in cut.indices])
-        return self._derive(name or self.name, cut, labels, self.domain_ids[rows], hidden=self._hidden)
+        return self._changed(dataset=cut, _labels=labels, domain_ids=self.domain_ids[rows])
 
     def with_inputs(self, dataset: Dataset[Tensor]) -> Domain:
         """The same samples with other inputs, such as scaled ones; hidden labels stay hidden."""
-        return self._derive(self.name, dataset, self._labels, self.domain_ids, hidden=self._hidden)
+        return self._changed(dataset=dataset)
 
-    def _derive(
-        self, name: str, dataset: Dataset[Tensor], labels: Tensor | None, domain_ids: Tensor, *, hidden: bool
-    ) -> Domain:
-        more: Any = {"kind": self.kind, "domain_ids": domain_ids, "regression": self.regression}
-        domain = Domain(name, dataset, labels, self.class_names, **more)
-        domain._hidden = hidden
+    def _changed(self, **values: Any) -> Domain:
+        domain = copy.copy(self)
+        vars(domain).update(values)
         return domain
 
 
@@ -333,21 +331,18 @@ class Task:
                 raise InputError(f"domain {domain.name!r} has 0 samples; at least 1 is needed, check its files")
         _same_prediction(self.sources[0], self.target)
         classes = self.sources[0].class_names
-        if self.target.regression:
-            if self.target.class_names != classes:
-                raise InputError(
-                    f"target {self.target.name!r} has the numbers {shorten(self.target.class_names)}, the source "
-                    f"{shorten(classes)}; name the same numbers in the same order"
-                )
-            unite(self.sources).known_labels()
-            return
-        refuse_unknown(self.target.class_names, classes, f"target {self.target.name!r}", "source")
+        if not self.target.regression:
+            refuse_unknown(self.target.class_names, classes, f"target {self.target.name!r}", "source")
         if self.target.class_names != classes:
             raise InputError(
-                f"target class names {shorten(self.target.class_names)} are not those of the source "
-                f"{shorten(classes)}, in the same order; load the target with the class names of the source"
+                f"target {self.target.name!r} has the {'numbers' if self.target.regression else 'classes'} "
+                f"{shorten(self.target.class_names)}, the source {shorten(classes)}; name the same ones in the same "
+                "order"
             )
-        counts = torch.bincount(unite(self.sources).known_labels(), minlength=len(classes))
+        labels = unite(self.sources).known_labels()
+        if self.target.regression:
+            return
+        counts = torch.bincount(labels, minlength=len(classes))
         absent = [classes[i] for i in (counts == 0).nonzero().flatten().tolist()]
         if absent:
             raise InputError(

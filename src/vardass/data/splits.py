@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vardass.data.domains import Domain, Task, unite
 from vardass.errors import InputError
-from vardass.validate import check_count
+from vardass.validate import check_count, check_number
 
 __all__ = ["TaskSplits", "named_seed", "split_task"]
 
@@ -76,13 +76,8 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
     if not isinstance(task, Task):
         raise InputError(f"only a Task can be split, got {task!r}; make one of domains, or with load_task")
     seed = check_count(seed, "seed", low=0)  # numbers of numpy are spelt differently and would give other splits
-    for name, value in (("holdout", holdout), ("unlabelled_fraction", unlabelled_fraction)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{name} must be a number, got {value!r}; 0.2 and 0.5 are usual")
-    if not 0 <= holdout < 1:
-        raise InputError(f"holdout must be at least 0 and below 1, got {holdout}; 0.2 is DomainBed's")
-    if not 0 < unlabelled_fraction <= 1:
-        raise InputError(f"unlabelled_fraction must be above 0 and at most 1, got {unlabelled_fraction}; 0.5 is usual")
+    check_number(holdout, "holdout", low=0.0, below=1.0, remedy="0.2 is DomainBed's")
+    check_number(unlabelled_fraction, "unlabelled_fraction", low=0.0, high=1.0, remedy="0.5 is usual")
     train, validation = [], []
     for source in task.sources:
         out, rest = _cut(_shuffle(source, seed), holdout)
