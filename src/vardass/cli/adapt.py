@@ -42,8 +42,6 @@ from vardass.errors import InputError
 from vardass.files import is_temporary, read_json, remove_temporary, write_text
 from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 
-__all__ = ["adapt", "tasks", "train"]
-
 _LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."

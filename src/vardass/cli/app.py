@@ -17,8 +17,6 @@ from vardass.cli.lab import figure, report, status, sweep, tables
 from vardass.cli.models import evaluate, export, predict
 from vardass.cli.stratify import stratify, warmup
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="vardass",
     no_args_is_help=True,

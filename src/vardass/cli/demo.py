@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from vardass.lab.record import RunSpec
     from vardass.table import Average
 
-__all__ = ["demo"]
-
 _PRESET = "demo"
 _PAIRS = 4  # source-target pairs of the preset
 _SHOWN_K = 64

@@ -34,8 +34,6 @@ from vardass.plots import diagnosis_figure
 from vardass.scaling import CLIP
 from vardass.validate import check_count, choose
 
-__all__ = ["NETWORKS", "doctor", "short_form"]
-
 NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio"}
 _SHORT_ROWS, _SHORT_SHARE = 512, 0.005  # of the samples that went through the network in training, thrice each
 _SHORT_LEAST = 64

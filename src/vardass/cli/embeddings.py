@@ -31,26 +31,6 @@ from vardass.shards import compare_shards, coreset_shards
 from vardass.shards.files import expand, is_large
 from vardass.validate import choose
 
-__all__ = [
-    "COLUMNS",
-    "GAMMAS",
-    "KERNEL",
-    "PARTS",
-    "SCALE",
-    "Engine",
-    "Workers",
-    "begins_with",
-    "check_folder",
-    "check_output",
-    "chosen_kernel",
-    "common_folder",
-    "compare",
-    "coreset",
-    "csv_text",
-    "in_parts",
-    "make_folder",
-]
-
 FILE = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or a quoted pattern of .npy or .parquet files."
 KERNEL = "mmd (the paper's RBF mixture), rbf, coral or linear."
 GAMMAS = "Gammas of mmd or rbf, such as 0.1,1,10."

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from vardass.lab.record import RunSpec
     from vardass.lab.sweep import Status, SweepResult
 
-__all__ = ["figure", "report", "status", "sweep", "tables"]
-
 _JOBS = "Runs at a time; default: number of CPUs. Each run uses one thread."
 _ENGINE = "local: processes of this machine. ray: a Ray cluster, that of RAY_ADDRESS if set."
 _ROOT = "NAME=DIR: folder of the data set NAME of the specification; repeatable."

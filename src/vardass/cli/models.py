@@ -38,17 +38,6 @@ from vardass.files import read_json, write_text
 from vardass.plots import evaluation_figure
 from vardass.validate import refuse_code, shorten
 
-__all__ = [
-    "PREDICTIONS_FILE",
-    "PredictedNumbers",
-    "Predictions",
-    "evaluate",
-    "export",
-    "load_run",
-    "predict",
-    "predict_domain",
-]
-
 PREDICTIONS_FILE = "predictions.csv"
 RESULT_FILE, SAMPLES_FILE, FIGURE = "evaluation.json", "samples.csv", "evaluation"
 _DATA = (

@@ -18,8 +18,6 @@ from vardass.adapt.run_folder import CONFIG_FILE
 from vardass.errors import InputError
 from vardass.validate import refuse_code
 
-__all__ = ["DATA_PANEL", "TrustCode", "parse_pairs", "schema_option", "settings_of", "with_run_options"]
-
 DATA_PANEL = "Data and files"
 _METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
 _PANELS = {

@@ -21,8 +21,6 @@ from vardass.cli.terminal import print_line
 from vardass.files import write_text
 from vardass.table import markdown, quote_markdown
 
-__all__ = ["Summary", "print_summary", "write_report"]
-
 _TOO_MANY = 0.3  # of the predictions, beyond the share of that class in the source
 REPORT_FILE, RESULT_FILE = "report.md", "result.json"
 _SCORES = {

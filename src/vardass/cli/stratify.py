@@ -37,8 +37,6 @@ from vardass.solvers import stratify as make_strata
 from vardass.strata import Strata
 from vardass.validate import check_count
 
-__all__ = ["stratify", "warmup"]
-
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans; interior-point, of Figure 3, for small n."
 _FILES = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or several .npy or .parquet files, or a quoted pattern."
 _SAMPLE = "Rows that strata are found on; default: 131072, or 512 for each stratum if that is more."

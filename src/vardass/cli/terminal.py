@@ -19,20 +19,6 @@ from vardass.errors import InputError
 from vardass.files import plain
 from vardass.plots import require_matplotlib, save_figure
 
-__all__ = [
-    "bar",
-    "note",
-    "plain_table",
-    "print_json",
-    "print_line",
-    "progress_bar",
-    "save_picture",
-    "shares_table",
-    "tell_time",
-    "titled_table",
-    "words_of_time",
-]
-
 _BAR = 28  # characters
 _WATCHED, _WORTH_TELLING, _LONG_START = 2.0, 20.0, 10.0  # seconds
 Told = Callable[[float, str], None]

@@ -18,17 +18,6 @@ from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.validate import check_count, choose
 
-__all__ = [
-    "AUDIO_ENDINGS",
-    "AudioDataset",
-    "FrontEnd",
-    "mel_filters",
-    "mel_spectrogram",
-    "pcen",
-    "resample",
-    "smooth",
-]
-
 AUDIO_ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".au", ".caf")
 _KERNEL_LIMIT = 1 << 24  # entries of a polyphase filter bank: 64 MB
 _BLOCK = 256

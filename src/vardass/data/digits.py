@@ -12,8 +12,6 @@ from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.validate import check_count
 
-__all__ = ["digit_names", "load_digits_task"]
-
 _DOMAINS = ("mnist", "optdigits")
 
 

@@ -16,20 +16,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from vardass.errors import InputError, VardassError
 from vardass.validate import ArrayLike, as_labels, as_numbers, as_tensor, check_flag, choose, shorten, unknown
 
-__all__ = [
-    "Domain",
-    "Kind",
-    "LabelsHidden",
-    "Task",
-    "TensorInputs",
-    "find_sample",
-    "pair_names",
-    "parse_pair",
-    "parts_of",
-    "refuse_unknown",
-    "unite",
-]
-
 Kind: TypeAlias = Literal["features", "image", "audio"]
 
 

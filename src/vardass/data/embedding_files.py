@@ -22,20 +22,6 @@ from vardass.errors import InputError, needs_extra
 from vardass.files import PathLike, as_path
 from vardass.validate import as_features, shorten
 
-__all__ = [
-    "BLOCK_ROWS",
-    "EMBEDDING_ENDINGS",
-    "Columns",
-    "EmbeddingFile",
-    "finite_rows",
-    "in_one_order",
-    "is_number",
-    "open_embeddings",
-    "read_embeddings",
-    "read_groups",
-    "row_name",
-]
-
 Columns: TypeAlias = "str | Sequence[str | int]"
 Header: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any]]"
 Read: TypeAlias = "Callable[[list[int], range | None], Iterator[list[Any]]]"

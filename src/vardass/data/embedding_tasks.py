@@ -27,17 +27,6 @@ from vardass.files import PathLike, as_path
 from vardass.scaling import Scale, robust_scale, scale_columns
 from vardass.validate import as_numbers, as_tensor, shorten
 
-__all__ = [
-    "ScaledInputs",
-    "class_positions",
-    "embedding_names",
-    "embedding_task",
-    "load_embeddings",
-    "read_labelled",
-    "scaled_inputs",
-    "standardise_task",
-]
-
 _MOST_FRACTIONS = 20  # different labels with fractions that may be names of classes
 _FAR = 1000.0  # deviations: a mark for missing values, or another unit, rather than a tail
 

@@ -14,8 +14,6 @@ from torch.utils.data import Dataset
 from vardass.errors import InputError
 from vardass.files import PathLike
 
-__all__ = ["FileDataset"]
-
 _SHARED = Path("/dev/shm")
 
 

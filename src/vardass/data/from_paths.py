@@ -21,22 +21,6 @@ from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
 from vardass.validate import choose, shorten
 
-__all__ = [
-    "KINDS",
-    "FileKind",
-    "domain_from_path",
-    "files_in",
-    "find_kind",
-    "folder_domain",
-    "folder_names",
-    "folder_task",
-    "load_folders",
-    "locate",
-    "preparation",
-    "subfolders",
-    "task_from_paths",
-]
-
 FileKind = Literal["image", "audio"]
 _ENDINGS: dict[FileKind, tuple[str, ...]] = {"image": IMAGE_ENDINGS, "audio": AUDIO_ENDINGS}
 

@@ -24,19 +24,6 @@ from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.validate import check_count, check_flag, choose
 
-__all__ = [
-    "IMAGENET",
-    "IMAGE_ENDINGS",
-    "ImageDataset",
-    "ImagePreprocessing",
-    "RandomCrops",
-    "augment",
-    "crop_box",
-    "normalise",
-    "random_crops",
-    "small_size",
-]
-
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _MODES = {1: "L", 3: "RGB"}
 _INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in Pillow's numbering

@@ -15,8 +15,6 @@ from vardass.files import PathLike, as_path
 from vardass.registry import Registry, check_options, declared_options
 from vardass.validate import check_flag
 
-__all__ = ["DATASETS", "DatasetInfo", "find_dataset", "image_options", "load_task", "loader_switches", "task_names"]
-
 
 @dataclass(frozen=True)
 class DatasetInfo:

@@ -12,8 +12,6 @@ from vardass.data.domains import Domain, Task, unite
 from vardass.errors import InputError
 from vardass.validate import check_count, check_number
 
-__all__ = ["TaskSplits", "named_seed", "split_task"]
-
 
 @dataclass(frozen=True, eq=False)
 class TaskSplits:

@@ -20,8 +20,6 @@ from vardass.data.embedding_tasks import standardise_task
 from vardass.files import PathLike
 from vardass.scaling import standardise
 
-__all__ = ["WatchData", "load_watch", "load_watch_task", "watch_domains", "watch_names"]
-
 _SIDES = ("left", "right")
 _GROUPS = {"A": (1, 5), "B": (6, 10)}  # first and last person
 _DOMAINS = tuple(f"{side}-{group}" for side in _SIDES for group in _GROUPS)
