@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vardass.adapt import NETWORK_NAMES, Network, make_network
 from vardass.data.images import IMAGENET, ImagePreprocessing
-from vardass.errors import InputError
+from vardass.errors import InputError, MissingExtraError
 from vardass.paper.arm import widen_input
 
 SPECS: list[tuple[str, tuple[int, ...], dict[str, Any], int]] = [
@@ -212,7 +212,7 @@ def test_errors_name_the_value_and_a_remedy(call: Callable[[], Any], message: st
 @pytest.mark.parametrize("spec", ["resnet18-random", "resnet18"])
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(InputError, match=r"pip install 'vardass\[adapt\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'vardass\[adapt\]'"):
         make_network(spec, (3, 32, 32), 2)
 
 

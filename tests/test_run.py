@@ -11,7 +11,7 @@ import torch
 
 from sweeping import make_runs, numbers
 from vardass.adapt.run_folder import CHECKPOINT_FILE
-from vardass.errors import InputError
+from vardass.errors import InputError, MissingExtraError
 from vardass.lab import run as execute_module
 from vardass.lab.run import Stopped, execute
 from vardass.lab.store import read_records
@@ -101,7 +101,7 @@ def test_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, err
             execute(spec, tmp_path)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "safetensors", None)
-        with pytest.raises(InputError, match="need safetensors, which is not installed"):
+        with pytest.raises(MissingExtraError, match="needs safetensors, which is not installed"):
             execute(spec, tmp_path)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     execute(spec, tmp_path)

@@ -156,12 +156,6 @@ def test_bad_arrays_are_refused(p, y, options, message):
     assert message in str(error.value)
 
 
-def test_bad_intervals_are_refused():
-    for arguments in ((3, 2), (-1, 2), (0, 0)):
-        with pytest.raises(InputError):
-            wilson_interval(*arguments)
-
-
 # --- runs -----------------------------------------------------------------------------------------------
 
 

@@ -197,7 +197,7 @@ def test_the_bank_holds_what_evaluation_sees(changes: dict[str, Any]) -> None:
     trainer.run()
     # with weights that stand still, all rows are those of one full pass, in the right order
     for name in ("source", "target"):
-        features = trainer.banks[name].features()
+        features = trainer.strata.banks[name].features()
         torch.testing.assert_close(features, trainer.strata.all_features(name), rtol=1e-5, atol=1e-6)
 
 
@@ -443,9 +443,9 @@ def test_settings_come_back_and_wrong_ones_are_named() -> None:
         ({"sampler": "vardas"}, "did you mean 'vardass'"),
         ({"optimiser": "adamw"}, "did you mean 'adam'"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": 0.0}, "lr: input should be greater than 0, got 0.0"),
         ({"selection": "target-accuracy"}, "unknown selection"),
-        ({"sampler_options": 3}, "sampler_options must be a mapping"),
+        ({"sampler_options": 3}, "sampler_options: input should be a valid dictionary, got 3"),
     ):
         with pytest.raises(InputError, match=said):
             RunConfig.from_dict(wrong)

@@ -421,17 +421,17 @@ def test_a_backbone_is_taken_from_disk_before_the_hub_is_asked(monkeypatch: pyte
         return nn.Identity()
 
     on_disk = True
-    assert isinstance(pretrained._from_cache_or_hub(load, "a/b", False), nn.Identity)
+    assert isinstance(pretrained._from_disk_or_hub(load, "a/b", False), nn.Identity)
     assert asked == [{"local_files_only": True}]
     on_disk = False
     monkeypatch.setattr(pretrained, "_answers", lambda address: True)
-    pretrained._from_cache_or_hub(load, "a/b", False)
+    pretrained._from_disk_or_hub(load, "a/b", False)
     assert asked[-1] == {}
     with pytest.raises(OSError, match="not downloaded"):
-        pretrained._from_cache_or_hub(load, "a/b", True)
+        pretrained._from_disk_or_hub(load, "a/b", True)
     monkeypatch.setattr(pretrained, "_answers", lambda address: False)
     with pytest.raises(OSError, match="cannot be reached"):
-        pretrained._from_cache_or_hub(load, "a/b", False)
+        pretrained._from_disk_or_hub(load, "a/b", False)
     assert asked[-1] == {"local_files_only": True}  # nobody waited for the hub
 
 

@@ -97,6 +97,6 @@ def plain(value: Any) -> Any:
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if hasattr(value, "item"):  # a number of numpy or torch
-        value = value.item()
+    if hasattr(value, "tolist"):  # of numpy or torch
+        return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value

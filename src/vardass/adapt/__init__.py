@@ -35,26 +35,14 @@ __all__ = [
     "weighted_mean",
 ]
 
-# imported when they are first asked for: a loop of one's own needs neither the data sets nor the samplers
-_LATER = {
-    "ClassificationScores": "scores",
-    "Evaluation": "scores",
-    "RunConfig": "config",
-    "RunResult": "model",
-    "Trainer": "trainer",
-    "classification_scores": "scores",
-    "evaluate_run": "scores",
-    "final_report": "model",
-    "load_model": "model",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    globals()[name] = value
-    return value
+    # imported when they are first asked for: a loop of one's own needs neither the data sets nor pydantic
+    for part in ("config", "model", "scores", "trainer") if name in __all__ else ():
+        module = import_module(f"{__name__}.{part}")
+        if name in module.__all__:
+            return globals().setdefault(name, getattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -328,7 +328,6 @@ def training_streams(
     splits: TaskSplits,
     source: Inputs,
     algorithm: Algorithm,
-    processes: Processes,
     *,
     samplers: Mapping[str, MinibatchSampler] | None = None,
 ) -> dict[str, Stream]:
@@ -356,14 +355,14 @@ def training_streams(
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
             seed = named_seed("sampler", "pair" if together else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
-        processes.part(sampler.batch_size)  # says so if it cannot be shared
+        algorithm.processes.part(sampler.batch_size)  # says so if it cannot be shared
         augmented = config.augment in (name, "both")
         found[name] = Stream(
             inputs,
             labels,
             sampler,
             workers=config.workers,
-            processes=processes,
+            processes=algorithm.processes,
             preprocessing=algorithm.network.preprocessing,
             crop_seed=named_seed("crops", name, config.seed) if augmented else None,
         )

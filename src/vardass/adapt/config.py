@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -49,19 +50,6 @@ def _known_algorithm(value: Any, name: str) -> Any:
     return value
 
 
-def _mapping(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{name} must be a mapping of names to values, got {value!r}", field=name)
-    return dict(value)
-
-
-def _rate(value: Any, name: str) -> float:
-    rate = check_number(value, name, low=0.0)
-    if rate == 0.0:
-        raise InputError(f"{name} must be above 0, got {value}; {_USUAL_RATE} is usual", field=name)
-    return rate
-
-
 def _usual_rate(settings: dict[str, Any]) -> float:
     frozen = settings.get("network_options", {}).get("freeze_backbone", False)
     return _TUNING_RATE if is_pretrained(settings.get("network", "mlp")) and not frozen else _USUAL_RATE
@@ -93,7 +81,7 @@ def _text(*names: str) -> dict[str, Any]:
 
 
 Flag = Annotated[bool, _checked(check_flag)]
-Options = Annotated[dict[str, Any], _checked(_mapping)]
+Options = dict[str, Any]
 Count = Annotated[int, Field(ge=1), _checked(check_count)]
 CountFromZero = Annotated[int, Field(ge=0), _checked(check_count, low=0)]
 
@@ -177,7 +165,7 @@ class RunConfig(BaseModel):
         "out, 0), floor (least share of a class in parts of 1 / classes, 0.2), smoothing (of the target's shares "
         "towards equal ones, 0.75).",
     )
-    lr: Annotated[float, Field(gt=0.0), _checked(_rate)] = Field(
+    lr: Annotated[float, Field(gt=0.0), _checked(check_number, low=0.0)] = Field(
         default_factory=_usual_rate,
         description="Learning rate; 1e-3 by default, and DomainBed's 5e-5 where a pretrained network is fine-tuned.",
     )
@@ -363,11 +351,10 @@ class RunConfig(BaseModel):
         usual: dict[str, Any] = {"algorithm_options": {**options, **plain.algorithm_options}}
         if "sampler" not in plain.model_fields_set:
             usual |= {"sampler": "stratified", "sampler_options": {"equal": True, **plain.sampler_options}}
-        if "class_shares" not in plain.model_fields_set and ClassAligner.can_align(plain.model_copy(update=usual)):
-            usual |= {
-                "class_shares": "uniform",
-                "class_options": {"early": early, "start": 3 * early, **plain.class_options},
-            }
+        if "class_shares" not in plain.model_fields_set:
+            aligned = {"early": early, "start": 3 * early, **plain.class_options}
+            with suppress(InputError):  # where the sampler or the refreshes do not go with aligned classes
+                return plain.changed(**usual, class_shares="uniform", class_options=aligned)
         return plain.changed(**usual)
 
     def changed(self, **settings: Any) -> RunConfig:

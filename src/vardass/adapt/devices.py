@@ -193,8 +193,7 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
     """Run ``trainer`` in processes of its own, with their files in ``folder``, and give it their final state.
 
     What it was given is sent to them, so data sets must be picklable, and a script must start its work under
-    ``if __name__ == "__main__":``. An error that ``progress`` raises stops them after their step, and is raised once
-    they have ended.
+    ``if __name__ == "__main__":``. An error that ``progress`` raises is raised again once they have ended.
     """
     context: Any = multiprocessing.get_context("spawn")
     messages, stop = context.SimpleQueue(), context.Event()

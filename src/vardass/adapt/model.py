@@ -25,7 +25,7 @@ from vardass.data.domains import Domain, Kind
 from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, named_seed
-from vardass.errors import InputError
+from vardass.errors import InputError, needs_extra
 from vardass.files import PathLike, as_path, atomic_write, write_text
 from vardass.validate import refuse_code
 
@@ -171,10 +171,7 @@ def _scores(result: RunResult, name: str, domain: Domain) -> dict[str, float | N
 def save_model(
     result: RunResult, path: str | os.PathLike[str], domain: Domain, *, input_shape: tuple[int, ...]
 ) -> None:
-    """Write the chosen weights with all that it takes to predict samples like those of ``domain``.
-
-    A pretrained backbone is not loaded again, and no other file is needed to scale inputs as in training.
-    """
+    """Write the chosen weights, with all that it takes to predict samples like those of ``domain``, to one file."""
     size = {"size": list(input_shape[1:])} if domain.kind == "image" else {}  # that of training, if not the network's
     about = {
         "config": result.config.to_json(),
@@ -284,20 +281,15 @@ def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from None
     try:
         about = json.loads(header or "{}")
-        if not isinstance(about, dict) or not {"config", "own_parts", "backbone"} <= about.keys():
-            raise InputError("it is none that this version of vardass wrote")
         _Description.model_validate(about)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise _no_model(file, f"its description is not JSON ({error})") from None
+        why = f"its description is not JSON ({error})"
     except ValidationError as error:
-        raise _no_model(file, f"its {as_input_error(error)}") from None
-    except InputError as error:
-        raise _no_model(file, str(error)) from None
-    return weights, about
-
-
-def _no_model(file: Path, why: str) -> InputError:
-    return InputError(f"{file} is not a model that can be used: {why}; train again, or use the version that wrote it")
+        whole = isinstance(about, dict) and {"config", "own_parts", "backbone"} <= about.keys()
+        why = f"its {as_input_error(error)}" if whole else "it is none that this version of vardass wrote"
+    else:
+        return weights, about
+    raise InputError(f"{file} is not a model that can be used: {why}; train again, or use the version that wrote it")
 
 
 class _Scale(BaseModel):
@@ -345,11 +337,8 @@ class _Description(BaseModel):
 
 def require_safetensors() -> Any:
     """The package that writes models, or an error that says how to install it."""
-    try:
-        import safetensors
+    with needs_extra("adapt"):
         import safetensors.torch
-    except ModuleNotFoundError as error:
-        raise InputError("models need safetensors, which is not installed: pip install 'vardass[adapt]'") from error
     return safetensors
 
 
@@ -388,19 +377,10 @@ class _WholeModel(nn.Module):
 def export_model(
     algorithm: Algorithm, about: Mapping[str, Any], reading: Mapping[str, Any], path: PathLike
 ) -> tuple[Path, Path]:
-    """Write a model as a program that ``torch.export.load`` reads, and a JSON file that describes it beside it.
+    """Write a model of `load_model` as a program that ``torch.export.load`` reads, and a description in JSON beside it.
 
     The program takes float32 samples of any batch size as a user has them: rows of embeddings unscaled, pixels from 0
     to 1 at the size that is described, mel patches of sounds. It returns probabilities, or numbers.
-
-    Parameters
-    ----------
-    algorithm, about
-        From `load_model`, on the CPU.
-    reading : mapping
-        From `reading_of`: how samples were read and scaled.
-    path : path
-        Such as ``model.pt2``; the description is ``model.json`` then.
     """
     file = as_path(path)
     if algorithm.seen_together > 1:

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -192,9 +193,8 @@ class ConvFeaturiser(nn.Sequential):
 class AudioFeaturiser(nn.Module):
     """Convolutions on mel patches; mean over frequency, mean and maximum over time: (b, 1, mels, frames) -> (b, m).
 
-    The maximum over time keeps a short call in a long clip from being averaged away; m is twice the last
-    width. The network of the paper's Humpbacks data is described in a published study (DCASE 2023) whose code is not
-    to be had: this one is ours.
+    The maximum over time keeps a short call in a long clip from being averaged away. The code of the network that the
+    paper used for its Humpbacks data is not to be had: this one is ours.
     """
 
     def __init__(self, input_shape: Sequence[int], *, widths: Sequence[int] = (16, 32, 64, 64)) -> None:
@@ -234,17 +234,13 @@ def _blocks(channels: int, widths: Sequence[int]) -> list[nn.Module]:
 # --- from a short text to a network -------------------------------------------------------------------
 
 
-def _resnet18(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
-    return transformers_model(RESNET18, input_shape, local_files_only=local_files_only)
-
-
 _BUILDERS: Registry[Callable[..., nn.Module]] = Registry(
     "network",
     {
         "mlp": MLPFeaturiser,
         "conv": ConvFeaturiser,
         "audio": AudioFeaturiser,
-        "resnet18": _resnet18,
+        "resnet18": partial(transformers_model, RESNET18),
         "resnet18-random": resnet18_random,
     },
     base=nn.Module,
@@ -328,7 +324,7 @@ def make_network(
     build = _builder(spec, num_classes)
     if isinstance(spec, nn.Module):
         spec = type(spec).__name__
-    _check_options(spec, build, options)
+    check_network_options(spec, options, build)
     if spec == "mlp" and num_classes > _FEW_CLASSES:
         options = {"hidden": _WIDE, **options}
     with seeded(seed):
@@ -363,35 +359,25 @@ def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module
     if spec in _BUILDERS:
         return _BUILDERS[spec]
     if _is_backbone(spec):
-
-        def backbone(input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
-            return transformers_model(spec, input_shape, local_files_only=local_files_only)
-
-        return backbone
+        return partial(transformers_model, spec)
     if ":" in spec:
-
-        def own(input_shape: Sequence[int], *, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-            return _own_module(spec, input_shape, num_classes, dict(arguments or {}))
-
-        return own
+        return partial(_own_module, spec, num_classes)
     raise unknown("network", spec, [*NETWORK_NAMES, "a hub name or folder (owner/name)", "package.module:Class"])
 
 
-def check_network_options(spec: str, options: Mapping[str, Any]) -> None:
+def check_network_options(spec: str, options: Mapping[str, Any], build: Callable[..., nn.Module] | None = None) -> None:
     """Refuse options of its own that a network does not have, without building it."""
-    _check_options(spec, _builder(spec, 2), options)
+    check_options(f"network {spec!r}", options, build or _builder(spec, 2), besides=_OF_ALL, without=("input_shape",))
 
 
-def _check_options(spec: str, build: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
-    check_options(f"network {spec!r}", options, build, besides=_OF_ALL, without=("input_shape",))
-
-
-def _own_module(spec: str, input_shape: Sequence[int], num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+def _own_module(
+    spec: str, num_classes: int, input_shape: Sequence[int], *, arguments: Mapping[str, Any] | None = None
+) -> nn.Module:
     made = _BUILDERS.find(spec)
     offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
     wanted = inspect.signature(made).parameters
     try:
-        module = made(**{key: value for key, value in offered.items() if key in wanted}, **arguments)
+        module = made(**{key: value for key, value in offered.items() if key in wanted}, **arguments or {})
     except TypeError as error:
         raise InputError(f"{spec!r} could not be made: {error}; pass what it needs as arguments=") from error
     if not isinstance(module, nn.Module):

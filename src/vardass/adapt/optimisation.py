@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.errors import InputError
-from vardass.validate import check_number, choose, unknown
+from vardass.validate import check_number, choose
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -32,35 +32,21 @@ __all__ = [
 
 # --- optimisers ---------------------------------------------------------------------------------------
 
-_PREFIXES = {
-    "featuriser": "network.featuriser.",
-    "bottleneck": "network.bottleneck.",
-    "head": "network.head.",
-    "discriminator": "discriminator.",
-    "context": "context.",
-}
-
-PARTS = tuple(_PREFIXES)
+PARTS = ("featuriser", "bottleneck", "head", "discriminator", "context")
 """Parts of an algorithm that may have a learning rate of their own."""
-
-
-_OWN = {"adam": "betas", "sgd": "momentum"}
 
 
 def check_optimiser_options(optimiser: str, options: Mapping[str, Any]) -> None:
     """Refuse options that the optimiser does not take, or values that it cannot use."""
+    own = {"betas": _check_betas} if optimiser == "adam" else {"momentum": partial(check_number, low=0.0, below=1.0)}
     checks: dict[str, Callable[[Any, str], object]] = {
-        "betas": _check_betas,
-        "momentum": partial(check_number, low=0.0, below=1.0),
+        **own,
         "lr_multipliers": _check_multipliers,
         "discriminator_lr": partial(check_number, low=0.0),
         "discriminator_weight_decay": partial(check_number, low=0.0),
     }
-    known = [name for name in checks if name not in _OWN.values() or name == _OWN[optimiser]]
     for name, value in options.items():
-        if name not in known:
-            raise unknown(f"option of optimiser {optimiser!r}:", name, known)
-        checks[name](value, name)
+        checks[choose(name, f"option of optimiser {optimiser!r}:", checks)](value, name)
 
 
 def _check_betas(value: Any, name: str) -> None:
@@ -81,7 +67,8 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
     """One optimiser for each role of the algorithm's parameters, see ``optimiser_options`` of `RunConfig`."""
     options = config.optimiser_options
     multipliers: Mapping[str, float] = options.get("lr_multipliers", {})
-    part_of = {id(parameter): _part(name) for name, parameter in algorithm.named_parameters()}
+    named = algorithm.named_parameters()
+    part_of = {id(parameter): name.removeprefix("network.").partition(".")[0] for name, parameter in named}
     trained = {part_of[id(parameter)] for parameter in algorithm.parameters() if parameter.requires_grad}
     for part in multipliers:
         if part not in trained:
@@ -114,10 +101,6 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
         return Adam(groups, lr=lr, betas=(first, second), weight_decay=decay)
 
     return {role: optimiser(role, list(parameters)) for role, parameters in roles.items()}
-
-
-def _part(name: str) -> str:
-    return next((part for part, prefix in _PREFIXES.items() if name.startswith(prefix)), "")
 
 
 # --- learning rates by step ---------------------------------------------------------------------------

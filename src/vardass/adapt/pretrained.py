@@ -17,7 +17,7 @@ from urllib.request import getproxies
 from torch import Tensor, nn
 
 from vardass.data.images import IMAGENET, ImagePreprocessing
-from vardass.errors import InputError
+from vardass.errors import InputError, needs_extra
 
 __all__ = [
     "RESNET18",
@@ -56,16 +56,11 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
 
     What was downloaded before is used as it is; the hub is asked only for what is not there.
     """
-    transformers = _transformers()
-    folder = Path(source).expanduser()
-    if not folder.is_dir() and source.startswith((".", "/", "~")):
+    if not Path(source).expanduser().is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
-    load = partial(transformers.AutoModel.from_pretrained, trust_remote_code=False)
+    load = partial(_transformers().AutoModel.from_pretrained, trust_remote_code=False)
     try:
-        if folder.is_dir():
-            model = load(folder, local_files_only=True)
-        else:
-            model = _from_cache_or_hub(load, source, local_files_only)
+        model = _from_disk_or_hub(load, source, local_files_only)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
@@ -73,16 +68,22 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
             "saved with save_pretrained ('resnet18-random' needs no download)"
         ) from error
     preprocessing = backbone_preprocessing(source, local_files_only=local_files_only)
-    return _checked_channels(TransformersFeaturiser(model, preprocessing), source, input_shape)
+    channels = getattr(model.config, "num_channels", None)
+    if channels is not None and (len(input_shape) != 3 or input_shape[0] != channels):
+        raise InputError(
+            f"backbone {source!r} takes images of {channels} channels, but samples have shape {tuple(input_shape)}; "
+            "repeat or convert the channels"
+        )
+    return TransformersFeaturiser(model, preprocessing)
 
 
 def backbone_preprocessing(source: str, *, local_files_only: bool = False) -> ImagePreprocessing:
     """How a backbone wants its images, from its folder or the hub; as those of ImageNet if it does not say."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        recipe = str(folder / _RECIPE) if (folder / _RECIPE).is_file() else None
-    else:
-        recipe = _hub_recipe(_transformers(), source, local_files_only)
+    load = partial(_transformers().utils.cached_file, filename=_RECIPE)
+    try:
+        recipe = _from_disk_or_hub(load, source, local_files_only)
+    except OSError:  # there is none, or the hub cannot be asked
+        return IMAGENET
     return IMAGENET if recipe is None else ImagePreprocessing.from_hub(recipe)
 
 
@@ -111,29 +112,18 @@ def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _from_cache_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:
+def _from_disk_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:
+    """``load`` a folder, what was downloaded before, or else what the hub has."""
+    folder = Path(source).expanduser()
     try:
-        return load(source, local_files_only=True)
+        return load(str(folder) if folder.is_dir() else source, local_files_only=True)
     except OSError:
-        if local_files_only:
+        if local_files_only or folder.is_dir():
             raise
     endpoint = os.environ.get("HF_ENDPOINT", _HUB)
     if not _answers(endpoint):  # the hub's own attempts take half a minute to fail
         raise OSError(f"it is not among the downloaded ones, and {endpoint} cannot be reached")
     return load(source)
-
-
-def _hub_recipe(transformers: Any, source: str, local_files_only: bool) -> str | None:
-    """Path of what the hub says about images, None if it says nothing or cannot be asked."""
-
-    def load(name: str, **options: Any) -> Any:
-        return transformers.utils.cached_file(name, _RECIPE, **options)
-
-    try:
-        path: str | None = _from_cache_or_hub(load, source, local_files_only)
-    except OSError:
-        return None
-    return path
 
 
 def _answers(address: str, seconds: float = 3.0) -> bool:
@@ -163,21 +153,6 @@ def resnet18_random(input_shape: Sequence[int]) -> nn.Module:
     return TransformersFeaturiser(transformers.ResNetModel(config))
 
 
-def _checked_channels(featuriser: TransformersFeaturiser, source: str, input_shape: Sequence[int]) -> nn.Module:
-    channels = getattr(featuriser.model.config, "num_channels", None)
-    if channels is not None and (len(input_shape) != 3 or input_shape[0] != channels):
-        raise InputError(
-            f"backbone {source!r} takes images of {channels} channels, but samples have shape {tuple(input_shape)}; "
-            "repeat or convert the channels"
-        )
-    return featuriser
-
-
 def _transformers() -> ModuleType:
-    try:
+    with needs_extra("adapt"):
         return importlib.import_module("transformers")
-    except ImportError as error:
-        raise InputError(
-            f"this network needs the package transformers, which cannot be imported ({error}); install it with: "
-            "pip install 'vardass[adapt]'"
-        ) from error

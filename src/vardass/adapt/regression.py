@@ -24,14 +24,9 @@ def check_outputs(count: int, *, regression: bool) -> None:
 
 
 class Units(nn.Module):
-    """Mean and deviation of the m numbers to predict: a network learns them with mean 0 and deviation 1.
+    """Mean and deviation of the ``count`` numbers to predict: a network learns them with mean 0 and deviation 1.
 
     Both are buffers, so that a saved model predicts in the original units.
-
-    Parameters
-    ----------
-    count : int
-        m.
     """
 
     mean: Tensor

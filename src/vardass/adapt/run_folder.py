@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vardass.adapt.config import RunConfig
 from vardass.errors import InputError, VardassError
-from vardass.files import atomic_write, write_text
+from vardass.files import atomic_write, read_json, write_text
 from vardass.refresh import Timer
 
 __all__ = [
@@ -98,13 +98,8 @@ class RunFolder:
 def read_data_file(run: Path) -> dict[str, Any]:
     """How the data of a run were read; empty if it does not say."""
     file = run / DATA_FILE
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        found = None
-    if not isinstance(found, dict):
+    found = read_json(file)
+    if not found and file.is_file():
         raise InputError(
             f"{file} is damaged, and says how the data of the run were read; restore it from a copy, or train again in "
             "another folder"

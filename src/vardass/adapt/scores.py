@@ -126,26 +126,20 @@ class ClassificationScores:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values; what is not defined is None."""
-        columns = {name: _plain(getattr(self, name)) for name in ("support", "predicted", "precision", "recall", "f1")}
-        return {
-            "n": self.n,
-            "accuracy": self.accuracy,
-            "accuracy_interval": list(self.accuracy_interval),
-            "balanced_accuracy": self.balanced_accuracy,
-            "nll": self.nll,
-            "brier": self.brier,
-            "calibration_error": self.calibration_error,
-            "missing": list(self.missing),
-            "classes": {
-                name: {key: values[place] for key, values in columns.items()} for place, name in enumerate(self.classes)
-            },
-            "confusion": self.confusion.tolist(),
-            "reliability": {name: _plain(values) for name, values in self.reliability._asdict().items()},
-        }
-
-
-def _plain(column: Tensor) -> list[Any]:
-    return [None if math.isnan(value) else value for value in column.tolist()]
+        of_all = ("n", "accuracy", "accuracy_interval", "balanced_accuracy", "nll", "brier", "calibration_error")
+        columns = {name: getattr(self, name) for name in ("support", "predicted", "precision", "recall", "f1")}
+        found: dict[str, Any] = plain(
+            {
+                **{name: getattr(self, name) for name in (*of_all, "missing")},
+                "classes": {
+                    name: {key: values[place] for key, values in columns.items()}
+                    for place, name in enumerate(self.classes)
+                },
+                "confusion": self.confusion,
+                "reliability": self.reliability,
+            }
+        )
+        return found
 
 
 def classification_scores(
@@ -243,8 +237,6 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     It holds the probabilities q for which the share of successes is within z standard errors √(q (1 - q) / n) of q,
     with z = 1.96 the normal quantile.
     """
-    check_count(n, "n")
-    check_count(successes, "successes", low=0, high=n)
     z = NormalDist().inv_cdf(0.975)
     share, extra = successes / n, z * z / n
     centre = (share + extra / 2) / (1 + extra)

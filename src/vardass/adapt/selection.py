@@ -8,8 +8,7 @@ full strength, and of those that held-out source samples cannot tell apart the l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,13 +56,11 @@ SELECTION_NAMES = ("source-accuracy", FIRST_BEST, "information-maximisation", "l
 REGRESSION_SELECTION_NAMES = ("source-r2", "last", "oracle")
 """Where numbers are predicted."""
 
-_BY_SAMPLES = ("source-accuracy", "source-r2")  # scores that are means over held-out source samples
-NEED_SOURCE = (*_BY_SAMPLES, FIRST_BEST)
+NEED_SOURCE = ("source-accuracy", "source-r2", FIRST_BEST)
 """Selections that need held-out source samples."""
 
 
-@dataclass(frozen=True, eq=False)
-class Verdict:
+class Verdict(NamedTuple):
     """What an evaluation says of a model."""
 
     score: float
@@ -117,7 +114,7 @@ class ModelChoice:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later decisions depend on."""
-        seen = [{"step": step, "score": found.score, "errors": found.errors} for step, found in self._seen]
+        seen = [{"step": step, **found._asdict()} for step, found in self._seen]
         return {"step": self.step, "score": self.score, "seen": seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -135,7 +132,6 @@ _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pa
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of rows of ``logits`` (n, classes) whose largest entry is at the label: the paper's, on the source."""
-    _check_logits(logits)
     truth = as_labels(labels, len(logits)).to(logits.device)
     return float((logits.argmax(1) == truth).double().mean())
 
@@ -196,7 +192,6 @@ def held_out_mmd2(source_features: Tensor, target_features: Tensor) -> float:
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    _check_logits(logits)
     return logits.detach().double().softmax(1)
 
 
@@ -204,11 +199,6 @@ def _entropy(p: Tensor) -> Tensor:
     """Entropy of each row, in nats: (n,)."""
     entropy: Tensor = torch.special.entr(p).sum(1)
     return entropy
-
-
-def _check_logits(logits: Tensor) -> None:
-    if logits.ndim != 2 or not len(logits):
-        raise InputError(f"logits must have shape (n, classes) with n at least 1, got {tuple(logits.shape)}")
 
 
 # --- measurements while a run is under way ------------------------------------------------------------
@@ -270,7 +260,7 @@ class Evaluator:
             z_s, source = outputs(algorithm, inputs, **options)
             found |= {f"source_{name}": value for name, value in label_scores(source, labels).items()}
             found["mmd"] = held_out_mmd2(z_s, z)
-            missed = errors(source, labels) if selection in _BY_SAMPLES else None
+            missed = errors(source, labels) if selection in NEED_SOURCE and selection != FIRST_BEST else None
         if self.observed is not None:
             inputs, labels = self.observed
             scores = label_scores(outputs(algorithm, inputs, **options)[1], labels)

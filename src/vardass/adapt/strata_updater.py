@@ -14,7 +14,6 @@ from torch import Tensor
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.batches import Draw, Stream, counted, pass_over
-from vardass.adapt.devices import Processes
 from vardass.adapt.selection import outputs
 from vardass.analysis.doctor import Limits, strata_leave
 from vardass.data.splits import named_seed
@@ -24,7 +23,7 @@ from vardass.refresh import FeatureBank, Refresher, RefreshEvery, RefreshPolicy,
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.refresh.policies import POLICIES
 from vardass.registry import check_options
-from vardass.samplers.class_alignment import CLASS_SHARES, EXPLAINED, ClassAlignment, align_classes, explained_by_shares
+from vardass.samplers.class_alignment import CLASS_SHARES, EXPLAINED, align_classes, explained_by_shares
 from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
 from vardass.validate import Progress, as_generator, check_count, check_number, choose
@@ -68,10 +67,9 @@ class ClassAligner:
     """Groups and shares of both domains for the refreshes of a run, see ``vardass.samplers.align_classes``.
 
     Batches are aligned from ``start`` steps on; or already at ``early`` steps, if different class shares explain at
-    least ``explained`` of the discrepancy, see `explained_by_shares`; ARCHITECTURE.md says why. There is a refresh at
-    both steps, whatever the policy says. Where the predictions leave too few samples for a batch, strata know no
-    classes. What is returned depends on the network, the step and the samplers' state alone, so a resumed run is the
-    same. No label of the target is read.
+    least ``explained`` of the discrepancy (ARCHITECTURE.md says why). There is a refresh at both steps, whatever the
+    policy says. What is returned depends on the network, the step and the samplers' state alone, so a resumed run is
+    the same. No label of the target is read.
     """
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, streams: Mapping[str, Stream]) -> None:
@@ -97,22 +95,8 @@ class ClassAligner:
                 check_count(value, name, low=0)
             else:
                 check_number(value, name, low=0.0, high=math.inf if name == "explained" else 1.0)
-        if config.class_shares in CLASS_SHARES:
-            ClassAligner._check_parts(config)
-
-    @staticmethod
-    def can_align(config: RunConfig) -> bool:
-        """Whether the algorithm, sampler and refreshes of ``config`` go with aligned classes."""
-        if config.regression:
-            return False
-        try:
-            ClassAligner._check_parts(config)
-        except InputError:
-            return False
-        return True
-
-    @staticmethod
-    def _check_parts(config: RunConfig) -> None:
+        if config.class_shares not in CLASS_SHARES:
+            return
         what = f"class_shares={config.class_shares!r}"
         _need_target(config.class_shares, config.algorithm, uses_target=find_algorithm(config.algorithm).uses_target)
         check_takes_shares(config.sampler, what)
@@ -145,8 +129,8 @@ class ClassAligner:
             min_size=max(sampler.min_size for sampler in samplers),
             **self.options,
         )
-        distance = _distance(source.labels.cpu(), logits.argmax(1).cpu(), logits.shape[1])
-        self.log = {**_numbers(found), "classes/distance": distance}
+        unsure = float((found.target["groups"] < 0).double().mean())
+        self.log = {"classes/aligned": float(found.is_aligned), "classes/unsure": unsure}
         return found.by_domain
 
 
@@ -157,22 +141,6 @@ def _need_target(shares: str, algorithm: str, *, uses_target: bool) -> None:
             "class_shares='none'",
             field="class_shares",
         )
-
-
-def _distance(source: Tensor, target: Tensor, classes: int) -> float:
-    """Total variation distance of the class shares of two sets of labels."""
-    a, b = (torch.bincount(labels, minlength=classes).double() / len(labels) for labels in (source, target))
-    return float((a - b).abs().sum() / 2.0)
-
-
-def _numbers(found: ClassAlignment) -> dict[str, float]:
-    groups = found.target["groups"]
-    shares = [domain.get("shares", torch.ones(1)) > 0 for domain in found]
-    return {
-        "classes/aligned": float(found.is_aligned),
-        "classes/unsure": float((groups < 0).double().mean()),
-        "classes/missing": float((shares[0] & ~shares[1]).sum()),
-    }
 
 
 # --- strata -------------------------------------------------------------------------------------------
@@ -197,16 +165,14 @@ class StrataUpdater:
         algorithm: Algorithm,
         streams: Mapping[str, Stream],
         *,
-        device: torch.device,
-        processes: Processes,
         account: Timer,
     ) -> None:
-        self.config, self.algorithm, self.streams = config, algorithm, streams
-        self.device, self.processes, self.account = device, processes, account
+        self.config, self.algorithm, self.streams, self.account = config, algorithm, streams, account
+        self.processes, self.device = algorithm.processes, streams["source"].inputs.device
         policy = make_policy(config)
         from_bank = config.feature_source == "bank" and getattr(policy, "period", None) != 0
         self.banks = {
-            name: FeatureBank(len(stream.inputs), device=device)
+            name: FeatureBank(len(stream.inputs), device=self.device)
             for name, stream in streams.items()
             if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
         }
@@ -228,10 +194,9 @@ class StrataUpdater:
         )
 
     def measure_first(self) -> None:
-        """Leave a sampler of many samples uniform where any strata would leave most of a batch's variance.
+        """Leave a sampler of many samples uniform where strata would leave most of the variance, at any bandwidth.
 
-        Until it has strata it is measured on some rows, see `strata_leave`, at every bandwidth: narrow ones can carry
-        nearly all of the variance, and the wide ones, on which strata do help, all of the gradient.
+        Narrow ones can carry nearly all of the variance, and wide ones, on which strata do help, all of the gradient.
         """
         self.refresher.worthwhile = _not_worth_strata
 
@@ -260,19 +225,17 @@ class StrataUpdater:
 
     def before_step(self, step: int, *, stop: bool = False) -> tuple[bool, dict[str, Any] | None]:
         """Refresh if it is time, and agree with the other processes on whether to ``stop``."""
-        log = None if stop or not self.processes.is_first else self._refresh(step)
-        if self.processes.count > 1:
-            stop, log = self.processes.same((stop, log))
-            if log is not None:
-                self._send_strata()
+        log = None
+        if self.processes.is_first and not stop:
+            # whatever the policy: shares are compared before the discrepancy pulls at the features
+            now = self.classes is not None and step in (self.classes.early, self.classes.start)
+            log = self.refresher.step(step, now=now)
+            if log is not None and self.classes is not None:
+                log |= self.classes.log
+        stop, log = self.processes.same((stop, log))
+        if log is not None:
+            self._send_strata()
         return stop, log
-
-    def _refresh(self, step: int) -> dict[str, Any] | None:
-        # whatever the policy: shares are compared before the discrepancy pulls at the features
-        log = self.refresher.step(
-            step, now=self.classes is not None and step in (self.classes.early, self.classes.start)
-        )
-        return log if log is None or self.classes is None else {**log, **self.classes.log}
 
     def _send_strata(self) -> None:
         if self.processes.count == 1:
@@ -292,7 +255,8 @@ class StrataUpdater:
                     "steps to the feature bank; use feature_source='full'"
                 )
             if found is None and self.algorithm.sharpness > 0.0:
-                found = self._features_of(draws[name])
+                with evaluation_mode(self.algorithm), torch.no_grad(), self.config.autocast(self.device):
+                    found = self.algorithm.features(draws[name].batch.x)
             if found is not None:
                 draw, whole = draws[name], self.processes.whole(found)
                 source = self.refresher.sources[name]
@@ -305,11 +269,7 @@ class StrataUpdater:
                     self.banks[name].update(draw.rows, whole)
 
     def with_banks(self, draws: dict[str, Draw], step: int) -> dict[str, Draw]:
-        """Give each batch the bank of its domain, where the loss looks at it.
-
-        The bank has the strata of the sampler, and weights where these have shares of their own, so that it stands
-        for the mixture that batches are drawn from.
-        """
+        """Give each batch the bank of its domain, where the loss looks at it, weighted as batches are drawn."""
         if not self.algorithm.uses_banks:
             return draws
         return {
@@ -324,22 +284,17 @@ class StrataUpdater:
         strata: Strata | None = getattr(stream.sampler, "strata", None)
         weights = None if strata is None or strata.shares is None else strata.row_weights.to(rows)
         if getattr(self.algorithm, "estimator", "") == "reference":
-            most = _REFERENCE_ROWS
-            if len(rows) <= most:
+            if len(rows) <= _REFERENCE_ROWS:
                 return Bank(rows, weights)
             # independent of the batch, so that the mean stays as it is
             generator = as_generator(named_seed("bank", name, self.config.seed, step), rows.device)
             if weights is None:
-                return Bank(
-                    rows[torch.randint(len(rows), (most,), generator=generator, device=rows.device)], mean=rows.mean(0)
-                )
-            picked = torch.multinomial(weights, most, replacement=True, generator=generator)
+                picked = torch.randint(len(rows), (_REFERENCE_ROWS,), generator=generator, device=rows.device)
+                return Bank(rows[picked], mean=rows.mean(0))
+            picked = torch.multinomial(weights, _REFERENCE_ROWS, replacement=True, generator=generator)
             return Bank(rows[picked], mean=weights @ rows)
-        if (
-            strata is None
-            or draw.batch.strata is None
-            or all(count > 1 for count in Counter(draw.batch.strata).values())
-        ):
+        drawn = Counter(draw.batch.strata or ())
+        if strata is None or all(count > 1 for count in drawn.values()):
             return Bank(rows, weights)
         if stream.asks_ahead:
             raise InputError(
@@ -348,10 +303,6 @@ class StrataUpdater:
                 "sampler_options={'draws_per_stratum': 2}, or estimator='reference'"
             )
         return Bank(rows, weights, strata.labels.to(rows.device))
-
-    def _features_of(self, draw: Draw) -> Tensor:
-        with evaluation_mode(self.algorithm), torch.no_grad(), self.config.autocast(self.device):
-            return self.algorithm.features(draw.batch.x)
 
     def _renewed(self, name: str) -> Tensor:
         """Features by a pass over all samples, which also renews the bank that the loss looks at."""
@@ -375,7 +326,7 @@ class StrataUpdater:
 def _not_worth_strata(sampler: Any, features: Tensor) -> float | None:
     """Share of the variance that strata would leave, where that is too much to pay for them; else None."""
     k = getattr(sampler, "strata_count", None)
-    # a sampler that has strata was found worth them: not measured again, by a resumed run neither
+    # a sampler that has strata was found worth them, also before a run was resumed
     if k is None or len(features) <= _LARGE or getattr(sampler, "strata", None) is not None:
         return None
     left = strata_leave(features, k, kernel=sampler.kernel)

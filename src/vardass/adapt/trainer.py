@@ -32,7 +32,7 @@ from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassError
-from vardass.refresh import FeatureBank, Timer
+from vardass.refresh import Timer
 from vardass.samplers import MinibatchSampler
 from vardass.validate import Progress
 
@@ -125,13 +125,11 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "16-mixed")
         self.optimisers = make_optimisers(config, built)
         self.schedule = Schedule(config.lr_schedule, config.steps, self.optimisers)
-        self._scaled: dict[str, Any] = dict(self.optimisers)
-        if self.scaler.is_enabled():
-            self._scaled = {role: ScaledOptimiser(each, self.scaler) for role, each in self.optimisers.items()}
-        self.streams = training_streams(config, splits, source, built, self.processes, samplers=samplers)
-        self.strata = StrataUpdater(
-            config, built, self.streams, device=self.device, processes=self.processes, account=self.account
-        )
+        self._scaled: dict[str, Any] = {
+            role: ScaledOptimiser(each, self.scaler) for role, each in self.optimisers.items()
+        }
+        self.streams = training_streams(config, splits, source, built, samplers=samplers)
+        self.strata = StrataUpdater(config, built, self.streams, account=self.account)
         self.evaluator = Evaluator(config, splits, self.device, observed=observed)
         self.choice = ModelChoice(config.selection, built.full_strength)
         self.step = 0
@@ -334,11 +332,6 @@ class Trainer:
         """One entry for each evaluation."""
         return self.history.metrics
 
-    @property
-    def banks(self) -> dict[str, FeatureBank]:
-        """Features of the samples by domain, see ``StrataUpdater``."""
-        return self.strata.banks
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on; learning rates follow from the step."""
         return {
@@ -348,7 +341,7 @@ class Trainer:
             "optimisers": {role: optimiser.state_dict() for role, optimiser in self.optimisers.items()},
             "scaler": self.scaler.state_dict(),
             "streams": {name: stream.state_dict() for name, stream in self.streams.items()},
-            "banks": {name: bank.state_dict() for name, bank in self.banks.items()},
+            "banks": {name: bank.state_dict() for name, bank in self.strata.banks.items()},
             "refresher": self.strata.refresher.state_dict(),
             "choice": self.choice.state_dict(),
             "kept": self._kept,
@@ -370,7 +363,7 @@ class Trainer:
         self.scaler.load_state_dict(state["scaler"])
         for name, stream in self.streams.items():
             stream.load_state_dict(state["streams"][name])
-        for name, bank in self.banks.items():
+        for name, bank in self.strata.banks.items():
             bank.load_state_dict(state["banks"][name])
         self.strata.refresher.load_state_dict(state["refresher"])
         self.step, self._kept = state["step"], state["kept"]

@@ -46,6 +46,7 @@ class ARM(Algorithm):
     name: ClassVar[str] = "arm"
     uses_target: ClassVar[bool] = False
     takes_regression: ClassVar[bool] = True
+    _step = 0  # of the update under way: all its passes see the same support sets
 
     def __init__(
         self,
@@ -70,6 +71,11 @@ class ARM(Algorithm):
             else:
                 self.context = nn.Sequential(nn.Linear(shape[0], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _COLUMNS))
                 widen_input(network, _COLUMNS)
+
+    def update(self, source: Batch, target: Batch | None, step: int, **how: Any) -> Losses:
+        """Take one step, see ``Algorithm``."""
+        self._step = step
+        return super().update(source, target, step, **how)
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, which is the total."""
@@ -158,9 +164,7 @@ def widen_input(network: Network, extra: int) -> None:
     i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
     get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
     """
-    shape = network.input_shape
-    if shape is None or len(shape) not in (1, 3):
-        raise InputError(f"input_shape must be (d,) or (channels, height, width) to be widened, got {shape}")
+    shape = network.input_shape or ()
     before_head = (module for module in network.modules() if module is not network.head)
     kinds = (nn.Conv2d, nn.Linear) if len(shape) == 3 else (nn.Linear,)
     found = next((module for module in before_head if isinstance(module, kinds)), None)

@@ -84,7 +84,6 @@ class Algorithm(nn.Module):
     uses_banks = False
     full_strength = 0
     is_ascended = False
-    _step = 0  # of the update under way: all its passes see the same
 
     def __init__(
         self,
@@ -145,7 +144,6 @@ class Algorithm(nn.Module):
             Called with the loss; writes gradients to ``.grad``. It may scale the loss, or average the
             gradients over processes.
         """
-        self._step = step
         for optimiser in optimisers.values():
             optimiser.zero_grad()
         trained = self.trained_roles(step, list(optimisers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vardass.adapt.algorithms.base import Algorithm, Losses
 from vardass.adapt.algorithms.mcc import class_confusion
@@ -47,6 +47,7 @@ class Discrepancy(Algorithm):
     uses_target: ClassVar[bool] = True
     takes_regression: ClassVar[bool] = True
     joint_forward: ClassVar[bool] = False
+    loss: nn.Module
 
     def __init__(
         self,
@@ -133,7 +134,8 @@ class Discrepancy(Algorithm):
 
     def discrepancy(self, source: Batch, target: Batch) -> Tensor:
         """Return the discrepancy of batches of features (b_s, d) and (b_t, d)."""
-        raise NotImplementedError
+        value: Tensor = self.loss(source, target)
+        return value
 
 
 class MMD(Discrepancy):
@@ -148,6 +150,7 @@ class MMD(Discrepancy):
     """
 
     name: ClassVar[str] = "mmd"
+    loss: MMDLoss
 
     def __init__(
         self,
@@ -165,11 +168,6 @@ class MMD(Discrepancy):
     def kernel(self) -> Kernel:
         """Kernel of the loss."""
         return self.loss.kernel
-
-    def discrepancy(self, source: Batch, target: Batch) -> Tensor:
-        """Return MMD² of the batches."""
-        value: Tensor = self.loss(source, target)
-        return value
 
 
 class CORAL(Discrepancy):
@@ -191,6 +189,7 @@ class CORAL(Discrepancy):
     """
 
     name: ClassVar[str] = "coral"
+    loss: CORALLoss
 
     def __init__(
         self,
@@ -232,5 +231,4 @@ class CORAL(Discrepancy):
                 "correction='population' needs the numbers of samples of both domains, got none; call "
                 "use_populations(n_source, n_target)"
             )
-        value: Tensor = self.loss(source, target)
-        return value
+        return super().discrepancy(source, target)
