@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     # imported when they are first asked for: a loop of one's own needs neither the data sets nor pydantic
     for part in ("config", "model", "scores", "trainer") if name in __all__ else ():
         module = import_module(f"{__name__}.{part}")
-        if name in module.__all__:
+        if hasattr(module, name):
             return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -30,18 +30,6 @@ from vardass.validate import Progress
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
-__all__ = [
-    "Draw",
-    "FrozenBackbone",
-    "Inputs",
-    "Stream",
-    "counted",
-    "in_memory",
-    "pass_over",
-    "recorded_features",
-    "training_streams",
-]
-
 
 # --- samples of a domain ------------------------------------------------------------------------------
 

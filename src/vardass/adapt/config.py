@@ -26,9 +26,6 @@ from vardass.samplers.class_alignment import CLASS_SHARES
 from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
-__all__ = ["Count", "CountFromZero", "Flag", "RunConfig", "as_input_error"]
-
-
 _USUAL_RATE, _TUNING_RATE = 1e-3, 5e-5
 _SELECTIONS = tuple(dict.fromkeys((*SELECTION_NAMES, *REGRESSION_SELECTION_NAMES)))
 _USUAL_SELECTION = {False: "information-maximisation", True: "source-r2"}

@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from vardass.adapt.run_folder import RunFolder
     from vardass.adapt.trainer import Trainer
 
-__all__ = [
-    "Processes",
-    "check_device",
-    "count_devices",
-    "deferred_interrupt",
-    "join_processes",
-    "pick_device",
-    "run_in_processes",
-    "tell_user",
-]
 
 _REPORT_SECONDS = 0.1
 

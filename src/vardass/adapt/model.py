@@ -29,18 +29,6 @@ from vardass.errors import InputError, needs_extra
 from vardass.files import PathLike, as_path, atomic_write, write_text
 from vardass.validate import refuse_code
 
-__all__ = [
-    "MODEL_FILE",
-    "RunResult",
-    "build_algorithm",
-    "export_model",
-    "final_report",
-    "load_model",
-    "require_safetensors",
-    "save_model",
-    "types_of",
-]
-
 MODEL_FILE = "model.safetensors"
 _HEADER = "vardass"  # the entry of the file's meta data that describes the model
 

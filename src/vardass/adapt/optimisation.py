@@ -18,17 +18,6 @@ from vardass.validate import check_number, choose
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
-__all__ = [
-    "PARTS",
-    "PRECISIONS",
-    "SCHEDULE_NAMES",
-    "ScaledOptimiser",
-    "Schedule",
-    "check_optimiser_options",
-    "make_optimisers",
-    "plain_backward",
-]
-
 
 # --- optimisers ---------------------------------------------------------------------------------------
 

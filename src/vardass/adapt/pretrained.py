@@ -19,15 +19,6 @@ from torch import Tensor, nn
 from vardass.data.images import IMAGENET, ImagePreprocessing
 from vardass.errors import InputError, needs_extra
 
-__all__ = [
-    "RESNET18",
-    "backbone_config",
-    "backbone_from_config",
-    "backbone_preprocessing",
-    "resnet18_random",
-    "transformers_model",
-]
-
 RESNET18 = "microsoft/resnet-18"
 _HUB = "https://huggingface.co"
 _RECIPE = "preprocessor_config.json"

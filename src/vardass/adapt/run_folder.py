@@ -19,21 +19,6 @@ from vardass.errors import InputError, VardassError
 from vardass.files import atomic_write, read_json, write_text
 from vardass.refresh import Timer
 
-__all__ = [
-    "CHECKPOINT_FILE",
-    "CONFIG_FILE",
-    "DATA_FILE",
-    "METRICS_FILE",
-    "TENSORBOARD_FOLDER",
-    "History",
-    "RunFolder",
-    "TensorBoardLog",
-    "load_checkpoint",
-    "read_data_file",
-    "reading_of",
-    "save_checkpoint",
-]
-
 CHECKPOINT_FILE = "checkpoint.pt"
 CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"

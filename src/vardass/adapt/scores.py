@@ -28,19 +28,6 @@ from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path, plain
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, shorten
 
-__all__ = [
-    "ClassificationScores",
-    "Evaluation",
-    "RegressionEvaluation",
-    "RegressionScores",
-    "Reliability",
-    "classification_scores",
-    "evaluate_domains",
-    "evaluate_run",
-    "labelled_domains",
-    "wilson_interval",
-]
-
 BINS = 15
 _SMALLEST = torch.finfo(torch.float64).eps  # as in scikit-learn
 _TOLERANCE = 1e-3  # of the sum of a row of probabilities

@@ -27,25 +27,6 @@ from vardass.validate import as_labels, row_blocks
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
-__all__ = [
-    "FIRST_BEST",
-    "NEED_SOURCE",
-    "REGRESSION_SELECTION_NAMES",
-    "SCORE_NAMES",
-    "SELECTION_NAMES",
-    "Evaluator",
-    "ModelChoice",
-    "Verdict",
-    "accuracy",
-    "errors",
-    "held_out_mmd2",
-    "information_maximisation",
-    "label_scores",
-    "outputs",
-    "prediction_entropy",
-    "soft_neighbourhood_density",
-]
-
 
 FIRST_BEST = "domainbed"
 """Name of DomainBed's rule, which the paper follows: the highest source accuracy, of equal ones the first."""

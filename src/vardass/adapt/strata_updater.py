@@ -31,8 +31,6 @@ from vardass.validate import Progress, as_generator, check_count, check_number, 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
-__all__ = ["POLICY_NAMES", "ClassAligner", "StrataUpdater", "make_policy"]
-
 
 POLICY_NAMES = tuple(name for name in POLICIES if name != "every")
 

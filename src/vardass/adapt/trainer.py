@@ -36,8 +36,6 @@ from vardass.refresh import Timer
 from vardass.samplers import MinibatchSampler
 from vardass.validate import Progress
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """Train one algorithm with one sampler on one task.

@@ -19,8 +19,6 @@ from vardass.kernels import Kernel
 from vardass.losses import Batch
 from vardass.validate import ArrayLike, as_weights, check_number, choose, import_by_name
 
-__all__ = ["ERM", "Algorithm", "Backward", "Losses", "trainable", "weighted_mean"]
-
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
 

@@ -16,8 +16,6 @@ from vardass.losses import Batch, CORALLoss, MMDLoss, StreamWeights
 from vardass.losses.estimators import estimator_name
 from vardass.validate import check_count, check_flag, check_number
 
-__all__ = ["CORAL", "MMD", "Discrepancy"]
-
 
 class Discrepancy(Algorithm):
     """Cross-entropy + λ times a discrepancy of the two batches of features; base of MMD and CORAL.

@@ -13,8 +13,6 @@ from vardass.errors import InputError
 from vardass.losses import Batch
 from vardass.validate import ArrayLike, as_weights, check_number
 
-__all__ = ["MCC", "class_confusion", "entropy"]
-
 
 class MCC(Algorithm):
     """Cross-entropy + λ times the confusion of classes in the target batch (Jin et al. 2020).

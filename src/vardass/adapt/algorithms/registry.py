@@ -13,8 +13,6 @@ from vardass.errors import InputError
 from vardass.registry import Registry, check_options, declared_options
 from vardass.validate import unknown
 
-__all__ = ["ALGORITHM_NAMES", "algorithm_options", "find_algorithm", "make_algorithm"]
-
 _KINDS: Registry[type[Algorithm]] = Registry(
     "algorithm",
     {
