@@ -65,6 +65,12 @@ def searched(x: Tensor, k: int, *, kernel: str = "mmd", **how: float) -> bounds.
         return semidefinite_bound(x, k, kernel=kernel)
 
 
+def nearest(x: Tensor, kernel: str | Kernel, kept: int, rows: Tensor | None = None) -> list[Tensor]:
+    """Sorted distances of ``rows``, by default all, to their ``kept`` nearest others, in blocks."""
+    numbers = torch.arange(len(x)) if rows is None else rows
+    return list(bounds._nearest(bounds._view(x, kernel), numbers, kept))
+
+
 def test_partitions_are_all_counted() -> None:
     assert [len(partitions(7, k)) for k in range(1, 8)] == [1, 63, 301, 350, 140, 21, 1]  # Stirling numbers
 
@@ -115,8 +121,7 @@ def test_random_partitions_of_sixty_points(kernel: str) -> None:
 @given(seed=st.integers(0, 10**6), theta=st.floats(0, 100), k=st.integers(1, 6), kernel=st.sampled_from(KERNELS))
 def test_every_multiplier_gives_a_valid_bound(seed: int, theta: float, k: int, kernel: str) -> None:
     x = points(6, 2, seed)
-    neighbours = bounds._Neighbours(bounds._view(x, kernel), 5)
-    minima = bounds._row_minima(neighbours, torch.arange(6), theta, 1, 6)
+    minima = bounds._row_minima(nearest(x, kernel, 5), theta, 1, 6)
     assert float(minima.sum()) - theta * k <= optimum(distances(x, kernel), k) * SLACK + 1e-12
 
 
@@ -224,11 +229,11 @@ def naive_minimum(row: Tensor, own: int, theta: float, low: int, high: int) -> f
 def test_row_minima_match_a_naive_loop(kernel: str) -> None:
     x = points(25, 3, 11)
     d = distances(x, kernel)
-    neighbours = bounds._Neighbours(bounds._view(x, kernel), 24)
     rows = torch.tensor([3, 24, 0, 11])
+    blocks = nearest(x, kernel, 24, rows)
     for theta, low, high in [(0.0, 1, 25), (0.7, 1, 25), (30.0, 2, 9), (1e4, 3, 25)]:
         expected = [naive_minimum(d[i], i, theta, low, high) for i in rows.tolist()]
-        found = bounds._row_minima(neighbours, rows, theta, low, high)
+        found = bounds._row_minima(blocks, theta, low, high)
         assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
@@ -236,12 +241,11 @@ def test_row_minima_match_a_naive_loop(kernel: str) -> None:
 def test_the_multiplier_is_the_best(kernel: str) -> None:
     x, n = points(150, 4, 12), 150
     for k in (3, 12, 60):
-        neighbours = bounds._Neighbours(bounds._view(x, kernel), n - k)
-        rows, high = torch.arange(n), n - k + 1
-        best = bounds._best_theta(neighbours, rows, k, 1, high)
+        blocks, high = nearest(x, kernel, n - k), n - k + 1
+        best = bounds._best_theta(blocks, n, k, 1, high)
 
         def value(theta: float) -> float:
-            return float(bounds._row_minima(neighbours, rows, theta, 1, high).sum()) - theta * k  # noqa: B023
+            return float(bounds._row_minima(blocks, theta, 1, high).sum()) - theta * k  # noqa: B023
 
         scan = [value(best * factor) for factor in np.geomspace(0.2, 5, 15)]
         assert value(best) >= max(scan) * (1 - 1e-5)
@@ -253,16 +257,15 @@ def test_the_multiplier_is_the_best(kernel: str) -> None:
 def test_cutting_off_distances_never_raises_a_minimum(kernel: str) -> None:
     x = points(120, 2, 13)
     x[:60] *= 0.01  # a dense half, where large strata are cheap and the cut is felt
-    rows = torch.arange(120)
-    whole = bounds._Neighbours(bounds._view(x, kernel), 119)
+    whole = nearest(x, kernel, 119)
     felt = 0
     for theta in (0.0, 0.1, 3.0, 100.0, 1e5):
-        exact = bounds._row_minima(whole, rows, theta, 1, 120)
+        exact = bounds._row_minima(whole, theta, 1, 120)
         for kept in (1, 5, 30, 80):
-            cut = bounds._row_minima(bounds._Neighbours(bounds._view(x, kernel), kept), rows, theta, 1, 120)
+            cut = bounds._row_minima(nearest(x, kernel, kept), theta, 1, 120)
             assert bool((cut <= exact * SLACK).all())
             # where the best size is among those kept nothing is lost
-            sums = bounds._sums(next(whole.blocks(rows))) / 2 + theta / torch.arange(1, 121)
+            sums = bounds._sums(whole[0]) / 2 + theta / torch.arange(1, 121)
             inside = sums.argmin(1) + 1 <= kept
             assert torch.allclose(cut[inside], exact[inside], rtol=1e-9)
             felt += int((cut < exact * 0.999).sum())
@@ -270,9 +273,9 @@ def test_cutting_off_distances_never_raises_a_minimum(kernel: str) -> None:
 
 
 def test_cut_off_distances_with_duplicates_are_finite() -> None:
-    neighbours = bounds._Neighbours(bounds._view(torch.zeros(50, 2), "rbf"), 4)
+    blocks = nearest(torch.zeros(50, 2), "rbf", 4)
     for theta in (0.0, 1.0):
-        found = bounds._row_minima(neighbours, torch.arange(50), theta, 1, 50)
+        found = bounds._row_minima(blocks, theta, 1, 50)
         assert found.tolist() == pytest.approx([theta / 50] * 50)
 
 
@@ -284,9 +287,9 @@ def cloud() -> Tensor:
 
 def test_sampled_rows_estimate_the_bound_without_bias(cloud: Tensor) -> None:
     kernel, n, k = RBFMixture(scale=10.0), 1500, 30
-    neighbours = bounds._Neighbours(bounds._view(cloud, kernel), n - k)
-    theta = bounds._best_theta(neighbours, torch.arange(n), k, 1, n - k + 1)
-    minima = bounds._row_minima(neighbours, torch.arange(n), theta, 1, n - k + 1)
+    blocks = nearest(cloud, kernel, n - k)
+    theta = bounds._best_theta(blocks, n, k, 1, n - k + 1)
+    minima = bounds._row_minima(blocks, theta, 1, n - k + 1)
     exact = nearest_neighbour_bound(cloud, k, kernel=kernel)
     assert scaled(exact, n) == pytest.approx(float(minima.sum()) - theta * k, rel=1e-9)
     errors = []
@@ -305,9 +308,9 @@ def test_standard_error_matches_the_spread_at_a_fixed_multiplier(
     cloud: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, n, k = RBFMixture(scale=10.0), 1500, 30
-    neighbours = bounds._Neighbours(bounds._view(cloud, kernel), n - k)
-    theta = bounds._best_theta(neighbours, torch.arange(n), k, 1, n - k + 1)
-    minima = bounds._row_minima(neighbours, torch.arange(n), theta, 1, n - k + 1)
+    blocks = nearest(cloud, kernel, n - k)
+    theta = bounds._best_theta(blocks, n, k, 1, n - k + 1)
+    minima = bounds._row_minima(blocks, theta, 1, n - k + 1)
     exact = (float(minima.sum()) - theta * k) / n**2
     monkeypatch.setattr(bounds, "_best_theta", lambda *_: theta)
     results = [nearest_neighbour_bound(cloud, k, kernel=kernel, rows=40, seed=s) for s in range(25)]
@@ -365,8 +368,7 @@ def test_distances_are_never_negative() -> None:
     x = 1e5 + 1e-7 * points(50, 5, 24)  # differences below the rounding of the kernel
     plain = LinearKernel().matrix(x)
     assert float((plain.diagonal()[:, None] + plain.diagonal() - 2 * plain).min()) < 0
-    nearest = next(bounds._Neighbours(bounds._view(x, "linear"), 49).blocks(torch.arange(50)))
-    assert float(nearest.min()) >= 0
+    assert float(nearest(x, "linear", 49)[0].min()) >= 0
     assert semidefinite_bound(x, 3, kernel="linear").variance >= 0
 
 

@@ -356,7 +356,7 @@ LABELS = torch.tensor([0, 0, 1, 1, 2])
         (lambda: mmd2(X, Y, estimator="reference", bank_x="all", bank_y=Y), "got str"),
         (lambda: losses.mmd2(Batch(X), Y, weights_x=[0.2] * 5), "x is a Batch, which has its weights"),
         (lambda: mmd2(X, Y, estimator="w"), "unknown estimator 'w'"),
-        (lambda: coral(X, Y, estimator="u"), "centres by the mean of all data, but x has no bank"),
+        (lambda: coral(X, Y, estimator="u"), "needs features of all data, but x has no bank"),
         (lambda: coral(X, Y, estimator="u", bank_x=X), "y has no bank"),
         (lambda: coral(X, Y, estimator="reference"), "x has no bank"),
     ],

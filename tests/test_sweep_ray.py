@@ -9,10 +9,11 @@ import ray
 from sweeping import kill, make_runs, numbers, wait_for
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
+from vardass.files import read_json
 from vardass.lab.engines import ENGINES, Attempt
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep
-from vardass.locks import holder, is_locked
+from vardass.locks import HOLDER_FILE, is_locked
 
 COUNT, STEPS = 2, 600
 
@@ -42,7 +43,7 @@ def test_worker_killed_in_mid_run_changes_nothing(local, tmp_path):
         wait_for(lambda: list(tmp_path.glob(f"runs/*/{CHECKPOINT_FILE}")))
         folder = next(tmp_path.glob(f"runs/*/{CHECKPOINT_FILE}")).parent
         assert is_locked(folder)
-        pid = holder(folder)["pid"]
+        pid = read_json(folder / HOLDER_FILE)["pid"]
         killed.append((kill(pid), pid, folder.name))
 
     thread = threading.Thread(target=kill_one)

@@ -11,11 +11,12 @@ import pytest
 
 from sweeping import finished, make_runs
 from vardass.errors import InputError
+from vardass.files import read_json
 from vardass.lab.engines import ENGINES, Attempt, attempt_run
 from vardass.lab.record import FORMAT, Record
 from vardass.lab.store import SweepStore, read_records
 from vardass.lab.sweep import run_sweep, status
-from vardass.locks import holder, is_locked, locked
+from vardass.locks import HOLDER_FILE, is_locked, locked
 from vardass.registry import Registry
 
 
@@ -206,8 +207,8 @@ def test_a_lock_says_who_holds_it_and_only_while_it_is_held(tmp_path):
     assert not is_locked(tmp_path)
     with locked(tmp_path):
         assert is_locked(tmp_path)
-        assert holder(tmp_path) == {"pid": os.getpid(), "host": platform.node()}
+        assert read_json(tmp_path / HOLDER_FILE) == {"pid": os.getpid(), "host": platform.node()}
         with pytest.raises(InputError, match=f"another sweep is at work in .* process {os.getpid()} on"):
             run_sweep(make_runs(1), tmp_path)
     assert not is_locked(tmp_path)
-    assert holder(tmp_path) == {}
+    assert not (tmp_path / HOLDER_FILE).exists()

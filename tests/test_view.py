@@ -90,7 +90,6 @@ def test_values_are_those_of_the_kernel_matrix(view: View) -> None:
     torch.testing.assert_close(view.columns(rows, slice(3, 12)), matrix[3:12, rows])
     torch.testing.assert_close(view.block(rows), matrix[rows][:, rows])
     torch.testing.assert_close(view.in_full().matrix, matrix)
-    torch.testing.assert_close(view.pairs(rows, other), matrix[rows, other])
     torch.testing.assert_close(view.pair_distances(rows, other), (phi[rows] - phi[other]).square().sum(1))
     torch.testing.assert_close(view.mean_products(rows), matrix[rows][:, rows].mean(1))
     right = torch.randn(N, 2, generator=gen(7), dtype=torch.float64)

@@ -4,13 +4,12 @@ Both bound the objective of equation 8, which is n² Var(μ̂) for one uniform d
 
     J(S) = ½ Σ_h Σ_{i,j in S_h} d_ij,    d_ij = K_ii + K_jj - 2 K_ij = |φ_i - φ_j|².
 
-The nearest-neighbour bound is cheap and takes any n; the semidefinite bound is close to the optimum and
-takes a few hundred points.
+The nearest-neighbour bound is cheap and takes any n; the semidefinite bound is close to the optimum, for few points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ def nearest_neighbour_bound(
         n² Var(μ̂) = J  >=  Σ_i min_m [ N_i(m) / 2 + θ / m ] - θ k,
 
     where m runs over the sizes a stratum can have among k that are not empty. The right side is concave in θ
-    and is maximised.
+    and is maximised. ``stderr`` is 0 if all rows were summed; an estimate below zero is returned as zero.
 
     Parameters
     ----------
@@ -63,16 +62,11 @@ def nearest_neighbour_bound(
     rows : int, optional
         Rows i to sum over. By default all for n <= 2048, which gives a rigorous bound, else 300 drawn at
         random to choose θ and 300 drawn afresh to evaluate the sum. Whatever θ is, the second sum is an
-        unbiased estimate of a valid bound. ``rows >= n`` means all.
+        unbiased estimate of a valid bound.
     seed : int or Generator
         For the random rows.
     min_size, max_size : int
         Limits that every stratum keeps; a narrower range of m raises the bound.
-
-    Returns
-    -------
-    LowerBound
-        With ``stderr`` 0 if all rows were summed. An estimate below zero is returned as zero.
 
     Notes
     -----
@@ -98,17 +92,18 @@ def nearest_neighbour_bound(
     if k == n:
         return LowerBound(0.0, 0.0, "nearest-neighbour")
     kept = largest - 1 if n <= EXACT_LIMIT else min(largest - 1, max(8 * -(-n // k), 64, smallest))
-    neighbours = _Neighbours(_view(x, kernel), kept)
+    view = _view(x, kernel)
     if rows == n:
-        first = second = torch.arange(n, device=x.device)
-        if n <= EXACT_LIMIT:
-            neighbours.found = list(neighbours.blocks(first))
+        drawn = [torch.arange(n, device=x.device)] * 2
     else:
         # drawn apart from each other: rows left over by the first sample would not be a sample of all rows
         generator = as_generator(seed)
-        first, second = (torch.randperm(n, generator=generator)[:rows].to(x.device) for _ in range(2))
-    theta = _best_theta(neighbours, first, k, smallest, largest)
-    minima = _row_minima(neighbours, second, theta, smallest, largest)
+        drawn = [torch.randperm(n, generator=generator)[:rows].to(x.device) for _ in range(2)]
+    blocks: list[Iterable[Tensor]] = [_nearest(view, numbers, kept) for numbers in drawn]
+    if n <= EXACT_LIMIT and rows == n:  # few enough to be held
+        blocks = [list(blocks[0])] * 2
+    theta = _best_theta(blocks[0], n, k, smallest, min(largest, kept + 1))
+    minima = _row_minima(blocks[1], theta, smallest, largest)
     bound = float(n * minima.mean() - theta * k)
     spread = 0.0 if rows == n else float(minima.std()) * (n * (n - rows) / rows) ** 0.5
     return LowerBound(max(bound, 0.0) / n**2, spread / n**2, "nearest-neighbour")
@@ -123,31 +118,21 @@ def _size_range(n: int, k: int, min_size: int, max_size: int | None) -> tuple[in
     return max(low, n - (k - 1) * high), min(high, n - (k - 1) * low)
 
 
-class _Neighbours:
-    """Sorted distances from a row to its ``kept`` nearest others, computed when asked for."""
-
-    def __init__(self, view: KernelView, kept: int) -> None:
-        self.view, self.kept, self.diag = view, kept, view.diag.double()
-        self.found: list[Tensor] | None = None  # those of all rows, where they are few enough to be kept
-
-    def blocks(self, rows: Tensor) -> Iterator[Tensor]:
-        """Yield the ``kept`` smallest d_ij, j ≠ i, in ascending order for i in ``rows``: (block, kept)."""
-        if self.found is not None:
-            yield from self.found
-            return
-        n, d = self.view.x.shape
-        # a row takes its features, n distances, then its smallest with their indices and sums
-        for block in row_blocks(len(rows), _BLOCK_BYTES // (8 * (n + d) + 32 * self.kept)):
-            picked = rows[block]
-            points = self.view.rows(picked)
-            distances = self.diag.new_empty(len(picked), n)
-            # the kernel passes over all picked rows for each tile, however narrow it is
-            for columns in row_blocks(n, max(_LEAST_COLUMNS, _TILE_BYTES // (32 * (len(picked) + d)))):
-                cross = self.view.kernel.matrix(points, self.view.rows(columns)).double()
-                distances[:, columns] = self.diag[picked, None] + self.diag[columns] - 2.0 * cross
-            distances.clamp_min_(0.0)
-            distances.scatter_(1, picked[:, None], torch.inf)
-            yield distances.topk(self.kept, largest=False, sorted=True).values
+def _nearest(view: KernelView, rows: Tensor, kept: int) -> Iterator[Tensor]:
+    """Yield the ``kept`` smallest d_ij, j ≠ i, in ascending order for i in ``rows``: (block, kept)."""
+    (n, d), diag = view.x.shape, view.diag.double()
+    # a row takes its features, n distances, then its smallest with their indices and sums
+    for block in row_blocks(len(rows), _BLOCK_BYTES // (8 * (n + d) + 32 * kept)):
+        picked = rows[block]
+        points = view.rows(picked)
+        distances = diag.new_empty(len(picked), n)
+        # the kernel passes over all picked rows for each tile, however narrow it is
+        for columns in row_blocks(n, max(_LEAST_COLUMNS, _TILE_BYTES // (32 * (len(picked) + d)))):
+            cross = view.kernel.matrix(points, view.rows(columns)).double()
+            distances[:, columns] = diag[picked, None] + diag[columns] - 2.0 * cross
+        distances.clamp_min_(0.0)
+        distances.scatter_(1, picked[:, None], torch.inf)
+        yield distances.topk(kept, largest=False, sorted=True).values
 
 
 def _view(x: Tensor, kernel: KernelLike) -> KernelView:
@@ -162,31 +147,29 @@ def _sums(nearest: Tensor) -> Tensor:
     return torch.nn.functional.pad(nearest.cumsum(1), (1, 0))
 
 
-def _best_theta(neighbours: _Neighbours, rows: Tensor, k: int, smallest: int, largest: int) -> float:
-    """The θ that maximises the bound over ``rows``, with m on a grid: any θ is valid, this one is good."""
-    reach = min(largest, neighbours.kept + 1)
-    grid = np.unique(np.geomspace(smallest, reach, _GRID).round().astype(np.int64))
+def _best_theta(blocks: Iterable[Tensor], n: int, k: int, smallest: int, largest: int) -> float:
+    """The θ that maximises the bound over the rows of `_nearest`, with m on a grid: any θ is valid, this one is good."""
+    grid = np.unique(np.geomspace(smallest, largest, _GRID).round().astype(np.int64))
     if len(grid) == 1:
         return 0.0
-    sizes = torch.from_numpy(grid).to(rows.device)
-    half = torch.cat([_sums(nearest)[:, sizes - 1] / 2.0 for nearest in neighbours.blocks(rows)])
-    inverse = 1.0 / sizes.double()
+    half = torch.cat([_sums(nearest)[:, grid - 1] / 2.0 for nearest in blocks])
+    inverse = 1.0 / torch.from_numpy(grid).to(half)
     # the slope of the bound in θ is Σ_i 1/m_i - k: it falls, and is not positive once all m_i are largest
     low = half.new_zeros(())
     high = ((half[:, -1] - half[:, -2]) / (inverse[-2] - inverse[-1])).amax()
     for _ in range(64):
         theta = (low + high) / 2.0
-        strata = neighbours.view.n * inverse[(half + theta * inverse).argmin(1)].mean()
+        strata = n * inverse[(half + theta * inverse).argmin(1)].mean()
         low, high = torch.where(strata > k, theta, low), torch.where(strata > k, high, theta)
     return float((low + high) / 2.0)
 
 
-def _row_minima(neighbours: _Neighbours, rows: Tensor, theta: float, smallest: int, largest: int) -> Tensor:
+def _row_minima(blocks: Iterable[Tensor], theta: float, smallest: int, largest: int) -> Tensor:
     """min_m [N_i(m) / 2 + θ / m], smallest <= m <= largest, or less if distances were cut off: (rows,)."""
-    reach = min(largest, neighbours.kept + 1)
-    sizes = torch.arange(smallest, reach + 1, device=rows.device, dtype=torch.float64)
     minima = []
-    for nearest in neighbours.blocks(rows):
+    for nearest in blocks:
+        reach = min(largest, nearest.shape[1] + 1)
+        sizes = torch.arange(smallest, reach + 1, device=nearest.device, dtype=torch.float64)
         half = _sums(nearest)[:, smallest - 1 : reach] / 2.0
         minimum = (half + theta / sizes).amin(1)
         if reach < largest:  # beyond, a line of slope d_i(M) / 2 stays below N_i(m) / 2
@@ -202,7 +185,8 @@ def semidefinite_bound(features: ArrayLike, k: int, *, kernel: KernelLike = "mmd
     """Bound Var(μ̂) of every partition into k strata by the semidefinite relaxation of max-k-cut.
 
     Minimises ⟨C, X⟩ with C = D/2 over matrices X with X_ii = 1, X_ij >= 0 and X - 11ᵀ/k positive
-    semi-definite (Frieze and Jerrum, 1997), by the alternating direction method of multipliers.
+    semi-definite (Frieze and Jerrum, 1997), by the alternating direction method of multipliers. The result is
+    rigorous whenever the iteration stops; ``stderr`` is 0.
 
     Parameters
     ----------
@@ -212,11 +196,6 @@ def semidefinite_bound(features: ArrayLike, k: int, *, kernel: KernelLike = "mmd
         Number of strata, at most n.
     kernel : Kernel, name or callable
         Used as it is if it is fitted, else fitted to ``features``. For a subset pass a kernel fitted to all.
-
-    Returns
-    -------
-    LowerBound
-        Rigorous whenever the iteration stopped; ``stderr`` is 0.
 
     Notes
     -----

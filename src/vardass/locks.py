@@ -8,7 +8,6 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout  # torch needs it too
 
@@ -47,14 +46,9 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
         lock.release()
 
 
-def holder(folder: Path) -> dict[str, Any]:
-    """``"pid"`` and ``"host"`` of the process that took the lock last; empty if that is not known."""
-    return read_json(folder / HOLDER_FILE)
-
-
 def holder_name(folder: Path) -> str:
-    """The holder of a lock in words."""
-    found = holder(folder)
+    """The process that took the lock last, in words."""
+    found = read_json(folder / HOLDER_FILE)
     return f"process {found.get('pid', 'unknown')} on {found.get('host', 'unknown')}"
 
 

@@ -103,19 +103,13 @@ def fit_feature_map(
     pivoting: str = "rpcholesky",
     generator: torch.Generator,
 ) -> FeatureMap:
-    """Choose landmarks and directions on a sample of the rows of ``x``.
+    """Choose landmarks and directions on a sample of the rows of ``x`` (n, d), for a fitted ``kernel``.
 
-    The columns are the directions of largest variance, and where not all fit, the last is what these miss of the mean
-    embedding: a loss depends on it first, and as it is common to all points it would be no residual of theirs.
+    The ``rank`` columns are the directions of largest variance, and where not all fit, the last is what these miss of
+    the mean embedding: a loss depends on it first, and as it is common to all points it would be no residual of theirs.
 
     Parameters
     ----------
-    x : Tensor of shape (n, d)
-        Features of one domain.
-    kernel : Kernel
-        Fitted.
-    rank : int
-        Columns of the result.
     landmarks : int, optional
         Points that span the approximation, 2 * rank by default.
     pivoting : {"rpcholesky", "diagonal"}

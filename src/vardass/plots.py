@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.analysis.doctor import Diagnosis
 from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport
-from vardass.errors import InputError
+from vardass.errors import InputError, needs_extra
 from vardass.files import atomic_write
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ _BARS = ("#999999", ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, "#F0E442")
 
 def require_matplotlib() -> None:
     """Raise an error that names the remedy if matplotlib is missing."""
-    try:
+    with needs_extra("plot"):
         import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise InputError("figures need matplotlib; install it with pip install 'vardass[plot]'") from None
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from vardass.errors import InputError, VardassError
+from vardass.errors import InputError, VardassError, needs_extra
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -208,12 +208,8 @@ def _exit_with_parent() -> None:
 @contextmanager
 def ray_session(cpus: int | None) -> Iterator[Any]:
     """Ray, connected: to the cluster at ``RAY_ADDRESS``, or started here with ``cpus`` CPUs; one that runs is used."""
-    try:
+    with needs_extra("ray"):
         import ray
-    except ModuleNotFoundError:
-        raise InputError(
-            "the engine 'ray' needs Ray, which is not installed: pip install 'vardass[ray]', or use --engine local"
-        ) from None
     own = not ray.is_initialized()
     if own:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}

@@ -43,12 +43,7 @@ def uniform_variance(features: ArrayLike, k: int, *, kernel: KernelLike, replace
 
 
 def stratified_variance(
-    features: ArrayLike,
-    labels: ArrayLike,
-    *,
-    kernel: KernelLike,
-    draws_per_stratum: int = 1,
-    replacement: bool = True,
+    features: ArrayLike, labels: ArrayLike, *, kernel: KernelLike, draws_per_stratum: int = 1, replacement: bool = True
 ) -> float:
     """Variance of the stratified μ̂ = Σ_h w_h (mean of φ over the draws from S_h), w_h = |S_h|/n.
 

@@ -70,12 +70,8 @@ class View(ABC):
         """K times ``right`` (n, c), in the precision of ``right``: (n, c)."""
 
     @abstractmethod
-    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        """K_ij for pairs of distinct points i of ``first`` (q,) and j of ``second`` (q,): (q,)."""
-
     def pair_distances(self, first: Tensor, second: Tensor) -> Tensor:
-        """d_ij for such pairs: (q,)."""
-        return self.diag[first] + self.diag[second] - 2.0 * self.pairs(first, second)
+        """d_ij for pairs of distinct points i of ``first`` (q,) and j of ``second`` (q,): (q,)."""
 
     @cached_property
     def row_means(self) -> Tensor:
@@ -219,8 +215,8 @@ class ExactView(View):
         blocks = row_blocks(self.n, max(1, _BLOCK_NUMBERS // self.n))
         return torch.cat([self.matrix[block].to(right.dtype) @ right for block in blocks])
 
-    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.matrix[first, second]
+    def pair_distances(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.diag[first] + self.diag[second] - 2.0 * self.matrix[first, second]
 
     @cached_property
     def spread(self) -> Tensor:
@@ -310,9 +306,6 @@ class LowRankView(View):
         features = self.features.to(right.dtype)
         return features @ (features.T @ right) + self.residual.to(right.dtype)[:, None] * right
 
-    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        return (self.features[first] * self.features[second]).sum(1)
-
     def pair_distances(self, first: Tensor, second: Tensor) -> Tensor:
         """From differences; index_select is an order of magnitude faster here than features[first]."""
         apart = self.features.index_select(0, first) - self.features.index_select(0, second)
@@ -385,9 +378,6 @@ class KernelView(View):
     def multiply(self, right: Tensor) -> Tensor:
         x = self.rows(slice(None))
         return torch.cat([block.to(right.dtype) @ right for _, block in self.kernel.blocks(x)])
-
-    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.kernel.paired(self.rows(first), self.rows(second))
 
     def pair_distances(self, first: Tensor, second: Tensor) -> Tensor:
         return self.kernel.paired_distances(self.rows(first), self.rows(second))

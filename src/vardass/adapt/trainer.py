@@ -262,7 +262,7 @@ class Trainer:
             for part, seconds in now.items():  # beyond the checkpoint's, and since the beginning of this method
                 before = spent.get(part, 0.0)
                 lost = max(0.0, before - self.account.seconds.get(part, 0.0))
-                self.account.add(part, lost + seconds - before, count=0)
+                self.account.add(part, lost + seconds - before)
             if self.processes.is_first:
                 self.folder.write_metrics(self.history.metrics)  # without those of steps that are to be done again
         else:

@@ -88,7 +88,7 @@ def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Ca
     splits = _splits(spec, config)
     trainer = _trainer(config, splits, folder)
     # the trainer keeps what these have beyond the account in a checkpoint
-    trainer.account.load_state_dict({"seconds": clock.seconds, "counts": {}})
+    trainer.account.load_state_dict({"seconds": clock.seconds})
 
     def after_step(share: float, message: str) -> None:
         clock.note(trainer)

@@ -6,9 +6,9 @@ are computed in float32 or float64 with autocast off. ``estimators`` says how th
 all data. ``StreamWeights`` finds weights for batches that come without.
 """
 
-from vardass.losses.coral import CoralForm, CORALLoss, coral
+from vardass.losses.coral import CORALLoss, coral
 from vardass.losses.estimators import Bank, Batch
 from vardass.losses.mmd import DOMAINBED_GAMMAS, MMDLoss, mmd2
 from vardass.losses.stream_weights import StreamWeights
 
-__all__ = ["DOMAINBED_GAMMAS", "Bank", "Batch", "CORALLoss", "CoralForm", "MMDLoss", "StreamWeights", "coral", "mmd2"]
+__all__ = ["DOMAINBED_GAMMAS", "Bank", "Batch", "CORALLoss", "MMDLoss", "StreamWeights", "coral", "mmd2"]

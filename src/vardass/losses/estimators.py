@@ -23,7 +23,7 @@ bank that lags behind makes them lag.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.validate import ArrayLike, as_labels, as_tensor, as_weights, check_count, choose, require_dense
+from vardass.validate import ArrayLike, as_labels, as_weights, check_count, choose, require_dense
 
 _ESTIMATORS = {"v": "v", "unbiased": "unbiased", "reference": "reference", "u": "unbiased"}
 
@@ -88,18 +88,6 @@ class Batch(NamedTuple):
         Which one of several united sources each sample is from.
     rows : int, optional
         Samples over all processes, where ``x`` is only a part of them.
-
-    Examples
-    --------
-    >>> from vardass import mmd2
-    >>> z = torch.tensor([[0.0], [1.0], [4.0], [6.0]])
-    >>> source = Batch(z, weights=[0.25] * 4, strata=[0, 0, 1, 1], pool=math.inf)  # two draws from each stratum
-    >>> target = Batch(torch.tensor([[1.0], [3.0]]))  # independent draws of equal weight
-    >>> mmd2(source, target, kernel="linear", estimator="unbiased")
-    tensor(-0.7500)
-    >>> source, target = (Batch(batch.x, bank=bank) for batch, bank in ((source, z), (target, z + 1.0)))
-    >>> mmd2(source, target, kernel="linear", estimator="reference")
-    tensor(-0.7500)
     """
 
     x: Tensor
@@ -117,6 +105,15 @@ class Batch(NamedTuple):
         return len(self.x) if self.rows is None else self.rows
 
 
+class CheckedBank(NamedTuple):
+    """A checked `Bank`, in the dtype and on the device of its batch."""
+
+    rows: Tensor
+    weights: Tensor
+    strata: Tensor | None
+    mean: Tensor
+
+
 class CheckedBatch(NamedTuple):
     """A checked batch of features: rows z (b, d), weights w (b,), and how it was drawn; ``name`` is x or y."""
 
@@ -125,8 +122,17 @@ class CheckedBatch(NamedTuple):
     w: Tensor
     strata: Tensor | None
     pool: float | None
-    bank: Bank | None
+    bank: CheckedBank | None
     is_weighted: bool
+
+    def need_bank(self, estimator: str) -> CheckedBank:
+        """The bank, without which an estimator has nothing to compare with."""
+        if self.bank is None:
+            raise InputError(
+                f"estimator={estimator!r} needs features of all data, but {self.name} has no bank; pass "
+                "Batch(z, weights=..., bank=bank.features()) with that of a FeatureBank"
+            )
+        return self.bank
 
 
 Pair: TypeAlias = "tuple[CheckedBatch, CheckedBatch]"
@@ -207,7 +213,7 @@ def _same_dtype(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(dtype), y.to(dtype)
 
 
-def _as_bank(bank: object, like: Tensor, name: str) -> Bank:
+def _as_bank(bank: object, like: Tensor, name: str) -> CheckedBank:
     known = bank if isinstance(bank, Bank) else Bank(bank) if isinstance(bank, Tensor) else None
     d = like.shape[1]
     if known is None or not isinstance(known.rows, Tensor) or known.rows.ndim != 2 or known.rows.shape[1] != d:
@@ -221,7 +227,7 @@ def _as_bank(bank: object, like: Tensor, name: str) -> Bank:
     unit = _unit_weights(known.weights, rows, f"weights of {name}")
     ids = None if known.strata is None else as_labels(known.strata, len(rows), f"strata of {name}")
     mean = unit @ rows if known.mean is None else known.mean.detach().to(like)
-    return Bank(rows, unit, ids, mean)
+    return CheckedBank(rows, unit, ids, mean)
 
 
 # --- estimators ---------------------------------------------------------------------------------------
@@ -239,22 +245,21 @@ def unbiased_pair_weights(side: CheckedBatch) -> Tensor:
     P = Σ_{i≠j} w_i w_j that has w_i² on its diagonal and -w_i w_j S / P elsewhere. Draws without replacement from N
     samples have 1 - q / N times that variance.
     """
-    w, n = side.w, len(side.w)
-    if side.strata is None and side.is_weighted:
-        s = side.name
+    w, n, s = side.w, len(side.w), side.name
+    if side.strata is not None:
+        _require_pairs(side, side.strata)
+        ids = side.strata.to(w.device)
+        same = (ids[:, None] == ids).to(w.dtype)
+    elif side.is_weighted:
         raise InputError(
             f"estimator='unbiased' must know how rows of {s} with weights were drawn; pass a Batch with strata, which "
             f"with_weights(..., strata=True) gives, leave out the weights of {s} for independent draws of equal "
             "weight, or use estimator='reference' with banks"
         )
-    if side.strata is None:
-        if n < 2:
-            raise InputError(f"estimator='unbiased' needs at least 2 rows of each domain, got {n}; use a larger batch")
-        same = w.new_ones(n, n)
+    elif n < 2:
+        raise InputError(f"estimator='unbiased' needs at least 2 rows of each domain, got {n}; use a larger batch")
     else:
-        _require_pairs(side)
-        ids = side.strata.to(w.device)
-        same = (ids[:, None] == ids).to(w.dtype)
+        same = w.new_ones(n, n)
     outer = torch.outer(w, w)
     distinct = (outer * same).fill_diagonal_(0.0)
     squares, mass = same @ w.square(), same @ distinct.sum(1)
@@ -266,13 +271,12 @@ def unbiased_pair_weights(side: CheckedBatch) -> Tensor:
     return outer + distinct * (share * left)[:, None] - torch.diag(w.square() * left)
 
 
-def _require_pairs(side: CheckedBatch) -> None:
+def _require_pairs(side: CheckedBatch, strata: Tensor) -> None:
     """Two rows of each stratum, or members of it in the bank; looked at where the strata are on the CPU."""
-    assert side.strata is not None
     s, bank = side.name, side.bank
-    if side.strata.device.type != "cpu":  # to look would make the training loop wait for the device
+    if strata.device.type != "cpu":  # to look would make the training loop wait for the device
         return
-    ids, counts = torch.unique(side.strata, return_counts=True)
+    ids, counts = torch.unique(strata, return_counts=True)
     alone = ids[counts == 1]
     if len(alone) == 0:
         return
@@ -282,7 +286,7 @@ def _require_pairs(side: CheckedBatch) -> None:
             "bank=Bank(features, strata=sampler.strata.labels), draw twice from each stratum (draws_per_stratum=2), "
             "or use estimator='reference'"
         )
-    absent = alone[~torch.isin(alone, bank.strata.cpu())]  # type: ignore[union-attr]
+    absent = alone[~torch.isin(alone, bank.strata.cpu())]
     if len(absent):
         raise InputError(
             f"stratum {int(absent[0])} of {s} has no row in its bank; the bank's strata must be those that the batch "
@@ -298,29 +302,12 @@ def single_draw_terms(side: CheckedBatch, kernel: Kernel) -> Tensor | None:
     bank = side.bank
     if side.strata is None or bank is None or bank.strata is None:
         return None
-    labels = as_labels(bank.strata, len(bank.rows)).to(side.z.device)
-    ids = side.strata.to(side.z.device)
+    labels, ids = bank.strata.to(side.z.device), side.strata.to(side.z.device)
     alone = (ids[:, None] == ids).sum(1) == 1
     member = (labels[:, None] == ids) & alone  # (m, b), at most one of each row
     place = member.to(torch.uint8).argmax(1)
-    share = as_tensor(bank.weights, "weights") * member.any(1)
+    share = bank.weights * member.any(1)
     values = kernel.paired(side.z[place], bank.rows).to(share.dtype) * share
     mass = share.new_zeros(len(ids)).index_add(0, place, share)
     means = share.new_zeros(len(ids)).index_add(0, place, values) / torch.where(alone, mass, 1.0)
     return with_doubled_gradient((side.w.square() * means).sum())
-
-
-def reference_form(sides: Pair, form: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-    """<μ̂_x - μ̂_y, B_x - B_y> with twice its gradient; ``form(z, c, r, v)`` is Σ_ij c_i v_j κ(z_i, r_j)."""
-    banks = []
-    for side in sides:
-        if side.bank is None:
-            raise InputError(
-                f"estimator='reference' compares batches with features of all data, but {side.name} has no bank; pass "
-                "Batch(z, weights=..., bank=bank.features()) with that of a FeatureBank"
-            )
-        banks.append(side.bank)
-    x, y = sides
-    v_x, v_y = (as_tensor(bank.weights, "weights") for bank in banks)
-    rows = torch.cat([bank.rows for bank in banks])
-    return with_doubled_gradient(form(torch.cat([x.z, y.z]), torch.cat([x.w, -y.w]), rows, torch.cat([v_x, -v_y])))

@@ -24,9 +24,9 @@ from vardass.losses.estimators import (
     Batch,
     DiscrepancyLoss,
     Pair,
-    reference_form,
     single_draw_terms,
     unbiased_pair_weights,
+    with_doubled_gradient,
 )
 from vardass.validate import ArrayLike, choose
 
@@ -65,8 +65,7 @@ def mmd2(
         weights those of a uniform draw, else with the ``strata`` of a `Batch`; the latter against its ``bank``, for
         any weights, and for rows that are coupled. See ``vardass.losses.estimators``.
     preset : {"paper", "domainbed"}, optional
-        Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7. Both use the
-        V-statistic unless ``estimator`` says otherwise.
+        Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7.
 
     Returns
     -------
@@ -100,21 +99,19 @@ def _fitted(kernel: Kernel, sides: Pair, estimator: str) -> Kernel:
 
 def estimate(sides: Pair, kernel: Kernel, estimator: str) -> Tensor:
     """MMD² in a fitted kernel."""
-    if estimator == "reference":
-        return reference_form(sides, lambda *form: _bilinear(kernel, *form))
     x, y = sides
-    signed = torch.cat([x.w, -y.w])
+    z, signed = torch.cat([x.z, y.z]), torch.cat([x.w, -y.w])
+    if estimator == "reference":  # <μ̂_x - μ̂_y, B_x - B_y>
+        bank_x, bank_y = (side.need_bank(estimator) for side in sides)
+        rows, v = torch.cat([bank_x.rows, bank_y.rows]), torch.cat([bank_x.weights, -bank_y.weights])
+        return with_doubled_gradient(_bilinear(kernel, z, signed, rows, v))
     pairs = torch.outer(signed, signed)
-    if estimator == "unbiased":
-        n_x = len(x.w)
-        pairs[:n_x, :n_x], pairs[n_x:, n_x:] = unbiased_pair_weights(x), unbiased_pair_weights(y)
-    value = _pair_sum(kernel, torch.cat([x.z, y.z]), pairs)
-    if estimator == "unbiased":
-        for side in sides:
-            missing = single_draw_terms(side, kernel)
-            if missing is not None:
-                value = value + missing
-    return value
+    if estimator == "v":
+        return _pair_sum(kernel, z, pairs)
+    n_x = len(x.w)
+    pairs[:n_x, :n_x], pairs[n_x:, n_x:] = unbiased_pair_weights(x), unbiased_pair_weights(y)
+    missing = [single_draw_terms(side, kernel) for side in sides]
+    return sum((term for term in missing if term is not None), _pair_sum(kernel, z, pairs))
 
 
 class MMDLoss(DiscrepancyLoss):

@@ -45,12 +45,7 @@ class FeatureBank:
     """
 
     def __init__(
-        self,
-        n: int,
-        d: int | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        self, n: int, d: int | None = None, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
         self.n = check_count(n, "n")
         self.d = None if d is None else check_count(d, "d")

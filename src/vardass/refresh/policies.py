@@ -38,7 +38,7 @@ class RefreshPolicy(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What the next answers depend on, in plain numbers and text; settings are not part of it."""
-        return {"policy": type(self).__name__, "version": _STATE_VERSION, **self._state()}
+        return {"policy": type(self).__name__, "version": _STATE_VERSION}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the policy that gave ``state`` was."""
@@ -49,14 +49,7 @@ class RefreshPolicy(ABC):
                     f"the state has {key}={state[key]!r}, this policy {key}={value!r}; "
                     "pass what the same kind of policy gave"
                 )
-        check_state(state, self, self._state())
-        self._load_state(state)
-
-    def _state(self) -> dict[str, Any]:
-        return {}
-
-    def _load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restore what `_state` gave."""
+        check_state(state, self, self.state_dict())
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name, None)!r}" for name in declared_options(type(self)))
@@ -155,13 +148,7 @@ class DriftRefresh(RefreshPolicy):
     observes_drift = True
 
     def __init__(
-        self,
-        threshold: float = 0.3,
-        shortest: int = 25,
-        longest: int = 1000,
-        *,
-        window: int = 10,
-        start: int = 0,
+        self, threshold: float = 0.3, shortest: int = 25, longest: int = 1000, *, window: int = 10, start: int = 0
     ) -> None:
         if not (math.isfinite(threshold) and threshold > 0):
             raise InputError(f"threshold must be positive, got {threshold}; 0.3 is the default")
@@ -211,10 +198,13 @@ class DriftRefresh(RefreshPolicy):
             self._recent.clear()
         return wanted
 
-    def _state(self) -> dict[str, Any]:
-        return {"last_step": self._last, "recent": [float(value) for value in self._recent]}
+    def state_dict(self) -> dict[str, Any]:
+        """The last refresh, and the drifts since."""
+        return super().state_dict() | {"last_step": self._last, "recent": [float(value) for value in self._recent]}
 
-    def _load_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the policy that gave ``state`` was."""
+        super().load_state_dict(state)
         self._last = state["last_step"]
         self._recent = deque(state["recent"], maxlen=self.window)
 

@@ -24,7 +24,7 @@ FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 
 
 class Timer:
-    """Add up the ``seconds`` spent in named parts of a run, and in ``counts`` how often each was entered.
+    """Add up the ``seconds`` spent in named parts of a run.
 
     Parts may be nested: time counts for the innermost one only, so that the parts sum to the total. A CUDA ``device``
     is waited for at the beginning and end of each part: calls only queue its work, whose time would be charged to
@@ -34,7 +34,6 @@ class Timer:
     def __init__(self, *, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device = device
         self.seconds: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
         self._clock = clock
         self._open: list[str] = []
         self._since = 0.0
@@ -51,10 +50,9 @@ class Timer:
             self._charge()
             self._open.pop()
 
-    def add(self, part: str, seconds: float, count: int = 1) -> None:
+    def add(self, part: str, seconds: float) -> None:
         """Add seconds that were measured elsewhere."""
         self.seconds[part] = self.seconds.get(part, 0.0) + float(seconds)
-        self.counts[part] = self.counts.get(part, 0) + count
 
     def _charge(self) -> None:
         if self.device is not None and self.device.type == "cuda":
@@ -70,14 +68,13 @@ class Timer:
         return sum(self.seconds.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Seconds and counts."""
-        return {"seconds": dict(self.seconds), "counts": dict(self.counts)}
+        """The seconds of each part."""
+        return {"seconds": dict(self.seconds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from the seconds and counts of an earlier run."""
-        check_state(state, self, ("seconds", "counts"))
+        """Resume from the seconds of an earlier run."""
+        check_state(state, self, ("seconds",))
         self.seconds = {**dict.fromkeys(self._open, 0.0), **state["seconds"]}
-        self.counts = {**dict.fromkeys(self._open, 1), **state["counts"]}
 
 
 class Refresher:
@@ -88,8 +85,8 @@ class Refresher:
     policy : RefreshPolicy
         When.
     samplers : sampler, or sequence or mapping of them
-        What to refresh. Names are those of the mapping, else "0", "1", ...; samplers whose
-        ``needs_features`` is False are left alone, and their features are not computed.
+        What to refresh. Names are those of the mapping, else "0", "1", ...; one whose ``needs_features`` is False is
+        left alone, and its features are not computed.
     sources : source, or sequence or mapping of the same length or names
         From what: a `FeatureBank`, or a function without arguments that returns (n, d) features.
     groups : callable, optional
@@ -146,9 +143,7 @@ class Refresher:
                 f"samplers are named {sorted(self.samplers)}, sources {sorted(self.sources)}; "
                 "give each sampler the source of its data set"
             )
-        self.groups = groups
-        self.share = bool(share)
-        self.group = group
+        self.groups, self.share, self.group = groups, share, group
         self.min_movement = check_number(min_movement, "min_movement", low=0.0, below=math.inf, remedy="try 0.001")
         self.worthwhile: Callable[[Any, Tensor], float | None] | None = None
         if group is not None:
@@ -201,7 +196,7 @@ class Refresher:
             Plain numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
             ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``,
             ``"<name>/uniform_variance"`` and ``"<name>/reduction"``. A sampler whose features stood still has none of
-            these, and the timer counts it in the part "skipped". None if there was no refresh.
+            these, and the timer a part "skipped". None if there was no refresh.
         """
         log: dict[str, Any] = {"step": step}
         due = self.policy.due(step)  # a policy that observes is asked at every step
@@ -257,7 +252,6 @@ class Refresher:
             else:
                 _refresh_all_processes(self._peers, sampler, features, groups)
             if self.policy.observes_drift:
-                self._take_kernel(name, as_features(features))
                 self._take_scale(name, as_features(features))
         if isinstance(source, FeatureBank):
             source.mark()
@@ -265,7 +259,10 @@ class Refresher:
             self._seen[name] = _some_rows(features).clone()
         parts = ("features", "solver")
         log = {f"{name}/seconds_{part}": self.timer.seconds[part] - before.get(part, 0.0) for part in parts}
-        return {**log, **self._strata_log(name)}
+        strata = getattr(sampler, "strata", None)
+        for key in () if strata is None else ("variance", "uniform_variance", "reduction"):
+            log[f"{name}/{key}"] = float(getattr(strata, key))
+        return log
 
     def _stands_still(self, name: str, features: ArrayLike) -> bool:
         seen = self._seen.get(name)
@@ -277,18 +274,15 @@ class Refresher:
         spread = (z - z.mean(0)).double().square().sum()
         return bool((z - seen.to(z)).double().square().sum() < self.min_movement * spread)
 
-    def _strata_log(self, name: str) -> dict[str, float]:
-        strata = getattr(self.samplers[name], "strata", None)
-        keys = () if strata is None else ("variance", "uniform_variance", "reduction")
-        return {f"{name}/{key}": float(getattr(strata, key)) for key in keys}
-
     def _take_scale(self, name: str, features: Tensor) -> None:
         """Measure the variance within the strata of a sampler, or of its plan; of all samples where it has none."""
         strata = getattr(self.samplers[name], "strata", None)
-        weights = None if strata is None else strata.exact_weights
-        labels = getattr(self.samplers[name], "plan_labels", None) if strata is None else strata.labels
-        if labels is None:
+        weights, labels = None, getattr(self.samplers[name], "plan_labels", None)
+        if strata is not None:
+            weights, labels = strata.exact_weights, strata.labels
+        elif labels is None:
             labels = torch.zeros(len(features), dtype=torch.long, device=features.device)
+        self._take_kernel(name, features)
         self._scales[name] = variance_within(features, labels, kernel=self._kernels[name], weights=weights)
 
     def _take_kernel(self, name: str, features: Tensor) -> None:
@@ -296,12 +290,7 @@ class Refresher:
         self._kernels[name] = None if kernel is None else fitted_kernel(kernel, features)
 
     def observe(
-        self,
-        name: str,
-        indices: ArrayLike | list[int],
-        features: ArrayLike,
-        *,
-        weights: ArrayLike | None = None,
+        self, name: str, indices: ArrayLike | list[int], features: ArrayLike, *, weights: ArrayLike | None = None
     ) -> None:
         """Store the features of a trained batch in the bank of sampler ``name``, and note their drift.
 
