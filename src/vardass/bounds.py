@@ -148,7 +148,7 @@ def _sums(nearest: Tensor) -> Tensor:
 
 
 def _best_theta(blocks: Iterable[Tensor], n: int, k: int, smallest: int, largest: int) -> float:
-    """The θ that maximises the bound over the rows of `_nearest`, with m on a grid: any θ is valid, this one is good."""
+    """The θ that maximises the bound over some rows, with m on a grid: any θ is valid, this one is good."""
     grid = np.unique(np.geomspace(smallest, largest, _GRID).round().astype(np.int64))
     if len(grid) == 1:
         return 0.0

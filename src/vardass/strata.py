@@ -177,7 +177,7 @@ class Strata(StrataSummary):
 
     @torch.no_grad()
     def assign(self, new: ArrayLike, features: ArrayLike, *, kernel: KernelLike = "mmd") -> Tensor:
-        """Find the stratum that each new sample adds least to: argmin_h Σ_{z in S_h} |φ(new) - φ(z)|².
+        """Find the stratum, of (m,), that each new sample adds least to: argmin_h Σ_{z in S_h} |φ(new) - φ(z)|².
 
         That is by how much the objective (equation 8) would grow. The samples that ``min-sum`` made the strata of get
         their own labels back where its descent went to the end: on the full kernel matrix, with ``tol=0`` and without
@@ -191,11 +191,6 @@ class Strata(StrataSummary):
             Those that the strata were made of, in their order.
         kernel : Kernel, str or callable
             That of the strata. Fitted to ``features`` unless it is fitted.
-
-        Returns
-        -------
-        Tensor of shape (m,)
-            Strata, 0 to k - 1, on the device of ``features``.
         """
         x = as_features(features)
         z = as_features(new, "new features").to(x)

@@ -31,9 +31,9 @@ _FREQUENCIES = 128  # random ones, for each bandwidth of a mixture
 class StreamWeights:
     """Weights for the batches of one domain, without strata, refresh or even a known number of samples.
 
-    Call it once with the features of each batch, from whatever loader. It adds them to the running statistics of the
-    loss and returns weights under which the batch agrees with these; the first batch has equal ones. Make one for each
-    domain. Under several processes give each of them the gathered batch.
+    Call it once with the features of each batch, from whatever loader; under several processes with the gathered one.
+    It adds them to the running statistics of the loss and returns weights under which the batch agrees with these; the
+    first batch has equal ones.
 
     For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and Recht
     2007), each bandwidth weighted by its |μ|²: one at which all samples look unlike one another has no mean to agree

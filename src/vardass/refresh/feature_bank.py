@@ -60,14 +60,9 @@ class FeatureBank:
         self._kept: list[tuple[Tensor, Tensor]] = []  # batches that are still to be written
 
     def update(self, indices: ArrayLike | list[int], features: ArrayLike) -> None:
-        """Store the features of one batch.
+        """Store the ``features`` (b, d) of one batch, of any device and dtype, for the rows ``indices`` (b,).
 
-        Parameters
-        ----------
-        indices : sequence of b ints
-            Rows of the data set. Of a row that comes twice, the last one counts. The range is checked on the CPU only.
-        features : array of shape (b, d)
-            Any device and dtype; detached.
+        Of a row that comes twice, the last one counts. The range is checked on the CPU only.
         """
         z = as_features(features, check_finite=False)
         self.keep(_as_rows(indices, len(z), self.n), z)
@@ -151,14 +146,8 @@ class FeatureBank:
         which `DriftRefresh` ignores. A bank that is renewed more slowly than the features move keeps a high
         drift after a refresh; the remedy is `fill`.
 
-        Parameters
-        ----------
-        indices, features
-            As for `update`.
-        kernel : Kernel, str, callable or None
-            Fitted kernel whose feature map φ is meant; None compares the features themselves.
-        weights : array of shape (b,), optional
-            Those of the batch; None means equal.
+        ``kernel`` is the fitted one whose feature map φ is meant, None for the features themselves; ``weights`` (b,)
+        are those of the batch, None for equal ones.
         """
         z = as_features(features, check_finite=False)
         rows = _as_rows(indices, len(z), self.n)

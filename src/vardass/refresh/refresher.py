@@ -90,25 +90,24 @@ class Refresher:
     sources : source, or sequence or mapping of the same length or names
         From what: a `FeatureBank`, or a function without arguments that returns (n, d) features.
     groups : callable, optional
-        ``groups(step)`` is called before each refresh and returns, for samplers by name, further arguments of their
-        ``refresh``: ``groups`` and ``shares``, such as ``align_classes(...).by_domain``, or ``other``; an empty mapping
-        leaves all as they are. Under a process group only the first process calls it.
+        ``groups(step)`` is called before each refresh, under a process group by the first process only, and returns,
+        for samplers by name, further arguments of their ``refresh``: ``groups`` and ``shares``, such as
+        ``align_classes(...).by_domain``, or ``other``. An empty mapping leaves all as they are.
     timer : Timer, optional
         Gets the seconds, in the parts "features" and "solver".
     share : bool
         Under a process group of ``torch.distributed`` the first process decides, makes the strata and sends them to
-        the others: their own might differ, by batch norm or by rounding, and then no batch would fit together.
-        Every process has to call `step`. False leaves each process to itself.
+        the others, whose own might differ, by batch norm or by rounding; every process has to call `step`. False leaves
+        each process to itself.
     group : ProcessGroup, optional
         Of ``torch.distributed``: each source then gives the features of this process's own rows, which stay where they
         are, and the strata are those of the rows of all processes, in the order of their ranks. Only for
-        `StratifiedBatchSampler`, whose n is that of all processes, and for policies that go by time; not with
-        ``groups`` or ``min_movement``.
+        `StratifiedBatchSampler` and policies that go by time; not with ``groups`` or ``min_movement``.
     min_movement : float
         Leave a sampler alone whose features have moved by less than this share of their spread since it was last
-        refreshed, Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples; 0 leaves none alone. Only under policies that go
-        by time, and where ``groups`` has nothing new. At 0.001 the variance of the losses was up to 4 % above that of a
-        new plan, at 0.01 up to 21 %.
+        refreshed, Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples. Only under policies that go by time, and where
+        ``groups`` has nothing new. At 0.001 the variance of the losses was up to 4 % above that of a new plan, at 0.01
+        up to 21 %.
 
     Examples
     --------
@@ -170,14 +169,11 @@ class Refresher:
 
     def _check_own_rows(self) -> None:
         """Refuse what needs the features of all samples on one process."""
-        needs = {
-            "groups": self.groups is not None,
-            f"min_movement={self.min_movement}": self.min_movement > 0.0,
-            type(self.policy).__name__: self.policy.observes_drift,
-        }
-        if what := [name for name, is_set in needs.items() if is_set]:
+        what = "groups" if self.groups is not None else f"min_movement={self.min_movement}" if self.min_movement else ""
+        if what or self.policy.observes_drift:
+            what = what or type(self.policy).__name__
             raise InputError(
-                f"group= leaves the features on their processes, but {what[0]} needs all of them on one; use a policy "
+                f"group= leaves the features on their processes, but {what} needs all of them on one; use a policy "
                 "that goes by time, such as RefreshEvery(100), without groups and min_movement, or gather the features"
             )
         for name, sampler in self.samplers.items():
@@ -190,13 +186,9 @@ class Refresher:
     def step(self, step: int, *, now: bool = False) -> dict[str, Any] | None:
         """Refresh all samplers if it is time, or if ``now`` says so, after ``step`` batches.
 
-        Returns
-        -------
-        dict or None
-            Plain numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
-            ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``,
-            ``"<name>/uniform_variance"`` and ``"<name>/reduction"``. A sampler whose features stood still has none of
-            these, and the timer a part "skipped". None if there was no refresh.
+        Returns numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
+        ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``, ``"<name>/uniform_variance"`` and
+        ``"<name>/reduction"``. One whose features stood still has no variances. None if there was no refresh.
         """
         log: dict[str, Any] = {"step": step}
         due = self.policy.due(step)  # a policy that observes is asked at every step
