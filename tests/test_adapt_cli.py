@@ -20,7 +20,7 @@ from vardass.data.from_paths import find_kind, task_from_paths
 from vardass.data.images import small_size
 from vardass.data.registry import DATASETS
 from vardass.errors import InputError, VardassWarning
-from vardass.locks import is_locked, locked
+from vardass.files import is_locked, locked
 
 CLASSES = np.array(["cat", "dog", "emu"])
 QUICK = ("--steps", 30, "--batch-size", 8, "--eval-every", 10, "--refresh-every", 10, "--device", "cpu")

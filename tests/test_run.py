@@ -12,11 +12,11 @@ import torch
 from sweeping import make_runs, numbers
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError, MissingExtraError
+from vardass.files import locked
 from vardass.lab import run as execute_module
 from vardass.lab.run import Stopped, execute
 from vardass.lab.store import read_records
 from vardass.lab.sweep import estimate_seconds
-from vardass.locks import locked
 
 
 def after(steps):

@@ -16,10 +16,10 @@ from sweeping import kill, make_runs, numbers, run_with_kills, start_sweep, wait
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.cli import lab as sweep_commands
 from vardass.errors import InputError, VardassError
+from vardass.files import is_locked
 from vardass.lab.engines import Attempt, AttemptResult, Crashes, attempt_run, drive
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep, status
-from vardass.locks import is_locked
 from vardass.registry import Registry
 
 COUNT, STEPS = 4, 300

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from sweeping import descendants, kill, make_runs, numbers, run_with_kills, start_sweep, wait_for_progress
+from vardass.files import HOLDER_FILE, is_locked, read_json
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep
-from vardass.locks import holder, is_locked
 
 pytestmark = pytest.mark.slow
 COUNT, STEPS = 12, 800
@@ -47,7 +47,7 @@ def test_twenty_kills_of_sweep_worker_and_node(undisturbed, tmp_path):
             assert process.poll() is None, "the sweep ended before all kills: give it more runs"
             if target == "w":
                 active = [folder for folder in tmp_path.glob("runs/*") if is_locked(folder)]
-                done["w"] += bool(active) and kill(holder(draw.choice(active))["pid"])
+                done["w"] += bool(active) and kill(read_json(draw.choice(active) / HOLDER_FILE)["pid"])
             elif target == "n":
                 cluster.remove_node(node, allow_graceful=False)
                 node = cluster.add_node(num_cpus=2)

@@ -9,11 +9,10 @@ import ray
 from sweeping import kill, make_runs, numbers, wait_for
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import InputError
-from vardass.files import read_json
+from vardass.files import HOLDER_FILE, is_locked, read_json
 from vardass.lab.engines import ENGINES, Attempt
 from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep
-from vardass.locks import HOLDER_FILE, is_locked
 
 COUNT, STEPS = 2, 600
 

@@ -11,12 +11,11 @@ import pytest
 
 from sweeping import finished, make_runs
 from vardass.errors import InputError
-from vardass.files import read_json
+from vardass.files import HOLDER_FILE, is_locked, locked, read_json
 from vardass.lab.engines import ENGINES, Attempt, attempt_run
 from vardass.lab.record import FORMAT, Record
 from vardass.lab.store import SweepStore, read_records
 from vardass.lab.sweep import run_sweep, status
-from vardass.locks import HOLDER_FILE, is_locked, locked
 from vardass.registry import Registry
 
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -57,6 +57,8 @@ class Kernel(ABC):
     (torch.Size([3, 3]), tensor([5., 5., 5.]))
     """
 
+    _taken: ClassVar[str] = ""  # the field that ``fit`` sets, of the kernels here
+
     @property
     def is_fitted(self) -> bool:
         """Whether the kernel can be evaluated, or must take something from data first."""
@@ -71,16 +73,17 @@ class Kernel(ABC):
 
         A kernel with a ``fit`` of its own overrides this and `with_state`.
         """
-        return {}
+        value = getattr(self, self._taken, None)
+        return {} if value is None else {self._taken: value}
 
     def with_state(self, state: Mapping[str, Any]) -> Kernel:
         """Return this kernel, fitted as the one was whose `state` is given; an empty one changes nothing."""
-        if state:
+        if state and not self._taken:
             raise InputError(
                 f"{self!r} takes nothing from data, but the state holds {', '.join(state)}; "
                 "use the kernel that the state was saved from"
             )
-        return self
+        return replace(cast(Any, self), **{self._taken: state[self._taken]}) if self._taken in state else self
 
     def matrix(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Evaluate κ between the rows of ``x`` (n, d) and ``y`` (m, d), or of ``x`` with itself: (n, m)."""
@@ -249,6 +252,7 @@ class RBFMixture(Kernel):
     gammas: Sequence[float] = PAPER_GAMMAS
     scale: float | str = 1.0
     fitted_scale: float | None = None
+    _taken: ClassVar[str] = "fitted_scale"
 
     def __post_init__(self) -> None:
         try:
@@ -279,14 +283,6 @@ class RBFMixture(Kernel):
         pairs = d2[i, j]
         value = float(pairs.median() if self.scale == "median" else pairs.mean()) if len(pairs) else 0.0
         return replace(self, fitted_scale=value if value > 0 else 1.0)
-
-    def state(self) -> dict[str, Any]:
-        """The scale that was taken from data, if any."""
-        return {} if self.fitted_scale is None else {"fitted_scale": self.fitted_scale}
-
-    def with_state(self, state: Mapping[str, Any]) -> Self:
-        """Take the scale from ``state``."""
-        return replace(self, fitted_scale=state.get("fitted_scale", self.fitted_scale))
 
     def check_range(self, x: Tensor) -> None:
         """Raise an InputError if squared distances between rows of ``x`` overflow, which would make the kernel NaN."""
@@ -360,6 +356,7 @@ class CoralKernel(Kernel):
     mean: Tensor | None = None
     scale: float = 1.0
     mean_scale: float = 0.0
+    _taken: ClassVar[str] = "mean"
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf") or not 0 <= self.mean_scale < float("inf"):
@@ -376,14 +373,6 @@ class CoralKernel(Kernel):
     def fit(self, x: Tensor) -> Self:
         """Take μ from ``x``."""
         return replace(self, mean=_full_precision(x.detach()).mean(0))
-
-    def state(self) -> dict[str, Any]:
-        """μ, if it is known."""
-        return {} if self.mean is None else {"mean": self.mean}
-
-    def with_state(self, state: Mapping[str, Any]) -> Self:
-        """Take μ from ``state``."""
-        return replace(self, mean=state.get("mean", self.mean))
 
     def _centred(self, x: Tensor) -> Tensor:
         assert self.mean is not None

@@ -39,8 +39,7 @@ from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, loader_switches, task_names
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import is_temporary, read_json, remove_temporary, write_text
-from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
+from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, read_json, remove_temporary, write_text
 
 _LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE)
 

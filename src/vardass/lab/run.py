@@ -31,10 +31,9 @@ from vardass.data.domains import Domain, Task
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import plain, read_json, remove_temporary, write_text
+from vardass.files import HOLDER_FILE, LOCK_FILE, locked, plain, read_json, remove_temporary, write_text
 from vardass.lab.record import Record, RunSpec, versions
 from vardass.lab.store import LOG_FILE, PROGRESS_FILE, RECORD_FILE, empty, run_label
-from vardass.locks import HOLDER_FILE, LOCK_FILE, locked
 from vardass.losses import coral, mmd2
 
 __all__ = ["DISCREPANCY_SAMPLES", "Stopped", "execute", "seconds_of"]

@@ -22,9 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vardass.errors import InputError
-from vardass.files import remove_temporary, write_text
+from vardass.files import locked, remove_temporary, write_text
 from vardass.lab.record import Record, RunSpec
-from vardass.locks import locked
 
 __all__ = ["SweepStore", "empty", "read_records", "record_files", "run_label", "whole_lines"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import vardass
 from vardass.errors import InputError
-from vardass.files import read_json
+from vardass.files import holder_name, is_locked, read_json
 from vardass.lab.engines import ENGINES, Attempt, AttemptResult
 from vardass.lab.record import Record, RunSpec, versions
 from vardass.lab.store import (
@@ -26,7 +26,6 @@ from vardass.lab.store import (
     run_label,
     whole_lines,
 )
-from vardass.locks import holder_name, is_locked
 from vardass.processes import count_cpus
 from vardass.validate import Progress, check_count
 

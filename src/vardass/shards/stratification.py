@@ -34,9 +34,8 @@ from torch import Tensor
 
 from vardass.data.embedding_files import Columns
 from vardass.errors import InputError
-from vardass.files import PathLike, as_path, atomic_write, remove_temporary, write_text
+from vardass.files import PathLike, as_path, atomic_write, locked, remove_temporary, write_text
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
-from vardass.locks import locked
 from vardass.samplers.base import kernel_name
 from vardass.shards.files import Part, Shard, ShardRows, expand, open_shards
 from vardass.solvers.rule import (
