@@ -97,7 +97,7 @@ def test_theorem_1_is_lemma_1_for_an_isotropic_source(seed: int, d: int, sigma2:
     cov_t = random_covariance(d, seed)
     isotropic = sigma2 * torch.eye(d, dtype=DOUBLE)
     torch.testing.assert_close(
-        theorem1_variance(sigma2 * d, d, m, cov_t),
+        theorem1_variance(sigma2 * d, m, cov_t),
         lemma1_variance(m, isotropic, cov_t),
         rtol=1e-12,
         atol=1e-12,
@@ -110,7 +110,7 @@ def test_theorem_1_increases_with_the_variance_of_the_mean_embedding() -> None:
         (torch.randn(4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)), random_covariance(4, 1)),
         (torch.zeros(4, dtype=DOUBLE), torch.zeros(4, 4, dtype=DOUBLE)),
     ]:
-        values = theorem1_variance(v, 4, m, cov_t)
+        values = theorem1_variance(v, m, cov_t)
         assert values.shape == v.shape
         assert bool((values.diff() > 0).all())
 
@@ -343,12 +343,11 @@ ONES = torch.ones(2)
         (lambda: lemma1_variance(ONES, EYE, EYE * torch.inf), "cov_t has NaN or infinite"),
         (lambda: lemma1_variance(ONES, EYE + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), EYE), "asymmetry 1 "),
         (lambda: lemma1_variance(ONES, -EYE, EYE), "lowest variance of -1"),
-        (lambda: theorem1_variance(1.0, 3, ONES, EYE), r"shape \(3,\) for dimension=3, got \(2,\)"),
-        (lambda: theorem1_variance(1.0, 0, ONES, EYE), "dimension must be at least 1, got 0"),
-        (lambda: theorem1_variance(-1.0, 2, ONES, EYE), "variance_mu must be at least 0, got -1.0"),
-        (lambda: theorem1_variance(math.nan, 2, ONES, EYE), "variance_mu must be at least 0, got nan"),
-        (lambda: theorem1_variance(1.0, 2, ONES, EYE.expand(4, 2, 2)), r"\(2, 2\), got \(4, 2, 2\)"),
-        (lambda: theorem1_variance(1.0, 2, ONES, torch.eye(3)), r"cov_t must be .*got .*\(3, 3\)"),
+        (lambda: theorem1_variance(1.0, torch.ones(3, 2), EYE), r"got \(3, 2\) and \(2, 2\)"),
+        (lambda: theorem1_variance(-1.0, ONES, EYE), "variance_mu must be at least 0, got -1.0"),
+        (lambda: theorem1_variance(math.nan, ONES, EYE), "variance_mu must be at least 0, got nan"),
+        (lambda: theorem1_variance(1.0, ONES, EYE.expand(4, 2, 2)), r"got \(2,\) and \(4, 2, 2\)"),
+        (lambda: theorem1_variance(1.0, ONES, torch.eye(3)), r"cov_t must be .*got .*\(3, 3\)"),
         (lambda: log_stirling2(3, 4), "k must be between 1 and 3, got 4"),
         (lambda: log_stirling2(0, 1), "n must be at least 1, got 0"),
         (lambda: log_stirling2(3, 0), "k must be between 1 and 3, got 0"),

@@ -42,13 +42,11 @@ def lemma1_variance(mean_difference: ArrayLike, cov_s: ArrayLike, cov_t: ArrayLi
     Tensor of shape (...)
     """
     m = _as_mean(mean_difference)
-    total = _as_covariance(cov_s, "cov_s", m.shape[-1]) + _as_covariance(cov_t, "cov_t", m.shape[-1])
-    dtype = torch.promote_types(m.dtype, total.dtype)
-    m, total = m.to(dtype), total.to(dtype)
+    total = _as_covariance(cov_s, "cov_s", m) + _as_covariance(cov_t, "cov_t", m)
     return 2.0 * total.square().sum((-2, -1)) + 4.0 * _quadratic(m, total)
 
 
-def theorem1_variance(variance_mu: float | Tensor, dimension: int, m: ArrayLike, cov_t: ArrayLike) -> Tensor:
+def theorem1_variance(variance_mu: float | Tensor, m: ArrayLike, cov_t: ArrayLike) -> Tensor:
     """Var(L̂_MMD) as a function of v = Var(μ̂_s) when Σ_s = (v/d) I (proof of Theorem 1).
 
     It is (2/d) v² + (4/d) v (mᵀm + Tr Σ_t) + 2 Tr(Σ_t²) + 4 mᵀ Σ_t m, which increases with v: a partition
@@ -58,8 +56,6 @@ def theorem1_variance(variance_mu: float | Tensor, dimension: int, m: ArrayLike,
     ----------
     variance_mu : float or Tensor
         v, not negative; a tensor of any shape is taken elementwise.
-    dimension : int
-        d, the dimension of the feature space.
     m : Tensor of shape (d,)
         Difference of the mean embeddings.
     cov_t : Tensor of shape (d, d)
@@ -69,16 +65,13 @@ def theorem1_variance(variance_mu: float | Tensor, dimension: int, m: ArrayLike,
     -------
     Tensor of the shape of ``variance_mu``
     """
-    d = check_count(dimension, "dimension")
     shift = _as_mean(m)
-    if shift.shape != (d,):
-        raise InputError(f"m must have shape ({d},) for dimension={d}, got {tuple(shift.shape)}; pass len(m)")
-    cov = _as_covariance(cov_t, "cov_t", d)
-    if cov.ndim != 2:
-        raise InputError(f"cov_t must have shape ({d}, {d}), got {tuple(cov.shape)}; pass one matrix")
-    dtype = torch.promote_types(shift.dtype, cov.dtype)
-    shift, cov = shift.to(dtype), cov.to(dtype)
-    v = torch.as_tensor(variance_mu, dtype=dtype, device=shift.device)
+    cov = _as_covariance(cov_t, "cov_t", shift)
+    d = len(shift)
+    if shift.ndim != 1 or cov.ndim != 2:
+        shapes = f"{tuple(shift.shape)} and {tuple(cov.shape)}"
+        raise InputError(f"m and cov_t must have shapes (d,) and (d, d), got {shapes}; pass one of each")
+    v = torch.as_tensor(variance_mu, dtype=cov.dtype, device=shift.device)
     if not bool((v >= 0).all()):
         raise InputError(f"variance_mu must be at least 0, got {float(v.min())}; use stratified_variance")
     slope = shift.square().sum() + cov.trace()
@@ -220,25 +213,12 @@ def _as_vector(values: ArrayLike, name: str) -> Tensor:
 
 def _as_mean(mean_difference: ArrayLike) -> Tensor:
     m = torch.as_tensor(mean_difference)
-    if m.ndim == 0 or m.shape[-1] == 0 or not m.is_floating_point():
-        raise InputError(
-            f"the mean difference must be floats of shape (..., r), got {m.dtype} of shape {tuple(m.shape)}; "
-            "pass the difference of two mean feature vectors"
-        )
-    if not bool(torch.isfinite(m).all()):
-        raise InputError("the mean difference has NaN or infinite values; fix the features")
-    return m
+    return _checked(m, "the mean difference", m.shape[-1:] or (1,))
 
 
-def _as_covariance(covariance: ArrayLike, name: str, r: int) -> Tensor:
-    cov = torch.as_tensor(covariance)
-    if cov.shape[-2:] != (r, r) or not cov.is_floating_point():
-        raise InputError(
-            f"{name} must be floats of shape (..., {r}, {r}) for a mean difference of {r} entries, got "
-            f"{cov.dtype} of shape {tuple(cov.shape)}; use the same feature map for all three"
-        )
-    if not bool(torch.isfinite(cov).all()):
-        raise InputError(f"{name} has NaN or infinite values; fix the features")
+def _as_covariance(covariance: ArrayLike, name: str, m: Tensor) -> Tensor:
+    r = m.shape[-1]
+    cov = _checked(torch.as_tensor(covariance), name, (r, r))
     skew = (cov - cov.mT).abs()
     variances = cov.diagonal(dim1=-2, dim2=-1)
     if bool((skew > 1e-4 * cov.abs().amax((-2, -1), keepdim=True)).any()) or bool((variances < 0).any()):
@@ -246,8 +226,19 @@ def _as_covariance(covariance: ArrayLike, name: str, r: int) -> Tensor:
             f"{name} must be symmetric with no negative variance, got asymmetry {float(skew.max()):.3g} "
             f"and a lowest variance of {float(variances.min()):.3g}; use torch.cov"
         )
-    return cov
+    return cov.to(torch.promote_types(cov.dtype, m.dtype))
+
+
+def _checked(values: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+    if values.shape[-len(shape) :] != shape or not values.is_floating_point():
+        raise InputError(
+            f"{name} must be floats of shape (..., {', '.join(map(str, shape))}), got {values.dtype} of shape "
+            f"{tuple(values.shape)}; use the same feature map for all of them"
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise InputError(f"{name} has NaN or infinite values; fix the features")
+    return values
 
 
 def _quadratic(m: Tensor, matrix: Tensor) -> Tensor:
-    return (m * (matrix @ m[..., None])[..., 0]).sum(-1)
+    return (m * (matrix @ m[..., None].to(matrix))[..., 0]).sum(-1)
