@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from vardass.kernels import RBFMixture
-from vardass.paper.interior_point import interior_point
 from vardass.solvers.kmeans import dynamic_kmeans, kernel_kmeans
 from vardass.solvers.labels import SizeLimits, Solution, start_labels, within_limits
 from vardass.view import ExactView, LowRankView, View
 
-SOLVERS = {"dynamic-kmeans": dynamic_kmeans, "kernel-kmeans": kernel_kmeans, "interior-point": interior_point}
+SOLVERS = {"dynamic-kmeans": dynamic_kmeans, "kernel-kmeans": kernel_kmeans}
 
 
 def gen(seed: int = 0) -> torch.Generator:

@@ -21,7 +21,6 @@ from vardass.solvers.labels import SizeLimits, random_balanced_labels, start_lab
 from vardass.view import ExactView, LowRankView, View
 
 each_solver = pytest.mark.parametrize("solver", SOLVERS)
-descending = pytest.mark.parametrize("solver", ["dynamic-kmeans", "interior-point"])
 
 # --- Algorithm 2 ------------------------------------------------------------------------------------------
 
@@ -85,14 +84,13 @@ def test_greedy_forbids_infinite_distances_and_rejects_nan() -> None:
 # --- Algorithm 1 ------------------------------------------------------------------------------------------
 
 
-@descending
-def test_incumbent_never_rises_and_beats_its_start(solver: str) -> None:
+def test_incumbent_never_rises_and_beats_its_start() -> None:
     problem, limits = exact(points(120)), SizeLimits(1, 120)
     for seed in range(4):
         start = start_labels(problem, 8, "kmeans++", limits=limits, generator=gen(seed))
         seen: list[float] = []
         solution = run(
-            solver,
+            "dynamic-kmeans",
             problem,
             8,
             limits=limits,
@@ -278,22 +276,20 @@ def test_constant_features_cost_nothing(solver: str) -> None:
     assert int(sizes_of(solution.labels, 4).min()) >= 1
 
 
-@descending
-def test_never_worse_than_the_start(solver: str) -> None:
+def test_never_worse_than_the_start() -> None:
     problem = exact(points(40))
     for seed in range(5):
         start = run("dynamic-kmeans", problem, 5, limits=SizeLimits(1, 40), seed=seed).labels
         before = start.clone()
-        solution = run(solver, problem, 5, limits=SizeLimits(1, 40), labels=start, seed=seed, max_iter=2)
+        solution = run("dynamic-kmeans", problem, 5, limits=SizeLimits(1, 40), labels=start, seed=seed, max_iter=2)
         assert solution.objective <= problem.objective(start, 5)
         assert torch.equal(start, before)
 
 
-@descending
-def test_more_iterations_never_make_it_worse_where_limits_bind(solver: str) -> None:
+def test_more_iterations_never_make_it_worse_where_limits_bind() -> None:
     problem, limits = exact(points(40)), SizeLimits.of(40, 6, equal=True)
     for seed in range(4):
-        values = [run(solver, problem, 6, limits=limits, seed=seed, max_iter=m).objective for m in range(6)]
+        values = [run("dynamic-kmeans", problem, 6, limits=limits, seed=seed, max_iter=m).objective for m in range(6)]
         assert values == sorted(values, reverse=True)
 
 

@@ -28,7 +28,6 @@ view = importlib.import_module("vardass.view")
 
 QUICK: dict[str, dict[str, Any]] = {solver: {} for solver in SOLVERS}
 QUICK["dynamic-kmeans"] = {"trials": 5, "max_iter": 5}
-QUICK["interior-point"] = {"max_iter": 2}
 each_solver = pytest.mark.parametrize("solver", QUICK)
 
 
@@ -361,7 +360,6 @@ def test_min_sum_is_no_worse_than_the_paper(x: Tensor, kernel: Any, k: int) -> N
         ("dynamic-kmeans", {"max_iter": 2, "trials": 3, "parallel": 4, "patience": 5}, 2),
         ("kmeans", {"max_iter": 2, "tol": 0.0}, 2),
         ("kernel-kmeans", {"max_iter": 2, "tol": 0.0}, 2),
-        ("interior-point", {"max_iter": 1}, 1),
     ],
 )
 def test_options_reach_the_solver(solver: str, options: dict[str, Any], n_iter: int) -> None:

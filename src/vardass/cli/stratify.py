@@ -37,7 +37,7 @@ from vardass.solvers import stratify as make_strata
 from vardass.strata import Strata
 from vardass.validate import check_count
 
-_SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans; interior-point, of Figure 3, for small n."
+_SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans."
 _FILES = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or several .npy or .parquet files, or a quoted pattern."
 _SAMPLE = "Rows that strata are found on; default: 131072, or 512 for each stratum if that is more."
 _CSV_HEADER = "row,stratum,weight\n"

@@ -27,26 +27,7 @@ from vardass.lab.record import Record, RunSpec
 from vardass.lab.store import PLAN_FILE, read_records
 from vardass.table import Average
 
-__all__ = [
-    "ALGORITHMS",
-    "FACTOR",
-    "LEVEL",
-    "OURS",
-    "POINTS",
-    "SAMPLERS",
-    "UNIFORM",
-    "DataResults",
-    "Difference",
-    "Gain",
-    "Label",
-    "best_of",
-    "collect",
-    "current_records",
-    "difference",
-    "holm",
-    "mean_and_error",
-    "number",
-]
+__all__ = ["DataResults", "Difference", "Gain", "Label", "collect", "current_records", "difference", "holm"]
 
 # names of algorithms and samplers in tables, in the order of the paper's
 ALGORITHMS = {

@@ -43,7 +43,6 @@ _SAYS_FORM = ("accuracy", "methods", "refresh", "splits", "discrepancy", "pairs"
 _MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, whatever was trained on"
 _REFRESH = "Table 4: target accuracy (%) by steps T between refreshes"
 _DISCREPANCY = "Discrepancy of source and target after training"
-_INTERVAL, _P_VALUES = "95 % interval", ("p", "Holm p")
 
 
 # --- Table 1, 2, 4 and the appendix ------------------------------------------------------------------
@@ -148,35 +147,13 @@ def _discrepancy_table(data: DataResults) -> Table | None:
             entries = tuple(data.average(label, metric=metric) for metric in metrics.values())
             rows.append(TableRow(f"{label.method_name} (no adaptation)", entries, block=1))
     title, columns = f"{_DISCREPANCY}, {data.name}", [ALGORITHMS[name] for name in metrics]
-    decimals = [_significant_decimals(rows, j) for j in range(len(metrics))]
-    more: dict[str, Any] = {"decimals": decimals, "lowest": True, "notes": [_MEASURED], "data": data.name}
+    more: dict[str, Any] = {
+        "decimals": _significant_decimals(rows),
+        "lowest": True,
+        "notes": [_MEASURED],
+        "data": data.name,
+    }
     return _table("discrepancy", title, "Sampler", columns, rows, groups, **more)
-
-
-def _ratio_tables(results: Results) -> list[Table]:
-    """Whether the discrepancy after training depends on the sampler, by ratios in the same tasks and repeats."""
-    comparisons = compare_samplers(results, ["uniform"], ratios=True)
-    comparisons = [one for one in comparisons if one.gain.average.mean is not None]
-    if not comparisons:
-        return []
-    rows = []
-    for one in comparisons:
-        result, cell = one.gain.result, one.gain.average
-        ratio = math.exp(cell.mean or 0.0)
-        interval = None
-        if result.low is not None and result.high is not None:
-            interval = f"{math.exp(result.low):.2f} to {math.exp(result.high):.2f}"
-        size: Entry = f"{ratio:.2f} {cell.mark}" if cell.mark else ratio
-        rows.append(_comparison_row(one, "/", size, interval, f"within {FACTOR:g}"))
-    columns = ["ratio", _INTERVAL, "higher / same / lower", *_P_VALUES, f"within {FACTOR:g}: p", "shown"]
-    note = (
-        "geometric mean of the ratios of a repeat's tasks, then of repeats; interval and t tests are of logarithms, "
-        "over repeats; higher is counted by task and repeat; Holm's correction is over all complete rows; within "
-        f"{FACTOR:g}: two one-sided tests that the ratio is between {1 / FACTOR:g} and {FACTOR:g}, also with Holm's "
-        f"correction; open: neither was shown at {LEVEL:g}"
-    )
-    title = "Discrepancy after training by that with uniform batches"
-    return [_table("discrepancy-ratio", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])]
 
 
 # --- Table 3 -----------------------------------------------------------------------------------------
@@ -195,29 +172,22 @@ def _seconds_tables(results: Results) -> list[Table]:
         return [Table("seconds", title, notes=("no finished runs",))]
     kinds = sorted({kind for runs in timed.values() for kind in runs})
     columns = list(timed)
-    whole = [
-        TableRow(kind.row_name, tuple(_seconds_cell(runs, kind) for runs in timed.values()), label=kind)
-        for kind in kinds
-    ]
-    groups = [_column(whole, j) for j in range(len(columns))]
-    decimals = [_seconds_decimals(whole, j) for j in range(len(columns))]
+    whole, ratios = (
+        [TableRow(kind.row_name, tuple(make(runs, kind) for runs in timed.values()), label=kind) for kind in kinds]
+        for make in (_seconds_cell, _ratio)
+    )
     notes = []
     for name, runs in timed.items():
         counted = sorted({algorithm for own in runs.values() for algorithm, *_ in own.index})
         if not set(counted) <= set(_DISCREPANCIES):
             notes.append(f"{name}: no runs of CORAL or MMD; over {', '.join(counted)}")
-    seconds = _table(
-        *("seconds", title, "Sampler", columns, whole, groups), decimals=decimals, lowest=True, notes=notes, unit="runs"
-    )
-    tables = [seconds]
-    ratios = [
-        TableRow(kind.row_name, tuple(_ratio(runs, kind) for runs in timed.values()), label=kind) for kind in kinds
-    ]
+    more: dict[str, Any] = {"decimals": _seconds_decimals(whole), "lowest": True, "notes": notes, "unit": "runs"}
+    groups = [_column(whole, j) for j in range(len(columns))]
+    tables = [_table("seconds", title, "Sampler", columns, whole, groups, **more)]
     if any(ratio is not None for row in ratios for ratio in row.entries):
         ratio_title = "Table 3, times uniform: seconds of a run by those with uniform batches"
-        note = "over the runs that both samplers finished"
-        two = [2] * len(columns)
-        tables.append(_table("ratio", ratio_title, "Sampler", columns, ratios, decimals=two, notes=[note]))
+        more = {"decimals": [2] * len(columns), "notes": ["over the runs that both samplers finished"]}
+        tables.append(_table("ratio", ratio_title, "Sampler", columns, ratios, **more))
     return tables + [_parts_table(name, runs) for name, runs in timed.items()]
 
 
@@ -266,13 +236,14 @@ def _parts_table(name: str, runs: Timed) -> Table:
     columns = [*parts, _WHOLE]
     rows = [TableRow(kind.row_name, tuple(_seconds_cell(runs, kind, part) for part in columns)) for kind in runs]
     title = f"Table 3, parts: seconds of a run by what they were spent on, {name}"
-    decimals = [_seconds_decimals(rows, j) for j in range(len(columns))]
-    return _table("parts", title, "Sampler", columns, rows, decimals=decimals, unit="runs", data=name)
+    return _table("parts", title, "Sampler", columns, rows, decimals=_seconds_decimals(rows), unit="runs", data=name)
 
 
-def _seconds_decimals(rows: Sequence[TableRow], column: int) -> int:
-    greatest = max((entry_mean(row.entries[column]) or 0.0 for row in rows), default=0.0)
-    return 0 if greatest >= 100 else 1 if greatest >= 10 else 2
+def _seconds_decimals(rows: Sequence[TableRow]) -> list[int]:
+    """For each column, so that its greatest number has three digits or so."""
+    columns = zip(*(row.entries for row in rows), strict=True)
+    greatest = [max(entry_mean(entry) or 0.0 for entry in column) for column in columns]
+    return [0 if most >= 100 else 1 if most >= 10 else 2 for most in greatest]
 
 
 # --- sampler against sampler -------------------------------------------------------------------------
@@ -342,17 +313,39 @@ def _pairs_tables(results: Results) -> list[Table]:
         return [Table("pairs", title, notes=("no sampler was run beside uniform batches or VaRDASS",))]
     rows = []
     for one in comparisons:
-        result = one.gain.result
-        interval = None if result.low is None else f"{result.low:.1f} to {result.high:.1f}"
+        low, high, *_ = one.gain.result
+        interval = None if low is None else f"{low:.1f} to {high:.1f}"
         rows.append(_comparison_row(one, "−", one.gain.average, interval, f"within {POINTS:g}"))
-    columns = ["difference", _INTERVAL, "wins / ties / losses", *_P_VALUES, f"within {POINTS:g}: p", "shown"]
     note = (
         "difference, interval and t tests are over repeats, each the mean of its tasks, since the tasks of a repeat "
         "share seeds and hyper-parameters; wins are counted by task and repeat; Holm's correction is over all complete "
         f"rows, those of ERM apart; within {POINTS:g}: two one-sided tests that the difference is below {POINTS:g} "
         f"point either way, also with Holm's correction; open: neither was shown at {LEVEL:g}"
     )
-    return [_table("pairs", title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])]
+    return [_comparison_table("pairs", title, ["difference", "wins / ties / losses"], f"within {POINTS:g}", rows, note)]
+
+
+def _ratio_tables(results: Results) -> list[Table]:
+    """Whether the discrepancy after training depends on the sampler, by ratios in the same tasks and repeats."""
+    rows = []
+    for one in compare_samplers(results, ["uniform"], ratios=True):
+        low, high, *_ = one.gain.result
+        cell = one.gain.average
+        if cell.mean is not None:
+            ratio = math.exp(cell.mean)
+            interval = None if low is None or high is None else f"{math.exp(low):.2f} to {math.exp(high):.2f}"
+            size: Entry = f"{ratio:.2f} {cell.mark}" if cell.mark else ratio
+            rows.append(_comparison_row(one, "/", size, interval, f"within {FACTOR:g}"))
+    if not rows:
+        return []
+    note = (
+        "geometric mean of the ratios of a repeat's tasks, then of repeats; interval and t tests are of logarithms, "
+        "over repeats; higher is counted by task and repeat; Holm's correction is over all complete rows; within "
+        f"{FACTOR:g}: two one-sided tests that the ratio is between {1 / FACTOR:g} and {FACTOR:g}, also with Holm's "
+        f"correction; open: neither was shown at {LEVEL:g}"
+    )
+    title, names = "Discrepancy after training by that with uniform batches", ["ratio", "higher / same / lower"]
+    return [_comparison_table("discrepancy-ratio", title, names, f"within {FACTOR:g}", rows, note)]
 
 
 def _comparison_row(one: SamplerComparison, sign: str, size: Entry, interval: str | None, within: str) -> TableRow:
@@ -361,6 +354,13 @@ def _comparison_row(one: SamplerComparison, sign: str, size: Entry, interval: st
     p_values = [None if p is None else PValue(p) for p in (one.gain.result.p, one.p, one.equivalence_p)]
     block = 0 if one.reference.sampler in UNIFORM else 1
     return TableRow(name, (size, interval, counts, *p_values, one.verdict(within)), block=block)
+
+
+def _comparison_table(
+    kind: str, title: str, names: Sequence[str], within: str, rows: Sequence[TableRow], note: str
+) -> Table:
+    columns = [names[0], "95 % interval", names[1], "p", "Holm p", f"{within}: p", "shown"]
+    return _table(kind, title, "Comparison", columns, rows, decimals=[2] * len(columns), notes=[note])
 
 
 def _summary(results: Results) -> list[Table]:
@@ -489,7 +489,10 @@ def _marks_note(rows: Iterable[TableRow], unit: str) -> list[str]:
     return notes
 
 
-def _significant_decimals(rows: Iterable[TableRow], column: int, *, least: int = 3, most: int = 8) -> int:
-    """Decimals with which the smallest number of a column has two significant digits."""
-    means = [abs(mean) for row in rows if (mean := entry_mean(row.entries[column]))]
-    return min(most, max(least, 1 - math.floor(math.log10(min(means))))) if means else least
+def _significant_decimals(rows: Sequence[TableRow]) -> list[int]:
+    """For each column, so that its smallest number has two significant digits; from 3 to 8."""
+    found = []
+    for column in zip(*(row.entries for row in rows), strict=True):
+        means = [abs(mean) for entry in column if (mean := entry_mean(entry))]
+        found.append(min(8, max(3, 1 - math.floor(math.log10(min(means))))) if means else 3)
+    return found

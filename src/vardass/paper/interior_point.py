@@ -5,25 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
-from vardass.solvers.labels import Distances, SizeLimits, Solution, repair_sizes
-from vardass.validate import Progress, check_count
-from vardass.view import View
-
-__all__ = ["MAX_STRATA", "MAX_VARIABLES", "interior_point", "relaxed_solution"]
-
-MAX_VARIABLES = 1_000_000
-"""Largest n k that the interior-point solver takes."""
-
-MAX_STRATA = 256
-"""Largest k that it takes."""
+__all__ = ["relaxed_solution"]
 
 _TO_BOUNDARY = 0.995  # share of the way to the nearest bound that a step may go
 _LAST_BARRIER = 1e-8
+_MOST_STEPS = 300
 
 
-def relaxed_solution(distances: Tensor, *, max_iter: int = 300) -> Tensor:
-    """Local minimum of the relaxed program of equation 16, with D fixed: U of shape (n, k), float64.
+def relaxed_solution(distances: Tensor) -> Tensor:
+    """Local minimum of the relaxed program of equation 16, with D (n, k) fixed: U of the same shape, float64.
 
         min_U Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)   subject to   0 <= U_ij <= 1,  Σ_j U_ij = 1.
 
@@ -36,60 +26,7 @@ def relaxed_solution(distances: Tensor, *, max_iter: int = 300) -> Tensor:
     1 d_jᵀ + d_j 1ᵀ, so a Newton step costs O(n k² + k³) rather than O(n³ k³). Where the Hessian is not
     positive definite on the feasible directions, a multiple of the identity is added until it is.
     """
-    return _Barrier(_checked(distances)).solve(check_count(max_iter, "max_iter"))
-
-
-def interior_point(
-    view: View,
-    k: int,
-    *,
-    limits: SizeLimits,
-    labels: Tensor,
-    generator: int | torch.Generator | None = None,
-    max_iter: int = 20,
-    progress: Progress | None = None,
-) -> Solution:
-    """Algorithm 1 with the rounded interior-point solution of equation 16 in place of Algorithm 2.
-
-    The assignment is a function of D alone, so the loop ends at the first iteration that does not lower J;
-    the best strata seen are returned.
-    """
-    max_iter = check_count(max_iter, "max_iter", low=0)
-    _check_size(view.n, k)
-    best = labels
-    distances = view.centroid_distances(best, k)
-    objective = view.objective(best, k)
-    n_iter = 0
-    converged = objective == 0.0
-    while n_iter < max_iter and not converged:
-        assigned = relaxed_solution(distances).argmax(1)
-        current = repair_sizes(assigned, Distances(view, assigned, k, distances), limits)
-        distances = view.centroid_distances(current, k)
-        n_iter += 1
-        found = view.objective(current, k)
-        converged = found >= objective
-        if not converged:
-            best, objective = current, found
-        if progress is not None:
-            progress(n_iter / max_iter, f"iteration {n_iter}, objective {objective:.6g}")
-    return Solution(best, n_iter, objective, converged)
-
-
-def _check_size(n: int, k: int) -> None:
-    if n * k > MAX_VARIABLES or k > MAX_STRATA:
-        raise InputError(
-            f"the interior-point solver takes n * k up to {MAX_VARIABLES} and k up to {MAX_STRATA}, got "
-            f"n={n}, k={k} (n * k = {n * k}); use solver='dynamic-kmeans' or 'min-sum'"
-        )
-
-
-def _checked(distances: Tensor) -> Tensor:
-    if distances.ndim != 2 or 0 in distances.shape:
-        raise InputError(f"distances must have shape (n, k), got {tuple(distances.shape)}")
-    _check_size(*distances.shape)
-    if not bool((distances >= 0).all()) or not bool(torch.isfinite(distances).all()):
-        raise InputError("distances must be finite and not negative; repair empty strata and clamp at 0 first")
-    return distances.double()
+    return _Barrier(distances.double()).solve()
 
 
 class _Barrier:
@@ -114,7 +51,7 @@ class _Barrier:
         """∂/∂U_ij = Σ_l D_lj U_lj + D_ij Σ_l U_lj."""
         return (self.d * u).sum(0) + self.d * u.sum(0)
 
-    def solve(self, max_iter: int) -> Tensor:
+    def solve(self) -> Tensor:
         """Follow the barrier from 1/k down to ``_LAST_BARRIER``."""
         u = torch.full_like(self.d, 1.0 / self.k)
         if self.k == 1 or not bool(self.d.any()):
@@ -122,7 +59,7 @@ class _Barrier:
         barrier = 1.0 / self.k
         z = barrier / u
         shift = 0.0
-        for _ in range(max_iter):
+        for _ in range(_MOST_STEPS):
             while self._error(u, z, barrier) <= 10.0 * barrier:
                 if barrier <= _LAST_BARRIER:
                     return u

@@ -43,13 +43,11 @@ _SOLVERS: Registry[Callable[..., Solution]] = Registry(
         "dynamic-kmeans": dynamic_kmeans,
         "kernel-kmeans": kernel_kmeans,
         "kmeans": kernel_kmeans,
-        "interior-point": "vardass.paper.interior_point:interior_point",
     },
 )
 _SET_HERE = ("limits", "labels", "generator", "progress")  # arguments of a solver that are no options of its own
 
-SOLVERS = tuple(name for name in _SOLVERS if name != "interior-point")
-"""What to choose from; the interior point is there for the paper's Figure 3."""
+SOLVERS = tuple(_SOLVERS)
 
 
 @torch.no_grad()
@@ -89,8 +87,7 @@ def stratify(
         a `Kernel` object or a function ``f(x, y) -> (n, m)``. Fitted to ``features`` unless it is fitted.
     solver : {"min-sum", "dynamic-kmeans", "kmeans", "kernel-kmeans"}
         ``min-sum`` is exact descent on the objective; ``dynamic-kmeans`` is the paper's Algorithm 1 with
-        Algorithm 2; the others ignore stratum sizes. ``"interior-point"``, the baseline of the paper's
-        Figure 3, is taken too, for small n.
+        Algorithm 2; the others ignore stratum sizes.
     init : {"auto", "bisection", "kmeans++", "random"} or labels of shape (n,)
         Where the solver starts. ``"auto"`` is bisection for ``min-sum``, with k-means++ tried too where a few
         outliers make up most of the spread, and k-means++ for the others.
@@ -125,7 +122,7 @@ def stratify(
         this, with ``kernel``, ``rank`` and ``seed`` only. See `vardass.solvers.over_processes` for what is sent.
     **options
         For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
-        kernel-kmeans, interior-point), ``max_passes``, ``tol`` (min-sum).
+        kernel-kmeans), ``max_passes``, ``tol`` (min-sum).
 
     Returns
     -------
