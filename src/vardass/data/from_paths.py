@@ -15,7 +15,14 @@ from torch.utils.data import Dataset
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
 from vardass.data.domains import Domain, Kind, Task, TensorInputs, pair_names, parse_pair, parts_of, refuse_unknown
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
-from vardass.data.embedding_tasks import ScaledInputs, class_positions, embedding_task, read_labelled, scaled_inputs
+from vardass.data.embedding_tasks import (
+    ScaledInputs,
+    class_positions,
+    embedding_task,
+    labels_name,
+    read_labelled,
+    scaled_inputs,
+)
 from vardass.data.images import IMAGE_ENDINGS, ImageDataset
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
@@ -226,7 +233,7 @@ def load_folders(
     by_name = {folder.name: folder for folder in _domains(root)}
     sources, target = parse_pair(task, list(by_name), str(root))
     options: Any = {"size": size, "channels": channels, "interpolation": interpolation, "front_end": front_end}
-    options |= {"kind": kind, "name": task, "target_labelled": target_labelled, "cache": cache}
+    options |= {"kind": kind, "target_labelled": target_labelled, "cache": cache}
     return folder_task([by_name[source] for source in sources], by_name[target], **options)
 
 
@@ -241,8 +248,6 @@ def _domains(root: PathLike) -> list[Path]:
 # --- folders and files of any kind, as commands are given them --------------------------------------
 
 KINDS: dict[str, Kind] = {"images": "image", "audio": "audio", "embeddings": "features"}
-_LABELS = "labels"
-_LABELS_BESIDE = "{name}.labels.npy"  # an .npy file has no room for a second array
 
 
 def find_kind(paths: Sequence[Path], kind: str | None) -> Kind:
@@ -284,9 +289,8 @@ def task_from_paths(
                 "or give files of embeddings with numbers as labels"
             )
         return folder_task(list(sources), target, kind=kind, **options)
-    marks: list[str | None] = [_labels_name(path, labels) for path in (*sources, target)]
-    more: Any = {"standardise": standardise, "regression": regression, "target_labels_optional": True}
-    return embedding_task(list(sources), target, key=key, labels=marks, columns=columns, **more)
+    more: Any = {"standardise": standardise, "regression": regression, "target_labelled": None}
+    return embedding_task(list(sources), target, key=key, labels=labels, columns=columns, **more)
 
 
 def preparation(domain: Domain) -> dict[str, Any]:
@@ -330,7 +334,7 @@ def domain_from_path(
             options = {"size": shape[1:], "channels": shape[0], "interpolation": interpolation}
         return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **options)
     regression: bool = about["config"].regression
-    marks = [_labels_name(path, name) for name in (labels or data.get("labels"), data.get("labels"))]
+    marks = [labels_name(path, name, path.stem) for name in (labels or data.get("labels"), data.get("labels"))]
     table, values, _ = read_labelled(
         path,
         key=key or data.get("key"),
@@ -369,9 +373,3 @@ def _guess(path: Path) -> Kind:
 
 def _plural(kind: Kind) -> str:
     return next(name for name, value in KINDS.items() if value == kind)
-
-
-def _labels_name(path: Path, labels: str | None) -> str:
-    if labels is None:
-        labels = _LABELS_BESIDE if path.suffix.lower() == ".npy" else _LABELS
-    return labels.replace("{name}", path.stem)

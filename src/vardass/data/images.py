@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from vardass.data.domains import find_sample, parts_of
 from vardass.data.file_dataset import FileDataset
-from vardass.errors import InputError
+from vardass.errors import InputError, needs_extra
 from vardass.files import PathLike
 from vardass.validate import check_count, check_flag, choose
 
@@ -299,10 +299,8 @@ def augment(batch: Tensor, *, seed: int, crop: bool = True, preprocessing: Image
 
 @lru_cache(maxsize=8)
 def _pipeline(crop: tuple[int, int] | None, channels: int) -> torch.nn.Sequential:
-    try:
+    with needs_extra("adapt"):
         import kornia.augmentation as K
-    except ModuleNotFoundError:
-        raise InputError("augmentation needs kornia, which is not installed: pip install 'vardass[adapt]'") from None
     steps: list[torch.nn.Module] = []
     if crop is not None:
         steps.append(K.RandomResizedCrop(crop, scale=_AREA, ratio=_RATIO))
@@ -344,10 +342,8 @@ def _check_batch(batch: Tensor) -> int:
 
 
 def _pillow() -> Any:
-    try:
+    with needs_extra("adapt"):
         from PIL import Image
-    except ModuleNotFoundError:
-        raise InputError("reading images needs Pillow, which is not installed: pip install 'vardass[adapt]'") from None
     return Image
 
 

@@ -139,12 +139,6 @@ def image_options(dataset: str, preprocessing: ImagePreprocessing | None) -> dic
     return {"size": preprocessing.size, "interpolation": preprocessing.interpolation}
 
 
-def loader_switches(dataset: str, *names: str, value: bool) -> dict[str, bool]:
-    """Those of the options ``names`` for `load_task` that the loader has, such as standardise, set to ``value``."""
-    known = find_dataset(dataset).options
-    return {name: value for name in names if name in known}
-
-
 def task_names(dataset: str, root: PathLike | None = None) -> tuple[str, ...]:
     """Tasks of a data set; those of user data depend on what is in ``root``."""
     return find_dataset(dataset).tasks(None if root is None else as_path(root, "root"))

@@ -62,14 +62,6 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
         DomainBed's ``uda_holdout_fraction``, whose default there is 0, which leaves nothing to adapt to. The
         paper speaks of "a held-out subset of the evaluation set" and does not give its size; 0.5 is that of its
         authors' TMLR 2025 paper. With 1 the test set is empty: for targets without labels.
-
-    Examples
-    --------
-    >>> from vardass.data import load_task
-    >>> task = load_task("watch", "left-A->right-B")
-    >>> splits = split_task(task, seed=0, unlabelled_fraction=1.0)  # adapt to all that is not held out
-    >>> len(splits.target_test)
-    0
     """
     if not isinstance(task, Task):
         raise InputError(f"only a Task can be split, got {task!r}; make one of domains, or with load_task")

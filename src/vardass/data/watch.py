@@ -56,12 +56,6 @@ def load_watch() -> WatchData:
 
     From the package seglearn (BSD-3-Clause, notice in ``vardass/data/watch/LICENSE.seglearn``; study:
     arXiv 1802.01489), derived by ``scripts/make_watch.py``.
-
-    Examples
-    --------
-    >>> data = load_watch()
-    >>> data.features.shape, data.class_names
-    (torch.Size([4677, 78]), ('PEN', 'ABD', 'FEL', 'IR', 'ER', 'TRAP', 'ROW'))
     """
     packed = (files("vardass.data") / "watch" / "watch.npz.xz").read_bytes()
     with np.load(io.BytesIO(lzma.decompress(packed)), allow_pickle=False) as data:
