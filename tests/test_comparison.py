@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from test_cli import refused, run
-from vardass.analysis import comparison
-from vardass.analysis.comparison import _PERMUTED_BLOCKS, _Blocks, compare
+from vardass.analysis import permutation_test
+from vardass.analysis.comparison import compare
+from vardass.analysis.permutation_test import _PERMUTED_BLOCKS, Blocks
 from vardass.errors import InputError
 from vardass.kernels import FunctionKernel, LinearKernel, RBFMixture
 from vardass.losses import coral, mmd2
@@ -200,8 +201,8 @@ def test_the_level_is_kept(options):
 
 
 def test_the_level_is_kept_by_blocks_of_rows(monkeypatch):
-    monkeypatch.setattr(comparison, "_PERMUTED_BLOCKS", 24)
-    monkeypatch.setattr(comparison, "_LEAST_BLOCKS", 6)
+    monkeypatch.setattr(permutation_test, "_PERMUTED_BLOCKS", 24)
+    monkeypatch.setattr(permutation_test, "_LEAST_BLOCKS", 6)
     rejected = {"mmd": 0, "coral": 0}
     for seed in range(300):
         x, y = two_sets(70, 41, 2, seed=seed)
@@ -232,7 +233,7 @@ def test_low_rank_statistics_are_those_of_rows_where_the_map_is_explicit():
 @pytest.mark.parametrize(("n", "m"), [(10, 7), (4096, 5), (30_000, 20_000), (100, 200_000), (50_001, 300)])
 def test_blocks_are_equal_and_what_is_left_stays(n, m):
     generator = torch.Generator().manual_seed(0)
-    blocks = _Blocks.of(n, m, generator)
+    blocks = Blocks.of(n, m, generator)
     assert blocks.of_x + blocks.of_y <= max(_PERMUTED_BLOCKS, 2 * min(n, m))
     for labels, first, last in ((blocks.labels[:n], 0, blocks.of_x), (blocks.labels[n:], blocks.of_x, blocks.of_y)):
         last = last if first == 0 else first + last

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import vardass
 from vardass import diagnose
+from vardass.analysis.diagnosis import advise
 from vardass.analysis.doctor import Limits, strata_leave
-from vardass.analysis.doctor.diagnosis import advise
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, mmd2

@@ -210,19 +210,23 @@ def _mean_weights(batches: Chunk, n: int) -> Tensor:
     return weights.new_zeros(n).index_add_(0, batches.rows.flatten(), weights) / len(batches.rows)
 
 
-def embedding_variance(
+def embedding_noise(
     draws: Drawn, place: int, domains: list[Tensor], embeddings: Sequence[EmbeddingErrors]
-) -> tuple[float | None, Estimate]:
-    """E|μ̂ - μ|² summed over the domains, where a closed form is known, and from the drawn batches.
+) -> tuple[float | None, Estimate, float | None]:
+    """E|μ̂ - μ|² summed over the domains, where a closed form is known, and from the drawn batches; and their bias.
 
-    ``draws`` are of the sampler that is the ``place``-th in ``embeddings``.
+    ``draws`` are of the sampler that is the ``place``-th in ``embeddings``. The bias is relative to its root mean
+    square for unbiased independent batches.
     """
     errors = torch.stack([embedding.errors[place] for embedding in embeddings])
     # batches of the two domains are independent, and so are their errors
     drawn = Estimate(float(errors.mean(1).sum()), math.sqrt(float(errors.var(1).sum()) / errors.shape[1]))
     exact = [_exact_variance(*each) for each in zip(draws.samplers, domains, embeddings)]
     known = [value for value in exact if value is not None]
-    return sum(known) if len(known) == len(exact) else None, drawn
+    biases = [embedding.squared_bias[place] for embedding in embeddings if embedding.squared_bias is not None]
+    expected = drawn.value / errors.shape[1]
+    bias = math.sqrt(sum(biases) / expected) if len(biases) == len(embeddings) and expected > 0 else None
+    return sum(known) if len(known) == len(exact) else None, drawn, bias
 
 
 def _exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | None:

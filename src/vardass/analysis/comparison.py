@@ -17,9 +17,8 @@ How sure?
     where the data sets are alike; the others, of order 1/n², are then all that there is. Both are estimated, so the
     normal interval has the right width with and without a difference. It is cut at 0, below which MMD² cannot be.
 By chance?
-    The permutation test compares the plug-in value V = |μ̂_x - μ̂_y|² with that of relabelled rows. Its level is exact
-    for whatever statistic is used, so low-rank features cost power and never validity. The same holds for permutations
-    of random blocks of rows, a subgroup of all permutations: many rows are permuted as about 4,096 blocks.
+    The permutation test (`permutation_test`) compares the plug-in value V = |μ̂_x - μ̂_y|² with that of relabelled rows.
+    Its level is exact for whatever statistic is used, so low-rank features cost power and never validity.
 
 Rows must be independent draws. Frames of one film or overlapping windows are not: take one of each first.
 """
@@ -28,12 +27,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from vardass.analysis.permutation_test import Blocks, Statistic
 from vardass.errors import InputError
 from vardass.files import plain
 from vardass.kernels import CoralKernel, Kernel, KernelLike, RBFMixture, fitted_kernel
@@ -57,16 +58,10 @@ _NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 _FITTED_ROWS = 4096  # random ones, that kernels and landmarks are fitted to
 _LEAST_ROWS = 4  # of each set: unbiased squares of covariances take four rows
 _WIDEST = 8192  # columns for which CORAL's covariances fit in memory
-_PERMUTED_BLOCKS = 4096
-_LEAST_BLOCKS = 256  # of the smaller set, if it has as many rows
-_CHUNK = 64  # permutations at a time
 _STREAM_ROWS = 8192
 
 Sums: TypeAlias = dict[str, Tensor]
 """See `row_sums`."""
-
-_Statistic: TypeAlias = Callable[[Tensor], Tensor]
-"""Values (q,) of the test statistic for memberships (q, blocks): 1 where a block counts as one of x."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +98,9 @@ class SetDistance:
     computing_stderr: float
     v_statistic: float
     relative: float
-    p_value: float | None
     method: str
-    test: str
+    p_value: float | None = None
+    test: str = ""
 
 
 @dataclass(frozen=True)
@@ -214,34 +209,35 @@ def compare(
     tell = progress or silent
     sample = _random_rows(first, second, generator)
     fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, sample)
-    blocks = feature_map = centre = None
+    blocks = Blocks.of(len(first), len(second), generator)
+    feature_map = None
     if "mmd" in losses:
         for z in (first, second):
             fitted.check_range(z)
-        blocks = _Blocks.of(len(first), len(second), generator)
         feature_map = None if rank is None else fit_feature_map(sample, fitted, rank, generator=generator)
-    if "coral" in losses:
-        centre = sample.mean(0, dtype=torch.float64)
+    centre = sample.mean(0, dtype=torch.float64)
     tell(0.0, "sums over all rows")
-    sums = _sums_in_memory(first, second, feature_map, centre) if whole is None else whole(feature_map, centre)
-    sets = _Sets((first, second), sample, rank, generator, sums, whole is not None)
+    sums = (whole or partial(_sums_in_memory, first, second))(feature_map, centre if "coral" in losses else None)
+    sets = _Sets((first, second), sample, blocks, rank, generator, sums)
+    permuted = f"permutations of {blocks}"
+    if whole is not None:
+        permuted += f", of random samples of {len(first):,} and {len(second):,} rows"
     found, notes = [], []
     share = 0.7 / len(losses)
     for place, name in enumerate(losses):
         report = _part(tell, 0.3 + place * share, share, _NAMES[name])
-        if blocks is not None and name == "mmd":
-            measured = _mmd(sets, fitted, feature_map, blocks, report)
-        else:
-            assert centre is not None
-            measured = _coral(sets, centre, report)
+        measured = _mmd(sets, fitted, feature_map, report) if name == "mmd" else _coral(sets, centre, report)
         if not all(map(math.isfinite, (measured.value, *measured.squares))):
             raise InputError(
                 f"{name} overflows {dtype} on features of up to {max(float(z.abs().max()) for z in sets.xy):.3g}; "
                 "scale them down or pass float64"
             )
-        p_value = measured.test.p_value(permutations, generator, report) if permutations else None
-        result, remarks = _judged(name, measured, confidence, p_value)
-        found.append(result)
+        p_value, test = None, ""
+        if permutations:
+            p_value = blocks.p_value(measured.statistic, measured.scale, permutations, generator, report)
+            test = permuted + measured.on_features
+        result, remarks = _judged(name, measured, confidence)
+        found.append(replace(result, p_value=p_value, test=test))
         notes += remarks
     n, m = sets.counts
     kernel_name = repr(fitted) if "mmd" in losses else ""
@@ -301,17 +297,17 @@ class _Sets(NamedTuple):
 
     xy: tuple[Tensor, Tensor]
     sample: Tensor
+    blocks: Blocks  # that the test permutes
     rank: int | None  # None: all pairs
     generator: torch.Generator
     sums: tuple[Sums, Sums]
-    sampled: bool  # x and y are random rows of larger sets
 
     @property
     def counts(self) -> tuple[int, int]:
         """Rows of the whole sets."""
         return int(self.sums[0]["count"]), int(self.sums[1]["count"])
 
-    def blocks(self) -> Iterator[tuple[int, slice, Tensor, float]]:
+    def stream(self) -> Iterator[tuple[int, slice, Tensor, float]]:
         """Some rows at a time: the set (0 or 1), where they are, x before y, the rows, and the share that is done."""
         total, start = sum(map(len, self.xy)), 0
         for which, z in enumerate(self.xy):
@@ -346,7 +342,9 @@ class _Measured(NamedTuple):
     rows: tuple[_RowMeans, _RowMeans]  # of all rows, or of random ones
     squares: tuple[float, float, float]  # mean κ² of pairs xx, yy, xy
     method: str
-    test: _Test
+    statistic: Statistic
+    scale: float  # size of the terms that the statistic is a difference of
+    on_features: str  # what the statistic leaves out, in words
     computing_stderr: float = 0.0
 
     def covariances(self) -> tuple[float, float, float]:
@@ -363,7 +361,7 @@ class _Measured(NamedTuple):
         return within[0], within[1], max(0.0, across * n * m / ((n - 1) * (m - 1)))
 
 
-def _judged(name: str, found: _Measured, confidence: float, p_value: float | None) -> tuple[SetDistance, list[str]]:
+def _judged(name: str, found: _Measured, confidence: float) -> tuple[SetDistance, list[str]]:
     """The distance with its interval, from Var(U) at the top of the file, and notes on it."""
     n, m = found.rows[0].n, found.rows[1].n
     xx, yy, xy = found.covariances()
@@ -401,9 +399,7 @@ def _judged(name: str, found: _Measured, confidence: float, p_value: float | Non
         computing_stderr=found.computing_stderr,
         v_statistic=found.v_statistic,
         relative=found.value / found.spread if found.spread > 0 else 0.0,
-        p_value=p_value,
         method=found.method,
-        test="" if p_value is None else found.test.words,
     )
     return result, notes
 
@@ -428,7 +424,7 @@ def _means_by_blocks(
 ) -> tuple[_RowMeans, _RowMeans]:
     """From a function of some rows that gives their Σ κ with all of x and of y (b, 2), and with themselves (b,)."""
     parts = []
-    for which, places, z, done in sets.blocks():
+    for which, places, z, done in sets.stream():
         parts.append(look(which, places, z))
         tell(0.6 * done, "rows")
     sums, diagonal = (torch.cat(each) for each in zip(*parts))
@@ -481,7 +477,7 @@ def _sampled_pairs(
 # --- MMD² ---
 
 
-def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, blocks: _Blocks, tell: Progress) -> _Measured:
+def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, tell: Progress) -> _Measured:
     tell(0.0, "kernel")
     n, m = sets.counts
     on_features = ""
@@ -504,11 +500,11 @@ def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, blocks: _B
             for total, each, count in zip(totals, sets.sums, sets.counts)
         ]
         r = totals.shape[1]
-        by_block = totals.new_zeros(blocks.count, r)
+        by_block = totals.new_zeros(sets.blocks.count, r)
 
         def look(which: int, places: slice, z: Tensor) -> tuple[Tensor, Tensor]:
             features = feature_map.features(z).double()
-            by_block.index_add_(0, blocks.labels[places], features)
+            by_block.index_add_(0, sets.blocks.labels[places], features)
             return features @ totals.T, features.square().sum(1)
 
         rows = _means_by_blocks(sets, look, tell)
@@ -526,8 +522,9 @@ def _mmd(sets: _Sets, kernel: Kernel, feature_map: FeatureMap | None, blocks: _B
 
     spread = [max(0.0, diagonal - own) for diagonal, own in zip(diagonals, within)]
     v_statistic = value + spread[0] / n + spread[1] / m
-    test = _Test.of(statistic, blocks, max(diagonals), sets, on_features)
-    return _Measured(value, v_statistic, sum(spread) / 2.0, rows, squares, method, test, error)
+    return _Measured(
+        value, v_statistic, sum(spread) / 2.0, rows, squares, method, statistic, max(diagonals), on_features, error
+    )
 
 
 # --- CORAL: MMD² in the products of rows that are centred by the mean of their own set ---
@@ -561,20 +558,17 @@ def _coral(sets: _Sets, centre: Tensor, tell: Progress) -> _Measured:
     if sets.rank is None:
         centred = torch.cat([z - mean for z, mean in zip(sets.xy, own_means)])
         squares = _square_means(products.matrix(centred).double(), n)
-        blocks = _Blocks.of(n, m, sets.generator)
         statistic = _coral_of_rows(torch.cat(sets.xy).double() - middle, n, m)
     else:
         squares = _sampled_pairs(sets, products, None, tell, own_means)[2]
-        blocks = _Blocks.of(len(sets.xy[0]), len(sets.xy[1]), sets.generator)
         kernel = CoralKernel(mean=middle.to(sets.sample))
         feature_map = fit_feature_map(sets.sample, kernel, sets.rank, generator=sets.generator)
-        statistic = _coral_of_features(sets, feature_map, middle, blocks, tell)
+        statistic = _coral_of_features(sets, feature_map, middle, tell)
         if feature_map.landmarks is not None:
             r = feature_map.transform.shape[1]
             on_features = f", with covariances approximated by {r} features"
-    test = _Test.of(statistic, blocks, max(squared) + max(spread), sets, on_features)
-    method = "the moments of all rows"
-    return _Measured(value, v_statistic, sum(spread) / 2.0, rows, squares, method, test)
+    method, scale = "the moments of all rows", max(squared) + max(spread)
+    return _Measured(value, v_statistic, sum(spread) / 2.0, rows, squares, method, statistic, scale, on_features)
 
 
 def _central_moments(sums: Sums, centre: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -586,7 +580,7 @@ def _central_moments(sums: Sums, centre: Tensor) -> tuple[Tensor, Tensor, float]
     return centre + shift, products - n * torch.outer(shift, shift), max(0.0, float(fourth))
 
 
-def _coral_of_rows(z: Tensor, n: int, m: int) -> _Statistic:
+def _coral_of_rows(z: Tensor, n: int, m: int) -> Statistic:
     """|C_x - C_y|² for memberships of the rows z (n + m, d) themselves, from one matrix of (zᵀz')²."""
     matrix = (z @ z.T).square()
 
@@ -603,13 +597,12 @@ def _coral_of_rows(z: Tensor, n: int, m: int) -> _Statistic:
     return statistic
 
 
-def _coral_of_features(
-    sets: _Sets, feature_map: FeatureMap, centre: Tensor, blocks: _Blocks, tell: Progress
-) -> _Statistic:
+def _coral_of_features(sets: _Sets, feature_map: FeatureMap, centre: Tensor, tell: Progress) -> Statistic:
     """The same for memberships of blocks of rows; with features φ of the products, C is n/(n-1) (mean φ - φ(mean))."""
+    blocks = sets.blocks
     features = centre.new_zeros(blocks.count, feature_map.transform.shape[1])
     sums = centre.new_zeros(blocks.count, len(centre))
-    for _, places, z, done in sets.blocks():
+    for _, places, z, done in sets.stream():
         features.index_add_(0, blocks.labels[places], feature_map(z)[0].double())
         sums.index_add_(0, blocks.labels[places], z.double() - centre)
         tell(0.8 + 0.1 * done, "features")
@@ -622,88 +615,3 @@ def _coral_of_features(
         return (covariances[0] - covariances[1]).square().sum(1)
 
     return statistic
-
-
-# --- the permutation test ---
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """Random blocks of ``size`` rows of one set each, which are permuted as a whole; rows that are left over stay.
-
-    Blocks of x come first, then those of y, then the two rests, one of x and one of y.
-    """
-
-    labels: Tensor  # block of each row, x before y
-    of_x: int
-    of_y: int
-    size: int
-
-    @classmethod
-    def of(cls, n: int, m: int, generator: torch.Generator) -> _Blocks:
-        size = max(1, min(-(-(n + m) // _PERMUTED_BLOCKS), min(n, m) // _LEAST_BLOCKS))
-        few = min(n, m) // size
-        many = min(max(n, m) // size, max(few, _PERMUTED_BLOCKS - few))
-        of_x, of_y = (few, many) if n <= m else (many, few)
-        labels = []
-        for count, whole, start, rest in ((n, of_x, 0, 0), (m, of_y, of_x, 1)):
-            if count == whole:  # rows are their own blocks, in their order
-                labels.append(torch.arange(count, device=generator.device) + start)
-                continue
-            block = torch.randperm(count, generator=generator, device=generator.device) // size
-            labels.append(torch.where(block < whole, block + start, of_x + of_y + rest))
-        return cls(torch.cat(labels), of_x, of_y, size)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all rows are permuted, each for itself."""
-        return self.size == 1 and self.of_x + self.of_y == len(self.labels)
-
-    @property
-    def count(self) -> int:
-        """Blocks, with the two rests."""
-        return self.of_x + self.of_y + (0 if self.is_plain else 2)
-
-    def identity(self) -> Tensor:
-        """Membership as it is: (1, blocks)."""
-        members = torch.zeros(1, self.count, dtype=torch.float64, device=self.labels.device)
-        members[:, : self.of_x] = 1.0
-        if not self.is_plain:
-            members[:, -2] = 1.0
-        return members
-
-    def permuted(self, count: int, generator: torch.Generator) -> Tensor:
-        """Random memberships: (count, blocks)."""
-        total = self.of_x + self.of_y
-        members = self.identity().repeat(count, 1)
-        keys = torch.rand(count, total, generator=generator, device=members.device)
-        members[:, :total] = members[:, :total].gather(1, keys.argsort(1))
-        return members
-
-
-class _Test(NamedTuple):
-    statistic: _Statistic
-    blocks: _Blocks
-    rounding: float  # of the statistic
-    words: str
-
-    @classmethod
-    def of(cls, statistic: _Statistic, blocks: _Blocks, scale: float, sets: _Sets, on_features: str) -> _Test:
-        """With ``scale`` the size of the terms that the statistic is a difference of."""
-        words = "permutations of rows"
-        if not blocks.is_plain:
-            words = f"permutations of {blocks.of_x:,} and {blocks.of_y:,} blocks of {blocks.size:,} rows"
-        if sets.sampled:
-            words += f", of random samples of {len(sets.xy[0]):,} and {len(sets.xy[1]):,} rows"
-        return cls(statistic, blocks, 1e-12 * scale, words + on_features)
-
-    def p_value(self, permutations: int, generator: torch.Generator, tell: Progress) -> float:
-        """(1 + permutations with at least the observed value) / (1 + permutations)."""
-        least = self.statistic(self.blocks.identity()) - self.rounding
-        least = least - 1e-9 * least.abs()  # labels that swap two equal sets have the same value but for rounding
-        above = 0
-        for rows in row_blocks(permutations, _CHUNK):
-            members = self.blocks.permuted(rows.stop - rows.start, generator)
-            above += int((self.statistic(members) >= least).sum())
-            tell(0.9 + 0.1 * rows.stop / permutations, "permutations")
-        return (1 + above) / (1 + permutations)

@@ -258,6 +258,8 @@ def _strata(view: View, size: int, *, equal: bool, generator: torch.Generator) -
 
 def _representatives(view: View, labels: Tensor, size: int, *, weighted: bool, tell: Progress) -> tuple[Tensor, Tensor]:
     """Rows (m,) and weights (m,): the best of each stratum together, then of all rows if that is cheap."""
+    if size == 1:
+        return view.diag.argmin()[None], view.diag.new_ones(1, dtype=torch.float64)
     counts = torch.bincount(labels, minlength=size).double()
     weights = counts / view.n if weighted else torch.full_like(counts, 1.0 / size)
     order = labels.argsort(stable=True)
@@ -318,15 +320,13 @@ class _Search:
         With e the mean embedding of the others, the error is |(1 - a) e + a φ_i|², a parabola in the weight a.
         """
         own, diagonal = float(self.weights[place]), self.view.diag[rows].double()
-        if own >= 1.0 and len(self.weights) > 1:
+        if own >= 1.0:
             return  # the others have no weight
-        others, inner = 0.0, torch.zeros_like(diagonal)
-        if own < 1.0:
-            left = self.error - 2.0 * own * float(self.product[place]) + own * own * float(self.matrix[place, place])
-            others = max(0.0, left) / (1.0 - own) ** 2
-            inner = self._inner_others(place, rows, own) / (1.0 - own)
+        left = self.error - 2.0 * own * float(self.product[place]) + own * own * float(self.matrix[place, place])
+        others = max(0.0, left) / (1.0 - own) ** 2
+        inner = self._inner_others(place, rows, own) / (1.0 - own)
         share = torch.full_like(diagonal, own)
-        if free and own < 1.0:
+        if free:
             share = ((others - inner) / (others - 2.0 * inner + diagonal).clamp_min(1e-300)).clamp(0.0, 1.0)
         errors = (1.0 - share).square() * others + 2.0 * share * (1.0 - share) * inner + share.square() * diagonal
         errors.masked_fill_(torch.isin(rows, self.chosen), torch.inf)
@@ -338,7 +338,7 @@ class _Search:
         values = self.view.products(self._alone(rows[best])[None], self.chosen)[:, 0].double()
         values[place] = self.view.diag[rows[best]]
         self.matrix[place] = self.matrix[:, place] = values
-        weights = self.weights * (1.0 - share[best]) / (1.0 - own) if own < 1.0 else self.weights.clone()
+        weights = self.weights * (1.0 - share[best]) / (1.0 - own)
         weights[place] = share[best]
         self.set_weights(weights)
 

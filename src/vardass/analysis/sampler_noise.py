@@ -10,16 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardass.analysis.batch_noise import (
-    Drawn,
-    EmbeddingErrors,
-    Estimate,
-    LossOfDomains,
-    as_domains,
-    draw,
-    embedding_errors,
-    embedding_variance,
-)
+from vardass.analysis.batch_noise import Estimate, LossOfDomains, as_domains, draw, embedding_errors, embedding_noise
 from vardass.errors import InputError
 from vardass.files import plain
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel, fitted_kernel
@@ -89,10 +80,7 @@ class VarianceReport:
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> SamplerRow:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(f"no sampler {name!r} in the report; it has {', '.join(row.name for row in self.rows)}")
+        return {row.name: row for row in self.rows}[name]
 
     def relative(self, name: str, measure: str = "variance") -> Estimate | None:
         """One of the `MEASURES` of a sampler over that of the baseline; None where it was not measured."""
@@ -282,7 +270,19 @@ def variance_report(
                 measured = whole.noise(draws.batches, pairing)
                 if gradient_batches:
                     measured["gradient_mse"], _ = whole.gradient_noise(draws.batches, pairing[:gradient_batches])
-            rows.append(_row(name, draws, place, domains, embeddings, measured))
+            exact, variance, bias = embedding_noise(draws, place, domains, embeddings)
+            rows.append(
+                SamplerRow(
+                    name=name,
+                    batch_sizes=tuple(chunk.rows.shape[1] for chunk in draws.batches),
+                    exact_variance=exact,
+                    variance=variance,
+                    bias_ratio=bias,
+                    refresh_seconds=draws.refresh_seconds,
+                    batch_seconds=draws.draw_seconds / batches,
+                    **measured,
+                )
+            )
     summed = "summed over both domains; " if len(domains) > 1 else ""
     notes = [f"Var(μ̂): {summed}bias: |mean of μ̂ - μ| over its root mean square for unbiased independent batches"]
     if any(len(x) > max_columns for x in domains):
@@ -300,30 +300,4 @@ def variance_report(
         sizes=tuple(len(x) for x in domains),
         batches=batches,
         notes=tuple(notes),
-    )
-
-
-def _row(
-    name: str,
-    draws: Drawn,
-    place: int,
-    domains: list[Tensor],
-    embeddings: list[EmbeddingErrors],
-    measured: dict[str, Any],
-) -> SamplerRow:
-    """Put together what was measured of one sampler, the ``place``-th."""
-    count = len(draws.batches[0].rows)
-    exact, variance = embedding_variance(draws, place, domains, embeddings)
-    biases = [embedding.squared_bias[place] for embedding in embeddings if embedding.squared_bias is not None]
-    expected = variance.value / count
-    whole = len(biases) == len(embeddings) and expected > 0
-    return SamplerRow(
-        name=name,
-        batch_sizes=tuple(batches.rows.shape[1] for batches in draws.batches),
-        exact_variance=exact,
-        variance=variance,
-        bias_ratio=math.sqrt(sum(biases) / expected) if whole else None,
-        refresh_seconds=draws.refresh_seconds,
-        batch_seconds=draws.draw_seconds / count,
-        **measured,
     )

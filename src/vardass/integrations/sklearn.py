@@ -225,12 +225,6 @@ class MMDAdapter(ClassifierMixin, _Adapter):
             )
         return X, codes, [str(name) for name in self.classes_]
 
-    def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Logits of the rows of X: (m, classes), or for two classes (m,), that of the second less that of the first."""
-        logits = self._outputs(X)
-        scores: NDArray[np.float64] = (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits).numpy()
-        return scores
-
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes: (m, classes)."""
         shares: NDArray[np.float64] = self._outputs(X).softmax(1).numpy()

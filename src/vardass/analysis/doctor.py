@@ -1,4 +1,4 @@
-"""Measurements on the features of two domains."""
+"""What a sampler can and cannot help on the features of two domains, measured; `diagnosis` says what to use there."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from vardass.analysis.batch_noise import (
     as_domains,
     draw,
     embedding_errors,
-    embedding_variance,
+    embedding_noise,
     sample_rows,
 )
-from vardass.analysis.doctor.diagnosis import ClassShares, Diagnosis, KernelPart, Limits, SamplerEffect, advise
+from vardass.analysis.diagnosis import Advice, ClassShares, Diagnosis, KernelPart, Limits, SamplerEffect, advise
 from vardass.bounds import nearest_neighbour_bound
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, KernelLike, RBFMixture, fitted_kernel, mixture_reach, squared_distances
@@ -33,6 +33,8 @@ from vardass.samplers.registry import make_sampler
 from vardass.scaling import CLIP, robust_scale, scale_columns, standardise
 from vardass.solvers import stratify
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
+
+__all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "SamplerEffect", "diagnose", "strata_leave"]
 
 Head = Callable[[Tensor], Tensor]
 
@@ -183,7 +185,7 @@ def _effects(
     ]
     effects = []
     for place, (name, entry) in enumerate(drawn.items()):
-        exact, found = embedding_variance(entry, place, domains, embeddings)
+        exact, found, _ = embedding_noise(entry, place, domains, embeddings)
         excess = found if exact is None else Estimate(exact, 0.0)
         total = max(whole.whole, 0.0) + excess.value
         noise = bias = None
