@@ -123,7 +123,7 @@ def changed(path):
     [
         ("x3.npy", lambda path: np.save(path, np.zeros((9, D + 1), np.float32)), "has 5 columns of features"),
         ("x3.npy", lambda path: path.write_bytes(b""), "is empty"),
-        ("x3.npy", lambda path: np.save(path, np.full((9, D), np.nan)), "row 0 of"),
+        ("x3.npy", lambda path: np.save(path, np.full((9, D), np.nan)), "the first in row 1"),
         ("x3.npy", lambda path: np.save(path, np.zeros(9)), "not (n, d)"),
     ],
     ids=["columns", "empty", "nan", "shape"],
