@@ -533,7 +533,7 @@ def test_schemas_for_editors_need_no_other_option(capsys, command, key):
 
 
 def test_figures_without_matplotlib_name_the_extra(monkeypatch):
-    from vardass.errors import InputError
+    from vardass.errors import MissingExtraError
     from vardass.plots import new_figure
 
     real = builtins.__import__
@@ -544,7 +544,7 @@ def test_figures_without_matplotlib_name_the_extra(monkeypatch):
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"vardass\[plot\]"):
+    with pytest.raises(MissingExtraError, match=r"vardass\[plot\]"):
         new_figure(4.0, 3.0)
 
 

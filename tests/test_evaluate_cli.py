@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from vardass.adapt import classification_scores, evaluate_run
 from vardass.adapt.scores import Evaluation
 from vardass.cli import main
+from vardass.cli.terminal import save_picture
 from vardass.data import load_task, load_watch
 from vardass.errors import VardassWarning
 from vardass.plots import evaluation_figure
@@ -355,3 +357,8 @@ def test_the_picture_shows_recalls_and_bins(capsys):
     assert [bar.get_height() for bar in counts.patches] == found.overall.reliability.counts.tolist()
     shares = matrix.images[0].get_array()
     np.testing.assert_allclose(shares[0], found.overall.confusion[0] / found.overall.support[0])
+
+
+def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert save_picture(lambda: pytest.fail("a figure was drawn"), tmp_path / "figure") == []

@@ -14,7 +14,7 @@ import typer
 from vardass.backend import one_thread
 from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
 from vardass.cli.terminal import progress_bar
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassError
 from vardass.files import write_text
 from vardass.paper.figures import NUMBERS, make_figure, write_figure
 from vardass.plots import require_matplotlib
@@ -128,7 +128,7 @@ def _time_needed(runs: list[RunSpec], jobs: int) -> str:
     try:
         with one_thread():
             found = estimate_seconds(runs)
-    except InputError as error:
+    except VardassError as error:
         return f"time cannot be estimated: {error}"
     total = sum(found.values())
     parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.items())

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from vardass.errors import InputError
+from vardass.errors import MissingExtraError
 from vardass.files import plain
 from vardass.plots import require_matplotlib, save_figure
 
@@ -112,7 +112,7 @@ def save_picture(draw: Callable[[], Any], path: Path) -> list[Path]:
     """Files of the figure that ``draw`` makes; none where matplotlib is not installed."""
     try:
         require_matplotlib()
-    except InputError:
+    except MissingExtraError:
         return []
     return save_figure(draw(), path)
 
