@@ -28,7 +28,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"data": [WATCH, {**WATCH, "task": "all"}]}, "data[1]: unknown key 'task'; did you mean 'tasks'"),
     (
         {"data": [{**WATCH, "tasks": ["left-A->right-C"]}]},
-        "data 'watch'.tasks[0]: unknown task of watch 'left-A->right-C'",
+        "data 'watch'.tasks: unknown task of watch 'left-A->right-C'",
     ),
     (
         {"data": [{**WATCH, "options": {"standardized": 1}}]},
@@ -107,7 +107,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"samplers": ["uniform", "uniform"]}, "algorithms[0] is 'erm' with sampler 'uniform', which is there already"),
     ({"algorithms": ["mmd", {"name": "mmd", "options": {"penalty": 2}}]}, "algorithms[1] is 'mmd' with sampler"),
     ({"data": ["watch", WATCH]}, "the task 'left-A->left-B' of 'watch' is there twice"),
-    ({"data": [{**WATCH, "tasks": ["left-A->left-B", "LEFT-A->left-B"]}]}, "data 'watch'.tasks[1] is 'left-A->left-B'"),
+    (
+        {"data": [{**WATCH, "tasks": ["left-A->left-B", "LEFT-A->left-B"]}]},
+        "the task 'left-A->left-B' of 'watch' is there twice",
+    ),
     ({"grid": {"refresh_every": [5, 5]}}, "grid.refresh_every[1] is 5, which is there already; remove it"),
     # folders
     ({"data": [{**WATCH, "root": "."}]}, "data[0].root is '.', but watch is not read from there; remove it"),

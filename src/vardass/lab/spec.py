@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -246,22 +247,13 @@ def _tasks(part: DataSection, root: str | None) -> list[str]:
         if not known:
             raise InputError(f"is 'all', but the tasks in {root} cannot be listed; name them, as [a->b]")
         return list(known)
-    found: list[str] = []
-    for index, given in enumerate(part.tasks):
-        with at(index):
-            task = _spelt(given, known, part.dataset)
-            if task in found:
-                raise InputError(f"is {task!r}, which is there already; remove it")
-            found.append(task)
-    return found
+    return [_spelt(task, known, part.dataset) for task in part.tasks]
 
 
 def _spelt(task: str, known: Sequence[str], dataset: str) -> str:
     """A task as the data set spells it."""
-    if dataset not in DATASETS and not known:  # a user's own function knows its tasks
-        return task
-    if not known:  # one file: its arrays are looked at when it is loaded
-        if "->" not in task:
+    if not known:  # a user's own function knows its tasks, and a file's arrays are looked at when it is loaded
+        if dataset in DATASETS and "->" not in task:
             raise InputError(f"task {task!r} has no arrow; write it as 'source->target'")
         return task
     if dataset == "humpbacks" and task not in known and task in map(str, range(1, len(known) + 1)):
@@ -274,15 +266,12 @@ def _spelt(task: str, known: Sequence[str], dataset: str) -> str:
 
 
 def _check_tasks(parts: Sequence[DataSection]) -> None:
-    seen: set[tuple[str, str]] = set()
-    for part in parts:
-        for task in part.tasks:
-            if (part.name, task) in seen:
-                raise InputError(
-                    f"the task {task!r} of {part.name!r} is there twice; remove one of them, or give one entry of data "
-                    "another name"
-                )
-            seen.add((part.name, task))
+    for (name, task), times in Counter((part.name, task) for part in parts for task in part.tasks).items():
+        if times > 1:
+            raise InputError(
+                f"the task {task!r} of {name!r} is there twice; remove one of them, or give one entry of data another "
+                "name"
+            )
 
 
 def _number(count: int, noun: str) -> str:
@@ -360,22 +349,17 @@ def _cell(
     owned = algorithm_options(algorithm.name)
 
     def of_this_algorithm(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in settings.items()
-            if not name.startswith("algorithm_options.") or name.partition(".")[2] in owned
-        }
+        known = {f"algorithm_options.{option}" for option in owned}
+        return {k: v for k, v in settings.items() if not k.startswith("algorithm_options.") or k in known}
 
     compared = {full_name(name): value for name, value in point.items()}
     for name in set(compared) - set(of_this_algorithm(compared)):
         raise unknown(f"option of algorithm {algorithm.name!r}:", name.partition(".")[2], owned)
     # what is said last counts; what is searched gives way to all that is said
-    values: dict[str, Any] = {"network": _IMAGE_NETWORK, **find_dataset(data.dataset).settings}
     said: dict[str, Any] = {}
-    for part in (spec, data, algorithm, sampler):
-        said.update(of_this_algorithm(part.values))
-    said |= {**of_this_algorithm(spec.overrides), **compared}
-    values.update(said)
+    for settings in (spec.values, data.values, algorithm.values, sampler.values, spec.overrides, compared):
+        said.update(of_this_algorithm(settings))
+    values = {"network": _IMAGE_NETWORK, **find_dataset(data.dataset).settings, **said}
     space = of_this_algorithm(spec.search.own)
     if isinstance(spec.search.space, str):
         adversary = values.get("algorithm_options.adversary")
@@ -438,7 +422,10 @@ def _try_parts(config: Mapping[str, Any]) -> None:
 
 def _try_run(config: Mapping[str, Any]) -> None:
     """Refuse settings that no run can have, options that its sampler does not have, and batches that it cannot draw."""
-    _once(_try_config, {name: v for name, v in config.items() if name not in ("seed", "sampler", "sampler_options")})
+    _once(
+        RunConfig.from_dict,
+        {name: v for name, v in config.items() if name not in ("seed", "sampler", "sampler_options")},
+    )
     sampler, options = config["sampler"], config["sampler_options"]
     _once(_try_batches, sampler, options, config["batch_size"], config["class_shares"] == "source")
     if config["target_batch_size"] is not None:
@@ -457,10 +444,6 @@ def _once(attempt: Callable[..., object], *given: Any) -> None:
 @lru_cache(maxsize=10_000)
 def _attempted(attempt: Callable[..., object], given: str) -> None:
     attempt(*json.loads(given))
-
-
-def _try_config(settings: Mapping[str, Any]) -> None:
-    RunConfig(**settings)
 
 
 def _try_algorithm(name: str, options: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ Places = list[tuple[int, int]]  # row and column of entries among which one is b
 
 _MAIN = ("erm", "coral", "mmd")
 _DISCREPANCIES = {"coral": "coral", "mmd": "mmd2"}  # what each algorithm trains on
-_PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
+PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _WHOLE = "whole run"
 _SAYS_FORM = ("accuracy", "methods", "refresh", "splits", "discrepancy", "pairs")  # tables that say CORAL's form
 _MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, whatever was trained on"
@@ -232,7 +232,7 @@ def _ratio(runs: Timed, kind: Label) -> float | None:
 
 def _parts_table(name: str, runs: Timed) -> Table:
     seen = {str(part) for own in runs.values() for part in own} - {_WHOLE}
-    parts = [part for part in _PARTS if part in seen] + sorted(seen - set(_PARTS))
+    parts = [part for part in PARTS if part in seen] + sorted(seen - set(PARTS))
     columns = [*parts, _WHOLE]
     rows = [TableRow(kind.row_name, tuple(_seconds_cell(runs, kind, part) for part in columns)) for kind in runs]
     title = f"Table 3, parts: seconds of a run by what they were spent on, {name}"

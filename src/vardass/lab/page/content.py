@@ -13,7 +13,7 @@ import pandas as pd
 from vardass.lab.averages import POINTS, UNIFORM, DataResults, Label, collect, number
 from vardass.lab.page.folder import Found
 from vardass.lab.record import Record
-from vardass.lab.tables import compare_samplers
+from vardass.lab.tables import PARTS, compare_samplers
 from vardass.table import Average
 
 __all__ = ["MOST_CURVES", "MOST_POINTS", "duration", "page_content", "short"]
@@ -24,7 +24,6 @@ _MOST_VALUES = 8  # of one setting that are listed
 _LONGEST = 400  # characters of an error
 MOST_POINTS = 60  # of a curve
 MOST_CURVES = 600
-PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _CURVES = {
     "loss/total": "Training loss",
     "source_accuracy": "Source accuracy, held out",
