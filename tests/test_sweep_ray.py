@@ -8,7 +8,7 @@ import ray
 
 from sweeping import kill, make_runs, numbers, wait_for
 from vardass.adapt.run_folder import CHECKPOINT_FILE
-from vardass.errors import InputError
+from vardass.errors import MissingExtraError
 from vardass.files import HOLDER_FILE, is_locked, read_json
 from vardass.lab.engines import ENGINES, Attempt
 from vardass.lab.store import read_records
@@ -68,5 +68,5 @@ def test_records_come_back_without_a_shared_folder(tmp_path):
 
 def test_without_ray_the_message_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"pip install 'vardass\[ray\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'vardass\[ray\]'"):
         run_sweep(make_runs(1), tmp_path, engine="ray")
