@@ -227,17 +227,16 @@ def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float) -
 
 
 @torch.no_grad()
-def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike, max_rows: int = 2000, seed: int = 0) -> float:
+def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike) -> float:
     """Least share of a uniform batch's variance, over the terms of the kernel, that strata of some rows leave.
 
-    Where that is near 1, k strata of the features (n, d), one draw from each, help at no bandwidth. At most
-    ``max_rows`` rows are looked at, or eight for each stratum. Strata of few rows fit these better than those of all
-    rows would, so the true share is larger, if anything; they take a fraction of the time.
+    Where that is near 1, k strata of the features (n, d), one draw from each, help at no bandwidth. At most 2,000 rows
+    are looked at, or eight for each stratum. Strata of few rows fit these better than those of all rows would, so the
+    true share is larger, if anything; they take a fraction of the time.
     """
     x = as_features(features)
-    picked = sample_rows(len(x), max(max_rows, 8 * k), seed, x.device)
-    z = x[picked]
-    strata = stratify(z, k, kernel=kernel, bound=False, seed=seed)
+    z = x[sample_rows(len(x), max(2000, 8 * k), 0, x.device)]
+    strata = stratify(z, k, kernel=kernel, bound=False)
     member = F.one_hot(strata.labels.to(z.device), k).double()
     sizes, shares = member.sum(0), []
     for _, _, matrix in _terms(fitted_kernel(kernel, z), z.double()):
