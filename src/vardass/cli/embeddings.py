@@ -16,6 +16,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
+from torch import Tensor
 
 from vardass.analysis.comparison import Comparison
 from vardass.analysis.comparison import compare as compare_sets
@@ -188,36 +189,28 @@ def compare(
             reading: dict[str, Any] = {"columns": columns, "leave_out": [labels]}
             found = compare_shards(sets[0], sets[1], progress=progress, **reading, **given, **options)
     else:
-        found = _compare_in_memory([paths[0] for paths in sets], key, columns, labels, standardise, options)
+        tables = _read_both([paths[0] for paths in sets], key, columns, labels)
+        if standardise and tables[0].shape[1] == tables[1].shape[1]:  # else compare says what is wrong
+            pooled = torch.cat(tables)
+            tables = [scaled(each, reference=pooled) for each in tables]
+            del pooled
+        with progress_bar() as progress:
+            found = compare_sets(*tables, progress=progress, **options)
     if as_json:
         print_json({"a": str(first), "b": str(second), "standardised": standardise, **found.to_dict()})
     else:
         _print_comparison(found, first, second, Console(highlight=False))
 
 
-def _compare_in_memory(
-    paths: Sequence[Path],
-    key: str | None,
-    columns: str | None,
-    labels: str,
-    standardise: bool,
-    options: Mapping[str, Any],
-) -> Comparison:
+def _read_both(paths: Sequence[Path], key: str | None, columns: str | None, labels: str) -> list[Tensor]:
     arrays = any(path.suffix.lower() == ".npz" for path in paths)
-    # --key is for the .npz file of the two, if there is one
-    keys = [key if path.suffix.lower() == ".npz" or not arrays else None for path in paths]
     found, names = [], []
-    for path, own in zip(paths, keys):
-        with open_embeddings(path, own) as file:
+    for path in paths:
+        # --key is for the .npz file of the two, if there is one
+        with open_embeddings(path, key if path.suffix.lower() == ".npz" or not arrays else None) as file:
             found.append(file.features(columns, [labels]))
             names.append(file.feature_names(columns, [labels]))
-    sets, _ = in_one_order(found, names, paths, columns)
-    if standardise and sets[0].shape[1] == sets[1].shape[1]:  # else compare says what is wrong
-        pooled = torch.cat(sets)
-        sets = [scaled(each, reference=pooled) for each in sets]
-        del pooled
-    with progress_bar() as progress:
-        return compare_sets(*sets, progress=progress, **options)
+    return in_one_order(found, names, paths, columns)[0]
 
 
 def _print_comparison(found: Comparison, first: Path, second: Path, console: Console) -> None:

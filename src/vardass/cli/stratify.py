@@ -76,6 +76,9 @@ def stratify(
     chosen = chosen_kernel(kernel, gammas, scale)
     paths = expand(files)
     given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
+    options: dict[str, Any] = {"kernel": chosen, "rank": rank, "seed": seed}
+    whole: dict[str, Any] = {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
+    whole |= {"bound": bound, "certify": certify}
     limited = {
         "--solver": solver != "min-sum",
         "--min-size": min_size != 1,
@@ -89,9 +92,8 @@ def stratify(
     if in_parts(paths, given, limited):
         source = common_folder(paths)
         out = source.with_name(source.stem + ".strata") if out is None else out
-        options: dict[str, Any] = {"kernel": chosen, "columns": columns, "rank": rank, "seed": seed, **given}
         with progress_bar() as progress:
-            made = stratify_shards(paths, k, out=out, progress=progress, **options)
+            made = stratify_shards(paths, k, out=out, columns=columns, progress=progress, **given, **options)
         strata: Strata | ShardStrata = made
         d, seconds, written = made.d, _seconds(made), [out]
     else:
@@ -106,21 +108,7 @@ def stratify(
         written = _check_outputs(source, out, labels_csv)  # before the work, not after it
         reading = time.perf_counter() - clock
         with progress_bar() as progress:
-            found = make_strata(
-                features,
-                k,
-                kernel=chosen,
-                solver=solver,
-                warm_start=start,
-                min_size=min_size,
-                max_size=max_size,
-                equal=equal,
-                rank=rank,
-                seed=seed,
-                bound=bound,
-                certify=certify,
-                progress=progress,
-            )
+            found = make_strata(features, k, warm_start=start, progress=progress, **options, **whole)
         _save(found, out, labels_csv)
         strata, d, seconds = found, features.shape[1], {"read": reading, **_seconds(found)}
     if as_json:

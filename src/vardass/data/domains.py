@@ -156,9 +156,7 @@ class Domain:
                 f"{type(dataset).__name__} of domain {name!r} has no attribute classes; give their names as class_names"
             )
         if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-            return cls(
-                name, TensorInputs(dataset.tensors[0]), dataset.tensors[1], names, kind=kind, regression=regression
-            )
+            return cls(name, *dataset.tensors, names, kind=kind, regression=regression)
         labels = getattr(dataset, "targets", None)
         if labels is None:
             labels = [_label_of(dataset, index, regression) for index in range(_length(dataset))]
@@ -264,20 +262,14 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
                 f"domains {first.name!r} and {other.name!r} differ in kind ({first.kind}, {other.kind}) or class names "
                 f"({shorten(first.class_names)}; {shorten(other.class_names)}); load them with the same options"
             )
-    ids = torch.cat([torch.full((len(domain),), i) for i, domain in enumerate(domains)])
-    labels = [domain._labels for domain in domains]
-    known = [column for column in labels if column is not None]
-    united = Domain(
-        name or "+".join(domain.name for domain in domains),
-        ConcatDataset([domain.dataset for domain in domains]),
-        torch.cat(known) if len(known) == len(domains) else None,
-        first.class_names,
-        kind=first.kind,
-        domain_ids=ids,
-        regression=first.regression,
+    known = [domain._labels for domain in domains if domain._labels is not None]
+    return first._changed(
+        name=name or "+".join(domain.name for domain in domains),
+        dataset=ConcatDataset([domain.dataset for domain in domains]),
+        _labels=torch.cat(known) if len(known) == len(domains) else None,
+        domain_ids=torch.cat([torch.full((len(domain),), i) for i, domain in enumerate(domains)]),
+        _hidden=any(domain._hidden for domain in domains),
     )
-    united._hidden = any(domain._hidden for domain in domains)
-    return united
 
 
 @dataclass(frozen=True, eq=False)

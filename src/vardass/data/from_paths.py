@@ -193,12 +193,10 @@ def folder_task(
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     folders = [as_path(folder, "source") for folder in given]
     target = as_path(target, "target")
-    names: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"no folder at {folder}; give a folder of class folders with {kind} files")
-        names |= {entry.name for entry in subfolders(folder)}
-    classes = sorted(names)
+    classes = sorted({entry.name for folder in folders for entry in subfolders(folder)})
 
     def domain(folder: Path, labelled: bool | None) -> Domain:
         same = sum(other.name == folder.name for other in (*folders, target))
