@@ -184,7 +184,7 @@ def test_failing_progress_is_raised_after_the_processes_ended(monkeypatch: pytes
 
     class Running:
         def __init__(self, function: Any, given: Any, *, nprocs: int, join: bool) -> None:
-            _, _, self.job, self.messages, self.stop = given
+            self.make_trainer, *_, self.messages, self.stop = given
             for share in (0.5, 0.6):
                 self.messages.put((share, "half"))
 
@@ -192,7 +192,7 @@ def test_failing_progress_is_raised_after_the_processes_ended(monkeypatch: pytes
             if not self.stop.is_set():
                 return False
             assert self.messages.empty()  # it is read on, or a process that writes would wait for ever
-            settings, _, folder = self.job["given"]
+            settings, _, folder = self.make_trainer.args
             RunFolder(folder).save(settings, state)
             return True
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -189,13 +190,8 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
     messages, stop = context.SimpleQueue(), context.Event()
     if trainer.out is None and trainer.step:
         folder.save(trainer.config, trainer.state_dict())
-    job = {
-        "make_trainer": type(trainer),
-        "given": (trainer.config, trainer.splits, folder.path),
-        "observed": trainer.observed,
-        "resume": resume,
-    }
-    count = count_devices(trainer.config)
+    make_trainer = partial(type(trainer), trainer.config, trainer.splits, folder.path, observed=trainer.observed)
+    count, kind = count_devices(trainer.config), _kind_of_devices(trainer.config)
     errors: list[BaseException] = []
     with tempfile.TemporaryDirectory(prefix="vardass-") as place, deferred_interrupt() as asked:
 
@@ -218,7 +214,8 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
         meeting = (Path(place) / "group").as_uri()
         try:
             with quiet_workers():
-                running: Any = spawn(_run_one, (count, meeting, job, messages, stop), nprocs=count, join=False)  # type: ignore[no-untyped-call]
+                given = (make_trainer, resume, kind, count, meeting, messages, stop)
+                running: Any = spawn(_run_one, given, nprocs=count, join=False)  # type: ignore[no-untyped-call]
             while not running.join(timeout=_REPORT_SECONDS):
                 hand_on()
         except ProcessRaisedException as error:
@@ -232,7 +229,9 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
             raise errors[0]
 
 
-def _run_one(rank: int, count: int, meeting: str, job: dict[str, Any], messages: Any, stop: Any) -> None:
+def _run_one(
+    rank: int, make_trainer: Any, resume: bool, kind: str, count: int, meeting: str, messages: Any, stop: Any
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one tells when to stop
     last = 0.0
 
@@ -246,9 +245,8 @@ def _run_one(rank: int, count: int, meeting: str, job: dict[str, Any], messages:
 
     try:
         os.environ["LOCAL_RANK"] = str(rank)
-        _join_group(_kind_of_devices(job["given"][0]), init_method=meeting, rank=rank, world_size=count)
-        trainer = job["make_trainer"](*job["given"], observed=job["observed"])
-        trainer.run(resume=job["resume"], progress=report if rank == 0 else None)
+        _join_group(kind, init_method=meeting, rank=rank, world_size=count)
+        make_trainer().run(resume=resume, progress=report if rank == 0 else None)
     except VardassError as error:
         messages.put((1.0, error))
         raise

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from vardass.adapt.algorithms import Algorithm
@@ -125,11 +125,6 @@ class Schedule:
 
 PRECISIONS: dict[str, torch.dtype | None] = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Types of a forward pass by Lightning's names; None is full precision."""
-
-
-def plain_backward(loss: Tensor) -> None:
-    """Write gradients, in a single process and full precision."""
-    loss.backward()  # type: ignore[no-untyped-call]
 
 
 class ScaledOptimiser:

@@ -25,7 +25,7 @@ from vardass.adapt.devices import (
     tell_user,
 )
 from vardass.adapt.model import MODEL_FILE, RunResult, build_algorithm, require_safetensors, save_model, types_of
-from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers, plain_backward
+from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
 from vardass.adapt.strata_updater import StrataUpdater
@@ -229,7 +229,7 @@ class Trainer:
 
     def _backward(self, loss: Tensor) -> None:
         """Write the gradients of the scaled loss, the same ones on all processes."""
-        plain_backward(self.scaler.scale(loss))
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.processes.average_gradients(self.algorithm.parameters())
 
     @property

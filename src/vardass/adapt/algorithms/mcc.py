@@ -55,7 +55,8 @@ def class_confusion(logits: Tensor, weights: ArrayLike | None = None, *, tempera
     sampling weights and H_i the entropy of row i, which carries no gradient. The scale of u cancels.
     """
     with torch.autocast(logits.device.type, enabled=False):
-        p = (_full(logits) / temperature).softmax(1)
+        full = logits if logits.dtype == torch.float64 else logits.float()
+        p = (full / temperature).softmax(1)
         certainty = 1.0 + torch.exp(-entropy(p.detach()))
         w = as_weights(weights, len(p), p)
         u = certainty if w is None else certainty * w
@@ -67,7 +68,3 @@ def class_confusion(logits: Tensor, weights: ArrayLike | None = None, *, tempera
 def entropy(p: Tensor) -> Tensor:
     """Return the entropy of each row of ``p`` (b, C), with log(p + 1e-5) as in TLlib: (b,)."""
     return -(p * torch.log(p + 1e-5)).sum(1)
-
-
-def _full(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
