@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 from torch import Tensor, nn
 
-from test_trainer import Stop, assert_same_run
+from test_trainer import Stop, assert_same_run, named_part
 from vardass.adapt import Algorithm, Batch, Network, RunConfig, Trainer, final_report, load_model, make_algorithm
 from vardass.adapt.algorithms import ALGORITHM_NAMES
 from vardass.adapt.algorithms.registry import find_algorithm
@@ -263,7 +263,7 @@ def test_settings_and_labels_must_agree() -> None:
     with pytest.raises(InputError, match="labels of the source are classes"):
         Trainer(config(), split_task(Task("t", (classes,), moved), seed=0))
     with pytest.raises(InputError, match="domain 'there' has numbers as labels, domain 'here' classes"):
-        Task("t", (classes,), SPLITS.target_test.subset(torch.arange(3), name="there"))
+        Task("t", (classes,), named_part(SPLITS.target_test, torch.arange(3), "there"))
     plain = make_algorithm("erm", Network(nn.Identity(), nn.Linear(6, 2)), 2)
     with pytest.raises(InputError, match="made with regression=False; give both the same"):
         Trainer(config(), split_task(task(outputs=2), seed=0), algorithm=plain)

@@ -100,7 +100,13 @@ class Slow(Dataset[Tensor]):
 def on_disk(domain: Domain) -> Domain:
     tensor = in_memory(domain.dataset)
     assert tensor is not None
-    return domain._derive(domain.name, Slow(tensor), domain._labels, domain.domain_ids, hidden=domain._hidden)
+    return domain.with_inputs(Slow(tensor))
+
+
+def named_part(domain: Domain, rows: Tensor, name: str) -> Domain:
+    part = domain.subset(rows)
+    part.name = name
+    return part
 
 
 def loaded_splits() -> TaskSplits:
@@ -204,7 +210,7 @@ def test_the_bank_holds_what_evaluation_sees(changes: dict[str, Any]) -> None:
 def test_contexts_of_arm_are_of_one_domain_and_one_size_in_training_and_evaluation() -> None:
     task = load_task("watch", "left-A->right-B")
     shuffled = torch.randperm(len(task.sources[0]), generator=torch.Generator().manual_seed(0))
-    parts = [task.sources[0].subset(shuffled[start : start + 40], name=f"s{start}") for start in (0, 40)]
+    parts = [named_part(task.sources[0], shuffled[start : start + 40], f"s{start}") for start in (0, 40)]
     splits = split_task(Task("two", tuple(parts), task.target.subset(torch.arange(40))), seed=0)
     options = {"algorithm_options": {"support_size": 3}, "sampler": "uniform", "batch_size": 12}
     trainer = Trainer(config(algorithm="arm", steps=2, **options), splits)
@@ -242,7 +248,7 @@ def test_domainbeds_batches_give_arm_contexts_of_evaluations_size() -> None:
     task = load_task("watch", "left-A->right-B")
     shuffled = torch.randperm(len(task.sources[0]), generator=torch.Generator().manual_seed(0))
     pieces = shuffled.split([20, 40, 60, len(shuffled) - 120])[:3]
-    parts = tuple(task.sources[0].subset(rows, name=f"s{len(rows)}") for rows in pieces)
+    parts = tuple(named_part(task.sources[0], rows, f"s{len(rows)}") for rows in pieces)
     splits = split_task(Task("three", parts, task.target.subset(torch.arange(40))), seed=0)
     options = {"sampler": "uniform-replacement", "batch_size": 8, "algorithm_options": {"support_size": 8}}
     trainer = Trainer(config(algorithm="arm", steps=3, batch_per_source=True, **options), splits)
