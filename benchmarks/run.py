@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-SCRIPTS = ("solvers", "sceptic", "scale", "sampler_variance", "refresh", "overhead")
+SCRIPTS = ("solvers", "sceptic", "scale", "sampler_variance", "refresh", "first_use", "overhead")
 
 
 def main() -> None:

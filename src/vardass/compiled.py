@@ -1,4 +1,4 @@
-"""Hot loops compiled with numba: kernel values, bisection, moves and exchanges of points, greedy assignment, plans.
+"""Hot loops compiled with numba: kernel values, moves and exchanges of points, greedy assignment, plans.
 
 Each has a twin in torch or numpy, which runs on a GPU and where numba is not installed. Import this module only
 through `backend.compiled_loops`, which says whether it can be used: importing numba takes longer than most of the
@@ -17,7 +17,6 @@ import numpy as np
 from numba import njit
 
 __all__ = [
-    "bisect",
     "centre",
     "couple_rows",
     "gaussian_mixture",
@@ -45,103 +44,70 @@ _loop = partial(njit, nogil=True, cache=_can_be_kept(), error_model="numpy", no_
 _part = partial(njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True)
 
 
-@_part()
-def _sort(keys, items, count):
-    """Sort the first ``count`` keys, and items with them, ascending (Shell's method)."""
-    gap = count
-    while gap > 1:
-        gap = 1 if gap < 5 else (gap * 5 - 1) // 11
-        for p in range(gap, count):
-            key, item, q = keys[p], items[p], p
-            while q >= gap and keys[q - gap] > key:
-                keys[q], items[q] = keys[q - gap], items[q - gap]
-                q -= gap
-            keys[q], items[q] = key, item
-
-
-@_part(fastmath=True)
-def _products(a, b, out):
-    """``a @ b`` of (s, r) and (r, s), four columns at a time: no call of a library that starts threads.
-
-    Sums are made column after column, which is what streams depend on; four at a time are nearly twice as fast.
-    """
-    s, r = a.shape
-    for i in range(s):
-        u, x = a[i], out[i]
-        for j in range(s):
-            x[j] = 0
-        fours = r - r % 4
-        for c in range(0, fours, 4):
-            u0, u1, u2, u3 = u[c], u[c + 1], u[c + 2], u[c + 3]
-            b0, b1, b2, b3 = b[c], b[c + 1], b[c + 2], b[c + 3]
-            for j in range(s):
-                x[j] += u0 * b0[j] + u1 * b1[j] + u2 * b2[j] + u3 * b3[j]
-        for c in range(fours, r):
-            for j in range(s):
-                x[j] += u[c] * b[c, j]
-
-
 @_loop(fastmath=True)
-def couple_rows(table, features, weights, orders, size, tol, enough, errors, rest, own, inner, member, place):
+def couple_rows(table, features, norms, weights, order, errors, own, inner, places, again):
     """Match the entries of each column of ``table`` (T, k) to the rows anew, in place; see `vardass.samplers.plan`.
 
-    Groups of ``size`` rows in the order of ``orders`` (sweeps, T) share out their entries of a column by exchanges,
-    pair after pair until none helps. Ends early once Σ |E_t|² is below ``enough``, or a sweep after the first gains
-    less than ``tol`` of it, which is returned; ``errors`` (T, r) begin as 0.
+    Groups of rows in the order of ``order`` (T,) share out their entries of a column by exchanges, pair after pair
+    until none helps. ``errors`` (T, r) are those of the rows, and unless ``again`` of the columns before; ``norms``
+    (n,) the squared ones of the features. The buffers ``own`` (r, s), ``inner`` (s, s) and ``places`` (2, s) say how
+    large groups are.
     """
-    count, k = table.shape
-    r = features.shape[1]
-    total = 0.0
-    for turn in range(len(orders)):
-        order = orders[turn]
-        for h in range(k):
-            w = weights[h]
-            placed = w if turn else w * 0  # in the first sweep a row holds the columns before h only
-            for start in range(0, count - size + 1, size):
-                noise = w * 0
-                for i in range(size):
-                    t = order[start + i]
-                    member[i], place[i] = table[t, h], i
-                    square = w * 0
-                    entry, error, remaining = features[member[i]], errors[t], rest[i]
+    size, r = len(inner), features.shape[1]
+    member, place = places[0], places[1]
+    for h in range(table.shape[1]):
+        w = weights[h]
+        for start in range(0, len(order) - size + 1, size):
+            noise = w * 0
+            for i in range(size):
+                t = order[start + i]
+                m = table[t, h]
+                member[i] = m
+                place[i] = i
+                noise = norms[m] if norms[m] > noise else noise
+                if again:
                     for c in range(r):
-                        remaining[c] = error[c] - placed * entry[c]
-                        square += entry[c] * entry[c]
-                    for c in range(r):
-                        own[c, i] = entry[c]
-                    noise = square if square > noise else noise
-                noise *= w * 1e-6  # rounding of the sums is no gain
-                _products(rest, own, inner)
-                for _ in range(size):
-                    moved = False
-                    for i in range(1, size):
-                        a = place[i]
-                        for j in range(i):
-                            b = place[j]
-                            if inner[i, a] + inner[j, b] - inner[i, b] - inner[j, a] > noise:
-                                place[i], place[j] = b, a
-                                a = b
-                                moved = True
-                    if not moved:
-                        break
-                for i in range(size):
-                    t, a = order[start + i], place[i]
-                    table[t, h] = member[a]
-                    entry, error, remaining = features[member[a]], errors[t], rest[i]
-                    for c in range(r):
-                        error[c] = remaining[c] + w * entry[c]
-            if turn == 0:  # rows that fill no group
-                for t in order[count - count % size :]:
-                    entry, error = features[table[t, h]], errors[t]
-                    for c in range(r):
-                        error[c] += w * entry[c]
-        before, total = total, 0.0
-        for t in range(count):
-            for c in range(r):
-                total += errors[t, c] * errors[t, c]
-        if total < enough or (turn and total >= (1.0 - tol) * before):
-            break
-    return total
+                        errors[t, c] -= w * features[m, c]
+                for c in range(r):
+                    own[c, i] = features[m, c]
+            noise *= w * 1e-6  # rounding of the sums is no gain
+            # the product of errors and entries, column after column, which is what streams depend on; four at a time
+            # are nearly twice as fast, and no library is called, which would start threads
+            for i in range(size):
+                error, x = errors[order[start + i]], inner[i]
+                for j in range(size):
+                    x[j] = 0
+                fours = r - r % 4
+                for c in range(0, fours, 4):
+                    for j in range(size):
+                        x[j] += (
+                            error[c] * own[c, j]
+                            + error[c + 1] * own[c + 1, j]
+                            + error[c + 2] * own[c + 2, j]
+                            + error[c + 3] * own[c + 3, j]
+                        )
+                for c in range(fours, r):
+                    for j in range(size):
+                        x[j] += error[c] * own[c, j]
+            for _ in range(size):
+                moved = False
+                for i in range(1, size):
+                    a = place[i]
+                    for j in range(i):
+                        b = place[j]
+                        if inner[i, a] + inner[j, b] - inner[i, b] - inner[j, a] > noise:
+                            place[i] = b
+                            place[j] = a
+                            a = b
+                            moved = True
+                if not moved:
+                    break
+            for i in range(size):
+                t = order[start + i]
+                m = member[place[i]]
+                table[t, h] = m
+                for c in range(r):
+                    errors[t, c] += w * features[m, c]
 
 
 @_part()
@@ -239,22 +205,6 @@ def greedy_in_order(distances, orders, parallel):
 _IN_ORDER = {"nnan", "ninf", "nsz", "arcp", "contract"}
 
 
-@_part(fastmath=_IN_ORDER, inline="always")
-def _power_of_two(t):
-    """2^t for t <= 0 in single precision, to 2e-7 of itself; below 2^-126 it is 2^-126."""
-    t = t if t > np.float32(-126.0) else np.float32(-126.0)
-    whole = np.int32(t - np.float32(0.5))
-    x = (t - np.float32(whole)) * np.float32(0.6931471805599453)
-    e = np.float32(1 / 720)
-    e = e * x + np.float32(1 / 120)
-    e = e * x + np.float32(1 / 24)
-    e = e * x + np.float32(1 / 6)
-    e = e * x + np.float32(0.5)
-    e = e * x + np.float32(1.0)
-    e = e * x + np.float32(1.0)
-    return e * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
 @_loop(fastmath=True)
 def squared_norms(rows, norms):
     """Fill ``norms`` (n,) with the squared norms of ``rows`` (n, d)."""
@@ -265,51 +215,60 @@ def squared_norms(rows, norms):
         norms[i] = norm
 
 
-@_part(fastmath=_IN_ORDER)
-def _row_of_distances(row, x, y, norm, norm_y, reach, d2):
-    """|x - y_j|² (m,) from ``row`` <x, y_j> (m,), exact where that is too coarse."""
-    eps = np.float32(1.1920929e-07)
-    zero = np.float32(0)
-    near, small = np.float32(reach), np.float32(1e-6 * reach)
-    close = 0
-    for j in range(len(row)):
-        sums = norm + norm_y[j]
-        value = sums - np.float32(2) * row[j]
-        value = value if value > zero else zero
-        error = eps * sums
-        limit = np.float32(1e5) * error
-        limit = limit if limit > near else near
-        close += 1 if (error >= small and value < limit) else 0
-        d2[j] = value
-    if close > 0:
-        for j in range(len(row)):
-            error = eps * (norm + norm_y[j])
-            if error >= small and (d2[j] < near or d2[j] < np.float32(1e5) * error):
-                other, value = y[j], zero
-                for c in range(len(x)):
-                    value += (x[c] - other[c]) * (x[c] - other[c])
-                d2[j] = value
+# constants in single precision: to numba each conversion is a call
+_EPS, _ZERO, _HALF, _ONE, _TWO = np.array([1.1920929e-07, 0.0, 0.5, 1.0, 2.0], np.float32)
+_FAR, _LOG_2, _MINUS_LOG2_E = np.array([1e5, 0.6931471805599453, -1.4426950408889634], np.float32)
+_BIAS, _MANTISSA = np.array([127, 23], np.int32)  # of the exponent; bits behind it
+_LOWEST, _E3, _E4, _E5, _E6 = np.array([-126.0, 1 / 6, 1 / 24, 1 / 120, 1 / 720], np.float32)
 
 
 @_loop(fastmath=_IN_ORDER)
-def gaussian_mixture(products, x, y, norm_x, norm_y, rates, reach, symmetric, buffer):
+def gaussian_mixture(products, x, y, norm_x, norm_y, rates, near, small, symmetric, d2):
     """Turn ``products`` <x_i, y_j> (n, m) into Σ_rate exp(-rate |x_i - y_j|²), in place; single precision.
 
-    See ``vardass.kernels.squared_distances`` for ``reach``. There one limit holds for all pairs, here each pair has
-    that of its own norms, so that a single outlier does not slow down all others. Where it is ``symmetric`` only one
-    of two equal values is computed, and none on the diagonal. ``buffer`` is of shape (m,).
+    Squared distances below ``near`` are exact, unless their error is below ``small``; see
+    ``vardass.kernels.squared_distances``. There one limit holds for all pairs, here each pair has that of its own
+    norms, so that a single outlier does not slow down all others. Where it is ``symmetric`` only one of two equal
+    values is computed, and none on the diagonal. ``d2`` (m,) is a buffer.
     """
     n = len(products)
     for i in range(n):
         first = i + 1 if symmetric else 0
-        row, others, d2 = products[i, first:], y[first:], buffer[first:]
-        _row_of_distances(row, x[i], others, norm_x[i], norm_y[first:], reach, d2)
+        row, norms = products[i, first:], norm_y[first:]  # from 0, as loops from elsewhere are not vectorised
+        norm, close = norm_x[i], 0
         for j in range(len(row)):
-            row[j] = np.float32(0)
-        for rate in rates:
-            factor = -rate * np.float32(1.4426950408889634)
+            sums = norm + norms[j]
+            value = sums - _TWO * row[j]
+            value = value if value > _ZERO else _ZERO
+            error = _EPS * sums
+            limit = _FAR * error
+            limit = limit if limit > near else near
+            close += 1 if (error >= small and value < limit) else 0
+            d2[j] = value
+            row[j] = _ZERO
+        if close > 0:
             for j in range(len(row)):
-                row[j] += _power_of_two(d2[j] * factor)
+                error = _EPS * (norm + norms[j])
+                if error >= small and (d2[j] < near or d2[j] < _FAR * error):
+                    value = _ZERO
+                    for c in range(x.shape[1]):
+                        value += (x[i, c] - y[first + j, c]) * (x[i, c] - y[first + j, c])
+                    d2[j] = value
+        for q in range(len(rates)):
+            factor = rates[q] * _MINUS_LOG2_E
+            for j in range(len(row)):
+                # 2^t to 2e-7 of itself; below 2^-126 it is 2^-126
+                t = d2[j] * factor
+                t = t if t > _LOWEST else _LOWEST
+                whole = np.int32(t - _HALF)
+                v = (t - np.float32(whole)) * _LOG_2
+                e = _E6 * v + _E5
+                e = e * v + _E4
+                e = e * v + _E3
+                e = e * v + _HALF
+                e = e * v + _ONE
+                e = e * v + _ONE
+                row[j] += e * np.int32((whole + _BIAS) << _MANTISSA).view(np.float32)
     if symmetric:
         for left in range(0, n, 32):  # 32 rows, which stay in cache, to as many columns
             for i in range(left, n):
@@ -396,137 +355,6 @@ def kmeanspp(values, residual, diag, levels):
             for i in range(n):
                 mass[i] = unchosen[i]
     return seeds
-
-
-BINS = 512
-
-
-@_part()
-def _cut(members, along, importance, left, strata, places, counts, amounts):
-    """Put the members with the smallest ``along`` first, in place; return how many go with ``left`` of ``strata``.
-
-    Bins say where the cut falls, and only the members of that bin are sorted. ``places`` (3, n) is a buffer.
-    """
-    length = len(members)
-    bins, unsorted, inside = places[0], places[1], places[2]
-    lowest, highest = along[0], along[0]
-    for value in along:
-        lowest = value if value < lowest else lowest
-        highest = value if value > highest else highest
-    scale = (BINS - 0.5) / (highest - lowest) if highest > lowest else 0.0
-    even = len(importance) == 0
-    total = 0.0
-    for place in range(BINS):
-        counts[place], amounts[place] = 0, 0.0
-    for p in range(length):
-        bins[p] = int((along[p] - lowest) * scale)
-        unsorted[p] = members[p]
-        counts[bins[p]] += 1
-        amounts[bins[p]] += 1.0 if even else importance[members[p]]
-    for place in range(BINS):
-        total += amounts[place]
-    share = length * left // strata + 0.5 if even else total * (left / strata)
-    place, before, amount = 0, 0, 0.0
-    while place < BINS - 1 and amount + amounts[place] < share:
-        amount += amounts[place]
-        before += counts[place]
-        place += 1
-    cut, least, most = before, left, length - (strata - left)  # each stratum needs a point
-    if most < before or least > before + counts[place]:
-        _sort(along, members, length)
-    else:
-        low, middle, high = 0, 0, before + counts[place]
-        for p in range(length):
-            if bins[p] < place:
-                members[low] = unsorted[p]
-                low += 1
-            elif bins[p] > place:
-                members[high] = unsorted[p]
-                high += 1
-            else:
-                inside[middle], along[middle] = unsorted[p], along[p]
-                middle += 1
-        _sort(along, inside, counts[place])
-        for p in range(middle):
-            members[before + p] = inside[p]
-            amount += 1.0 if even else importance[inside[p]]
-            if amount < share:
-                cut += 1
-    cut = least if cut < least else cut
-    return most if cut > most else cut
-
-
-@_loop(fastmath=True)
-def bisect(z, k, importance, order, labels, vectors, spread, distances, parts, places, counts, amounts):
-    """Cut n points (n, m) into k strata; see ``vardass.solvers.labels.bisection_labels``.
-
-    An empty ``importance`` asks for equal sizes.
-    """
-    n, m = z.shape
-    zero = z[0, 0] * 0
-    parts[0, 0], parts[0, 1], parts[0, 2] = 0, n, k  # a stack of (first place in order, points, strata)
-    waiting, label = 1, 0
-    mean, centred, axis, turned = vectors[0], vectors[1], vectors[2], vectors[3]
-    while waiting > 0:
-        waiting -= 1
-        start, length, strata = parts[waiting, 0], parts[waiting, 1], parts[waiting, 2]
-        members = order[start : start + length]
-        if strata == 1:
-            for p in range(length):
-                labels[members[p]] = label
-            label += 1
-            continue
-        some = members[:: (length - 1) // 1024 + 1]  # points enough for an axis
-        for a in range(m):
-            mean[a] = zero
-            for c in range(m):
-                spread[a, c] = zero
-        for i in some:
-            point = z[i]
-            for c in range(m):
-                mean[c] += point[c]
-        for c in range(m):
-            mean[c] /= len(some)
-        for i in some:
-            point = z[i]
-            for c in range(m):
-                centred[c] = point[c] - mean[c]
-            for a in range(m):
-                row, factor = spread[a], centred[a]
-                for c in range(m):
-                    row[c] += factor * centred[c]
-        widest = 0
-        for c in range(m):
-            if spread[c, c] > spread[widest, widest]:
-                widest = c
-        for c in range(m):
-            axis[c] = spread[widest, c]
-        for _ in range(24):
-            largest = zero
-            for c in range(m):
-                size = axis[c] if axis[c] > zero else -axis[c]
-                largest = size if size > largest else largest
-            if largest == 0:
-                break
-            for a in range(m):
-                row, inner = spread[a], zero
-                for c in range(m):
-                    inner += row[c] * axis[c]
-                turned[a] = inner
-            for c in range(m):
-                axis[c] = turned[c] / largest
-            # the next round divides again: only the direction matters
-        along = distances[:length]
-        for p in range(length):
-            point, inner = z[members[p]], zero
-            for c in range(m):
-                inner += point[c] * axis[c]
-            along[p] = inner
-        left = strata // 2
-        cut = _cut(members, along, importance, left, strata, places, counts, amounts)
-        parts[waiting, 0], parts[waiting, 1], parts[waiting, 2] = start + cut, length - cut, strata - left
-        parts[waiting + 1, 0], parts[waiting + 1, 1], parts[waiting + 1, 2] = start, cut, left
-        waiting += 2
 
 
 @_loop(fastmath=_IN_ORDER)
@@ -646,8 +474,15 @@ def sweep_exact(
             if own - lowest[i] > noise * abs(own):
                 gain[count], proposed[count] = lowest[i] - own, i
                 count += 1
-        before = decrease
-        _sort(gain, proposed, count)
+        before, gap = decrease, count
+        while gap > 1:  # sorted by Shell's method
+            gap = 1 if gap < 5 else (gap * 5 - 1) // 11
+            for p in range(gap, count):
+                key, item, q = gain[p], proposed[p], p
+                while q >= gap and gain[q - gap] > key:
+                    gain[q], proposed[q] = gain[q - gap], proposed[q - gap]
+                    q -= gap
+                gain[q], proposed[q] = key, item
         for rank in range(count):
             i = proposed[rank]
             source, target, own_diag = labels[i], best[i], diag[i]

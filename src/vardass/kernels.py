@@ -224,8 +224,9 @@ def _compiled_mixture(loops: ModuleType, x: Tensor, y: Tensor | None, rates: Seq
         for block in row_blocks(len(x), _SYMMETRIC_ROWS):
             torch.mm(rows[block], rows[block.start :].T, out=products[block, block.start :])
     arrays = (products, rows, others, norms, other_norms, torch.tensor(rates, dtype=x.dtype))
+    near, small = np.float32(mixture_reach(rates)), np.float32(1e-6 * mixture_reach(rates))
     buffer = np.empty(len(others), np.float32)
-    loops.gaussian_mixture(*(array.numpy() for array in arrays), mixture_reach(rates), y is None, buffer)
+    loops.gaussian_mixture(*(array.numpy() for array in arrays), near, small, y is None, buffer)
     return products
 
 

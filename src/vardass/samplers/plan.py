@@ -134,21 +134,20 @@ def couple_rows(
     enough = count * residual * float(weights.square().sum())
     blocks = row_blocks(count, max(1, _NUMBERS // (k * features.shape[1])))
     start = sum(float(row_errors(table[rows], features, weights).square().sum()) for rows in blocks)
-    if (compiled := compiled_loops(features)) is not None:
-        coupled, r = table.clone(memory_format=torch.contiguous_format), features.shape[1]
-        known = (array.numpy() for array in (coupled, features.contiguous(), weights.contiguous(), orders))
-        floats = (features.new_zeros(shape).numpy() for shape in ((count, r), (size, r), (r, size), (size, size)))
-        places = orders.new_empty(2, size).numpy()
-        after = compiled.couple_rows(*known, size, tol, enough, *floats, *places)
-        return coupled if after <= start else table.clone()
-    coupled, total = table.clone(), 0.0
-    errors = features.new_zeros(count, features.shape[1])
+    loops, r = compiled_loops(features), features.shape[1]
+    coupled, total = table.clone(memory_format=torch.contiguous_format), 0.0
+    errors = features.new_zeros(count, r)
+    known = coupled, features.contiguous(), features.square().sum(1), weights.contiguous()
+    buffers = errors, features.new_empty(r, size), features.new_empty(size, size), orders.new_empty(2, size)
     for turn, order in enumerate(orders.to(table.device)):
         groups, rest = order[: count - count % size].view(-1, size), order[count - count % size :]
-        for h in range(k):
-            _match(coupled[:, h], features, weights[h], errors, groups, is_placed=turn > 0)
-            if turn == 0:
-                errors[rest] += weights[h] * features[coupled[rest, h]]
+        if turn == 0:  # rows that are in no group keep their entries
+            errors[rest] = row_errors(table[rest], features, weights)
+        if loops is not None:
+            loops.couple_rows(*(a.numpy() for a in (*known, order, *buffers)), turn > 0)
+        else:
+            for h in range(k):
+                _match(coupled[:, h], features, weights[h], errors, groups, is_placed=turn > 0)
         before, total = total, float(errors.square().sum())
         if total < enough or (turn and total >= (1.0 - tol) * before):
             break

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.backend import compiled_loops
@@ -321,100 +322,57 @@ def random_balanced_labels(
 
 
 _AXES = 32  # leading principal coordinates that the cuts look at
-_PADDED = 2**18  # rows, padding included, that are cut together
+_ENOUGH = 1024  # points of a part that its axis is found on
 
 
 def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = None) -> Tensor:
     """Cut n points (n, r), columns by falling variance, into k strata: labels (n,).
 
     Each part is cut across its own principal axis in proportion to the number of strata that either side
-    will hold. A level's cuts are made together: O(n log k) work in ⌈log₂ k⌉ levels.
+    will hold: O(n log k) work in ⌈log₂ k⌉ levels, on the host.
 
     ``importance`` (n,) is what strata shall hold equal amounts of; without it sizes differ by at most one. The
     min-sum cost of a part with m points of spread σ, cut into k' strata, falls as (m σ)² / k', so strata are best
     given in proportion to m σ; for a kernel whose features have unequal lengths, those lengths are the spread.
     """
-    n = len(features)
-    device = features.device
-    z = features[:, :_AXES]
-    z = z / z.abs().amax().clamp_min(torch.finfo(z.dtype).tiny)  # so that squares stay finite
-    if (loops := compiled_loops(z)) is not None:
-        amounts = z.new_empty(0) if importance is None else importance.contiguous()
-        labels, m = torch.empty(n, dtype=torch.int64), z.shape[1]
-        floats = (z.new_empty(shape).numpy() for shape in ((4, m), (m, m), (n,)))
-        integers = (np.empty(shape, np.int64) for shape in ((k + 1, 3), (3, n), loops.BINS))
-        given = z.contiguous().numpy(), k, amounts.numpy(), np.arange(n), labels.numpy()
-        loops.bisect(*given, *floats, *integers, np.empty(loops.BINS))
-        return labels
-    order = torch.arange(n, device=device)
-    # part p is order[start[p] : start[p] + length[p]] and will hold strata[p] strata
-    start = torch.zeros(1, dtype=torch.int64, device=device)
-    length = torch.tensor([n], device=device)
-    strata = torch.tensor([k], device=device)
-    while int(strata.max()) > 1:
-        left = strata // 2
-        cut = length.clone()
-        for parts in _groups(length, strata):
-            cut[parts] = _cut(z, order, importance, start[parts], length[parts], strata[parts], left[parts])
-        split = torch.stack([left, strata - left], 1).flatten()
-        whole = split > 0
-        cut = torch.where(left > 0, cut, 0)
-        start = torch.stack([start, start + cut], 1).flatten()[whole]
-        length = torch.stack([cut, length - cut], 1).flatten()[whole]
-        strata = split[whole]
-    labels = torch.empty(n, dtype=torch.int64, device=device)
-    labels[order] = torch.repeat_interleave(length)
-    return labels
+    scale = features[:, :_AXES].abs().amax().clamp_min(torch.finfo(features.dtype).tiny)
+    z = (features[:, :_AXES] / scale).cpu().numpy()  # so that squares stay finite
+    order = np.arange(len(z))
+    # the parts are next to one another in ``order``, and part p will hold strata[p] strata
+    lengths, strata = np.array([len(z)]), np.array([k])
+    while strata.max() > 1:
+        ends, left = lengths.cumsum(), strata // 2
+        starts = ends - lengths
+        points = z[order]
+        parts = [slice(start, end) for start, end in zip(starts.tolist(), ends.tolist())]
+        axes = _leading_axes([points[part][:: (part.stop - part.start - 1) // _ENOUGH + 1] for part in parts])
+        for part, axis in zip(parts, axes.astype(z.dtype)):
+            order[part] = order[part][(points[part] @ axis).argsort(kind="stable")]
+        if importance is None:
+            cuts = lengths * left // strata
+        else:
+            reached = np.concatenate([[0.0], importance.double().cpu().numpy()[order].cumsum()])
+            shares = reached[starts] + (reached[ends] - reached[starts]) * (left / strata)
+            cuts = reached[1:].searchsorted(shares) - starts
+            cuts = cuts.clip(left, lengths - (strata - left))  # each stratum needs a point
+        lengths = np.stack([cuts, lengths - cuts], 1).ravel()
+        strata = np.stack([left, strata - left], 1).ravel()
+        lengths, strata = lengths[strata > 0], strata[strata > 0]
+    labels = np.empty(len(z), np.int64)
+    labels[order] = np.repeat(np.arange(k), lengths)
+    return torch.from_numpy(labels).to(features.device)
 
 
-def _groups(length: Tensor, strata: Tensor) -> Iterator[Tensor]:
-    """Parts still to be cut, in groups whose padded size is bounded: parts of similar length together."""
-    parts = (strata > 1).nonzero().flatten()
-    parts = parts[length[parts].argsort(descending=True, stable=True)]
-    while len(parts):
-        count = max(1, _PADDED // int(length[parts[0]]))
-        yield parts[:count]
-        parts = parts[count:]
+def _leading_axes(parts: list[NDArray[np.floating]]) -> NDArray[np.float64]:
+    """Principal axes, to within what a start needs, of parts (m, r) of the points: (p, r).
 
-
-def _cut(
-    z: Tensor,
-    order: Tensor,
-    importance: Tensor | None,
-    start: Tensor,
-    length: Tensor,
-    strata: Tensor,
-    left: Tensor,
-) -> Tensor:
-    """Sort each part along its axis, in place in ``order``; return how many points go left: (p,)."""
-    slot = torch.arange(int(length.max()), device=z.device)
-    inside = slot < length[:, None]
-    position = (start[:, None] + slot).clamp_max(len(order) - 1)
-    rows = order[position]
-    points = z[rows]
-    mean = (points * inside[..., None]).sum(1) / length[:, None]
-    points = (points - mean[:, None]).mul_(inside[..., None])
-    axis = _leading_axis(points.transpose(1, 2) @ points)
-    along = (points @ axis[..., None])[..., 0].masked_fill_(~inside, torch.inf)
-    rows = rows.gather(1, along.argsort(dim=1, stable=True))
-    order[position[inside]] = rows[inside]
-    if importance is None:
-        return length * left // strata
-    amount = (importance[rows] * inside).double().cumsum(1)
-    share = amount[:, -1:] * (left / strata)[:, None]
-    cut = (amount < share).sum(1)
-    return cut.clamp(min=left, max=length - (strata - left))
-
-
-def _leading_axis(matrices: Tensor) -> Tensor:
-    """Leading eigenvectors, to within what a start needs, of (p, r, r) positive semi-definite matrices: (p, r).
-
-    Repeated squaring finds them in a handful of small products; a batched eigensolver takes far longer.
+    24 steps of the power method from the widest column, in a handful of products; an eigensolver takes far longer.
     """
-    power = matrices
-    tiny = torch.finfo(power.dtype).tiny
-    for _ in range(5):
-        power = power / power.diagonal(dim1=1, dim2=2).sum(1).clamp_min(tiny)[:, None, None]
+    centred = [part - part.sum(0) / len(part) for part in parts]
+    power = np.stack([part.T @ part for part in centred]).astype(np.float64)
+    variances = power.diagonal(axis1=1, axis2=2)
+    axes = power[np.arange(len(parts)), variances.argmax(1), :, None]
+    power /= np.maximum(variances.sum(1), np.finfo(np.float64).tiny)[:, None, None]
+    for _ in range(3):
         power = power @ power
-    column = power.diagonal(dim1=1, dim2=2).argmax(1)
-    return power.gather(2, column[:, None, None].expand(-1, power.shape[1], 1))[..., 0]
+    return (power @ (power @ (power @ axes)))[..., 0]
