@@ -225,14 +225,15 @@ class Domain:
         self._hidden = False
         return self
 
-    def subset(self, rows: Tensor) -> Domain:
+    def subset(self, rows: Tensor, *, name: str | None = None) -> Domain:
         """Some samples of the domain, in the order given; hidden labels stay hidden."""
         rows = torch.as_tensor(rows)
         labels = None if self._labels is None else self._labels[rows]
         cut = Subset(self.dataset, rows.tolist())
         if isinstance(self.dataset, Subset):  # one step from sample to data, however often it is cut
             cut = Subset(self.dataset.dataset, [self.dataset.indices[row] for row in cut.indices])
-        return self._changed(dataset=cut, _labels=labels, domain_ids=self.domain_ids[rows])
+        ids = self.domain_ids[rows]
+        return self._changed(name=name or self.name, dataset=cut, _labels=labels, domain_ids=ids)
 
     def with_inputs(self, dataset: Dataset[Tensor]) -> Domain:
         """The same samples with other inputs, such as scaled ones; hidden labels stay hidden."""
