@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from vardass.errors import InputError
 from vardass.processes import process_group
-from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed
+from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
 from vardass.shards.files import ShardDataset
 from vardass.shards.stratification import ShardStrata
 from vardass.validate import check_count, check_state
@@ -100,15 +100,9 @@ class ShardBatchSampler(MinibatchSampler):
         strata: ShardStrata,
         *,
         cursors: int = 8,
-        seed: int = 0,
-        batches: int | None = None,
-        endless: bool = False,
-        num_replicas: int | None = None,
-        rank: int | None = None,
+        **options: Unpack[StreamOptions],
     ) -> None:
-        super().__init__(
-            strata.n, strata.k, seed=seed, batches=batches, endless=endless, num_replicas=num_replicas, rank=rank
-        )
+        super().__init__(strata.n, strata.k, **options)
         self.cursors = min(check_count(cursors, "cursors"), strata.k)
         self.index = StratumIndex.of(strata)
         self.sizes = self.index.counts.sum(1)

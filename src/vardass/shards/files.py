@@ -141,17 +141,7 @@ def _cut(shards: Sequence[Shard]) -> list[Part]:
 
 @dataclass(frozen=True)
 class ShardRows:
-    """The rows of some files, read part by part by workers.
-
-    Attributes
-    ----------
-    shards : list of Shard
-        The files.
-    columns, leave_out
-        Which columns are features, see `read_embeddings`.
-    engine, workers
-        Who reads, see `stratify_shards`.
-    """
+    """The rows of some files, read part by part by workers; see `read_embeddings` and `stratify_shards`."""
 
     shards: list[Shard]
     columns: Columns | None = None

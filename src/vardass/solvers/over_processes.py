@@ -52,19 +52,8 @@ def stratify_over_processes(
 ) -> Strata:
     """Partition the rows of all processes of ``group``; `stratify` calls this where it is given one.
 
-    Parameters
-    ----------
-    features : array of shape (n_p, d)
-        Those of this process; it may have none, as (0, d).
-    sample : int, optional
-        Rows that strata are found on; by default 131,072, or 512 for each stratum if that is more.
-    k, group, kernel, rank, seed
-        As for `stratify`.
-
-    Returns
-    -------
-    Strata
-        Of all rows, the same on every process.
+    ``features`` (n_p, d) are those of this process, which may have none; strata are found on ``sample`` rows, by
+    default those of `default_sample`. The result is that of all rows, the same on every process.
     """
     peers, known, clock = Peers(group), as_kernel(kernel), time.perf_counter()
     x, counts = _rows_of_all(peers, features, k)

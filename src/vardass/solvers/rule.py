@@ -39,21 +39,11 @@ _SMOOTHING = 0.3  # of the median gap between the best and the second stratum of
 
 @dataclass(frozen=True)
 class Embedding:
-    """Low-rank kernel features around a fixed centre.
-
-    Attributes
-    ----------
-    feature_map : FeatureMap
-        From rows to features (n, r).
-    shift : Tensor of shape (d,) or None
-        What is taken from rows first; only for the linear kernel, for the sake of rounding.
-    mean : Tensor of shape (r,)
-        Mean of the features in the sample.
-    """
+    """Low-rank kernel features around a fixed centre."""
 
     feature_map: FeatureMap
-    shift: Tensor | None
-    mean: Tensor
+    shift: Tensor | None  # (d,), taken from rows first; only for the linear kernel, for the sake of rounding
+    mean: Tensor  # (r,), of the features in the sample
 
     def __call__(self, x: Tensor) -> LowRankView:
         """Features of rows ``x`` (n, d), and what they miss of κ(z, z)."""
@@ -67,24 +57,12 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over rows, by stratum, from which the variance follows; those of two sets of rows can be added.
+    """Sums over rows, by stratum, from which the variance follows; those of two sets of rows can be added."""
 
-    Attributes
-    ----------
-    sizes : Tensor of shape (k,)
-        Rows.
-    sums : Tensor of shape (k, r)
-        Σ φ.
-    spread : Tensor of shape (k,)
-        Σ |φ|² + residual.
-    residual : Tensor of shape (k,)
-        Σ residual.
-    """
-
-    sizes: Tensor
-    sums: Tensor
-    spread: Tensor
-    residual: Tensor
+    sizes: Tensor  # (k,)
+    sums: Tensor  # (k, r): Σ φ
+    spread: Tensor  # (k,): Σ |φ|² + residual
+    residual: Tensor  # (k,): Σ residual
 
     @classmethod
     def zero(cls, k: int, rank: int) -> Totals:
@@ -119,12 +97,7 @@ class Totals:
 class Rule:
     """A fixed function from rows to strata.
 
-    Attributes
-    ----------
-    embedding : Embedding
-        Of the rows.
-    shares, sums, prices : Tensor of shape (k,), (k, r) and (k,)
-        m_h, F_h and β_h over the size of the sample.
+    ``shares`` (k,), ``sums`` (k, r) and ``prices`` (k,) are m_h, F_h and β_h over the size of the sample.
     """
 
     embedding: Embedding
@@ -153,21 +126,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class SampledRule:
-    """A rule and the sample that it was found on, whose rows keep the strata that the solver gave them.
+    """A rule and the sample that it was found on, whose rows keep the strata that the solver gave them."""
 
-    Attributes
-    ----------
-    rule : Rule
-        For all other rows.
-    rows : array of shape (m,)
-        Numbers of the sample's rows among all, rising.
-    labels : Tensor of shape (m,)
-        Their strata.
-    """
-
-    rule: Rule
-    rows: NDArray[np.int64]
-    labels: Tensor
+    rule: Rule  # for all other rows
+    rows: NDArray[np.int64]  # (m,), numbers of the sample's rows among all, rising
+    labels: Tensor  # (m,), their strata
 
     def state(self) -> dict[str, Any]:
         """Arrays, tensors and numbers that `from_state` makes the same of, for files and messages."""
@@ -203,16 +166,7 @@ class SampledRule:
     def judge(self, totals: Totals, x: Tensor, numbers: NDArray[np.int64], seed: int) -> BatchVariances:
         """Variances: low-rank distances between all rows, and what they miss on random pairs of some rows ``x``.
 
-        Parameters
-        ----------
-        totals : Totals
-            Of all rows.
-        x : Tensor of shape (b, d)
-            A sample of the rows that is independent of the rule's.
-        numbers : array of shape (b,)
-            Theirs.
-        seed : int
-            For the pairs.
+        ``x`` (b, d), with their ``numbers`` (b,), are a sample that is independent of the rule's.
         """
         rule, n = self.rule, float(totals.sizes.sum())
         problem = rule.embedding(x)
