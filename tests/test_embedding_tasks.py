@@ -207,3 +207,14 @@ def test_an_unnamed_column_that_counts_the_rows_is_refused_in_tasks_too(tmp_path
         (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n")
     with pytest.raises(InputError, match="counts the rows; leave it out: --columns 1:"):
         embedding_task(tmp_path / "a.csv", tmp_path / "b.csv", labels="kind")
+
+
+def test_columns_of_one_name_are_refused_unless_places_count(tmp_path):
+    _tables(tmp_path)
+    text = (tmp_path / "a.csv").read_text()
+    (tmp_path / "twice.csv").write_text(text.replace("f3", "f0", 1))
+    for source, target in (("twice.csv", "turned.csv"), ("a.csv", "twice.csv")):
+        with pytest.raises(InputError, match=r"twice.csv has several columns named 'f0'; rename them.*--columns 0:8"):
+            embedding_task(tmp_path / source, tmp_path / target, labels="kind")
+    places = embedding_task(tmp_path / "twice.csv", tmp_path / "a.csv", labels="kind", columns="0:4")
+    assert torch.equal(places.target.dataset.tensor, places.sources[0].dataset.tensor)

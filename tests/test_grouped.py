@@ -241,5 +241,5 @@ def test_many_equal_strata_follow_the_features(within_groups: bool) -> None:
     first, fresh = strata(z), strata(turned)
     renewed = strata(turned, first)
     assert renewed.variance == pytest.approx(fresh.variance, rel=1e-3)
-    assert float((renewed.labels == first.labels).double().mean()) < 0.5
+    assert float((renewed.labels == first.labels).double().mean()) < 0.9
     assert strata(turned, fresh).variance <= fresh.variance * (1 + 1e-6)

@@ -442,6 +442,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "nan": (lambda y: np.where(np.arange(120) == 7, np.nan, y), "in 1 of 120 rows, the first in row 8 (row 1 = first"),
     "inf": (lambda y: np.where(np.arange(120) == 7, np.inf, y), "NaN, infinite values"),
     "names": (lambda y: np.where(y > 1000, "high", "low"), "not numbers; leave --regression out to predict classes"),
+    "gap": (
+        lambda y: np.where(np.arange(120) == 7, "n/a", y.astype(str)),
+        "have 'n/a' where a number is expected in 1 of 120 rows, the first in row 8 (row 1 = first data row); correct",
+    ),
     "flags": (lambda y: y > 1000, "not numbers; leave --regression out"),
     "constant": (lambda y: np.full(120, 0.1), "have mean 0.1 and deviation"),
     "short": (lambda y: y[:7], "must have shape (120,) or (120, m)"),

@@ -70,7 +70,13 @@ def in_one_order(
     ordered: list[Tensor] = []
     shared: list[str] | None = None
     for table, own, path in zip(tables, names, paths, strict=True):
-        if own is None or "" in own or len(set(own)) < len(own):  # an unnamed one may count the rows
+        twice = [name for name in dict.fromkeys(own or ()) if name and own.count(name) > 1]
+        if twice:
+            raise InputError(
+                f"{path} has several columns named {shorten(twice)}; rename them, or choose features by number, such "
+                "as --columns 0:8"
+            )
+        if own is None or "" in own:  # an unnamed one may count the rows
             return list(tables), None
         shared = own if shared is None else shared
         if set(own) != set(shared):
@@ -386,7 +392,8 @@ class _Table(EmbeddingFile):
         unnamed = columns is None and self.names[:1] == [""]
         if unnamed and len(found) > 1 and np.array_equal(found[:, 0], np.arange(len(found))):
             raise InputError(f"the unnamed first column of {self.path} counts the rows; leave it out: --columns 1:")
-        return found.astype(np.float32)
+        with np.errstate(over="ignore"):  # what is beyond single precision is refused, with its row
+            return found.astype(np.float32)
 
     def column(self, name: str) -> NDArray[Any]:
         cells = [cell for (block,) in self.read([self.names.index(name)], None) for cell in block.to_pylist()]

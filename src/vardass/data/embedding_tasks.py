@@ -285,6 +285,12 @@ def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
     others = list(dict.fromkeys(cell for cell in cells if not is_number(cell)))
     if values.dtype.kind == "U" and not others:
         return values.astype(np.float64)
+    wrong = [row for row, cell in enumerate(cells) if not is_number(cell)]
+    if values.ndim == 1 and 2 * len(wrong) < len(cells):
+        raise InputError(
+            f"{what} have {shorten(others[:3])} where a number is expected in {len(wrong)} of {len(cells)} rows, the "
+            f"first in {row_name(wrong[0])}; correct or drop these rows"
+        )
     raise InputError(
         f"{what} hold {shorten((others or cells)[:3])} ({values.dtype}), not numbers; leave --regression out to "
         "predict classes, or name a numeric column with --labels"

@@ -89,19 +89,13 @@ class ShardBatchSampler(MinibatchSampler):
     cursors : int
         Places in the files that rows come from at a time. More of them make the rows of a batch less dependent on one
         another where files are sorted, and need more row groups. With as many as strata they are independent.
-    seed, batches, endless, num_replicas, rank
-        See `MinibatchSampler`.
+    **options
+        ``seed``, ``batches``, ``endless``, ``num_replicas`` and ``rank``, see `MinibatchSampler`.
     """
 
     needs_features = False
 
-    def __init__(
-        self,
-        strata: ShardStrata,
-        *,
-        cursors: int = 8,
-        **options: Unpack[StreamOptions],
-    ) -> None:
+    def __init__(self, strata: ShardStrata, *, cursors: int = 8, **options: Unpack[StreamOptions]) -> None:
         super().__init__(strata.n, strata.k, **options)
         self.cursors = min(check_count(cursors, "cursors"), strata.k)
         self.index = StratumIndex.of(strata)

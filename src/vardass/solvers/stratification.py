@@ -182,7 +182,9 @@ def stratify(
     prepared = time.perf_counter()
     solution = None
     restarts = check_count(restarts, "restarts")
-    if 1 < k < n and _is_collapsed(searched, searched.diag if solver == "kmeans" else truth.diag):
+    if k == n:  # a stratum for each sample: nothing to look for
+        solution, restarts = Solution(torch.arange(n, device=x.device), 0, 0.0, True), 0
+    elif k > 1 and _is_collapsed(searched, searched.diag if solver == "kmeans" else truth.diag):
         _warn_of_collapse(fitted, x)
         labels = random_balanced_labels(n, k, generator, x.device)
         if start is not None and limits.hold(torch.bincount(start, minlength=k)):
