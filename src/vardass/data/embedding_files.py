@@ -7,6 +7,7 @@ import io
 import re
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -70,7 +71,7 @@ def in_one_order(
     ordered: list[Tensor] = []
     shared: list[str] | None = None
     for table, own, path in zip(tables, names, paths, strict=True):
-        twice = [name for name in dict.fromkeys(own or ()) if name and own.count(name) > 1]
+        twice = [name for name, count in Counter(own or ()).items() if name and count > 1]
         if twice:
             raise InputError(
                 f"{path} has several columns named {shorten(twice)}; rename them, or choose features by number, such "
