@@ -103,6 +103,7 @@ def test_a_stratum_for_each_sample_has_no_variance(solver: str, dtype: torch.dty
     assert sorted(strata.labels.tolist()) == list(range(20))
     assert strata.variance == pytest.approx(0.0, abs=1e-7)
     assert strata.uniform_variance > 0.01
+    assert strata.info["n_iter"] == 0  # nothing is looked for
 
 
 def test_smallest_problems() -> None:
