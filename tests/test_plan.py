@@ -372,7 +372,7 @@ def test_parts_of_an_epoch_visit_each_sample_once(
 
 
 def test_every_sample_is_as_likely_in_every_batch_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, k, draws = 14, 2, 1500
+    n, k, draws = 14, 2, 600
     counts = torch.zeros(n // k, n)
     for seed in range(draws):
         for place, batch in enumerate(in_parts(monkeypatch, n, k, rows=2, seed=seed)):

@@ -22,7 +22,7 @@ from vardass.lab.store import read_records
 from vardass.lab.sweep import run_sweep, status
 from vardass.registry import Registry
 
-COUNT, STEPS = 4, 300
+COUNT, STEPS = 3, 300
 
 
 # --- the same numbers ------------------------------------------------------------------------------------
@@ -64,8 +64,8 @@ def test_finished_runs_are_not_done_again(undisturbed):
 
 
 def test_kills_of_workers_and_parents_change_nothing(undisturbed, tmp_path):
-    done = run_with_kills(tmp_path, count=COUNT, steps=STEPS, jobs=1, targets="wpwp", seed=1)
-    assert sum(done.values()) >= 2
+    done = run_with_kills(tmp_path, count=COUNT, steps=STEPS, jobs=1, targets="wp", seed=1)
+    assert sum(done.values()) >= 1
     assert numbers(read_records(tmp_path)) == numbers(read_records(undisturbed))
     assert not list((tmp_path / "runs").iterdir())
 
