@@ -260,7 +260,6 @@ def test_python_m_vardass(embeddings, tmp_path):
         (["--k", "4", "--min-size", "76"], "76"),
         (["--k", "4", "--max-size", "74"], "74"),
         (["--k", "4", "--rank", "-1"], "rank"),
-        (["--k", "4", "--certify"], "200"),
         (["--k", "4", "--key", "z"], "leave the key out"),
         (["--k", "4", "--columns", "9"], "'9'"),
         (["--k", "4", "--nonsense"], "--nonsense"),

@@ -214,7 +214,7 @@ def test_the_uniform_variance_of_many_samples_is_estimated(monkeypatch: pytest.M
         ({"min_size": 6}, r"3 groups hold at most 10 strata of min_size=6, got k=14; lower min_size or batch_size"),
         ({"warm_start": torch.arange(5)}, r"warm_start has labels of shape \(5,\), features have n=70"),
         ({"warm_start": torch.full((70,), 77)}, r"warm_start labels must be whole numbers in 0\.\.13"),
-        ({"bound": True}, r"bound and certify are for strata without groups; leave them out"),
+        ({"bound": True}, r"bound is for strata without groups; leave it out"),
         ({"kernel": lambda x, y: x[:, :1] - y[:, :1].T}, r"the kernel function is not symmetric"),
         ({"solver": "best"}, r"unknown solver 'best'"),
     ],

@@ -168,7 +168,7 @@ OTHER: dict[str, Any] = {
 }
 RESTORED = ("groups", "shares")  # by the state
 SET_BY_CALLER = ("seed", "endless", "num_replicas", "rank", "warm_start", "progress")
-REPORTED = ("bound", "certify")  # of strata: they change nothing
+REPORTED = ("bound",)  # of strata: they change nothing
 SET_BY_SAMPLER = {
     StratifiedBatchSampler: ("kernel_features",),
     OrderedBatchSampler: ("kernel_features", "replacement"),

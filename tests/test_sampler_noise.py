@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
-from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport, variance_report
+from vardass.analysis.sampler_noise import Estimate, VarianceReport, variance_report
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, FunctionKernel, RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, coral, mmd2
 from vardass.paper.paired_sampler import PairedBatchSampler
-from vardass.plots import report_figure
 from vardass.samplers import (
     BalancedBatchSampler,
     IndexBatch,
@@ -414,22 +413,6 @@ def test_relative_to_the_baseline(report: VarianceReport) -> None:
     first = variance_report({"strata": factories()["strata"], "u": uniform}, X, batches=2)
     assert first.baseline == "u"
     assert variance_report({"strata": factories()["strata"]}, X, batches=2).baseline == "strata"
-
-
-def test_figure_shows_what_was_measured() -> None:
-    report = measured("mmd")
-    figure = report_figure(report)
-    assert [axes.get_xlabel().split(",")[0] for axes in figure.axes] == list(MEASURES.values())
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [row.name for row in report.rows]
-    for axes in figure.axes:
-        assert axes.get_xscale() == "log"
-    place = [row.name for row in report.rows].index("ordered")
-    bar = [patch for patch in figure.axes[1].patches][place]
-    ratio = report.relative("ordered", "loss_variance")
-    assert bar.get_x() + bar.get_width() == pytest.approx(ratio.value)  # type: ignore[attr-defined, union-attr]
-    assert len(report_figure(variance_report({"uniform": uniform}, X, batches=3)).axes) == 1
-    constant = variance_report({"s": fixed(20, 2)}, torch.zeros(20, 1), kernel="linear", batches=2)
-    assert len(report_figure(constant).axes) == 1
 
 
 # --- bad input ----------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def example(**changes: Any) -> Strata:
         "variance_stderr": 0.01,
         "solver": "min-sum",
         "kernel": "LinearKernel()",
-        "bound": LowerBound(0.2, 0.001, "nearest-neighbour"),
+        "bound": LowerBound(0.2, 0.001),
         "info": {"n_iter": 3, "converged": True, "path": "exact", "captured": 0.5},
     }
     return Strata(**{**fields, **changes})
@@ -97,13 +97,13 @@ def test_reduction_and_gap_where_a_variance_is_zero() -> None:
     assert example(variance=0.0).reduction == math.inf
     assert example(variance=0.0, uniform_variance=0.0).reduction == 1.0
     assert example(bound=None).gap is None
-    assert example(bound=LowerBound(0.0, 0.0, "semidefinite")).gap is None
+    assert example(bound=LowerBound(0.0, 0.0)).gap is None
 
 
 def test_copies_with_a_bound_and_on_a_device_leave_the_original_alone() -> None:
     strata = example(bound=None)
     assert strata.sizes.tolist() == [3, 1, 4]  # cached before the copies are made
-    bounded = dataclasses.replace(strata, bound=LowerBound(0.1, 0.0, "semidefinite"))
+    bounded = dataclasses.replace(strata, bound=LowerBound(0.1, 0.0))
     assert bounded.gap == pytest.approx(1.5)
     assert strata.bound is None
     moved = strata.to("cpu")
@@ -162,7 +162,7 @@ def same(a: Strata, b: Strata) -> bool:
     )
 
 
-@pytest.mark.parametrize("bound", [None, LowerBound(0.1234567890123456, 1e-300, "semidefinite")])
+@pytest.mark.parametrize("bound", [None, LowerBound(0.1234567890123456, 1e-300)])
 @pytest.mark.parametrize("name", ["strata.npz", "no-suffix", "two.dots.bin"])
 def test_round_trip(tmp_path: Path, bound: LowerBound | None, name: str) -> None:
     strata = example(bound=bound, variance=1 / 3)

@@ -596,19 +596,6 @@ def test_limits_raise_the_bound() -> None:
     assert equal.bound.variance > 1.2 * free.bound.variance
 
 
-def test_certify_keeps_the_higher_bound() -> None:
-    x = cloud(40, 2)
-    plain = stratify(x, 5, kernel="rbf", bound=True)
-    certified = stratify(x, 5, kernel="rbf", certify=True)
-    assert plain.bound is not None
-    assert certified.bound is not None
-    assert torch.equal(plain.labels, certified.labels)
-    assert plain.bound.variance < certified.bound.variance <= certified.variance
-    assert certified.bound.method == "semidefinite"
-    with pytest.raises(InputError, match="at most 200 samples, got n=201"):
-        stratify(cloud(201, 2), 5, certify=True)
-
-
 def test_given_kernel_features_take_the_place_of_computed_ones() -> None:
     x = cloud(2500, 6, dtype=torch.float32)
     kernel = RBFMixture()

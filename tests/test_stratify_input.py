@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
+from vardass.bounds import nearest_neighbour_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LinearKernel, RBFMixture
 from vardass.samplers import BalancedBatchSampler, StratifiedBatchSampler
@@ -178,7 +178,6 @@ def test_a_fitted_kernel_is_one_kernel_everywhere(kernel: Kernel) -> None:
         stratify(x, 1, kernel=fitted).variance,
         stratify_groups(x, 2, torch.arange(40) % 2, kernel=fitted).uniform_variance * 2,
         nearest_neighbour_bound(x, 1, kernel=fitted).variance,
-        semidefinite_bound(x, 1, kernel=fitted).variance,
     ):
         assert value == pytest.approx(one, rel=1e-9)
 

@@ -1,10 +1,8 @@
-"""Lower bounds on Var(μ̂): what no partition into k strata can go below.
+"""A lower bound on Var(μ̂): what no partition into k strata can go below.
 
-Both bound the objective of equation 8, which is n² Var(μ̂) for one uniform draw from each stratum,
+It bounds the objective of equation 8, which is n² Var(μ̂) for one uniform draw from each stratum,
 
     J(S) = ½ Σ_h Σ_{i,j in S_h} d_ij,    d_ij = K_ii + K_jj - 2 K_ij = |φ_i - φ_j|².
-
-The nearest-neighbour bound is cheap and takes any n; the semidefinite bound is close to the optimum, for few points.
 """
 
 from __future__ import annotations
@@ -15,19 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
 from vardass.kernels import FunctionKernel, KernelLike, fitted_kernel
 from vardass.strata import LowerBound
 from vardass.validate import ArrayLike, as_features, as_generator, check_count, row_blocks
 from vardass.view import EXACT_LIMIT, KernelView
 
-__all__ = ["nearest_neighbour_bound", "semidefinite_bound"]
+__all__ = ["nearest_neighbour_bound"]
 
 _SAMPLED_ROWS = 300
 _BLOCK_BYTES = 2**28  # for the distances of a block of rows
 _TILE_BYTES = 2**24  # for the kernel of these rows and some columns: small, as it is passed over many times
 _LEAST_COLUMNS = 32
-_MOST_SEMIDEFINITE = 200  # samples
 _GRID = 512  # stratum sizes tried while the multiplier is chosen
 
 
@@ -90,7 +86,7 @@ def nearest_neighbour_bound(
     else:
         rows = min(n, check_count(rows, "rows", low=2, remedy="a standard error needs two rows"))
     if k == n:
-        return LowerBound(0.0, 0.0, "nearest-neighbour")
+        return LowerBound(0.0, 0.0)
     kept = largest - 1 if n <= EXACT_LIMIT else min(largest - 1, max(8 * -(-n // k), 64, smallest))
     view = _view(x, kernel)
     if rows == n:
@@ -106,7 +102,7 @@ def nearest_neighbour_bound(
     minima = _row_minima(blocks[1], theta, smallest, largest)
     bound = float(n * minima.mean() - theta * k)
     spread = 0.0 if rows == n else float(minima.std()) * (n * (n - rows) / rows) ** 0.5
-    return LowerBound(max(bound, 0.0) / n**2, spread / n**2, "nearest-neighbour")
+    return LowerBound(max(bound, 0.0) / n**2, spread / n**2)
 
 
 def _size_range(n: int, k: int, min_size: int, max_size: int | None) -> tuple[int, int]:
@@ -178,101 +174,3 @@ def _row_minima(blocks: Iterable[Tensor], theta: float, smallest: int, largest: 
             minimum = minimum.minimum(half[:, -1] + slope * (best - reach) + theta / best)
         minima.append(minimum)
     return torch.cat(minima)
-
-
-@torch.no_grad()
-def semidefinite_bound(features: ArrayLike, k: int, *, kernel: KernelLike = "mmd") -> LowerBound:
-    """Bound Var(μ̂) of every partition into k strata by the semidefinite relaxation of max-k-cut.
-
-    Minimises ⟨C, X⟩ with C = D/2 over matrices X with X_ii = 1, X_ij >= 0 and X - 11ᵀ/k positive
-    semi-definite (Frieze and Jerrum, 1997), by the alternating direction method of multipliers. The result is
-    rigorous whenever the iteration stops; ``stderr`` is 0.
-
-    Parameters
-    ----------
-    features : Tensor or ndarray of shape (n, d)
-        One row per sample, at most 200: some hundred iterations decompose an n x n matrix each.
-    k : int
-        Number of strata, at most n.
-    kernel : Kernel, name or callable
-        Used as it is if it is fitted, else fitted to ``features``. For a subset pass a kernel fitted to all.
-
-    Notes
-    -----
-    It is a relaxation: let X_ij = 1 if i and j share a stratum, else 0. Then J = ⟨C, X⟩, and with s_h the
-    sum of v over stratum h, vᵀXv = Σ_h s_h² >= (Σ_h s_h)² / k = vᵀ(11ᵀ/k)v for any v and up to k strata.
-
-    The bound holds for every positive semi-definite S, not only the optimal one:
-    ⟨S, X⟩ >= 1ᵀS1 / k, as ⟨S, X - 11ᵀ/k⟩ >= 0, and 0 <= X_ij <= 1, X_ii = 1, so
-
-        J = ⟨C - S, X⟩ + ⟨S, X⟩  >=  tr(C - S) + Σ_{i≠j} min(0, (C - S)_ij) + 1ᵀS1 / k.
-
-    The relaxation does not know that sizes are whole numbers. With fewer than about three samples per
-    stratum the nearest-neighbour bound can be higher; both hold, so take the larger.
-    """
-    x = as_features(features)
-    n = len(x)
-    k = check_count(k, "k", high=n, remedy=f"n={n} samples make at most {n} strata, lower k")
-    if n > _MOST_SEMIDEFINITE:
-        raise InputError(
-            f"the semidefinite bound takes at most {_MOST_SEMIDEFINITE} samples, got n={n}; pass a random subset, or "
-            "use nearest_neighbour_bound"
-        )
-    matrix = _view(x, kernel).block(slice(None)).double()
-    diag = matrix.diagonal()
-    cost = ((diag[:, None] + diag - matrix - matrix.T).clamp_min(0.0) / 2.0).fill_diagonal_(0.0)
-    total = float(cost.sum())
-    if k == 1 or k == n or total == 0.0:  # one partition only, or all are alike
-        return LowerBound(total / n**2 if k == 1 else 0.0, 0.0, "semidefinite")
-    scale = total / n**2
-    cost /= scale
-    bound = _dual_bound(cost, _positive_part(_solve_dual(cost, k)), k)
-    return LowerBound(max(float(bound), 0.0) * scale / n**2, 0.0, "semidefinite")
-
-
-def _solve_dual(cost: Tensor, k: int, max_iter: int = 1000, tol: float = 1e-4) -> Tensor:
-    """A nearly optimal S for ``cost`` (n, n) of mean 1, by ADMM on X = Y with Y - 11ᵀ/k semi-definite.
-
-    It stops when the relative gap between relaxation and bound and the violation of constraints are below ``tol``.
-    """
-    n, every, relaxation = len(cost), 10, 1.6
-    rho = 2.0
-    y = torch.full_like(cost, 1.0 / k).fill_diagonal_(1.0)
-    u = torch.zeros_like(cost)  # -S / rho
-    best, dual = -torch.inf, u
-    for iteration in range(1, max_iter + 1):
-        x = (y - u - cost / rho).clamp_(0.0, 1.0).fill_diagonal_(1.0)
-        shifted = relaxation * x + (1.0 - relaxation) * y + u - 1.0 / k
-        values, vectors = torch.linalg.eigh(shifted)
-        u = (vectors * values.clamp_max(0.0)) @ vectors.T
-        y, previous = shifted - u + 1.0 / k, y
-        if iteration % every and iteration < max_iter:
-            continue
-        gaps = ((x - y).norm(), rho * (y - previous).norm())
-        measures = torch.stack((_dual_bound(cost, -rho * u, k), (cost * x).sum(), *gaps))
-        bound, objective, primal, change = measures.tolist()
-        if bound > best:
-            best, dual = bound, -rho * u
-        # the second term ends the search where the optimum is 0
-        if primal <= tol * n and abs(objective - bound) <= tol * (abs(objective) + tol * n**2):
-            break
-        if iteration <= max_iter // 2 and not 1 / 3 < primal / max(change, 1e-300) < 3:
-            factor = 1.5 if primal > change else 1 / 1.5
-            rho, u = rho * factor, u / factor
-    return dual
-
-
-def _dual_bound(cost: Tensor, dual: Tensor, k: int) -> Tensor:
-    """tr(C - S) + Σ_{i≠j} min(0, (C - S)_ij) + 1ᵀS1 / k."""
-    slack = cost - dual
-    diag = slack.diagonal()
-    return slack.clamp_max(0.0).sum() + diag.clamp_min(0.0).sum() + dual.sum() / k
-
-
-def _positive_part(matrix: Tensor) -> Tensor:
-    """The positive semi-definite part, with a margin for the rounding of its product."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2.0)
-    values = values.clamp_min(0.0)
-    margin = values[-1] * (len(matrix) ** 2 * torch.finfo(matrix.dtype).eps)
-    part: Tensor = (vectors * values) @ vectors.T + margin.expand(len(matrix)).diag()
-    return part

@@ -5,14 +5,12 @@ matplotlib is imported only when a figure is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.analysis.doctor import Diagnosis
-from vardass.analysis.sampler_noise import MEASURES, Estimate, VarianceReport
-from vardass.errors import InputError, needs_extra
+from vardass.errors import needs_extra
 from vardass.files import atomic_write
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ __all__ = [
     "diagnosis_figure",
     "evaluation_figure",
     "new_figure",
-    "report_figure",
     "require_matplotlib",
     "save_figure",
     "style_axes",
@@ -36,7 +33,7 @@ BLACK, INK, GREY = "#000000", "#222222", "#555555"
 # Okabe and Ito: they stay apart for the colour-blind
 BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
 _PANEL: dict[str, Any] = {"loc": "left", "fontsize": 10}  # titles of panels
-_BARS = ("#999999", ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, "#F0E442")
+_MOST_CLASSES = 20  # of a panel of class shares
 
 
 def require_matplotlib() -> None:
@@ -78,78 +75,6 @@ def _headline(figure: Figure, title: str, subtitle: str = "") -> None:
     height = figure.get_size_inches()[1]
     figure.text(0.01, 1.0 - 0.08 / height, title, parse_math=False, fontsize=13, fontweight="bold", va="top")
     figure.text(0.01, 1.0 - 0.36 / height, subtitle, parse_math=False, fontsize=9.5, color=GREY, va="top")
-
-
-def report_figure(report: VarianceReport, *, title: str = "Noise of minibatches, by sampler") -> Figure:
-    """Draw how much less noise each sampler leaves than the report's baseline, on a logarithmic scale.
-
-    One panel for each of the variance of the mean embedding, that of the loss and the error of its gradient, as
-    far as they were measured. Bars reach from the baseline, 1, to the sampler; whiskers are two standard errors.
-    """
-    names = [row.name for row in report.rows]
-    panels = {}
-    for measure, label in MEASURES.items():
-        ratios = [report.relative(name, measure) for name in names]
-        shown = [None if ratio is None or not ratio.value > 0 else ratio for ratio in ratios]
-        if any(shown):
-            panels[label] = shown
-    if not panels:
-        raise InputError(f"nothing to draw: {report.baseline!r} has no variance; compare with another baseline")
-    figure = new_figure(1.8 + 3.4 * len(panels), 1.6 + 0.42 * len(names))
-    axes_of_panels = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (label, ratios) in zip(axes_of_panels, panels.items(), strict=True):
-        _draw_ratios(axes, ratios)
-        axes.set_xlabel(f"{label}, relative to {report.baseline}")
-    axes_of_panels[0].set_yticks(range(len(names)), names)
-    axes_of_panels[0].set_ylim(len(names) - 0.4, -0.6)  # the first sampler on top
-    batch = " and ".join(sorted({str(size) for row in report.rows for size in row.batch_sizes}))
-    samples = " and ".join(f"{n:,}" for n in report.sizes)
-    measured = f"{samples} samples, batches of {batch}, kernel {report.kernel}"
-    _headline(figure, title, f"{measured}, loss {report.loss}" if report.loss else measured)
-    figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.6 / figure.get_size_inches()[1]))
-    return figure
-
-
-def _draw_ratios(axes: Axes, ratios: Sequence[Estimate | None]) -> None:
-    """Horizontal bars from 1 to each ratio, the ratio written at its end."""
-    low = min(1.0, *(ratio.value for ratio in ratios if ratio is not None))
-    high = max(1.0, *(ratio.value for ratio in ratios if ratio is not None))
-    low = min(low, high / 10.0)  # at least a decade
-    room = (high / low) ** 0.3  # for the numbers
-    axes.set_xscale("log")
-    axes.set_xlim(low / room, high * (room if high > 1.0 else 1.15))
-    for place, ratio in enumerate(ratios):
-        if ratio is None:
-            axes.annotate("not measured", (1.0, place), (-4, 0), textcoords="offset points", ha="right", va="center")
-            continue
-        whisker = min(2.0 * ratio.stderr, 0.99 * ratio.value)  # a log axis has no room below zero
-        axes.barh(
-            place,
-            ratio.value - 1.0,
-            left=1.0,
-            height=0.62,
-            color=_BARS[place % len(_BARS)],
-            xerr=[[whisker], [2.0 * ratio.stderr]] if ratio.stderr > 0 else None,
-            error_kw={"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5},
-        )
-        left = ratio.value < 1.0
-        end = ratio.value - whisker if left else ratio.value + 2.0 * ratio.stderr
-        axes.annotate(
-            f"{ratio.value:.2g}",
-            (max(end, low / room**0.35), place),
-            (-4 if left else 4, 0),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            fontsize=9,
-        )
-    axes.axvline(1.0, color=BLACK, linewidth=1.0)
-    style_axes(axes, grid="x")
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-
-
-_MOST_CLASSES = 20
 
 
 def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:

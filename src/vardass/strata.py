@@ -30,13 +30,11 @@ _PLAIN_FIELDS = ("k", "variance", "uniform_variance", "variance_stderr", "solver
 class LowerBound:
     """What no partition into k strata can go below: Var(μ̂) is at least ``variance``.
 
-    ``stderr`` is 0 where that is rigorous, else the bound was estimated from sampled rows; ``method`` is
-    ``"nearest-neighbour"`` or ``"semidefinite"``.
+    ``stderr`` is 0 where that is rigorous, else the bound was estimated from sampled rows.
     """
 
     variance: float
     stderr: float
-    method: str
 
 
 class StrataSummary:

@@ -217,7 +217,7 @@ def variance_report(
     Returns
     -------
     VarianceReport
-        ``print`` it, ``.to_dict()`` for loggers; `vardass.plots.report_figure` draws it.
+        ``print`` it, or ``.to_dict()`` for loggers.
 
     Examples
     --------

@@ -57,7 +57,6 @@ def stratify(
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same strata.")] = 0,
     warm_start: Annotated[Path | None, typer.Option(help="Strata file to start from.")] = None,
     bound: Annotated[bool, typer.Option(help="Compute what no partition can go below.")] = True,
-    certify: Annotated[bool, typer.Option("--certify", help="Compute a tighter, slower bound.")] = False,
     key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help="Strata file; default: FILE.strata.npz.")] = None,
@@ -78,14 +77,13 @@ def stratify(
     given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
     options: dict[str, Any] = {"kernel": chosen, "rank": rank, "seed": seed}
     whole: dict[str, Any] = {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
-    whole |= {"bound": bound, "certify": certify}
+    whole["bound"] = bound
     limited = {
         "--solver": solver != "min-sum",
         "--min-size": min_size != 1,
         "--max-size": max_size is not None,
         "--equal": equal,
         "--warm-start": warm_start is not None,
-        "--certify": certify,
         "--key": key is not None,
         "--labels-csv": labels_csv is not None,
     }
@@ -165,7 +163,6 @@ def _record(strata: Strata | ShardStrata) -> dict[str, Any]:
         "without_replacement": _without_replacement(strata),
         "bound": None if bound is None else bound.variance,
         "bound_stderr": None if bound is None else bound.stderr,
-        "bound_method": None if bound is None else bound.method,
         "min_size": int(sizes.min()),
         "median_size": float(sizes.double().quantile(0.5)),
         "max_size": int(sizes.max()),
@@ -216,8 +213,8 @@ def _verdict(strata: Strata | ShardStrata) -> list[str]:
     lines = [f"{strata.reduction:.3g} times less variance than uniform draws"]
     if strata.gap is not None and strata.bound is not None:
         lines[0] += f"; at most {100 * max(strata.gap, 0.0):.2g} % above the best possible partition"
-        sampled = ", estimated from sampled rows" if strata.bound.stderr > 0 else ""
-        lines.append(f"lower bound: {strata.bound.method}{sampled}")
+        if strata.bound.stderr > 0:
+            lines[0] += " (by a bound that is estimated from sampled rows)"
     if "captured" in strata.info:
         captured, rank = 100 * float(strata.info["captured"]), strata.info.get("rank", "?")
         lines.append(f"strata were found on features of rank {rank}, which hold {captured:.3g} % of the variance")

@@ -22,7 +22,7 @@ from vardass.view import LowRankView
 __all__ = ["GroupedSampler", "StratifiedBatchSampler"]
 
 _OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features", "group")  # of `stratify`, set by a sampler
-_ONLY_REPORTED = ("bound", "certify", "progress")  # options of `stratify` that leave the strata as they are
+_ONLY_REPORTED = ("bound", "progress")  # options of `stratify` that leave the strata as they are
 _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
 

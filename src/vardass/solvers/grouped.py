@@ -111,8 +111,8 @@ def stratify_groups(
         raise InputError(
             f"{len(found.counts)} groups need at least {len(found.counts)} strata, got k={k}; raise batch_size"
         )
-    if options.get("bound") or options.get("certify"):
-        raise InputError("bound and certify are for strata without groups; leave them out or call stratify")
+    if options.get("bound"):
+        raise InputError("bound is for strata without groups; leave it out or call stratify")
     strata_of = share_out(found.counts, k, shares=found.shares, min_size=options.get("min_size", 1))
     # fitted here: a mean or a scale is that of all samples, not of each group
     kernel = fitted_kernel(options.pop("kernel", "mmd"), x if shares is None else x[group >= 0])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
+from vardass.bounds import nearest_neighbour_bound
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK
@@ -67,7 +67,6 @@ def stratify(
     seed: int | torch.Generator = 0,
     restarts: int = 1,
     bound: bool = False,
-    certify: bool = False,
     progress: Progress | None = None,
     group: Any = None,
     **options: Any,
@@ -112,8 +111,6 @@ def stratify(
         Independent starts; the best result is kept.
     bound : bool
         Also compute what no partition can go below (costs about as much as the strata).
-    certify : bool
-        Also try the semidefinite bound, mostly tighter, and keep the higher one; n up to 200.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
     group : ProcessGroup, optional
@@ -141,7 +138,7 @@ def stratify(
 
         _refuse_with_group(solver=solver, init=init, warm_start=warm_start, min_size=min_size, max_size=max_size)
         _refuse_with_group(equal=equal, kernel_features=kernel_features, restarts=restarts, bound=bound)
-        _refuse_with_group(certify=certify, progress=progress, **options)
+        _refuse_with_group(progress=progress, **options)
         return stratify_over_processes(features, k, group, kernel=kernel, rank=rank, seed=check_seed(seed))
     started = time.perf_counter()
     x = as_features(features)
@@ -225,10 +222,8 @@ def stratify(
             labels, value = start, before
     evaluated = time.perf_counter()
     lower = None
-    if bound or certify:
+    if bound:
         lower = nearest_neighbour_bound(x, k, kernel=fitted, seed=generator, min_size=limits.low, max_size=limits.high)
-    if certify and lower is not None:  # either may be the higher one, and both hold
-        lower = max(lower, semidefinite_bound(x, k, kernel=fitted), key=lambda b: b.variance)
     return Strata(
         labels=labels,
         k=k,
