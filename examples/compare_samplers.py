@@ -1,4 +1,4 @@
-"""Which sampler leaves how much noise, on the features of a network trained on the source.
+"""How much noise each sampler leaves, on the features of a network trained on the source.
 
 python examples/compare_samplers.py       # about 15 s on a CPU
 """

@@ -1,6 +1,6 @@
-"""The same loop, with strata from the features that training computes anyway, renewed when these have drifted.
+"""The loop of three_lines.py, with strata from the features that training computes anyway, renewed when these drift.
 
-A feature bank keeps the features of each batch as it passes, so that a refresh costs no extra forward pass.
+A feature bank keeps the features of each training batch, so a refresh needs no extra forward pass.
 
     python examples/feature_bank.py           # about 10 s on a CPU
 """
@@ -22,7 +22,7 @@ steps = parser.parse_args().steps
 domains = watch_domains()
 (x, labels), (y, y_labels) = domains["left-A"], domains["right-B"]  # other wrist, other people
 inputs = {"source": standardise(x), "target": standardise(y, reference=x)}
-data = {  # samples know their place in the data set, as the bank has to
+data = {  # samples carry their position in the data set, which the bank needs
     "source": TensorDataset(inputs["source"], labels, torch.arange(len(x))),
     "target": TensorDataset(inputs["target"], torch.arange(len(y))),
 }
@@ -39,7 +39,7 @@ samplers = {
 loaders = [DataLoader(vardass.with_weights(data[name]), batch_sampler=samplers[name]) for name in data]
 banks = {name: vardass.FeatureBank(len(dataset)) for name, dataset in data.items()}
 for name, bank in banks.items():
-    bank.fill(featuriser, inputs[name])  # the one full pass, so that no row is unknown at the first refresh
+    bank.fill(featuriser, inputs[name])  # the only full pass, so that every row is known at the first refresh
 policy = vardass.DriftRefresh(threshold=0.3, shortest=100, longest=200)
 refresher = vardass.Refresher(policy, samplers, banks)
 
@@ -49,7 +49,7 @@ for step, ((xs, ys, rows, ws), (xt, target_rows, wt)) in enumerate(zip(*loaders)
         break
     refreshes += refresher.step(step) is not None
     zs, zt = featuriser(xs), featuriser(xt)
-    refresher.observe("source", rows, zs, weights=ws)  # into the bank; says how far they moved
+    refresher.observe("source", rows, zs, weights=ws)  # store in the bank and measure the drift
     refresher.observe("target", target_rows, zt, weights=wt)
     loss = cross_entropy(classifier(zs), ys, reduction="none") @ ws + vardass.mmd2(zs, zt, weights_x=ws, weights_y=wt)
     optimiser.zero_grad()

@@ -1,7 +1,7 @@
-"""The losses of other libraries in terms of `mmd2` and `coral`: equal in value and in gradient.
+"""The losses of other libraries in terms of `mmd2` and `coral`, equal in value and in gradient.
 
-`tests/test_migration.py` compares each with the library's formula. The text between the marks is on the page
-"Migrating from other libraries".
+`tests/test_migration.py` compares each with the library's formula. The page "Migrating from other
+libraries" includes the code between the marks.
 """
 
 import torch
@@ -30,15 +30,15 @@ def domainbed_penalty(features: list[Tensor]) -> Tensor:
 
 # --8<-- [start:tllib]
 def tllib_kernel(z: Tensor, alphas: tuple[float, ...]) -> RBFMixture:
-    """Σ_α exp(-|z - z'|² / (2 α m)), m the mean of all (2b)² squared distances, zeros of the diagonal included."""
+    """Σ_α exp(-|z - z'|² / (2 α m)), m the mean of all (2b)² squared distances, including the zero diagonal."""
     n = len(z)
-    with_zeros = n / (n - 1)  # our mean is over distinct rows
+    with_zeros = n / (n - 1)  # RBFMixture averages over distinct rows
     gammas = [with_zeros / (2.0 * alpha) for alpha in alphas]
     return RBFMixture(gammas, scale="mean").fit(z)
 
 
 def tllib_mk_mmd(x: Tensor, y: Tensor, alphas: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0, 2.0)) -> Tensor:
-    """MultipleKernelMaximumMeanDiscrepancy(linear=False) of DAN; leave out the last term, a constant."""
+    """MultipleKernelMaximumMeanDiscrepancy(linear=False) of DAN; the last term is a constant and can be left out."""
     kernel = tllib_kernel(torch.cat([x, y]), alphas)
     return mmd2(x, y, kernel=kernel, estimator="unbiased") + 2.0 / (len(x) - 1)
 
@@ -76,7 +76,7 @@ def tllib_joint_mmd(xs: list[Tensor], ys: list[Tensor], widths: list[tuple[float
 
 # --8<-- [start:pytorch-adapt]
 def pytorch_adapt_mmd(x: Tensor, y: Tensor, kernel_scales: tuple[float, ...] = (1.0,)) -> Tensor:
-    """MMDLoss(kernel_scales, mmd_type="quadratic"): bandwidth from the first batch, the mean over the kernels."""
+    """MMDLoss(kernel_scales, mmd_type="quadratic"): bandwidth from the first batch, mean over the kernels."""
     with torch.no_grad():
         median = float(torch.cdist(x, x).square().median())
     kernel = RBFMixture(kernel_scales, scale=median)
@@ -100,7 +100,7 @@ def skada_dan(x: Tensor, y: Tensor, sigmas: Tensor) -> Tensor:
     """dan_loss(x, y, sigmas): exp(-|z - z'| / σ), the distance not squared."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        distances = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # exactly 0 of a row to itself
+        distances = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # exactly 0 from a row to itself
         return torch.exp(-distances[..., None] / sigmas.to(a)).sum(-1)
 
     return mmd2(x, y, kernel=kernel)
@@ -116,7 +116,7 @@ def skada_sigmas(x: Tensor) -> Tensor:
 
 # --8<-- [start:adapt]
 def adapt_coral(x: Tensor, y: Tensor, *, match_mean: bool = False) -> Tensor:
-    """DeepCORAL of ADAPT, but for the factor of λ."""
+    """DeepCORAL of ADAPT, without its factor λ."""
     return coral(x, y, preset="deep-coral", include_mean=match_mean)
 
 

@@ -1,6 +1,6 @@
-"""Your own algorithm: cross-entropy and the squared distance of the mean features, in a run like any other.
+"""Your own algorithm: cross-entropy plus the squared distance of the mean features.
 
-python examples/own_algorithm.py          # the settings may also name it: algorithm="own_algorithm:MeanMatching"
+python examples/own_algorithm.py          # in settings: algorithm="own_algorithm:MeanMatching"
 """
 
 from vardass.adapt import Algorithm, RunConfig, Trainer, final_report, weighted_mean
@@ -14,7 +14,7 @@ class MeanMatching(Algorithm):
         super().__init__(network, num_classes, **common)
         self.penalty = penalty
 
-    kernel = "linear"  # strata are made for what the loss compares
+    kernel = "linear"  # strata for the quantity that the loss compares
 
     def losses(self, source, target, step):
         z_s, z_t = self.pair_features(source, target)

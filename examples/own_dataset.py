@@ -1,4 +1,4 @@
-"""A data set of your own, two moons seen at different angles: as objects here, by its name in YAML and commands.
+"""Your own data set, two moons at different angles: passed as objects here, by its name in YAML and commands.
 
 PYTHONPATH=examples vardass train --dataset own_dataset:load --task "0->30" --data-option noise=0.1 --out run
 """

@@ -1,6 +1,6 @@
-"""Your own kernel: the loss compares mean embeddings in it, and strata are made for it.
+"""Your own kernel, for the discrepancy and for the strata.
 
-python examples/own_kernel.py             # the settings may also name it: {"kernel": "own_kernel:Cosine"}
+python examples/own_kernel.py             # in settings: {"kernel": "own_kernel:Cosine"}
 """
 
 from torch.nn.functional import normalize

@@ -1,6 +1,6 @@
-"""Your own network: any module from samples to features; head, bottleneck and freezing are added by the settings.
+"""Your own network: any module from samples to features. Head, bottleneck and freezing are settings.
 
-python examples/own_network.py            # the settings may also name it: network="own_network:Residual"
+python examples/own_network.py            # in settings: network="own_network:Residual"
 """
 
 from torch import nn

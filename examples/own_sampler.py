@@ -1,4 +1,4 @@
-"""A sampler of your own: bands along the main direction of the features, one sample of each. Takes a second."""
+"""Your own sampler: bands along the main direction of the features, one sample from each. Takes a second."""
 
 import torch
 
@@ -28,6 +28,6 @@ class BandSampler(MinibatchSampler):
 
 
 z = torch.randn(500, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([4.0, 1.0, 1.0, 1.0])
-vardass.Refresher(vardass.RefreshEvery(100), BandSampler(500, 8), lambda: z).step(0)  # as ours, in any loop
+vardass.Refresher(vardass.RefreshEvery(100), BandSampler(500, 8), lambda: z).step(0)  # works like the built-in samplers
 uniform = vardass.UniformBatchSampler(500, 8)
 print(vardass.variance_report({"uniform": uniform, "bands": BandSampler(500, 8)}, z, kernel="linear"))

@@ -1,4 +1,4 @@
-"""Predict a number where sensors drift: readings of the target are moved, and only the source's quantity is known."""
+"""Predict a number when sensors drift: the target's readings are shifted, and only the source is labelled."""
 
 import torch
 
@@ -7,7 +7,7 @@ from vardass.data import Domain, Task, split_task
 
 
 def readings(name: str, drift: float, seed: int) -> Domain:
-    """Eight sensors that see two hidden causes of a quantity in mg/l."""
+    """Eight sensors that measure two hidden causes of a quantity in mg/l."""
     generator = torch.Generator().manual_seed(seed)
     causes = torch.randn(600, 2, generator=generator)
     gains, offsets = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).split([2, 1])

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop for domain adaptation; the lines marked (1), (2), (3) are what low-variance batches take.
+"""A plain PyTorch loop for domain adaptation; the lines marked (1), (2), (3) add low-variance batches.
 
 python examples/three_lines.py            # about 10 s on a CPU
 """
@@ -20,7 +20,7 @@ steps = parser.parse_args().steps
 domains = watch_domains()
 (x, labels), (y, y_labels) = domains["left-A"], domains["right-B"]  # other wrist, other people
 source = TensorDataset(standardise(x), labels)
-target = TensorDataset(standardise(y, reference=x))  # no labels: they are only for the last line
+target = TensorDataset(standardise(y, reference=x))  # without labels, which only the last line uses
 
 torch.manual_seed(0)
 featuriser = nn.Sequential(nn.Linear(78, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
@@ -29,7 +29,7 @@ optimiser = torch.optim.Adam([*featuriser.parameters(), *classifier.parameters()
 
 
 def loader_for(dataset, seed):
-    # (1) a sampler whose batches each resemble the whole; weights, equal for this one, come with every batch
+    # (1) each batch resembles the whole data set; weights, which are equal here, come with every batch
     sampler = vardass.BalancedBatchSampler(len(dataset), batch_size=8, kernel="mmd", endless=True, seed=seed)
     return DataLoader(vardass.with_weights(dataset), batch_sampler=sampler), sampler
 
@@ -40,11 +40,11 @@ refresh = vardass.RefreshEvery(100)
 for step, ((xs, ys, ws), (xt, wt)) in enumerate(zip(source_loader, target_loader)):
     if step == steps:
         break
-    if refresh.due(step):  # (2) strata of the features as they are now
+    if refresh.due(step):  # (2) strata from the current features
         source_sampler.refresh(vardass.extract_features(featuriser, source))
         target_sampler.refresh(vardass.extract_features(featuriser, target))
     zs, zt = featuriser(xs), featuriser(xt)
-    # (3) both losses with the weights
+    # (3) both losses use the weights
     loss = cross_entropy(classifier(zs), ys, reduction="none") @ ws + vardass.mmd2(zs, zt, weights_x=ws, weights_y=wt)
     optimiser.zero_grad()
     loss.backward()

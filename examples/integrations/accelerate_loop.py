@@ -26,14 +26,14 @@ class Adapted(nn.Module):
 
     def forward(self, x):
         z = self.net(x)
-        return z, self.head(z)  # all through the prepared model, which averages gradients over processes
+        return z, self.head(z)  # both from the prepared model, which averages gradients over processes
 
 
 both = ConcatDataset([TensorDataset(x, y), TensorDataset(target, torch.full((len(target),), -1))])
 sides = (vardass.OrderedBatchSampler(len(part), 16, endless=True, seed=seed) for seed, part in enumerate((x, target)))
 pairs = PairBatchSampler(*sides, batches=60)
 accelerator = Accelerator(cpu=True)
-# its state is that of the last batch that arrived, of those that Accelerate shares out to so many processes
+# its state is that of the last batch that arrived; Accelerate distributes the batches over the processes
 sampler = CheckpointedSampler(pairs, prepared_for=accelerator.num_processes)
 torch.manual_seed(0)
 model = Adapted()
@@ -57,6 +57,6 @@ for _ in range(2):
         step += 1
         refresher.step(step)
         if step == 75:
-            accelerator.save_state(tempfile.mkdtemp())  # load_state goes on with the next batch and these strata
+            accelerator.save_state(tempfile.mkdtemp())  # load_state continues with the next batch and these strata
 with torch.no_grad():
     report(model(target)[1].argmax(1), "Accelerate")

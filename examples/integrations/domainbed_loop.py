@@ -1,4 +1,4 @@
-"""DomainBed: loaders of balanced batches in place of `InfiniteDataLoader`, in a loop of the shape of its `train.py`.
+"""DomainBed: loaders of balanced batches in place of `InfiniteDataLoader`, in a loop like its `train.py`.
 
 DomainBed itself is not needed: `Algorithm` has the `featurizer`, `classifier` and `update` of those there.
 """
@@ -44,7 +44,7 @@ algorithm = Algorithm()
 envs = [*in_splits, *uda_splits]
 samplers = [
     vardass.BalancedBatchSampler(len(env), hparams["batch_size"], kernel="mmd", endless=True, seed=seed)
-    for seed, env in enumerate(envs)  # a seed for each: equal ones would draw in step
+    for seed, env in enumerate(envs)  # different seeds: equal ones would draw the same positions
 ]
 loaders = [DataLoader(env, batch_sampler=sampler, num_workers=0) for env, sampler in zip(envs, samplers)]
 train_loaders, uda_loaders = loaders[: len(in_splits)], loaders[len(in_splits) :]
@@ -57,7 +57,7 @@ refresher = vardass.Refresher(
 train_minibatches_iterator, uda_minibatches_iterator = zip(*train_loaders), zip(*uda_loaders)
 # --8<-- [start:loop]
 for step in range(200):
-    refresher.step(step)  # the one new line of the loop, before the batches of the step are asked for
+    refresher.step(step)  # the only new line of the loop, before the batches are drawn
     minibatches = list(next(train_minibatches_iterator))
     unlabeled = [inputs for inputs, _ in next(uda_minibatches_iterator)]
     algorithm.update(minibatches, unlabeled)

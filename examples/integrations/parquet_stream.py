@@ -18,7 +18,7 @@ from vardass.losses import StreamWeights, mmd2
 
 
 def write(folder, features, **columns):
-    """Eight files, as a pipeline would leave them; in random order, for lack of an index to shuffle by."""
+    """Eight files, as a pipeline would write them, with rows in random order because there is no index to shuffle."""
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
     for i, rows in enumerate(order.tensor_split(8)):
         table = {"z": features[rows].tolist(), **{name: values[rows].tolist() for name, values in columns.items()}}
@@ -26,7 +26,7 @@ def write(folder, features, **columns):
 
 
 class ParquetStream(IterableDataset):
-    """Rows of the files again and again, mixed in a buffer; each worker reads its own files."""
+    """Repeats the rows of the files, shuffled in a buffer; each worker reads its own files."""
 
     def __init__(self, folder, *columns, buffer=512, seed=0):
         self.files, self.columns, self.buffer, self.seed = sorted(folder.glob("*.parquet")), columns, buffer, seed

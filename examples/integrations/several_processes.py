@@ -17,7 +17,7 @@ from vardass.processes import gather_rows
 
 
 class Adapted(nn.Module):
-    """Returns features and logits: both come out of the one call that DDP and FSDP see."""
+    """Returns features and logits from one call, because DDP and FSDP see no other calls."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ def with_fabric():
     fabric.launch()
     module = Adapted()
     model, optimiser = fabric.setup(module, torch.optim.Adam(module.parameters(), 3e-3))
-    # loaders are not set up: the samplers share out batches themselves
+    # no setup_dataloaders: the samplers distribute batches themselves
     return train(
         model, fabric.backward, optimiser, gather=lambda part: fabric.all_gather(part, sync_grads=True).flatten(0, 1)
     )

@@ -1,4 +1,4 @@
-"""skada: an adapter of ours in its pipeline, and balanced batches for its own DeepCORAL.
+"""skada: MMDAdapter in its pipeline, and balanced batches for its own DeepCORAL.
 
 pip install 'vardass[sklearn]' skada skorch
 """
@@ -24,7 +24,7 @@ pipeline = make_da_pipeline(StandardScaler(), MMDAdapter(steps=150, lr=3e-3))
 pipeline.fit(X, labels, sample_domain=domain)
 report(torch.from_numpy(pipeline.predict(target.numpy())), "an MMDAdapter in skada")
 
-# its losses know no weights: balanced batches need none
+# its losses accept no weights, and balanced batches need none
 sides = (vardass.BalancedBatchSampler(len(part), 16, endless=True, seed=seed) for seed, part in enumerate((x, target)))
 pairs = PairBatchSampler(*sides, batches=60)
 pairs.refresh(torch.from_numpy(X))

@@ -26,7 +26,7 @@ def loader(dataset, batch_size, **options):
 
 def collate(samples):
     inputs, labels, weights = torch.utils.data.default_collate(samples)
-    return inputs, (labels, weights)  # skorch wants pairs
+    return inputs, (labels, weights)  # skorch expects pairs
 
 
 class Refresh(Callback):

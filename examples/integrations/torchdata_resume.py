@@ -1,4 +1,4 @@
-"""torchdata: workers load ahead, and the loader's state still is that of the last batch that arrived.
+"""torchdata: workers load ahead, and the loader's state is that of the last batch that arrived.
 
 pip install torchdata
 """
@@ -29,7 +29,7 @@ for step, (_, labels, weights) in enumerate(loader, 1):
     if step > 7:
         rest.append((labels, weights))
     if step == 7:
-        state = loader.state_dict()  # save this in the checkpoint; it holds the sampler and its strata
+        state = loader.state_dict()  # save this in the checkpoint; it contains the sampler and its strata
 
 again, _ = make_loader()  # in a new process
 again.load_state_dict(state)

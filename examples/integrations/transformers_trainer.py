@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: one loader for both domains, strata in its checkpoints.
+"""Hugging Face Trainer: one loader for both domains, strata in its checkpoints.
 
     pip install 'vardass[huggingface]'
 
@@ -35,7 +35,7 @@ class Adapted(nn.Module):
 
 
 source_rows = [{"x": row, "labels": label} for row, label in zip(x, y)]
-target_rows = [{"x": row, "labels": torch.tensor(-1)} for row in target]  # not known
+target_rows = [{"x": row, "labels": torch.tensor(-1)} for row in target]  # labels unknown
 both = ConcatDataset([source_rows, target_rows])
 sides = (vardass.OrderedBatchSampler(len(part), K, endless=True, seed=seed) for seed, part in enumerate((x, target)))
 pairs = PairBatchSampler(*sides, batches=60)

@@ -1,4 +1,4 @@
-"""Data of the recipes: smart-watch windows of one wrist of some people; the target is the other wrist of others."""
+"""Data of the recipes: smart-watch windows from one wrist of one group; the target is the other wrist of another."""
 
 from vardass.data import standardise, watch_domains
 

@@ -54,7 +54,7 @@ def _data(*names: str, text: str) -> Any:
 
 Out = Annotated[Path, _data(text="Folder of the run.")]
 Holdout = Annotated[float, _data(text="Share of each domain kept out of training.")]
-Resume = Annotated[bool, _data("--resume", text="Go on with the run in --out.")]
+Resume = Annotated[bool, _data("--resume", text="Resume the run in --out.")]
 Json = Annotated[bool, _data("--json", text="Print the summary as JSON.")]
 Standardise = Annotated[
     bool | None,
@@ -71,11 +71,11 @@ def adapt(
     source: Annotated[list[Path], _data(text=_DOMAIN.format(" in class folders") + " Repeatable.")],
     target: Annotated[Path, _data(text=_DOMAIN.format(", with or without class folders"))],
     out: Out,
-    kind: Annotated[str | None, _data(text="images, audio or embeddings; guessed.")] = None,
+    kind: Annotated[str | None, _data(text="images, audio or embeddings; detected by default.")] = None,
     key: Annotated[str | None, _data(text="Array of features in .npz files.")] = None,
     labels: Annotated[str | None, _data(text=_LABELS)] = None,
     columns: Annotated[str | None, _data(text="Columns of features in .csv or .parquet files.")] = None,
-    size: Annotated[int | None, _data(text=r"Height and width of images \[64 for conv, else its own, or 224].")] = None,
+    size: Annotated[int | None, _data(text=r"Height and width of images \[32 to 64 for conv, else its own].")] = None,
     channels: Annotated[int | None, _data(text=r"3 for colour, 1 for grey images \[3].")] = None,
     cache: Annotated[bool, _data("--cache", text="Keep decoded files in memory.")] = False,
     standardise: Standardise = None,
@@ -86,13 +86,13 @@ def adapt(
 ) -> None:
     """Train on labelled source data and adapt to target data without labels.
 
-    Writes the model, a class with confidence (or numbers) for each target sample, metrics, and a report. If
-    the target has labels (class folders, or a column), they are used for the final score only, after the model is
-    chosen.
+    Writes the model, a predicted class with confidence (or numbers) for each target sample, metrics, and a report.
+    If the target has labels (class folders, or a column), they are only used for the final score, after the model
+    is chosen.
     """
     chosen = settings_of(given)
     if chosen.get("selection") == "oracle":
-        raise InputError("--selection oracle reads target labels, which adapt never does; use vardass train for it")
+        raise InputError("--selection oracle reads target labels, which adapt never does; use vardass train")
     early = RunConfig.from_dict(chosen)  # before any data is read
     sources, target = [path.expanduser() for path in source], target.expanduser()
     found = find_kind([*sources, target], kind)
@@ -102,7 +102,7 @@ def adapt(
         features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise},
     )
     if cache and found == "features":
-        raise InputError("--cache is for images and sounds, embeddings are in memory anyway; leave it out")
+        raise InputError("--cache is for images and sounds, embeddings are always in memory; leave it out")
     settings: dict[str, Any] = {"network": NETWORKS[found], **chosen}
     wanted = preprocessing_of(settings["network"], early.network_options) or IMAGENET
     pixels: Any = size
@@ -158,13 +158,13 @@ def train(
     standardise: Standardise = None,
     holdout: Holdout = 0.2,
     unlabelled_fraction: Annotated[
-        float, _data(text="Share of the rest of the target that is adapted to; the other part is the test.")
+        float, _data(text="Share of the remaining target samples used for adaptation; the others are the test set.")
     ] = 0.5,
     resume: Resume = False,
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Train on a benchmark task and measure the chosen model on target samples that were not trained on."""
+    """Train on a benchmark task and test the chosen model on target samples that were not trained on."""
     info = find_dataset(dataset)
     chosen = {**info.settings, **settings_of(given)}
     early = RunConfig.from_dict(chosen)  # before any data is read
@@ -218,7 +218,7 @@ def tasks(
         return
     names = task_names(dataset, root)
     if not names:
-        raise InputError(f"the tasks of {dataset!r} depend on your files; say where they are with --root DIR")
+        raise InputError(f"the tasks of {dataset!r} depend on your files; give their folder with --root DIR")
     print("\n".join(names))
 
 
@@ -325,7 +325,7 @@ def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: 
     check_folder(out, domains)
     is_run = RunFolder(out).has_checkpoint
     if is_run and not resume:
-        raise InputError(f"{out} already holds a run; go on with --resume, or choose another folder with --out")
+        raise InputError(f"{out} already holds a run; resume it with --resume, or choose another folder with --out")
     if not is_run and out.is_dir():
         # what a run leaves that stopped before its first checkpoint may be replaced, nothing else
         entries = [entry for entry in out.iterdir() if not is_temporary(entry)]

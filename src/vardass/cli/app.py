@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done; 1 a run of a sweep failed; 2 bad input, with one line that says what; 130 interrupted.",
+    epilog="Exit codes: 0 done; 1 a run of a sweep failed; 2 bad input, with a one-line explanation; 130 interrupted.",
 )
 
 

@@ -55,17 +55,17 @@ _NOTES = (
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for data, strata, runs, numbers and the page.")],
     repeats: Annotated[int, typer.Option("--repeats", "--seeds", help="Runs to average, each with its own seed.")] = 3,
-    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 600,
+    steps: Annotated[int, typer.Option(help="Steps of each training run.")] = 600,
     pairs: Annotated[int, typer.Option(help=f"Source-target pairs to train on, 1 to {_PAIRS}.")] = _PAIRS,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "--processes", help="Runs at a time; by default one for each CPU.")
+        int | None, typer.Option("--jobs", "--processes", help="Concurrent runs; by default one for each CPU.")
     ] = None,
 ) -> None:
-    """Show on real smart-watch data what strata save and what that does to training.
+    """Show on real smart-watch data how much variance strata save and how that affects training.
 
-    First vardass stratify on one file; then vardass adapt from one wrist and group of people to the other, and how
-    noisy its loss is with each way to draw batches; last vardass sweep demo, which trains with each of them: noise of
-    the loss beside target accuracy. The same command resumes where it stopped.
+    Runs vardass stratify on one file; then vardass adapt from one wrist and group of people to the other, and measures
+    how noisy the loss is with each sampler; finally vardass sweep demo, which trains with each sampler and shows the
+    noise of the loss beside target accuracy. The same command resumes where it stopped.
     """
     from vardass.lab.spec import load_sweep
     from vardass.lab.sweep import run_sweep

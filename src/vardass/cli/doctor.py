@@ -38,8 +38,8 @@ NETWORKS: dict[Kind, str] = {"features": "mlp", "image": "conv", "audio": "audio
 _SHORT_ROWS, _SHORT_SHARE = 512, 0.005  # of the samples that went through the network in training, thrice each
 _SHORT_LEAST = 64
 
-_MODEL = "Folder of a run, whose network, loss and penalty are taken."
-_WARM_UP = "Without --model: steps that a small network learns on the source first; 0 looks at embeddings themselves."
+_MODEL = "Folder of a run; use its network, loss and penalty."
+_WARM_UP = "Without --model: steps to train a small network on the source first; 0 uses embeddings as they are."
 
 
 def doctor(
@@ -50,8 +50,8 @@ def doctor(
     loss: Annotated[str | None, typer.Option(help=r"mmd or coral \[mmd, or that of --model].")] = None,
     penalty: Annotated[float | None, typer.Option(help=r"Weight of the loss \[1, or that of --model].")] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of each domain in a batch.")] = 32,
-    rows: Annotated[int, typer.Option(help="Samples of each domain to look at.")] = 1000,
-    kind: Annotated[str | None, typer.Option(help="images, audio or embeddings; guessed.")] = None,
+    rows: Annotated[int, typer.Option(help="Samples of each domain to measure on.")] = 1000,
+    kind: Annotated[str | None, typer.Option(help="images, audio or embeddings; detected by default.")] = None,
     key: Annotated[str | None, typer.Option(help="Array of features in .npz files.")] = None,
     labels: Annotated[str | None, typer.Option(help=r"Array or column of labels in embeddings \[labels].")] = None,
     columns: Annotated[str | None, typer.Option(help="Columns of features in .csv or .parquet files.")] = None,
@@ -60,11 +60,11 @@ def doctor(
     ] = True,
     regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers, not classes.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder to write doctor.json and the picture to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for doctor.json and the figure.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Measure what a sampler can and cannot help on your data, and say in five lines what to use and why."""
+    """Measure whether a sampler can help on your data, and advise in five lines what to use and why."""
     source, target = source.expanduser(), target.expanduser()
     check_count(warm_up, "--warm-up", low=0)
     chosen = None if loss is None else choose(loss, "--loss", ("mmd", "coral"))

@@ -38,7 +38,7 @@ GAMMAS = "Gammas of mmd or rbf, such as 0.1,1,10."
 SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
 PARTS = "Files in parts"
-_SAMPLE = "Random rows {} \\[65536]."
+_SAMPLE = "Number of random rows {} \\[65536]."
 _NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 
 Scale = Annotated[str | None, typer.Option(help=SCALE + r" \[median]; 1 for the paper's bandwidths.")]
@@ -47,7 +47,7 @@ Workers = Annotated[int | None, typer.Option(help="Processes; default: one for e
 Engine = Annotated[
     str,
     typer.Option(
-        help="local, or ray: tasks on the Ray cluster at RAY_ADDRESS, or on a Ray of their own.", rich_help_panel=PARTS
+        help="local, or ray: tasks on the Ray cluster at RAY_ADDRESS, or on a local Ray.", rich_help_panel=PARTS
     ),
 ]
 
@@ -144,15 +144,15 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def compare(
     first: Annotated[Path, typer.Argument(help=FILE, metavar="A")],
-    second: Annotated[Path, typer.Argument(help="Another one, with the same columns.", metavar="B")],
+    second: Annotated[Path, typer.Argument(help="The second data set, with the same columns.", metavar="B")],
     loss: Annotated[str, typer.Option(help="mmd, coral or both.")] = "both",
-    kernel: Annotated[str, typer.Option(help="Of MMD²: " + KERNEL)] = "mmd",
+    kernel: Annotated[str, typer.Option(help="Kernel of MMD²: " + KERNEL)] = "mmd",
     gammas: Annotated[str | None, typer.Option(help=GAMMAS)] = None,
     scale: Scale = None,
-    permutations: Annotated[int, typer.Option(help="Of the test; 0 for none.")] = 999,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    permutations: Annotated[int, typer.Option(help="Permutations of the test; 0 for no test.")] = 999,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
     standardise: Annotated[
-        bool, typer.Option("--standardise", help="Scale each column to deviation 1 over both files.")
+        bool, typer.Option("--standardise", help="Scale each column to standard deviation 1 over both files.")
     ] = False,
     rank: Rank = None,
     key: Annotated[str | None, typer.Option(help="Array of .npz files.")] = None,
@@ -161,7 +161,7 @@ def compare(
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     sample: Annotated[
-        int | None, typer.Option(help=_SAMPLE.format("of each set, which the test permutes"), rich_help_panel=PARTS)
+        int | None, typer.Option(help=_SAMPLE.format("from each set, which the test permutes"), rich_help_panel=PARTS)
     ] = None,
     workers: Workers = None,
     engine: Engine = "local",
@@ -169,7 +169,7 @@ def compare(
     """Measure MMD² and CORAL between two data sets of any size.
 
     Each comes with a confidence interval and the p-value of a permutation test. Rows must be independent. Patterns of
-    files and files that are too large are read in parts: values are of all rows, the test is on a random sample.
+    files and files that are too large are read in parts: values use all rows, the test uses a random sample.
     """
     chosen = chosen_kernel(kernel, gammas, scale, default_scale="median")
     choose(loss, "--loss", ("both", *_NAMES))
@@ -257,13 +257,13 @@ def coreset(
     gammas: Annotated[str | None, typer.Option(help=GAMMAS)] = None,
     scale: Scale = None,
     weights: Annotated[
-        bool, typer.Option("--weights/--no-weights", help="Optimise weights; else all are equal.")
+        bool, typer.Option("--weights/--no-weights", help="Optimise the weights; otherwise all are equal.")
     ] = True,
     rank: Rank = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same representatives.")] = 0,
     key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
-    ids: Annotated[str | None, typer.Option(help=r"Array or column to write beside them \[ids, if there].")] = None,
-    labels: Annotated[str | None, typer.Option(help=r"The same for labels, no features \[labels, if there].")] = None,
+    ids: Annotated[str | None, typer.Option(help=r"Array or column of ids for the output \[ids, if present].")] = None,
+    labels: Annotated[str | None, typer.Option(help=r"The same for labels, no features \[labels, if present].")] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help=r".npz or .csv of rows and weights \[FILE.coreset.npz].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
@@ -273,9 +273,9 @@ def coreset(
 ) -> None:
     """Choose m weighted rows whose mean embedding is closest to that of all rows.
 
-    For a budget of labels, or an evaluation on few rows. Reports the error next to that of uniform draws. A pattern of
-    files, or one that is too large, is read in parts: rows of a random sample are chosen for the mean of all rows, and
-    the output says file and row of each.
+    For a labelling budget, or an evaluation on few rows. Reports the error and that of uniform draws. A pattern of
+    files, or a file that is too large, is read in parts: rows of a random sample are chosen for the mean of all rows,
+    and the output names the file and row of each.
     """
     paths = expand(file)
     file = common_folder(paths)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from vardass.lab.record import RunSpec
     from vardass.lab.sweep import Status, SweepResult
 
-_JOBS = "Runs at a time; default: number of CPUs. Each run uses one thread."
-_ENGINE = "local: processes of this machine. ray: a Ray cluster, that of RAY_ADDRESS if set."
+_JOBS = "Concurrent runs; default: number of CPUs. Each run uses one thread."
+_ENGINE = "local: processes on this machine. ray: the Ray cluster at RAY_ADDRESS, or a local Ray."
 _ROOT = "NAME=DIR: folder of the data set NAME of the specification; repeatable."
 _SET = "key=value for all runs, such as steps=100; repeatable."
 _SHOWN = 10  # runs that a list for people names
 _TABLE = (
     "summary (one for each data set), 1 (samplers), 2 (methods), 3 (seconds), 4 (steps between refreshes), splits, "
-    "discrepancy, pairs (tests), or all that have content."
+    "discrepancy, pairs (tests), or all (every table with content)."
 )
 _SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
@@ -46,27 +46,27 @@ def _schema() -> dict[str, Any]:
 
 def sweep(
     specification: Annotated[str, typer.Argument(metavar="FILE_OR_PRESET", help="YAML file, or name of a preset.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the records; the same one resumes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the records; an existing one is resumed.")] = None,
     engine: Annotated[str, typer.Option(help=_ENGINE)] = "local",
     jobs: Annotated[int | None, typer.Option(help=_JOBS)] = None,
     root: Annotated[list[str] | None, typer.Option(help=_ROOT)] = None,
     data: Annotated[list[str] | None, typer.Option(help="Only these data of the specification; repeatable.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of that of the specification.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Instead of those of the specification.")] = None,
-    search_size: Annotated[int | None, typer.Option(help="Instead of that of the specification.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, overriding the specification.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Number of repeats, overriding the specification.")] = None,
+    search_size: Annotated[int | None, typer.Option(help="Draws of the search, overriding the specification.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
-    retry: Annotated[int, typer.Option(help="How often a failed run is tried again.")] = 1,
+    retry: Annotated[int, typer.Option(help="How often a failed run is repeated.")] = 1,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only say what would be run and how long it would take."),
+        typer.Option("--dry-run", help="Only print the runs and the estimated time."),
     ] = False,
     trust_code: TrustCode = False,
     schema: Annotated[bool, schema_option(_schema)] = False,
 ) -> None:
-    """Run all that a specification asks for, each run once.
+    """Run all runs of a specification, each of them once.
 
-    It may be killed at any moment: the same command resumes. Finished runs are not done again, those under way resume
-    from their checkpoints, failed ones are tried again.
+    It may be killed at any moment; the same command resumes it. Finished runs are not repeated, interrupted ones resume
+    from their checkpoints, and failed ones are repeated.
     """
     from vardass.lab.spec import load_sweep
     from vardass.lab.sweep import run_sweep
@@ -105,7 +105,7 @@ def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder given to vardass sweep --out.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Say how far a sweep is; it may be running."""
+    """Show the progress of a sweep, which may be running."""
     from vardass.lab.sweep import status as look
 
     found = look(folder)
@@ -198,14 +198,14 @@ def tables(
     folders: Annotated[list[Path], typer.Argument(help="Folders of sweeps, or files of records.", metavar="DIR...")],
     table: Annotated[str, typer.Option(help=_TABLE)] = "summary",
     form: Annotated[
-        str | None, typer.Option("--format", help="text, markdown, latex or csv; by default as --out ends.")
+        str | None, typer.Option("--format", help="text, markdown, latex or csv; by default from the ending of --out.")
     ] = None,
     against: Annotated[str | None, typer.Option(help="paper: show the paper's numbers beside ours.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
 ) -> None:
-    """Choose models by their score, average over tasks and repeats, and print the paper's tables.
+    """Select models by their score, average over tasks and repeats, and print tables.
 
-    Numbers that lack runs are marked. Target labels play no part in choosing.
+    Numbers that lack runs are marked. Target labels are not used for the selection.
     """
     from vardass.lab.averages import collect, current_records
     from vardass.lab.tables import TABLE_NAMES, make_tables
@@ -243,7 +243,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: tables, curves, variance, time, settings.
 
-    The page needs no network and no other file, so it can be sent or kept.
+    The page needs neither a network connection nor other files.
     """
     from vardass.lab.page import write_page
 
@@ -253,13 +253,13 @@ def report(
 
 def figure(
     number: Annotated[str, typer.Argument(help="1 to 5, or all.", metavar="NUMBER")],
-    out: Annotated[Path, typer.Option(help="Folder for pictures, numbers and text.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(help="Folder for figures, numbers and text.")] = Path("figures"),
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Scaled down to seconds; rougher numbers.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Scale down to seconds; rougher numbers.")] = False,
 ) -> None:
-    """Recompute a figure of the paper and say in words whether what the paper says of it held.
+    """Recompute a figure of the paper and report whether the paper's claim held.
 
-    Writes figureN.png, .svg, .csv (the numbers), .md (the words) and .json (settings and versions).
+    Writes figureN.png, .svg, .csv (the numbers), .md (the text) and .json (settings and versions).
     """
     known = {str(n): (n,) for n in NUMBERS} | {"all": NUMBERS}
     if number not in known:

@@ -41,28 +41,28 @@ from vardass.validate import refuse_code, shorten
 PREDICTIONS_FILE = "predictions.csv"
 RESULT_FILE, SAMPLES_FILE, FIGURE = "evaluation.json", "samples.csv", "evaluation"
 _DATA = (
-    "Labelled data, each a domain: folder of class folders or file of embeddings, as PATH or NAME=PATH; or a folder "
-    "of domains. Without any: what the run kept out of training, and its target."
+    "Labelled data, one argument for each domain: folder of class folders or file of embeddings, as PATH or NAME=PATH; "
+    "or a folder of domains. By default: what the run kept out of training, and its target."
 )
 _LABELS = r"Array or column of labels in embeddings \[that of the run]; for .npy a file beside it \[{name}.labels.npy]."
 _MOST_CLASSES, _MOST_DOMAINS = 20, 3  # rows and columns of the table of classes
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Key = Annotated[str | None, typer.Option(help="Array of features in an .npz file.")]
-Workers = Annotated[int, typer.Option(help="Processes that decode files.")]
+Workers = Annotated[int, typer.Option(help="Number of processes that decode files.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 
 
 def predict(
     run: Run,
     data: Annotated[Path, typer.Argument(help="Folder of files, or file of embeddings, as in training.")],
-    out: Annotated[Path | None, typer.Option(help="Table to write; by default it is printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; by default the table is printed.")] = None,
     key: Key = None,
     workers: Workers = 0,
     device: Device = "auto",
     trust_code: TrustCode = False,
 ) -> None:
-    """Predict a class with confidence for each sample, as CSV: sample, class, confidence; by a regression, numbers."""
+    """Predict a class with confidence for each sample, as CSV (sample, class, confidence); in a regression, numbers."""
     data = data.expanduser()
     if out is not None:
         check_output("--out", out, data)
@@ -85,8 +85,8 @@ def export(
 ) -> None:
     """Write the model of a run for programs without vardass: torch.export.load reads it, with torch alone.
 
-    Scaling of columns, or normalisation of pixels, is inside; it takes samples as they are and returns probabilities,
-    or numbers. Class names and the shape of a sample are written beside it, as JSON.
+    It includes the scaling of columns or normalisation of pixels, takes samples as they are and returns probabilities
+    or numbers. Class names and the shape of a sample are written to a JSON file beside it.
     """
     algorithm, about, how = load_run(run, device="cpu", trust_code=trust_code)
     folder = run.expanduser() if run.expanduser().is_dir() else run.expanduser().parent
@@ -229,7 +229,7 @@ def sample_names(domain: Domain, root: Path | None) -> list[str]:
 def evaluate(
     run: Run,
     data: Annotated[list[str] | None, typer.Argument(help=_DATA, metavar="DATA...")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write the scores, tables and picture to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the scores, tables and figure.")] = None,
     key: Key = None,
     labels: Annotated[str | None, typer.Option(help=_LABELS)] = None,
     workers: Workers = 0,
@@ -237,12 +237,12 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Measure the model of a run on labelled data, by domain: accuracy, classes, confusion and calibration; or errors.
+    """Evaluate the model of a run on labelled data, by domain: accuracy, classes, confusion, calibration; or errors.
 
     The interval of the accuracy is Wilson's, for independent samples.
     Balanced accuracy is the mean recall of the classes that have samples.
     ECE is the expected calibration error, with 15 bins of the top probability.
-    Of a regression: R², root mean squared and mean absolute error.
+    For a regression: R², root mean squared error and mean absolute error.
     """
     run, given = run.expanduser(), [_named(text) for text in data or ()]
     if out is not None:

@@ -43,8 +43,8 @@ _SHOWN = {
 }
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
-_CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier run; other options come first."
-_TRUST = "Import code that files name as package.module:Name, which runs it; what you type yourself is imported anyway."
+_CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier run; other options override them."
+_TRUST = "Import, and so run, code that files name as package.module:Name; what you type yourself is always imported."
 
 TrustCode = Annotated[bool, typer.Option("--trust-code", help=_TRUST)]
 
@@ -53,7 +53,7 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace ``**given`` of a command by options for all settings of a run, in panels; None is not given."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
     usual = r"\[default: 1; vardass adapt: 3, less for batches below 32]"
-    penalty = f"Weight λ of the discrepancy, same as --option penalty=... {usual}"
+    penalty = f"Weight λ of the discrepancy, the same as --option penalty=... {usual}"
     made = [
         _parameter("penalty", float, typer.Option(help=penalty, rich_help_panel=_METHOD)),
         *(_option(name, schema) for name, schema in _SCHEMA.items()),

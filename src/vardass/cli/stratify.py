@@ -39,7 +39,7 @@ from vardass.validate import check_count
 
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans."
 _FILES = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or several .npy or .parquet files, or a quoted pattern."
-_SAMPLE = "Rows that strata are found on; default: 131072, or 512 for each stratum if that is more."
+_SAMPLE = "Rows used to find the strata; default: 131072, or 512 for each stratum if that is more."
 _CSV_HEADER = "row,stratum,weight\n"
 
 
@@ -52,15 +52,15 @@ def stratify(
     solver: Annotated[str, typer.Option(help=_SOLVER)] = "min-sum",
     min_size: Annotated[int, typer.Option(help="Smallest stratum; 2 avoids singletons.")] = 1,
     max_size: Annotated[int | None, typer.Option(help="Largest stratum.")] = None,
-    equal: Annotated[bool, typer.Option("--equal", help="Strata of equal size, up to one sample.")] = False,
+    equal: Annotated[bool, typer.Option("--equal", help="Make strata of equal size, up to one sample.")] = False,
     rank: Annotated[int | None, typer.Option(help="Rank of the kernel's approximation.")] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same strata.")] = 0,
     warm_start: Annotated[Path | None, typer.Option(help="Strata file to start from.")] = None,
-    bound: Annotated[bool, typer.Option(help="Compute what no partition can go below.")] = True,
+    bound: Annotated[bool, typer.Option(help="Compute a lower bound on the variance of any strata.")] = True,
     key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help="Strata file; default: FILE.strata.npz.")] = None,
-    labels_csv: Annotated[Path | None, typer.Option(help="Write the stratum of each row here too.")] = None,
+    labels_csv: Annotated[Path | None, typer.Option(help="Also write the stratum of each row to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     sample: Annotated[int | None, typer.Option(help=_SAMPLE, rich_help_panel=PARTS)] = None,
     workers: Workers = None,
@@ -68,9 +68,9 @@ def stratify(
 ) -> None:
     """Partition samples into k strata such that one draw from each gives the smallest variance.
 
-    Writes the strata, and reports their variance next to uniform draws and to what is possible. One file is read as a
-    whole; several, or one that is too large, in parts: then --out is a folder, with a file of strata for each file, and
-    the same command resumes where it stopped.
+    Writes the strata, and reports their variance, that of uniform draws and a lower bound. One file is read as a whole.
+    Several files, or one that is too large, are read in parts: --out is then a folder with a file of strata for each
+    file, and the same command resumes where it stopped.
     """
     chosen = chosen_kernel(kernel, gammas, scale)
     paths = expand(files)
@@ -224,7 +224,7 @@ def _verdict(strata: Strata | ShardStrata) -> list[str]:
 
 
 def warmup() -> None:
-    """Compile what is compiled on first use, once, for example while a container image is built."""
+    """Compile all kernels now instead of on first use, for example while a container image is built."""
     loops = compiled_loops(torch.zeros(1))
     if loops is None:
         print("nothing to compile: numba is not installed (pip install 'vardass[fast]')")
