@@ -325,7 +325,7 @@ def test_data_sets_of_pairs() -> None:
     ):
         found = Domain.from_dataset("pairs", dataset, names, regression=True)
         assert found.known_labels().tolist() == expected
-    with pytest.raises(InputError, match=r"item 0 of Pairs is tuple, not a pair \(input, numbers\)"):
+    with pytest.raises(InputError, match="labels of domain 'pairs' must be real numbers, got dtype <U3"):
         Domain.from_dataset("pairs", Pairs(["cat"]), ["y"], regression=True)
     with pytest.raises(InputError, match="pass regression=True to predict numbers"):
         Domain.from_dataset("pairs", tensors, ["y"])
@@ -494,7 +494,7 @@ def test_few_fractions_are_names_of_classes_in_a_table(tmp_path: Path) -> None:
 
 def test_a_cell_that_is_missing_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("f0,price\n1,2.5\n2,none\n3,1.5\n")
-    with pytest.raises(InputError, match="hold 'none'"):
+    with pytest.raises(InputError, match="have 'none'"):
         read_labelled(tmp_path / "a.csv", labels="price", regression=True)
 
 

@@ -26,7 +26,7 @@ from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, needs_extra
-from vardass.files import PathLike, as_path, atomic_write, write_text
+from vardass.files import PathLike, as_path, atomic_write, plain, write_text
 from vardass.validate import refuse_code
 
 MODEL_FILE = "model.safetensors"
@@ -170,7 +170,7 @@ def save_model(
         "step": result.selected_step,
         "score": result.score,
         "own_parts": result.own_parts,
-        "preprocessing": {**result.algorithm.network.preprocessing.to_dict(), **size},
+        "preprocessing": {**plain(result.algorithm.network.preprocessing), **size},
         "backbone": backbone_config(result.algorithm.network.featuriser),
     }
     # safetensors refuses tensors that share memory, so each one gets its own

@@ -39,7 +39,7 @@ from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, read_json, remove_temporary, write_text
+from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, plain, read_json, remove_temporary, write_text
 
 _LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE)
 
@@ -107,7 +107,7 @@ def adapt(
     wanted = preprocessing_of(settings["network"], early.network_options) or IMAGENET
     pixels: Any = size
     if size is None and found == "image":
-        pixels = small_size([*sources, target]) if settings["network"] == "conv" else wanted.to_dict()["size"]
+        pixels = small_size([*sources, target]) if settings["network"] == "conv" else plain(wanted.size)
     task = task_from_paths(
         sources,
         target,

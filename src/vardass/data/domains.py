@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
@@ -47,7 +48,7 @@ class _FirstOfPair(Dataset[Tensor]):
         return _length(self.dataset)
 
     def __getitem__(self, index: int) -> Tensor:
-        x = self.dataset[index][0]
+        x, _ = _pair(self.dataset, index)
         if not isinstance(x, Tensor):
             raise InputError(
                 f"item {index} of {type(self.dataset).__name__} begins with a {type(x).__name__}, not a tensor; let "
@@ -157,10 +158,10 @@ class Domain:
             )
         if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
             return cls(name, *dataset.tensors, names, kind=kind, regression=regression)
-        labels = getattr(dataset, "targets", None)
+        labels: Any = getattr(dataset, "targets", None)
         if labels is None:
-            labels = [_label_of(dataset, index, regression) for index in range(_length(dataset))]
-        return cls(name, _FirstOfPair(dataset), torch.as_tensor(labels), names, kind=kind, regression=regression)
+            labels = np.array([_pair(dataset, index)[1] for index in range(_length(dataset))])
+        return cls(name, _FirstOfPair(dataset), labels, names, kind=kind, regression=regression)
 
     def _checked(self, labels: ArrayLike, count: int) -> Tensor:
         what = f"labels of domain {self.name!r}"
@@ -388,20 +389,14 @@ def parse_pair(task: str, domains: Sequence[str], dataset: str) -> tuple[list[st
     return sources, target
 
 
-def _label_of(dataset: Dataset[Any], index: int, regression: bool) -> int | list[float]:
+def _pair(dataset: Dataset[Any], index: int) -> tuple[Any, Any]:
     item = dataset[index]
-    try:
-        _, label = item
-        if regression:
-            numbers: list[float] = torch.as_tensor(label, dtype=torch.float64).flatten().tolist()
-            return numbers
-        return int(label)
-    except (TypeError, ValueError):
-        what = "numbers" if regression else "whole number"
+    if not isinstance(item, tuple | list) or len(item) != 2:
         raise InputError(
-            f"item {index} of {type(dataset).__name__} is {type(item).__name__}, not a pair (input, {what}); "
-            "make such pairs, or make a Domain of inputs and labels apart"
-        ) from None
+            f"item {index} of {type(dataset).__name__} is a {type(item).__name__}, not a pair (input, label); make "
+            "such pairs, or make a Domain of inputs and labels apart"
+        )
+    return item[0], item[1]
 
 
 def _length(dataset: Dataset[Any]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -77,17 +77,12 @@ class ImagePreprocessing:
         object.__setattr__(self, "size", _height_and_width(self.size))
         choose(self.interpolation, "interpolation", _INTERPOLATIONS)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ImagePreprocessing:
-        """The inverse of `to_dict`; what is not given is the default."""
+        """From values by name, as of JSON; what is not given is the default."""
         for name in values:
             choose(name, "setting of image preprocessing:", [field.name for field in fields(cls)])
-        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-        return cls(**plain)
+        return cls(**values)
 
     @classmethod
     def from_hub(cls, path: PathLike) -> ImagePreprocessing:
