@@ -441,12 +441,12 @@ def test_train_on_a_folder_of_files(files: Path, capsys: Any) -> None:
 BAD: dict[str, tuple[Any, str]] = {
     "nan": (lambda y: np.where(np.arange(120) == 7, np.nan, y), "in 1 of 120 rows, the first in row 8 (row 1 = first"),
     "inf": (lambda y: np.where(np.arange(120) == 7, np.inf, y), "NaN, infinite values"),
-    "names": (lambda y: np.where(y > 1000, "high", "low"), "not numbers; leave --regression out to predict classes"),
+    "names": (lambda y: np.where(y > 1000, "high", "low"), "leave --regression out to predict classes"),
     "gap": (
         lambda y: np.where(np.arange(120) == 7, "n/a", y.astype(str)),
-        "have 'n/a' where a number is expected in 1 of 120 rows, the first in row 8 (row 1 = first data row); correct",
+        "have 'n/a' where a number is expected in 1 of 120 cells, the first in row 8 (row 1 = first data row); correct",
     ),
-    "flags": (lambda y: y > 1000, "not numbers; leave --regression out"),
+    "flags": (lambda y: y > 1000, "leave --regression out"),
     "constant": (lambda y: np.full(120, 0.1), "have mean 0.1 and deviation"),
     "short": (lambda y: y[:7], "must have shape (120,) or (120, m)"),
     "cube": (lambda y: np.zeros((120, 2, 2)), "got (120, 2, 2)"),

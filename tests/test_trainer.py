@@ -511,15 +511,6 @@ def test_coral_as_the_paper_prints_it() -> None:
     assert strata.variance == pytest.approx(spread / len(z) ** 2, rel=1e-5)
 
 
-def test_coral_without_numbers_of_samples_says_what_it_lacks() -> None:
-    rule = build_algorithm(config(algorithm="coral", algorithm_options={"correction": "population"}), (3,), 2)
-    z = torch.randn(6, 3)
-    with pytest.raises(InputError, match=r"needs the numbers of samples of both domains, .*use_populations"):
-        rule.discrepancy(Batch(z), Batch(z))  # type: ignore[operator]
-    rule.use_populations(10, 20)
-    assert float(rule.discrepancy(Batch(z), Batch(z))) > 0  # type: ignore[operator]
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -7,7 +7,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -385,45 +384,46 @@ def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> MinibatchSample
 # --- a frozen backbone computes the same outputs in every step ----------------------------------------
 
 
-class FrozenBackbone:
-    """The backbone of an algorithm, taken out by `take_out`: the algorithm then takes embeddings (b, m)."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.featuriser: nn.Module = algorithm.network.featuriser.eval()
-        self.preprocessing = algorithm.network.preprocessing
-        algorithm.network.featuriser = nn.Identity()
-
-    @classmethod
-    def take_out(cls, config: RunConfig, algorithm: Algorithm) -> FrozenBackbone | None:
-        """Take the backbone out if ``config.cache_embeddings`` asks for it."""
-        reason = _why_not(config, algorithm)
-        if config.cache_embeddings is True and reason is not None:
-            raise InputError(
-                f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False"
-            )
-        return cls(algorithm) if config.cache_embeddings and reason is None else None
-
-    def embed(self, inputs: Sequence[Inputs], config: RunConfig, *, progress: Progress | None = None) -> None:
-        """Replace all samples by their embeddings, in memory; those that are replaced already are left alone."""
-        waiting = [part for part in inputs if not part.is_embedded]
-        total, done = sum(len(part) for part in waiting), 0
-        for part in waiting:
-            embeddings = extract_features(
-                self.featuriser,
-                part.data,
-                forward=partial(_prepared, part, self.preprocessing),
-                out_device=part.device,
-                device=part.device,
-                **config.pass_options,
-                progress=counted(progress, "embeddings", done, len(part), total),
-            )
-            part.replace(embeddings)
-            done += len(part)
+def take_out_backbone(config: RunConfig, algorithm: Algorithm) -> nn.Module | None:
+    """Take the backbone out if ``config.cache_embeddings`` asks for it: the algorithm then takes embeddings (b, m)."""
+    reason = _why_not(config, algorithm)
+    if config.cache_embeddings is True and reason is not None:
+        raise InputError(f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False")
+    if not config.cache_embeddings or reason is not None:
+        return None
+    backbone: nn.Module = algorithm.network.featuriser.eval()
+    algorithm.network.featuriser = nn.Identity()
+    return backbone
 
 
-def _prepared(inputs: Inputs, preprocessing: ImagePreprocessing, model: nn.Module, x: Tensor) -> Tensor:
-    z: Tensor = model(inputs.prepare(x, preprocessing))
-    return z.flatten(1)
+def embed(
+    inputs: Sequence[Inputs],
+    backbone: nn.Module,
+    preprocessing: ImagePreprocessing,
+    config: RunConfig,
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Replace samples by their embeddings, in memory, unless they are embedded already."""
+    waiting = [part for part in inputs if not part.is_embedded]
+    total, done = sum(len(part) for part in waiting), 0
+    for part in waiting:
+
+        def forward(model: nn.Module, x: Tensor, part: Inputs = part) -> Tensor:
+            z: Tensor = model(part.prepare(x, preprocessing))
+            return z.flatten(1)
+
+        embeddings = extract_features(
+            backbone,
+            part.data,
+            forward=forward,
+            out_device=part.device,
+            device=part.device,
+            **config.pass_options,
+            progress=counted(progress, "embeddings", done, len(part), total),
+        )
+        part.replace(embeddings)
+        done += len(part)
 
 
 def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:

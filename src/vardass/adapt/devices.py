@@ -258,11 +258,6 @@ def _run_one(
 # --- Ctrl-C -------------------------------------------------------------------------------------------
 
 
-def tell_user(message: str) -> None:
-    """Tell the user, apart from what the program puts out."""
-    print(message, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def deferred_interrupt() -> Iterator[list[bool]]:
     """Let the first Ctrl-C only put an entry in the list; half a step could not be resumed bit for bit."""
@@ -272,7 +267,8 @@ def deferred_interrupt() -> Iterator[list[bool]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(True)
-        tell_user("stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint")
+        say = "stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint"
+        print(say, file=sys.stderr, flush=True)
 
     # a process that ignores Ctrl-C is told in another way
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN

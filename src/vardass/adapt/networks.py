@@ -151,14 +151,8 @@ def output_size(module: nn.Module, input_shape: Sequence[int]) -> int:
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Draw initial parameters from ``seed`` and leave torch's global generator as it was.
-
-    Layers take their initial values from the global CPU generator and from nowhere else; None lets them.
-    """
-    if seed is None:
-        yield
-        return
+def seeded(seed: int) -> Iterator[None]:
+    """Draw initial parameters from ``seed`` and leave torch's global CPU generator, where they come from, as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -279,7 +273,7 @@ def make_network(
     num_classes: int,
     *,
     regression: bool = False,
-    seed: int | None = 0,
+    seed: int = 0,
     bottleneck: int | None = None,
     freeze_backbone: bool = False,
     freeze_bn: bool = False,
@@ -301,8 +295,8 @@ def make_network(
         Columns of the output, at least 2.
     regression : bool
         They are numbers to predict, at least 1.
-    seed : int, optional
-        Of the initial parameters; None takes them from torch's global generator.
+    seed : int
+        Of the initial parameters.
     bottleneck : int, optional
         Width of a linear layer with BatchNorm and ReLU between backbone and z (256 in TLlib).
     freeze_backbone, freeze_bn, dropout

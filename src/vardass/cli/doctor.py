@@ -22,8 +22,7 @@ from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
 from vardass.cli.terminal import print_json, progress_bar, save_picture
-from vardass.data.domains import Domain, Kind, Task
-from vardass.data.embedding_tasks import ScaledInputs
+from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.from_paths import domain_from_path, find_kind, task_from_paths
 from vardass.data.images import small_size
 from vardass.data.splits import TaskSplits, split_task
@@ -94,7 +93,7 @@ def doctor(
         return
     print(measured)
     dataset = task.target.dataset
-    if isinstance(dataset, ScaledInputs):
+    if isinstance(dataset, TensorInputs) and dataset.scale is not None:
         share = float((dataset.tensor.abs() >= CLIP).double().mean())
         print(f"  inputs: scaled robustly ({100 * share:.2g} % of the target's values were cut at {CLIP:g} deviations)")
     if written:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from vardass.errors import InputError, VardassError
+from vardass.scaling import Scale
 from vardass.validate import ArrayLike, as_labels, as_numbers, as_tensor, check_flag, choose, shorten, unknown
 
 Kind: TypeAlias = Literal["features", "image", "audio"]
@@ -25,11 +26,13 @@ class LabelsHidden(VardassError):
 
 
 class TensorInputs(Dataset[Tensor]):
-    """Inputs that are in memory; item ``i`` is ``tensor[i]``. Columns of a table may have ``column_names``."""
+    """Inputs that are in memory; item ``i`` is ``tensor[i]``.
 
-    def __init__(self, tensor: Tensor, column_names: Sequence[str] | None = None) -> None:
-        self.tensor = tensor
-        self.column_names = column_names
+    Columns of a table may have ``column_names``; ``scale`` says how they were scaled, see ``vardass.scaling``.
+    """
+
+    def __init__(self, tensor: Tensor, column_names: Sequence[str] | None = None, scale: Scale | None = None) -> None:
+        self.tensor, self.column_names, self.scale = tensor, column_names, scale
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -226,7 +229,7 @@ class Domain:
         self._hidden = False
         return self
 
-    def subset(self, rows: Tensor, *, name: str | None = None) -> Domain:
+    def subset(self, rows: Tensor) -> Domain:
         """Some samples of the domain, in the order given; hidden labels stay hidden."""
         rows = torch.as_tensor(rows)
         labels = None if self._labels is None else self._labels[rows]
@@ -234,7 +237,7 @@ class Domain:
         if isinstance(self.dataset, Subset):  # one step from sample to data, however often it is cut
             cut = Subset(self.dataset.dataset, [self.dataset.indices[row] for row in cut.indices])
         ids = self.domain_ids[rows]
-        return self._changed(name=name or self.name, dataset=cut, _labels=labels, domain_ids=ids)
+        return self._changed(dataset=cut, _labels=labels, domain_ids=ids)
 
     def with_inputs(self, dataset: Dataset[Tensor]) -> Domain:
         """The same samples with other inputs, such as scaled ones; hidden labels stay hidden."""
@@ -246,7 +249,7 @@ class Domain:
         return domain
 
 
-def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
+def unite(domains: Sequence[Domain]) -> Domain:
     """Put domains one after the other; ``domain_ids`` of the result are their positions in ``domains``.
 
     The result has labels if all have, and hides them if any hides them.
@@ -266,7 +269,7 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
             )
     known = [domain._labels for domain in domains if domain._labels is not None]
     return first._changed(
-        name=name or "+".join(domain.name for domain in domains),
+        name="+".join(domain.name for domain in domains),
         dataset=ConcatDataset([domain.dataset for domain in domains]),
         _labels=torch.cat(known) if len(known) == len(domains) else None,
         domain_ids=torch.cat([torch.full((len(domain),), i) for i, domain in enumerate(domains)]),

@@ -282,33 +282,22 @@ def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
     if values.dtype.kind in "iuf":
         return values
     cells = [str(value) for value in values.flatten().tolist()]
-    others = list(dict.fromkeys(cell for cell in cells if not is_number(cell)))
-    if values.dtype.kind == "U" and not others:
+    wrong = [place for place, cell in enumerate(cells) if values.dtype.kind != "U" or not is_number(cell)]
+    if not wrong:
         return values.astype(np.float64)
-    wrong = [row for row, cell in enumerate(cells) if not is_number(cell)]
-    if values.ndim == 1 and 2 * len(wrong) < len(cells):
-        raise InputError(
-            f"{what} have {shorten(others[:3])} where a number is expected in {len(wrong)} of {len(cells)} rows, the "
-            f"first in {row_name(wrong[0])}; correct or drop these rows"
-        )
+    examples = list(dict.fromkeys(cells[place] for place in wrong))
+    row = int(np.unravel_index(wrong[0], values.shape or (1,))[0])
     raise InputError(
-        f"{what} hold {shorten((others or cells)[:3])} ({values.dtype}), not numbers; leave --regression out to "
-        "predict classes, or name a numeric column with --labels"
+        f"{what} have {shorten(examples[:3])} where a number is expected in {len(wrong)} of {len(cells)} cells, the "
+        f"first in {row_name(row)}; correct or drop these rows, name a numeric column "
+        "with --labels, or leave --regression out to predict classes"
     )
 
 
 # --- columns scaled by those of the sources ---
 
 
-class ScaledInputs(TensorInputs):
-    """Vectors in memory that were scaled; ``scale`` says how, see `standardise_task`."""
-
-    def __init__(self, tensor: Tensor, scale: Scale, column_names: Sequence[str] | None = None) -> None:
-        super().__init__(tensor, column_names)
-        self.scale = dict(scale)
-
-
-def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence[str] | None = None) -> ScaledInputs:
+def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence[str] | None = None) -> TensorInputs:
     """Rows (n, d) of the domain ``name`` scaled by ``scale``, with a warning if values are absurdly far from it."""
     far = scale_columns(table, {**scale, "clip": None}).abs()
     if "clip" in scale and bool((far > _FAR).any()):
@@ -321,19 +310,16 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence
             VardassWarning,
             stacklevel=3,
         )
-    return ScaledInputs(scale_columns(table, scale), scale, column_names)
+    return TensorInputs(scale_columns(table, scale), column_names, scale)
 
 
 def standardise_task(task: Task) -> Task:
-    """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`.
-
-    Its domains have `ScaledInputs`, whose scale is for samples that come later.
-    """
+    """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`."""
     tables = []
     for domain in (*task.sources, task.target):
         if not isinstance(domain.dataset, TensorInputs) or domain.dataset.tensor.ndim != 2:
             raise InputError(f"only embeddings can be standardised, domain {domain.name!r} holds {domain.kind} data")
-        if isinstance(domain.dataset, ScaledInputs):
+        if domain.dataset.scale is not None:
             raise InputError(f"domain {domain.name!r} is standardised already; ask for it once")
         tables.append(domain.dataset.tensor)
         column_names = domain.dataset.column_names

@@ -16,7 +16,6 @@ from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
 from vardass.data.domains import Domain, Kind, Task, TensorInputs, pair_names, parse_pair, parts_of, refuse_unknown
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.embedding_tasks import (
-    ScaledInputs,
     class_positions,
     embedding_task,
     labels_name,
@@ -298,8 +297,7 @@ def preparation(domain: Domain) -> dict[str, Any]:
         return {"front_end": asdict(first.front_end)}
     if isinstance(first, ImageDataset):
         return {"interpolation": first.interpolation}
-    names = getattr(first, "column_names", None)
-    scale = first.scale if isinstance(first, ScaledInputs) else None
+    names, scale = getattr(first, "column_names", None), getattr(first, "scale", None)
     return {"scale": scale, **({"column_names": list(names)} if names else {})}
 
 

@@ -51,7 +51,7 @@ class Algorithm(nn.Module):
         ρ of SDAT: the step's gradients are taken at w + ρ g/|g| with g the gradient of the task loss alone
         and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
         statistics are updated once for each step.
-    seed : int, optional
+    seed : int
         Of the initial parameters of discriminators, context networks and random maps.
 
     Attributes
@@ -91,7 +91,7 @@ class Algorithm(nn.Module):
         regression: bool = False,
         task_weighting: str = "weighted",
         sharpness: float = 0.0,
-        seed: int | None = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_outputs(num_classes, regression=regression)
