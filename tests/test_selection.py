@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vardass.adapt import selection
 from vardass.adapt.selection import (
-    accuracy,
     held_out_mmd2,
     information_maximisation,
+    label_scores,
     prediction_entropy,
     soft_neighbourhood_density,
 )
@@ -29,9 +29,9 @@ ENTROPY_OF_QUARTERS = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
 
 def test_accuracy_is_the_share_of_right_rows() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 2.0], [0.0, 5.0, 2.0], [0.0, 1.0, 2.0]])
-    assert accuracy(logits, torch.tensor([2, 0, 2, 2])) == 0.75
+    assert label_scores(logits, torch.tensor([2, 0, 2, 2])) == {"accuracy": 0.75}
     with pytest.raises(InputError, match="shape"):
-        accuracy(logits, torch.tensor([1]))
+        label_scores(logits, torch.tensor([1]))
 
 
 def test_entropy_is_the_mean_over_predictions() -> None:

@@ -434,9 +434,8 @@ def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:
         return "images are augmented at random"
     if type(algorithm).features is not Algorithm.features:
         return f"{type(algorithm).__name__} computes features in its own way, such as with a context that is trained"
-    kind = type(network)
-    if kind.embed is not Network.embed or kind.features is not Network.features:
-        return f"{kind.__name__} computes features in its own way"
+    if type(network).features is not Network.features:
+        return f"{type(network).__name__} computes features in its own way"
     return None
 
 

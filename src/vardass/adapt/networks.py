@@ -96,19 +96,9 @@ class Network(nn.Module):
             featuriser.requires_grad_(False)
         self.train(self.training)
 
-    @property
-    def num_classes(self) -> int | None:
-        """Columns of the logits, if the head is linear."""
-        return self.head.out_features if isinstance(self.head, nn.Linear) else None
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Return the output of the backbone, (b, m): what a frozen backbone may cache."""
-        z: Tensor = self.featuriser(x)
-        return z.flatten(1)
-
     def features(self, x: Tensor) -> Tensor:
         """Return z of shape (b, feature_dim)."""
-        z: Tensor = self.dropout(self.bottleneck(self.embed(x)))
+        z: Tensor = self.dropout(self.bottleneck(self.featuriser(x).flatten(1)))
         return z
 
     def forward(self, x: Tensor) -> Tensor:

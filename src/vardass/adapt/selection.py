@@ -111,19 +111,16 @@ _BLOCK_NUMBERS = 2**22  # similarities held at a time
 _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is not measured
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of rows of ``logits`` (n, classes) whose largest entry is at the label: the paper's, on the source."""
-    truth = as_labels(labels, len(logits)).to(logits.device)
-    return float((logits.argmax(1) == truth).double().mean())
-
-
 SCORE_NAMES: dict[bool, tuple[str, ...]] = {False: ("accuracy",), True: ("rmse", "mae", "r2")}
 """Names of `label_scores`, by whether it is a regression."""
 
 
 def label_scores(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """`accuracy` of logits (n, classes) for classes (n,), or `regression_scores` for numbers (n, m)."""
-    return regression_scores(outputs, labels) if labels.is_floating_point() else {"accuracy": accuracy(outputs, labels)}
+    """Accuracy of logits (n, classes) for classes (n,), or `regression_scores` for numbers (n, m)."""
+    if labels.is_floating_point():
+        return regression_scores(outputs, labels)
+    truth = as_labels(labels, len(outputs)).to(outputs.device)
+    return {"accuracy": float((outputs.argmax(1) == truth).double().mean())}
 
 
 def errors(outputs: Tensor, labels: Tensor) -> Tensor:

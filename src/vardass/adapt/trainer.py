@@ -24,7 +24,7 @@ from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
 from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
-from vardass.data.splits import TaskSplits, named_seed
+from vardass.data.splits import TaskSplits, named_seed, seed_generators
 from vardass.errors import InputError, VardassError
 from vardass.refresh import Timer
 from vardass.samplers import MinibatchSampler
@@ -201,7 +201,7 @@ class Trainer:
             draws = self.strata.with_banks(draws, self.step)
         with self.account("training"):
             # dropout and the like draw from the global generators: their state is a function of the step alone
-            _seed_generators(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
+            seed_generators(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
             self.schedule.before_step(self.step)
             features, parts = self._update(draws)
             self.history.add_losses(parts)
@@ -365,14 +365,6 @@ class Trainer:
     def _save_model(self, result: RunResult) -> None:
         if self.out is not None and self.processes.is_first:
             save_model(result, self.out / MODEL_FILE, self.splits.source_train, input_shape=self.input_shape)
-
-
-def _seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the global generators that layers such as dropout draw from."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
 
 
 def _check(config: Any, splits: Any) -> None:

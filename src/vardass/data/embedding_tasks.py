@@ -325,15 +325,6 @@ def standardise_task(task: Task) -> Task:
         column_names = domain.dataset.column_names
     reference = torch.cat(tables[:-1])
     scale = robust_scale(reference)
-    _tell_of_constant_columns(reference)
-    scaled = [
-        domain.with_inputs(scaled_inputs(table, scale, domain.name, column_names))
-        for domain, table in zip((*task.sources, task.target), tables, strict=True)
-    ]
-    return Task(task.name, tuple(scaled[:-1]), scaled[-1])
-
-
-def _tell_of_constant_columns(reference: Tensor) -> None:
     constant = (reference == reference[0]).all(0).nonzero().flatten().tolist()
     if constant and len(reference) > 1:
         column = constant[0]
@@ -342,5 +333,10 @@ def _tell_of_constant_columns(reference: Tensor) -> None:
             f"(from 0), which is always {float(reference[0, column]):.6g}; nothing can be learnt from them: leave them "
             "out, or check the encoder",
             VardassWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
+    scaled = [
+        domain.with_inputs(scaled_inputs(table, scale, domain.name, column_names))
+        for domain, table in zip((*task.sources, task.target), tables, strict=True)
+    ]
+    return Task(task.name, tuple(scaled[:-1]), scaled[-1])

@@ -41,6 +41,14 @@ def named_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 2
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the global generators of the CPU and of ``device``, from which dropout draws, and no others."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fraction: float = 0.5) -> TaskSplits:
     """Split each domain as DomainBed does.
 
