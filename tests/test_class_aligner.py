@@ -170,7 +170,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, tmp_path: Path) -> 
     resumed = Trainer(settings, SPLITS, tmp_path)
     resumed.run(resume=True)
     assert_same_run(whole, resumed)
-    assert whole.metrics[-1]["classes/aligned"] == 1.0
+    assert whole.history.metrics[-1]["classes/aligned"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vardass.adapt.batches import Inputs, in_memory, recorded_features
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import RunResult, build_algorithm, final_report, load_model, outputs
 from vardass.adapt.optimisation import make_optimisers
-from vardass.adapt.selection import SELECTION_NAMES, accuracy
+from vardass.adapt.selection import SELECTION_NAMES, label_scores
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, LabelsHidden, Task, TaskSplits, TensorInputs, load_task, split_task
 from vardass.errors import InputError, VardassError, VardassWarning
@@ -366,7 +366,7 @@ def test_the_oracle_needs_labels_that_were_revealed() -> None:
     splits.target_val.reveal()
     result = Trainer(config(selection="oracle"), splits).run()
     _, logits = outputs(result.algorithm, Inputs(splits.target_val, torch.device("cpu")))
-    assert result.score == accuracy(logits, splits.target_val.known_labels())
+    assert result.score == label_scores(logits, splits.target_val.known_labels()["accuracy"])
 
 
 def run_with(selection: str, out: Path | None = None) -> RunResult:
@@ -406,8 +406,8 @@ def test_an_observed_domain_is_measured_and_changes_nothing() -> None:
     plain, watched = Trainer(resumable(), splits), Trainer(resumable(), splits, observed=known)
     plain.run()
     result = watched.run()
-    assert all("target_accuracy" not in line for line in plain.metrics)
-    noted = {line["step"]: line.pop("target_accuracy") for line in watched.metrics}
+    assert all("target_accuracy" not in line for line in plain.history.metrics)
+    noted = {line["step"]: line.pop("target_accuracy") for line in watched.history.metrics}
     assert_same_run(plain, watched)
     assert noted[result.selected_step] == final_report(result, splits)["target_accuracy"]
     with pytest.raises(LabelsHidden):

@@ -38,16 +38,15 @@ _PROJECTED = 64  # samples at a time
 
 
 def in_memory(dataset: Dataset[Tensor]) -> Tensor | None:
-    """All inputs (n, *shape) if they are tensors already, however often they were cut and united; else None."""
+    """All inputs (n, *shape) if they are in memory, also of subsets and concatenations; else None."""
     if isinstance(dataset, TensorInputs):
         return dataset.tensor
     if isinstance(dataset, Subset):
-        whole = in_memory(dataset.dataset)
-        return None if whole is None else whole[torch.tensor(dataset.indices, dtype=torch.int64, device=whole.device)]
+        rows = in_memory(dataset.dataset)
+        return None if rows is None else rows[torch.tensor(dataset.indices, dtype=torch.int64, device=rows.device)]
     if isinstance(dataset, ConcatDataset):
-        parts = [in_memory(part) for part in dataset.datasets]
-        known = [part for part in parts if part is not None]
-        return torch.cat(known) if len(known) == len(parts) else None
+        parts = [part for part in map(in_memory, dataset.datasets) if part is not None]
+        return torch.cat(parts) if len(parts) == len(dataset.datasets) else None
     return None
 
 
@@ -103,7 +102,7 @@ class Inputs:
     def prepare(
         self, x: Tensor, preprocessing: ImagePreprocessing, *, augment_seed: int | None = None, crop: bool = True
     ) -> Tensor:
-        """Normalise a batch of images, augmented if there is a seed; leave everything else alone."""
+        """Normalise a batch of images, augmented if there is a seed; return other samples unchanged."""
         if not self.is_image:
             return x
         if augment_seed is None:
@@ -151,10 +150,10 @@ class Draw(NamedTuple):
 
 
 class _PendingBatches:
-    """Batches of a sampler, and those of them that a loader asked for but has not delivered.
+    """Batches of a sampler, and those that a loader has asked for but not delivered.
 
-    A loader gets only the rows of this process; with a seed of crops, each with a seed of its own, that depends on
-    the number of the batch and the place in it.
+    A loader gets the rows of this process only; with ``crop_seed`` each comes with a seed, which depends on the number
+    of the batch and the place in it.
     """
 
     def __init__(self, sampler: MinibatchSampler, processes: Processes, crop_seed: int | None) -> None:
@@ -248,7 +247,7 @@ class Stream:
         return self.workers > 0 and not isinstance(self.inputs.data, Tensor)
 
     def close(self) -> None:
-        """End the workers; batches under way stay pending, and the next draw goes on with them."""
+        """Stop the workers; the next draw continues with the batches under way."""
         self.load_state_dict(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -257,7 +256,7 @@ class Stream:
         return {"sampler": self.sampler.state_dict(), "pending": pending, "delivered": self._pending.delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Restore what `state_dict` returned."""
         self.sampler.load_state_dict(state["sampler"])
         self._batches = None
         self._pending.batches.clear()
@@ -342,7 +341,7 @@ def training_streams(
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
             seed = named_seed("sampler", "pair" if together else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
-        algorithm.processes.part(sampler.batch_size)  # says so if it cannot be shared
+        algorithm.processes.part(sampler.batch_size)  # refuses a size that cannot be shared
         augmented = config.augment in (name, "both")
         found[name] = Stream(
             inputs,

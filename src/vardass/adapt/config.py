@@ -18,7 +18,7 @@ with needs_extra("adapt"):
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.devices import check_device
-from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
+from vardass.adapt.networks import NETWORK_NAMES, pretrained_source
 from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.strata_updater import POLICY_NAMES, ClassAligner, make_policy
@@ -43,13 +43,14 @@ def _own_or_known(value: Any, name: str, *, known: Sequence[str]) -> Any:
 
 
 def _known_algorithm(value: Any, name: str) -> Any:
-    algorithm_options(value)  # says so if it is unknown
+    algorithm_options(value)  # refuses an unknown one
     return value
 
 
 def _usual_rate(settings: dict[str, Any]) -> float:
     frozen = settings.get("network_options", {}).get("freeze_backbone", False)
-    return _TUNING_RATE if is_pretrained(settings.get("network", "mlp")) and not frozen else _USUAL_RATE
+    tuned = pretrained_source(settings.get("network", "mlp")) is not None and not frozen
+    return _TUNING_RATE if tuned else _USUAL_RATE
 
 
 def _usual_selection(settings: dict[str, Any]) -> str:

@@ -131,7 +131,7 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
         and ``r2`` instead of the accuracies, see ``regression_scores``.
     """
     target = splits.target_test
-    # a copy is revealed: whoever holds the splits still cannot read the labels by mistake
+    # a copy is revealed, so that the labels of the splits stay hidden
     revealed = target.subset(torch.arange(len(target))).reveal()
     return {
         "algorithm": result.own_parts.get("algorithm", result.config.algorithm),

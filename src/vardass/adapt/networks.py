@@ -26,10 +26,10 @@ __all__ = [
     "NETWORK_NAMES",
     "Network",
     "check_network_options",
-    "is_pretrained",
     "make_network",
     "output_size",
     "preprocessing_of",
+    "pretrained_source",
     "seeded",
 ]
 
@@ -178,7 +178,7 @@ class AudioFeaturiser(nn.Module):
     """Convolutions on mel patches; mean over frequency, mean and maximum over time: (b, 1, mels, frames) -> (b, m).
 
     The maximum over time keeps a short call in a long clip from being averaged away. The code of the network that the
-    paper used for its Humpbacks data is not to be had: this one is ours.
+    paper used for its Humpbacks data is not public: this one is ours.
     """
 
     def __init__(self, input_shape: Sequence[int], *, widths: Sequence[int] = (16, 32, 64, 64)) -> None:
@@ -235,21 +235,18 @@ _OF_ALL = ("seed", "bottleneck", "freeze_backbone", "freeze_bn", "dropout")
 NETWORK_NAMES = tuple(_BUILDERS)
 
 
-def is_pretrained(spec: str) -> bool:
-    """Whether a network starts from parameters that were trained on other data."""
-    return spec == "resnet18" or (spec not in _BUILDERS and _is_backbone(spec))
+def pretrained_source(spec: str) -> str | None:
+    """Hub name or folder of a network that starts from pretrained parameters; None for other networks."""
+    if spec in _BUILDERS:
+        return RESNET18 if spec == "resnet18" else None
+    return spec if Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec) else None
 
 
 def preprocessing_of(spec: str, options: Mapping[str, Any]) -> ImagePreprocessing | None:
     """How a pretrained network with such options wants its images, without building it; None for other networks."""
-    if not is_pretrained(spec):
-        return None
+    source = pretrained_source(spec)
     local = bool(options.get("local_files_only"))
-    return backbone_preprocessing(RESNET18 if spec == "resnet18" else spec, local_files_only=local)
-
-
-def _is_backbone(spec: str) -> bool:
-    return Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec)
+    return None if source is None else backbone_preprocessing(source, local_files_only=local)
 
 
 # 64 features do not hold many classes apart: on Office-Home's 65, from the source alone, they have 49.9 %, 512 in one
@@ -342,7 +339,7 @@ def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module
         )
     if spec in _BUILDERS:
         return _BUILDERS[spec]
-    if _is_backbone(spec):
+    if pretrained_source(spec) is not None:
         return partial(transformers_model, spec)
     if ":" in spec:
         return partial(_own_module, spec, num_classes)

@@ -341,9 +341,8 @@ def evaluate_run(
     run : path
         Folder that ``vardass adapt``, ``vardass train`` or a `Trainer` wrote, or its ``model.safetensors``.
     data : path or Domain, several of them, or a mapping from names to them
-        Each is a domain: a folder of class folders or a file of embeddings with labels, read as the run read its own
-        (scaled by its scale, for example), or a folder of such domains. A `Domain` is taken as it is. Without names
-        they are called like their files.
+        Each is a domain: a folder of class folders or a file of embeddings with labels, read and scaled as in the run,
+        or a folder of such domains, or a `Domain`. Without names they are called like their files.
     key, labels : str, optional
         Arrays of features and labels in files of embeddings; by default those of the run.
     workers : int

@@ -1,8 +1,8 @@
 """How good a network is on held-out data, scores that need no target labels, and which evaluation's model is kept.
 
-Source accuracy hardly changes while a discrepancy pulls the domains together, and often falls a little, so its
-maximum is mostly that of a network that is not adapted yet. Hence evaluations compete only once the penalty has its
-full strength, and of those that held-out source samples cannot tell apart the latest is taken.
+While a discrepancy pulls the domains together, source accuracy hardly changes or falls a little, so its maximum mostly
+belongs to a network that is not adapted yet. So evaluations compete only from the full penalty on, and the latest of
+those that held-out source samples cannot tell apart is taken.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ModelChoice:
         return {"step": self.step, "score": self.score, "seen": seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Restore what `state_dict` returned."""
         self.step, self.score = state["step"], state["score"]
         self._seen = [(each["step"], Verdict(each["score"], each["errors"])) for each in state["seen"]]
 
@@ -232,13 +232,14 @@ class Evaluator:
         options, selection = self.config.pass_options, self.config.selection
         z, target = outputs(algorithm, self.target, **options)
         found = {} if self.config.regression else _of_probabilities(target)
-        missed = None
+        sample_errors = None
         if self.source is not None:
             inputs, labels = self.source
             z_s, source = outputs(algorithm, inputs, **options)
             found |= {f"source_{name}": value for name, value in label_scores(source, labels).items()}
             found["mmd"] = held_out_mmd2(z_s, z)
-            missed = errors(source, labels) if selection in NEED_SOURCE and selection != FIRST_BEST else None
+            if selection in NEED_SOURCE and selection != FIRST_BEST:
+                sample_errors = errors(source, labels)
         if self.observed is not None:
             inputs, labels = self.observed
             scores = label_scores(outputs(algorithm, inputs, **options)[1], labels)
@@ -246,10 +247,9 @@ class Evaluator:
         if selection == "last":
             return found, Verdict(float(step))
         if self.oracle_labels is not None:
-            return found, Verdict(
-                label_scores(target, self.oracle_labels)["r2" if self.config.regression else "accuracy"]
-            )
-        return found, Verdict(found[_MEASURED[selection]], missed)
+            scores = label_scores(target, self.oracle_labels)
+            return found, Verdict(scores["r2" if self.config.regression else "accuracy"])
+        return found, Verdict(found[_MEASURED[selection]], sample_errors)
 
 
 _MEASURED = {

@@ -337,7 +337,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Restore what `state_dict` returned."""
         if state["own_parts"] != self.own_parts:
             raise InputError(
                 f"the run had {_shown(state['own_parts'])} of its own, this trainer has {_shown(self.own_parts)}; give "

@@ -14,7 +14,7 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import RunResult
-from vardass.adapt.networks import is_pretrained
+from vardass.adapt.networks import pretrained_source
 from vardass.adapt.selection import outputs
 from vardass.adapt.trainer import Trainer
 from vardass.analysis.doctor import Diagnosis, diagnose
@@ -107,7 +107,7 @@ def short_form(result: RunResult, splits: TaskSplits) -> str | None:
     is done here, at least 64 samples, and the rest of the diagnosis takes about as long with a small network.
     """
     config, loss = result.config, getattr(result.algorithm, "loss", None)
-    if not isinstance(loss, MMDLoss | CORALLoss) or (config.cache_embeddings and is_pretrained(config.network)):
+    if not isinstance(loss, MMDLoss | CORALLoss) or (config.cache_embeddings and pretrained_source(config.network)):
         return None
     rows = min(_SHORT_ROWS, int(_SHORT_SHARE * 3 * config.steps * config.batch_size))
     domains = splits.source_train, splits.target_unlabelled

@@ -28,8 +28,8 @@ _BLOCK = 256
 class FrontEnd:
     """How sound becomes an input of shape (1, bands, frames).
 
-    The defaults suit humpback calls, most of whose energy is between 50 Hz and 2 kHz. They are ours: the front end
-    that the paper refers to is that of a published study (DCASE 2023) whose code is not to be had.
+    The defaults suit humpback calls, most of whose energy is between 50 Hz and 2 kHz. They are ours: the code of the
+    study (DCASE 2023) whose front end the paper uses is not public.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class FrontEnd:
 
     @classmethod
     def of(cls, given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd:
-        """A front end as it is, or from values by name, as of YAML or a command; what is not given is the default."""
+        """A front end as given, or from values by name, as in YAML; what is not given is the default."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping | None):

@@ -234,7 +234,7 @@ class Domain:
         rows = torch.as_tensor(rows)
         labels = None if self._labels is None else self._labels[rows]
         cut = Subset(self.dataset, rows.tolist())
-        if isinstance(self.dataset, Subset):  # one step from sample to data, however often it is cut
+        if isinstance(self.dataset, Subset):  # no subsets of subsets
             cut = Subset(self.dataset.dataset, [self.dataset.indices[row] for row in cut.indices])
         ids = self.domain_ids[rows]
         return self._changed(dataset=cut, _labels=labels, domain_ids=ids)
@@ -357,7 +357,7 @@ def refuse_unknown(found: Sequence[str], classes: Sequence[str], owner: str, kno
 
 
 def parts_of(dataset: Dataset[Tensor]) -> list[Dataset[Tensor]]:
-    """The data sets that one is made of, however often they were cut and united."""
+    """The data sets that subsets and concatenations are made of."""
     if isinstance(dataset, Subset):
         return parts_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
