@@ -88,7 +88,7 @@ class Discrepancy(Algorithm):
         target = self.need_target(target)
         z_s, z_t = self.pair_features(source, target)
         task = self.task_loss(z_s, source)
-        gap = self.discrepancy(self._drawn(source, z_s, "source"), self._drawn(target, z_t, "target"))
+        gap: Tensor = self.loss(self._drawn(source, z_s, "source"), self._drawn(target, z_t, "target"))
         risen = min(1.0, max(0.0, step - self.delay) / self.ramp) if self.ramp else float(step >= self.delay)
         found: Losses = {"total": task + risen * self.penalty * gap, "task": task, self.name: gap}
         if self.confusion:
@@ -129,11 +129,6 @@ class Discrepancy(Algorithm):
                 )
             return batch._replace(x=z)
         return Batch(z, weights=batch.weights, bank=batch.bank if self.estimator == "reference" else None)
-
-    def discrepancy(self, source: Batch, target: Batch) -> Tensor:
-        """Return the discrepancy of batches of features (b_s, d) and (b_t, d)."""
-        value: Tensor = self.loss(source, target)
-        return value
 
 
 class MMD(Discrepancy):
