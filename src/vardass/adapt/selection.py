@@ -22,7 +22,7 @@ from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.losses import mmd2
 from vardass.samplers.class_alignment import ALIGNMENT_KERNEL, some_rows
-from vardass.validate import as_labels, row_blocks
+from vardass.validate import as_labels
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -107,7 +107,6 @@ class ModelChoice:
 # --- scores on held-out data --------------------------------------------------------------------------
 
 _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
-_BLOCK_NUMBERS = 2**22  # similarities held at a time
 _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is not measured
 
 
@@ -135,42 +134,33 @@ def errors(outputs: Tensor, labels: Tensor) -> Tensor:
     return ((outputs.to(y) - y).square() / spread).mean(1).float()
 
 
-def prediction_entropy(logits: Tensor) -> float:
-    """Mean entropy of the predictions, in nats."""
-    return float(_entropy(_probabilities(logits)).mean())
+def label_free_scores(logits: Tensor) -> dict[str, float]:
+    """Scores of class predictions by ``logits`` (n, classes) that need no labels.
 
-
-def information_maximisation(logits: Tensor) -> float:
-    """Entropy of the mean prediction minus the mean entropy: sure of each sample, and of all classes in turn."""
-    p = _probabilities(logits)
-    return float(_entropy(p.mean(0, keepdim=True))[0] - _entropy(p).mean())
-
-
-def soft_neighbourhood_density(logits: Tensor, *, temperature: float = _TEMPERATURE) -> float:
-    """Mean entropy of each sample's soft neighbours among the others (Saito et al. 2021).
-
-    With f the predictions scaled to length 1, sample i has neighbour j ≠ i with probability proportional to
-    exp(<f_i, f_j> / temperature). Dense clusters of like predictions have many equal neighbours.
+    Returns
+    -------
+    dict
+        ``"target_entropy"``, the mean entropy of the predictions in nats; ``"target_information"``, the entropy of the
+        mean prediction minus that, which is high if each prediction is sure and all classes occur; and, for 2 to 2,048
+        samples, ``"target_density"``, the mean entropy of each sample's soft neighbours (Saito et al. 2021). With f the
+        predictions scaled to length 1, sample i has neighbour j ≠ i with probability proportional to
+        exp(<f_i, f_j> / 0.05). Dense clusters of like predictions have many equal neighbours.
     """
-    f = F.normalize(_probabilities(logits), dim=1)
-    n = len(f)
-    total = f.new_zeros(())
-    for rows in row_blocks(n, _BLOCK_NUMBERS // n):
-        similar = f[rows] @ f.T / temperature
-        here = torch.arange(n, device=f.device)[rows]
-        similar[here - rows.start, here] = -torch.inf
-        total += _entropy(similar.softmax(1)).sum()
-    return float(total / n)
+    p = logits.detach().double().softmax(1)
+    mean_entropy = _entropy(p).mean()
+    information = _entropy(p.mean(0, keepdim=True))[0] - mean_entropy
+    found = {"target_entropy": float(mean_entropy), "target_information": float(information)}
+    if 2 <= len(p) <= _PAIRS_LIMIT:
+        f = F.normalize(p, dim=1)
+        similar = (f @ f.T / _TEMPERATURE).fill_diagonal_(-torch.inf)
+        found["target_density"] = float(_entropy(similar.softmax(1)).sum() / len(p))
+    return found
 
 
 def held_out_mmd2(source_features: Tensor, target_features: Tensor) -> float:
     """MMD² of held-out features by `ALIGNMENT_KERNEL`, on up to 1,000 rows of each domain."""
     with torch.no_grad():
         return float(mmd2(some_rows(source_features), some_rows(target_features), kernel=ALIGNMENT_KERNEL))
-
-
-def _probabilities(logits: Tensor) -> Tensor:
-    return logits.detach().double().softmax(1)
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -231,7 +221,7 @@ class Evaluator:
         """Measurements by name, and that by which models are chosen."""
         options, selection = self.config.pass_options, self.config.selection
         z, target = outputs(algorithm, self.target, **options)
-        found = {} if self.config.regression else _of_probabilities(target)
+        found = {} if self.config.regression else label_free_scores(target)
         sample_errors = None
         if self.source is not None:
             inputs, labels = self.source
@@ -258,14 +248,6 @@ _MEASURED = {
     "source-r2": "source_r2",
     "information-maximisation": "target_information",
 }
-
-
-def _of_probabilities(logits: Tensor) -> dict[str, float]:
-    """What class probabilities say without labels."""
-    found = {"target_entropy": prediction_entropy(logits), "target_information": information_maximisation(logits)}
-    if 2 <= len(logits) <= _PAIRS_LIMIT:
-        found["target_density"] = soft_neighbourhood_density(logits)
-    return found
 
 
 def _oracle_labels(splits: TaskSplits) -> Tensor:
