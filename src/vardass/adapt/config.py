@@ -53,10 +53,6 @@ def _usual_rate(settings: dict[str, Any]) -> float:
     return _TUNING_RATE if tuned else _USUAL_RATE
 
 
-def _usual_selection(settings: dict[str, Any]) -> str:
-    return _USUAL_SELECTION[settings.get("regression", False)]
-
-
 def _count_or_name(value: Any, name: str, *, names: Sequence[str], low: int, remedy: str = "") -> int | str:
     return choose(value, name, names) if isinstance(value, str) else check_count(value, name, low=low, remedy=remedy)
 
@@ -208,7 +204,7 @@ class RunConfig(BaseModel):
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
     eval_batch_size: Count = Field(256, description="Samples in a forward pass without gradient.")
     selection: Annotated[str, _one_of(*_SELECTIONS)] = Field(
-        default_factory=_usual_selection,
+        default_factory=lambda settings: _USUAL_SELECTION[settings.get("regression", False)],
         description="Score by which the model is chosen among the evaluations at full penalty. "
         "information-maximisation (sure of each target sample, and of all classes in turn) lost least in "
         "benchmarks/results/adaptation.md; in a regression source-r2 is the default. domainbed is the paper's rule, "

@@ -120,13 +120,6 @@ class Domain:
         self.regression = check_flag(regression, "regression")
         self._labels = None if labels is None else self._checked(labels, count)
         self._hidden = False
-        if self._labels is not None and count and not regression:
-            low, high = int(self._labels.min()), int(self._labels.max())
-            if low < 0 or high >= len(self.class_names):
-                raise InputError(
-                    f"labels of domain {name!r} go from {low} to {high}, but there are {len(self.class_names)} class "
-                    "names; give labels as positions in class_names"
-                )
 
     @classmethod
     def from_dataset(
@@ -174,7 +167,13 @@ class Domain:
                     f"{what} are real numbers (floats); pass regression=True to predict numbers, or classes as "
                     "whole numbers"
                 )
-            return as_labels(labels, count, what)
+            classes = as_labels(labels, count, what)
+            if count and not 0 <= int(classes.min()) <= int(classes.max()) < len(self.class_names):
+                raise InputError(
+                    f"{what} go from {int(classes.min())} to {int(classes.max())}, but there are "
+                    f"{len(self.class_names)} class names; give labels as positions in class_names"
+                )
+            return classes
         numbers = as_numbers(labels, count, what)
         if numbers.shape[1] != len(self.class_names):
             raise InputError(

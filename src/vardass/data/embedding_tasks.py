@@ -98,10 +98,8 @@ def embedding_task(
     classes = _number_names(paths[0], marks[0], known[0].shape[1]) if regression else _classes(known)
     domains = []
     for title, table, each in zip(titles, tables, read, strict=True):
-        labels_of: Any = each.labels
-        if labels_of is not None and not regression:
-            labels_of = class_positions(labels_of, classes, f"domain {title!r}", "source")
-        domains.append(Domain(title, TensorInputs(table, column_names), labels_of, classes, regression=regression))
+        positions = each.labels if regression else class_positions(each.labels, classes, f"domain {title!r}", "source")
+        domains.append(Domain(title, TensorInputs(table, column_names), positions, classes, regression=regression))
     task = Task("+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
     return standardise_task(task) if standardise else task
 
@@ -177,12 +175,16 @@ def _classes(columns: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     return tuple(str(value) for value in sorted(found, key=lambda value: (value if numbers else 0, str(value))))
 
 
-def class_positions(values: NDArray[Any], classes: Sequence[str], owner: str, known_to: str) -> Tensor:
-    """Labels (n,) as positions in ``classes``."""
+def class_positions(
+    values: NDArray[Any] | None, classes: Sequence[str], owner: str, known_to: str
+) -> NDArray[Any] | None:
+    """Labels (n,), if there are any, as positions in ``classes``."""
+    if values is None:
+        return None
     found, inverse = np.unique(values, return_inverse=True)
     texts = [str(int(value)) if values.dtype.kind in "iub" else str(value) for value in found]
     refuse_unknown(texts, classes, owner, known_to)
-    return torch.tensor([classes.index(text) for text in texts])[torch.from_numpy(inverse.reshape(-1))]
+    return np.array([classes.index(text) for text in texts])[inverse.reshape(-1)]
 
 
 # --- labels ---

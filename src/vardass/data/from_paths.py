@@ -346,9 +346,8 @@ def domain_from_path(
             "encoder and columns"
         )
     inputs = scaled_inputs(table, data["scale"], str(path)) if data.get("scale") else TensorInputs(table)
-    if values is None or regression:
-        return Domain(path.stem, inputs, values, names, regression=regression)
-    return Domain(path.stem, inputs, class_positions(values, names, str(path), "model"), names)
+    known = values if regression else class_positions(values, names, str(path), "model")
+    return Domain(path.stem, inputs, known, names, regression=regression)
 
 
 def _guess(path: Path) -> Kind:
