@@ -17,7 +17,7 @@ from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.devices import Processes
 from vardass.adapt.networks import Network
 from vardass.data.domains import Domain, TensorInputs
-from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
+from vardass.data.images import ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassWarning
 from vardass.processes import iterate
@@ -196,21 +196,20 @@ class Stream:
         inputs: Inputs,
         labels: Tensor | None,
         sampler: MinibatchSampler,
+        algorithm: Algorithm,
         *,
-        workers: int = 0,
-        processes: Processes | None = None,
-        preprocessing: ImagePreprocessing = IMAGENET,
-        crop_seed: int | None = None,
+        workers: int,
+        crop_seed: int | None,
     ) -> None:
         self.inputs = inputs
-        self.preprocessing = preprocessing
+        self.preprocessing = algorithm.network.preprocessing
         self._crops = None
         if crop_seed is not None and inputs.is_image and not isinstance(inputs.data, Tensor):
             self._crops = random_crops(inputs.data)
         self.labels = None if labels is None else labels.to(inputs.device)
         self.sampler = sampler
         self.workers = workers
-        self.processes = processes or Processes()
+        self.processes = algorithm.processes
         self._pending = _PendingBatches(sampler, self.processes, None if self._crops is None else crop_seed)
         self._batches: Iterator[Any] | None = None
         self._known_weights: tuple[Sequence[float] | None, Tensor | None] = None, None
@@ -347,9 +346,8 @@ def training_streams(
             inputs,
             labels,
             sampler,
+            algorithm,
             workers=config.workers,
-            processes=algorithm.processes,
-            preprocessing=algorithm.network.preprocessing,
             crop_seed=named_seed("crops", name, config.seed) if augmented else None,
         )
 
