@@ -20,7 +20,7 @@ from vardass.adapt.regression import check_outputs
 from vardass.data.images import IMAGENET, ImagePreprocessing
 from vardass.errors import InputError
 from vardass.registry import Registry, check_options
-from vardass.validate import check_count, check_flag, check_number, unknown
+from vardass.validate import check_count, check_flag, check_number, check_seed, unknown
 
 __all__ = [
     "NETWORK_NAMES",
@@ -144,7 +144,7 @@ def output_size(module: nn.Module, input_shape: Sequence[int]) -> int:
 def seeded(seed: int) -> Iterator[None]:
     """Draw initial parameters from ``seed`` and leave torch's global CPU generator, where they come from, as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(check_seed(seed))
         yield
 
 

@@ -77,13 +77,13 @@ def embedding_task(
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     paths = [as_path(path, "source or target") for path in (*given, target)]
     titles = [path.stem for path in paths] if names is None else list(names)
-    marks = [labels_name(path, labels, title) for path, title in zip(paths, titles, strict=True)]
-    options: Any = {"columns": columns, "leave_out": marks, "regression": regression}
+    label_names = [labels_name(path, labels, title) for path, title in zip(paths, titles, strict=True)]
+    options: Any = {"columns": columns, "leave_out": label_names, "regression": regression}
     read: list[LabelledTable] = []
-    for path, title, mark in zip(paths, titles, marks, strict=True):
+    for path, title, label_name in zip(paths, titles, label_names, strict=True):
         of_target = len(read) == len(given)
         own = None if key is None else key.replace("{domain}", title)
-        wanted = None if of_target and target_labelled is False else mark
+        wanted = None if of_target and target_labelled is False else label_name
         optional = of_target and target_labelled is None
         read.append(read_labelled(path, key=own, labels=wanted, optional=optional, **options))
     if len(set(titles)) < len(titles):
@@ -95,7 +95,7 @@ def embedding_task(
     if len(set(widths.values())) > 1:
         raise InputError(f"the domains have features of different width, {widths}; use one encoder for all")
     known = [each.labels for each in read[:-1] if each.labels is not None]
-    classes = _number_names(paths[0], marks[0], known[0].shape[1]) if regression else _classes(known)
+    classes = _number_names(paths[0], label_names[0], known[0].shape[1]) if regression else _classes(known)
     domains = []
     for title, table, each in zip(titles, tables, read, strict=True):
         positions = each.labels if regression else class_positions(each.labels, classes, f"domain {title!r}", "source")

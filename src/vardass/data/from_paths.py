@@ -330,14 +330,14 @@ def domain_from_path(
             options = {"size": shape[1:], "channels": shape[0], "interpolation": interpolation}
         return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **options)
     regression: bool = about["config"].regression
-    marks = [labels_name(path, name, path.stem) for name in (labels or data.get("labels"), data.get("labels"))]
+    label_names = [labels_name(path, name, path.stem) for name in (labels or data.get("labels"), data.get("labels"))]
     table, values, _ = read_labelled(
         path,
         key=key or data.get("key"),
-        labels=marks[0] if labelled else None,
+        labels=label_names[0] if labelled else None,
         columns=data.get("columns"),
         column_names=data.get("column_names"),
-        leave_out=marks,
+        leave_out=label_names,
         regression=labelled and regression,
     )
     if tuple(table.shape[1:]) != shape:
