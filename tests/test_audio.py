@@ -127,6 +127,7 @@ def test_the_middle_is_kept_and_silence_is_put_around(tmp_path):
         ({"rate": "fast"}, "rate of the front end must be a whole number, got 'fast'"),
         ({"rate": True}, "rate of the front end must be a whole number, got True"),
         ({"low": "0 Hz"}, "low of the front end must be a number of at least 0, got '0 Hz'"),
+        ({"seconds": None}, "seconds of the front end must be a number of at least 0, got None"),
         ({"hop": 0}, "hop of the front end must be at least 1, got 0"),
         ("8000", "front_end must be values by name, such as .* got '8000'"),
     ],

@@ -62,7 +62,7 @@ class FrontEnd:
         for name, value in vars(self).items():
             if isinstance(getattr(type(self), name), int):
                 check_count(value, f"{name} of the front end")
-            elif value is not None:
+            elif name != "high" or value is not None:
                 check_number(value, f"{name} of the front end", low=0.0)
         if self.samples < 1:
             raise InputError(f"{self.seconds} s at rate {self.rate} is no sample; give seconds above 0")
