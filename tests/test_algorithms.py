@@ -136,10 +136,7 @@ def test_stream_weights_go_with_batches_without_weights_and_the_v_statistic() ->
 
 def test_task_loss_by_hand() -> None:
     assert value("erm", "task") == pytest.approx(0.25 * CE[0] + 0.75 * CE[1])
-    assert value("erm", "task", task_weighting="plain") == pytest.approx(0.5 * CE[0] + 0.5 * CE[1])
     assert value("erm", "task", weighted=False) == pytest.approx(0.5 * CE[0] + 0.5 * CE[1])
-    # the weights reach the discrepancy either way
-    assert value("mmd", "mmd", task_weighting="plain") == value("mmd", "mmd")
 
 
 def test_mmd_by_hand() -> None:
@@ -193,10 +190,10 @@ def test_the_penalty_of_coral_means_the_same_at_every_width(d: int) -> None:
     g = torch.Generator().manual_seed(0)
     pair = torch.randn(40, 2, generator=g, dtype=torch.float64), 1.0 + 2.0 * torch.randn(40, 2, generator=g).double()
     wide_s, wide_t = (z.repeat(1, d // 2) for z in pair)  # the same statistics in every pair of columns
-    narrow = make_algorithm("coral", plain_network(), 2).discrepancy(*map(Batch, pair))
-    wide = make_algorithm("coral", plain_network(d=d), 2).discrepancy(Batch(wide_s), Batch(wide_t))
+    narrow = make_algorithm("coral", plain_network(), 2).loss(*map(Batch, pair))
+    wide = make_algorithm("coral", plain_network(d=d), 2).loss(Batch(wide_s), Batch(wide_t))
     assert float(wide) == pytest.approx(float(narrow))
-    paper = make_algorithm("coral", plain_network(d=d), 2, preset="paper").discrepancy(Batch(wide_s), Batch(wide_t))
+    paper = make_algorithm("coral", plain_network(d=d), 2, preset="paper").loss(Batch(wide_s), Batch(wide_t))
     assert float(paper) == pytest.approx(float(coral(*pair)) * (d / 2) ** 2)
 
 
@@ -367,7 +364,7 @@ def test_discrepancies_pass_gradcheck(name: str, options: dict[str, Any]) -> Non
     source, target = (part._replace(strata=[0] * len(part.x), pool=math.inf) for part in (SOURCE, TARGET))
     z_s, z_t = SOURCE.x.clone().requires_grad_(), TARGET.x.clone().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda a, b: algorithm.discrepancy(source._replace(x=a), target._replace(x=b)),
+        lambda a, b: algorithm.loss(source._replace(x=a), target._replace(x=b)),
         (z_s, z_t),
         atol=1e-6,
     )
@@ -534,7 +531,6 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: build("cdan+els", {"smoothing": 0.51}), "at most 0.5, got 0.51; beyond one half"),
     (lambda: build("cdan", {"entropy": "no"}), "entropy must be true or false, got 'no'"),
     (lambda: build("mcc", {"temperature": 0}), "temperature must be positive"),
-    (lambda: build("erm", {"task_weighting": "none"}), "weighted, plain"),
     (lambda: make_algorithm("erm", make_network("mlp", (3,), 2), 4), "2 logits, but num_classes is 4"),
     (lambda: make_algorithm("arm", Network(nn.Linear(3, 2), nn.Linear(2, 2)), 2), "input_shape"),
     (lambda: build("mmd", {}).losses(batches()[0], None, 0), "needs a target batch"),

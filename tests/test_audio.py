@@ -33,14 +33,14 @@ def test_bad_mel_bands():
     with pytest.raises(InputError, match=r"from 100 to 6000 Hz do not fit between 0 and 5000.0"):
         af.mel_filters(8, 512, 10_000, low=100, high=6000)
     with pytest.raises(InputError, match="of 100 mel bands lie between"):
-        af.mel_filters(100, 64, 8000)
+        af.mel_filters(100, 64, 8000, low=0, high=None)
 
 
 def test_mel_spectrogram_against_a_direct_sum():
     g = torch.Generator().manual_seed(0)
     wave = torch.randn(2, 50, dtype=torch.float64, generator=g)
     fft, hop = 16, 5
-    filters = af.mel_filters(2, fft, 8000)
+    filters = af.mel_filters(2, fft, 8000, low=0, high=None)
     result = af.mel_spectrogram(wave, filters, fft_size=fft, hop=hop)
     assert result.shape == (2, 2, 1 + 50 // hop)
     for row in range(2):
@@ -73,7 +73,7 @@ def test_pcen_against_its_recursion():
 
 def test_pcen_removes_gain():
     energy = torch.rand(4, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
-    plain, loud = (af.pcen(gain * energy, alpha=1.0, eps=1e-12) for gain in (1.0, 100.0))
+    plain, loud = (af.pcen(gain * energy, s=0.025, alpha=1.0, delta=2.0, r=0.5, eps=1e-12) for gain in (1.0, 100.0))
     assert torch.allclose(plain, loud, rtol=1e-9)
 
 
@@ -124,8 +124,10 @@ def test_the_middle_is_kept_and_silence_is_put_around(tmp_path):
     ("given", "message"),
     [
         ({"rat": 8000}, "unknown setting of the front end: 'rat'; did you mean 'rate'"),
-        ({"rate": "fast"}, "rate of the front end is 'fast'; give a number"),
-        ({"rate": True}, "rate of the front end is True; give a number"),
+        ({"rate": "fast"}, "rate of the front end must be a whole number, got 'fast'"),
+        ({"rate": True}, "rate of the front end must be a whole number, got True"),
+        ({"low": "0 Hz"}, "low of the front end must be a number of at least 0, got '0 Hz'"),
+        ({"seconds": None}, "seconds of the front end must be a number of at least 0, got None"),
         ({"hop": 0}, "hop of the front end must be at least 1, got 0"),
         ("8000", "front_end must be values by name, such as .* got '8000'"),
     ],

@@ -74,9 +74,9 @@ def test_both_sides_of_a_batch_have_the_same_classes_from_the_start_on(sampler: 
     trainer._update = watched  # type: ignore[method-assign]
     trainer.run()
     assert seen == [False] * 7 + [True] * 8  # plain strata first
-    log = trainer.metrics[-1]
+    log = trainer.history.metrics[-1]
     assert (log["classes/aligned"], log["classes/unsure"]) == (1.0, 0.0)
-    assert "classes/aligned" not in trainer.metrics[0]
+    assert "classes/aligned" not in trainer.history.metrics[0]
     with pytest.raises(LabelsHidden):  # and no label of the target was revealed for that
         SPLITS.target_unlabelled.known_labels()
 
@@ -107,7 +107,7 @@ def test_target_shares_and_a_confidence() -> None:
     confidence = float(sureness.quantile(0.1))
     trainer = Trainer(config(steps=9, class_options={"start": 8, "confidence": confidence}), SPLITS)
     trainer.run()
-    assert trainer.metrics[-1]["classes/unsure"] == pytest.approx(0.1, abs=0.03)
+    assert trainer.history.metrics[-1]["classes/unsure"] == pytest.approx(0.1, abs=0.03)
 
 
 def weighted_mmd2(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor, labels: torch.Tensor) -> float:
@@ -141,7 +141,7 @@ def test_classes_are_aligned_early_only_where_shares_explain_the_shift() -> None
         options = {"early": 8, "start": 12, "explained": bar}
         trainer = Trainer(config(class_options=options, steps=14, eval_every=1, lr=0.1, refresh_every=4), SPLITS)
         trainer.run()
-        seen[name] = [line.get("classes/aligned", 0.0) for line in trainer.metrics]
+        seen[name] = [line.get("classes/aligned", 0.0) for line in trainer.history.metrics]
     assert seen["shares"] == [0.0] * 8 + [1.0] * 6  # opposite shares, nearly the same classes
     assert seen["never"] == [0.0] * 12 + [1.0] * 2
 
@@ -170,7 +170,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, tmp_path: Path) -> 
     resumed = Trainer(settings, SPLITS, tmp_path)
     resumed.run(resume=True)
     assert_same_run(whole, resumed)
-    assert whole.metrics[-1]["classes/aligned"] == 1.0
+    assert whole.history.metrics[-1]["classes/aligned"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,9 @@ def test_a_domain_of_a_labelled_data_set():
 def test_bad_labelled_data_sets():
     with pytest.raises(InputError, match="Pairs of domain 'd' has no attribute classes; give their names"):
         Domain.from_dataset("d", Pairs([]))
-    with pytest.raises(InputError, match=r"item 0 of Pairs is Tensor, not a pair \(input, whole number\)"):
+    with pytest.raises(InputError, match=r"item 0 of Pairs is a Tensor, not a pair \(input, label\)"):
         Domain.from_dataset("d", Pairs([torch.zeros(3)]), CLASSES)
-    with pytest.raises(InputError, match=r"item 0 of TensorDataset is tuple, not a pair"):
+    with pytest.raises(InputError, match=r"item 0 of TensorDataset is a tuple, not a pair"):
         Domain.from_dataset("d", TensorDataset(torch.zeros(2, 3)), CLASSES)
     text = Domain.from_dataset("d", Pairs([("text", 1)]), CLASSES)
     with pytest.raises(InputError, match=r"item 0 of Pairs begins with a str, not a tensor; .*ToTensor"):

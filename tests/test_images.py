@@ -1,5 +1,6 @@
 """Images: decoding, random crops, augmentation, and the preprocessing that a network was trained with."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -271,7 +272,7 @@ def test_augmentation_of_crops_cuts_no_more():
 def test_preprocessing_is_plain_values_and_back():
     given = ImagePreprocessing(size=96, interpolation="bicubic", mean=[0.1, 0.2, 0.3])
     assert given.size == (96, 96)
-    assert ImagePreprocessing.from_dict(json.loads(json.dumps(given.to_dict()))) == given
+    assert ImagePreprocessing.from_dict(json.loads(json.dumps(dataclasses.asdict(given)))) == given
     assert ImagePreprocessing.from_dict({}) == IMAGENET == ImagePreprocessing()
 
 

@@ -34,7 +34,7 @@ def test_shapes(spec: str, shape: tuple[int, ...], options: dict[str, Any], widt
     assert network.feature_dim == width
     assert network.features(x).shape == (4, width)
     assert network(x).shape == (4, 3)
-    assert network.num_classes == 3
+    assert network.head.out_features == 3
     network(x).sum().backward()
     assert all(p.grad is not None for p in network.parameters())
 
@@ -78,7 +78,7 @@ def test_frozen_batchnorm_keeps_its_statistics_but_learns_its_scale() -> None:
 def test_frozen_backbone_can_be_cached() -> None:
     network = make_network("conv", (1, 16, 16), 2, freeze_backbone=True, bottleneck=8).train()
     x = torch.rand(6, 1, 16, 16)
-    stored = network.embed(x)
+    stored = network.featuriser(x).flatten(1)
     assert not stored.requires_grad
     assert not any(m.training for m in network.featuriser.modules())
     assert network.bottleneck.training

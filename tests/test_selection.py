@@ -8,13 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from vardass.adapt import selection
 from vardass.adapt.selection import (
-    accuracy,
     held_out_mmd2,
-    information_maximisation,
-    prediction_entropy,
-    soft_neighbourhood_density,
+    label_free_scores,
+    label_scores,
 )
 from vardass.errors import InputError
 
@@ -29,38 +26,40 @@ ENTROPY_OF_QUARTERS = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
 
 def test_accuracy_is_the_share_of_right_rows() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 2.0], [0.0, 5.0, 2.0], [0.0, 1.0, 2.0]])
-    assert accuracy(logits, torch.tensor([2, 0, 2, 2])) == 0.75
+    assert label_scores(logits, torch.tensor([2, 0, 2, 2])) == {"accuracy": 0.75}
     with pytest.raises(InputError, match="shape"):
-        accuracy(logits, torch.tensor([1]))
+        label_scores(logits, torch.tensor([1]))
 
 
 def test_entropy_is_the_mean_over_predictions() -> None:
-    assert prediction_entropy(QUARTERS) == pytest.approx((ENTROPY_OF_QUARTERS + math.log(2)) / 2)
-    assert prediction_entropy(torch.tensor([[1000.0, -1000.0]])) == pytest.approx(0.0)
+    assert label_free_scores(QUARTERS)["target_entropy"] == pytest.approx((ENTROPY_OF_QUARTERS + math.log(2)) / 2)
+    assert label_free_scores(torch.tensor([[1000.0, -1000.0]])) == pytest.approx(
+        {"target_entropy": 0.0, "target_information": 0.0}
+    )
 
 
 def test_information_maximisation_is_the_mutual_information() -> None:
     mean = (0.375, 0.625)
     marginal = -sum(p * math.log(p) for p in mean)
     expected = marginal - (ENTROPY_OF_QUARTERS + math.log(2)) / 2
-    assert information_maximisation(QUARTERS) == pytest.approx(expected)
+    assert label_free_scores(QUARTERS)["target_information"] == pytest.approx(expected)
     # a network that is sure of one class for all has nothing, though its entropy is the best
-    assert information_maximisation(torch.tensor([[99.0, 0.0], [99.0, 0.0]])) == pytest.approx(0.0)
+    sure = label_free_scores(torch.tensor([[99.0, 0.0], [99.0, 0.0]]))
+    assert sure["target_information"] == pytest.approx(0.0)
 
 
 def test_density_of_three_samples_by_hand() -> None:
     # two equal predictions and one orthogonal to both: f = (1,0), (1,0), (0,1)
     logits = torch.tensor([[1000.0, 0.0], [1000.0, 0.0], [0.0, 1000.0]])
-    t = 0.5
+    t = 0.05
     near = math.exp(1 / t) / (math.exp(1 / t) + 1)
     paired = -near * math.log(near) - (1 - near) * math.log(1 - near)
     expected = (2 * paired + math.log(2)) / 3
-    assert soft_neighbourhood_density(logits, temperature=t) == pytest.approx(expected)
+    assert label_free_scores(logits)["target_density"] == pytest.approx(expected)
 
 
-def test_density_lengths_are_one_and_blocks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_density_is_that_of_a_loop() -> None:
     logits = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
-    whole = soft_neighbourhood_density(logits)
     p = logits.double().softmax(1)
     f = p / p.norm(dim=1, keepdim=True)
     entropies = []
@@ -68,15 +67,14 @@ def test_density_lengths_are_one_and_blocks_agree(monkeypatch: pytest.MonkeyPatc
         others = [j for j in range(30) if j != i]
         q = (f[others] @ f[i] / 0.05).softmax(0)
         entropies.append(float(-(q * q.log()).sum()))
-    assert whole == pytest.approx(sum(entropies) / 30)
-    monkeypatch.setattr(selection, "_BLOCK_NUMBERS", 7 * 30)
-    assert soft_neighbourhood_density(logits) == pytest.approx(whole)
+    assert label_free_scores(logits)["target_density"] == pytest.approx(sum(entropies) / 30)
 
 
 def test_density_prefers_dense_clusters() -> None:
     centres = torch.eye(3).repeat_interleave(20, 0) * 8
     noise = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    assert soft_neighbourhood_density(centres + 0.1 * noise) > soft_neighbourhood_density(centres + 4.0 * noise)
+    dense, loose = (label_free_scores(centres + share * noise)["target_density"] for share in (0.1, 4.0))
+    assert dense > loose
 
 
 def test_mmd_by_hand_and_free_of_scale() -> None:

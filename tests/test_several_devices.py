@@ -68,7 +68,7 @@ def plain_state(trainer: Trainer) -> dict[str, Any]:
     drawn = {name: stream.draw().rows for name, stream in trainer.streams.items()}
     for stream in trainer.streams.values():
         stream.close()
-    return {"weights": dict(trainer.algorithm.state_dict()), "drawn": drawn, "metrics": trainer.metrics}
+    return {"weights": dict(trainer.algorithm.state_dict()), "drawn": drawn, "metrics": trainer.history.metrics}
 
 
 def work(rank: int, folder: str, port: int) -> None:

@@ -85,7 +85,7 @@ def test_with_fresh_banks_batches_have_the_mean_gradient_of_all_data(algorithm: 
         found = draw(draws, step)
         z = [trainer.algorithm.features(found[name].batch.x).detach().requires_grad_() for name in features]
         batches = (Batch(each, bank=found[name].batch.bank) for each, name in zip(z, features))
-        loss = trainer.algorithm.discrepancy(*batches)  # type: ignore[operator]
+        loss = trainer.algorithm.loss(*batches)  # type: ignore[operator]
         for name, slope in zip(features, torch.autograd.grad(loss, z)):
             features[name][found[name].rows] = slope / len(features[name])
             seen[name][found[name].rows] = True

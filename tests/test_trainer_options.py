@@ -243,7 +243,7 @@ def test_cached_embeddings_change_nothing_but_the_time(changes: dict[str, Any], 
     cached, plain = Trainer(settings, splits, tmp_path), Trainer(settings.changed(cache_embeddings=False), splits)
     calls: list[int] = []
     assert cached.backbone is not None
-    cached.backbone.featuriser.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
+    cached.backbone.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
     told: list[str] = []
     result = cached.run(progress=lambda share, message: told.append(message))
     other = plain.run()

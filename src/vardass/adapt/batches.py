@@ -7,7 +7,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from vardass.adapt.algorithms import Algorithm, Batch
 from vardass.adapt.devices import Processes
 from vardass.adapt.networks import Network
 from vardass.data.domains import Domain, TensorInputs
-from vardass.data.images import IMAGENET, ImagePreprocessing, augment, may_crop, normalise, random_crops
+from vardass.data.images import ImagePreprocessing, augment, may_crop, normalise, random_crops
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassWarning
 from vardass.processes import iterate
@@ -39,16 +38,15 @@ _PROJECTED = 64  # samples at a time
 
 
 def in_memory(dataset: Dataset[Tensor]) -> Tensor | None:
-    """All inputs (n, *shape) if they are tensors already, however often they were cut and united; else None."""
+    """All inputs (n, *shape) if they are in memory, also of subsets and concatenations; else None."""
     if isinstance(dataset, TensorInputs):
         return dataset.tensor
     if isinstance(dataset, Subset):
-        whole = in_memory(dataset.dataset)
-        return None if whole is None else whole[torch.tensor(dataset.indices, dtype=torch.int64, device=whole.device)]
+        rows = in_memory(dataset.dataset)
+        return None if rows is None else rows[torch.tensor(dataset.indices, dtype=torch.int64, device=rows.device)]
     if isinstance(dataset, ConcatDataset):
-        parts = [in_memory(part) for part in dataset.datasets]
-        known = [part for part in parts if part is not None]
-        return torch.cat(known) if len(known) == len(parts) else None
+        parts = [part for part in map(in_memory, dataset.datasets) if part is not None]
+        return torch.cat(parts) if len(parts) == len(dataset.datasets) else None
     return None
 
 
@@ -104,7 +102,7 @@ class Inputs:
     def prepare(
         self, x: Tensor, preprocessing: ImagePreprocessing, *, augment_seed: int | None = None, crop: bool = True
     ) -> Tensor:
-        """Normalise a batch of images, augmented if there is a seed; leave everything else alone."""
+        """Normalise a batch of images, augmented if there is a seed; return other samples unchanged."""
         if not self.is_image:
             return x
         if augment_seed is None:
@@ -152,10 +150,10 @@ class Draw(NamedTuple):
 
 
 class _PendingBatches:
-    """Batches of a sampler, and those of them that a loader asked for but has not delivered.
+    """Batches of a sampler, and those that a loader has asked for but not delivered.
 
-    A loader gets only the rows of this process; with a seed of crops, each with a seed of its own, that depends on
-    the number of the batch and the place in it.
+    A loader gets the rows of this process only; with ``crop_seed`` each comes with a seed, which depends on the number
+    of the batch and the place in it.
     """
 
     def __init__(self, sampler: MinibatchSampler, processes: Processes, crop_seed: int | None) -> None:
@@ -198,21 +196,20 @@ class Stream:
         inputs: Inputs,
         labels: Tensor | None,
         sampler: MinibatchSampler,
+        algorithm: Algorithm,
         *,
-        workers: int = 0,
-        processes: Processes | None = None,
-        preprocessing: ImagePreprocessing = IMAGENET,
-        crop_seed: int | None = None,
+        workers: int,
+        crop_seed: int | None,
     ) -> None:
         self.inputs = inputs
-        self.preprocessing = preprocessing
+        self.preprocessing = algorithm.network.preprocessing
         self._crops = None
         if crop_seed is not None and inputs.is_image and not isinstance(inputs.data, Tensor):
             self._crops = random_crops(inputs.data)
         self.labels = None if labels is None else labels.to(inputs.device)
         self.sampler = sampler
         self.workers = workers
-        self.processes = processes or Processes()
+        self.processes = algorithm.processes
         self._pending = _PendingBatches(sampler, self.processes, None if self._crops is None else crop_seed)
         self._batches: Iterator[Any] | None = None
         self._known_weights: tuple[Sequence[float] | None, Tensor | None] = None, None
@@ -249,7 +246,7 @@ class Stream:
         return self.workers > 0 and not isinstance(self.inputs.data, Tensor)
 
     def close(self) -> None:
-        """End the workers; batches under way stay pending, and the next draw goes on with them."""
+        """Stop the workers; the next draw continues with the batches under way."""
         self.load_state_dict(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,7 +255,7 @@ class Stream:
         return {"sampler": self.sampler.state_dict(), "pending": pending, "delivered": self._pending.delivered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Restore what `state_dict` returned."""
         self.sampler.load_state_dict(state["sampler"])
         self._batches = None
         self._pending.batches.clear()
@@ -343,15 +340,14 @@ def training_streams(
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
             seed = named_seed("sampler", "pair" if together else name, config.seed)
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
-        algorithm.processes.part(sampler.batch_size)  # says so if it cannot be shared
+        algorithm.processes.part(sampler.batch_size)  # refuses a size that cannot be shared
         augmented = config.augment in (name, "both")
         found[name] = Stream(
             inputs,
             labels,
             sampler,
+            algorithm,
             workers=config.workers,
-            processes=algorithm.processes,
-            preprocessing=algorithm.network.preprocessing,
             crop_seed=named_seed("crops", name, config.seed) if augmented else None,
         )
 
@@ -385,45 +381,46 @@ def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> MinibatchSample
 # --- a frozen backbone computes the same outputs in every step ----------------------------------------
 
 
-class FrozenBackbone:
-    """The backbone of an algorithm, taken out by `take_out`: the algorithm then takes embeddings (b, m)."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.featuriser: nn.Module = algorithm.network.featuriser.eval()
-        self.preprocessing = algorithm.network.preprocessing
-        algorithm.network.featuriser = nn.Identity()
-
-    @classmethod
-    def take_out(cls, config: RunConfig, algorithm: Algorithm) -> FrozenBackbone | None:
-        """Take the backbone out if ``config.cache_embeddings`` asks for it."""
-        reason = _why_not(config, algorithm)
-        if config.cache_embeddings is True and reason is not None:
-            raise InputError(
-                f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False"
-            )
-        return cls(algorithm) if config.cache_embeddings and reason is None else None
-
-    def embed(self, inputs: Sequence[Inputs], config: RunConfig, *, progress: Progress | None = None) -> None:
-        """Replace all samples by their embeddings, in memory; those that are replaced already are left alone."""
-        waiting = [part for part in inputs if not part.is_embedded]
-        total, done = sum(len(part) for part in waiting), 0
-        for part in waiting:
-            embeddings = extract_features(
-                self.featuriser,
-                part.data,
-                forward=partial(_prepared, part, self.preprocessing),
-                out_device=part.device,
-                device=part.device,
-                **config.pass_options,
-                progress=counted(progress, "embeddings", done, len(part), total),
-            )
-            part.replace(embeddings)
-            done += len(part)
+def take_out_backbone(config: RunConfig, algorithm: Algorithm) -> nn.Module | None:
+    """Take the backbone out if ``config.cache_embeddings`` asks for it: the algorithm then takes embeddings (b, m)."""
+    reason = _why_not(config, algorithm)
+    if config.cache_embeddings is True and reason is not None:
+        raise InputError(f"cache_embeddings=True needs outputs that stay the same, but {reason}; use 'auto' or False")
+    if not config.cache_embeddings or reason is not None:
+        return None
+    backbone: nn.Module = algorithm.network.featuriser.eval()
+    algorithm.network.featuriser = nn.Identity()
+    return backbone
 
 
-def _prepared(inputs: Inputs, preprocessing: ImagePreprocessing, model: nn.Module, x: Tensor) -> Tensor:
-    z: Tensor = model(inputs.prepare(x, preprocessing))
-    return z.flatten(1)
+def embed(
+    inputs: Sequence[Inputs],
+    backbone: nn.Module,
+    preprocessing: ImagePreprocessing,
+    config: RunConfig,
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Replace samples by their embeddings, in memory, unless they are embedded already."""
+    waiting = [part for part in inputs if not part.is_embedded]
+    total, done = sum(len(part) for part in waiting), 0
+    for part in waiting:
+
+        def forward(model: nn.Module, x: Tensor, part: Inputs = part) -> Tensor:
+            z: Tensor = model(part.prepare(x, preprocessing))
+            return z.flatten(1)
+
+        embeddings = extract_features(
+            backbone,
+            part.data,
+            forward=forward,
+            out_device=part.device,
+            device=part.device,
+            **config.pass_options,
+            progress=counted(progress, "embeddings", done, len(part), total),
+        )
+        part.replace(embeddings)
+        done += len(part)
 
 
 def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:
@@ -434,9 +431,8 @@ def _why_not(config: RunConfig, algorithm: Algorithm) -> str | None:
         return "images are augmented at random"
     if type(algorithm).features is not Algorithm.features:
         return f"{type(algorithm).__name__} computes features in its own way, such as with a context that is trained"
-    kind = type(network)
-    if kind.embed is not Network.embed or kind.features is not Network.features:
-        return f"{kind.__name__} computes features in its own way"
+    if type(network).features is not Network.features:
+        return f"{type(network).__name__} computes features in its own way"
     return None
 
 

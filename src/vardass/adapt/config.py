@@ -18,7 +18,7 @@ with needs_extra("adapt"):
 from vardass.adapt.algorithms import ALGORITHM_NAMES, algorithm_options
 from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.devices import check_device
-from vardass.adapt.networks import NETWORK_NAMES, is_pretrained
+from vardass.adapt.networks import NETWORK_NAMES, pretrained_source
 from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.strata_updater import POLICY_NAMES, ClassAligner, make_policy
@@ -43,17 +43,14 @@ def _own_or_known(value: Any, name: str, *, known: Sequence[str]) -> Any:
 
 
 def _known_algorithm(value: Any, name: str) -> Any:
-    algorithm_options(value)  # says so if it is unknown
+    algorithm_options(value)  # refuses an unknown one
     return value
 
 
 def _usual_rate(settings: dict[str, Any]) -> float:
     frozen = settings.get("network_options", {}).get("freeze_backbone", False)
-    return _TUNING_RATE if is_pretrained(settings.get("network", "mlp")) and not frozen else _USUAL_RATE
-
-
-def _usual_selection(settings: dict[str, Any]) -> str:
-    return _USUAL_SELECTION[settings.get("regression", False)]
+    tuned = pretrained_source(settings.get("network", "mlp")) is not None and not frozen
+    return _TUNING_RATE if tuned else _USUAL_RATE
 
 
 def _count_or_name(value: Any, name: str, *, names: Sequence[str], low: int, remedy: str = "") -> int | str:
@@ -207,7 +204,7 @@ class RunConfig(BaseModel):
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
     eval_batch_size: Count = Field(256, description="Samples in a forward pass without gradient.")
     selection: Annotated[str, _one_of(*_SELECTIONS)] = Field(
-        default_factory=_usual_selection,
+        default_factory=lambda settings: _USUAL_SELECTION[settings.get("regression", False)],
         description="Score by which the model is chosen among the evaluations at full penalty. "
         "information-maximisation (sure of each target sample, and of all classes in turn) lost least in "
         "benchmarks/results/adaptation.md; in a regression source-r2 is the default. domainbed is the paper's rule, "

@@ -199,12 +199,12 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
             if asked:
                 stop.set()
             while not messages.empty():
-                share, said = messages.get()
-                if isinstance(said, Exception):
-                    errors.insert(0, said)
+                share, message = messages.get()
+                if isinstance(message, Exception):
+                    errors.insert(0, message)
                 elif progress is not None and not errors:
                     try:
-                        progress(share, said)
+                        progress(share, message)
                     except KeyboardInterrupt:
                         stop.set()
                     except BaseException as error:
@@ -258,23 +258,19 @@ def _run_one(
 # --- Ctrl-C -------------------------------------------------------------------------------------------
 
 
-def tell_user(message: str) -> None:
-    """Tell the user, apart from what the program puts out."""
-    print(message, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def deferred_interrupt() -> Iterator[list[bool]]:
-    """Let the first Ctrl-C only put an entry in the list; half a step could not be resumed bit for bit."""
+    """On the first Ctrl-C only add to the list that is yielded: half a step could not be resumed bit for bit."""
     asked: list[bool] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(True)
-        tell_user("stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint")
+        say = "stopping after this step; Ctrl-C again stops at once and keeps the last checkpoint"
+        print(say, file=sys.stderr, flush=True)
 
-    # a process that ignores Ctrl-C is told in another way
+    # a process that ignores Ctrl-C is stopped by a message
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored or threading.current_thread() is not threading.main_thread():
         yield asked

@@ -26,7 +26,7 @@ from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, needs_extra
-from vardass.files import PathLike, as_path, atomic_write, write_text
+from vardass.files import PathLike, as_path, atomic_write, plain, write_text
 from vardass.validate import refuse_code
 
 MODEL_FILE = "model.safetensors"
@@ -131,7 +131,7 @@ def final_report(result: RunResult, splits: TaskSplits) -> dict[str, Any]:
         and ``r2`` instead of the accuracies, see ``regression_scores``.
     """
     target = splits.target_test
-    # a copy is revealed: whoever holds the splits still cannot read the labels by mistake
+    # a copy is revealed, so that the labels of the splits stay hidden
     revealed = target.subset(torch.arange(len(target))).reveal()
     return {
         "algorithm": result.own_parts.get("algorithm", result.config.algorithm),
@@ -170,7 +170,7 @@ def save_model(
         "step": result.selected_step,
         "score": result.score,
         "own_parts": result.own_parts,
-        "preprocessing": {**result.algorithm.network.preprocessing.to_dict(), **size},
+        "preprocessing": {**plain(result.algorithm.network.preprocessing), **size},
         "backbone": backbone_config(result.algorithm.network.featuriser),
     }
     # safetensors refuses tensors that share memory, so each one gets its own

@@ -20,16 +20,16 @@ from vardass.adapt.regression import check_outputs
 from vardass.data.images import IMAGENET, ImagePreprocessing
 from vardass.errors import InputError
 from vardass.registry import Registry, check_options
-from vardass.validate import check_count, check_flag, check_number, unknown
+from vardass.validate import check_count, check_flag, check_number, check_seed, unknown
 
 __all__ = [
     "NETWORK_NAMES",
     "Network",
     "check_network_options",
-    "is_pretrained",
     "make_network",
     "output_size",
     "preprocessing_of",
+    "pretrained_source",
     "seeded",
 ]
 
@@ -96,19 +96,9 @@ class Network(nn.Module):
             featuriser.requires_grad_(False)
         self.train(self.training)
 
-    @property
-    def num_classes(self) -> int | None:
-        """Columns of the logits, if the head is linear."""
-        return self.head.out_features if isinstance(self.head, nn.Linear) else None
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Return the output of the backbone, (b, m): what a frozen backbone may cache."""
-        z: Tensor = self.featuriser(x)
-        return z.flatten(1)
-
     def features(self, x: Tensor) -> Tensor:
         """Return z of shape (b, feature_dim)."""
-        z: Tensor = self.dropout(self.bottleneck(self.embed(x)))
+        z: Tensor = self.dropout(self.bottleneck(self.featuriser(x).flatten(1)))
         return z
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,16 +141,10 @@ def output_size(module: nn.Module, input_shape: Sequence[int]) -> int:
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Draw initial parameters from ``seed`` and leave torch's global generator as it was.
-
-    Layers take their initial values from the global CPU generator and from nowhere else; None lets them.
-    """
-    if seed is None:
-        yield
-        return
+def seeded(seed: int) -> Iterator[None]:
+    """Draw initial parameters from ``seed`` and leave torch's global CPU generator, where they come from, as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(check_seed(seed))
         yield
 
 
@@ -194,7 +178,7 @@ class AudioFeaturiser(nn.Module):
     """Convolutions on mel patches; mean over frequency, mean and maximum over time: (b, 1, mels, frames) -> (b, m).
 
     The maximum over time keeps a short call in a long clip from being averaged away. The code of the network that the
-    paper used for its Humpbacks data is not to be had: this one is ours.
+    paper used for its Humpbacks data is not public: this one is ours.
     """
 
     def __init__(self, input_shape: Sequence[int], *, widths: Sequence[int] = (16, 32, 64, 64)) -> None:
@@ -251,21 +235,18 @@ _OF_ALL = ("seed", "bottleneck", "freeze_backbone", "freeze_bn", "dropout")
 NETWORK_NAMES = tuple(_BUILDERS)
 
 
-def is_pretrained(spec: str) -> bool:
-    """Whether a network starts from parameters that were trained on other data."""
-    return spec == "resnet18" or (spec not in _BUILDERS and _is_backbone(spec))
+def pretrained_source(spec: str) -> str | None:
+    """Hub name or folder of a network that starts from pretrained parameters; None for other networks."""
+    if spec in _BUILDERS:
+        return RESNET18 if spec == "resnet18" else None
+    return spec if Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec) else None
 
 
 def preprocessing_of(spec: str, options: Mapping[str, Any]) -> ImagePreprocessing | None:
     """How a pretrained network with such options wants its images, without building it; None for other networks."""
-    if not is_pretrained(spec):
-        return None
+    source = pretrained_source(spec)
     local = bool(options.get("local_files_only"))
-    return backbone_preprocessing(RESNET18 if spec == "resnet18" else spec, local_files_only=local)
-
-
-def _is_backbone(spec: str) -> bool:
-    return Path(spec).expanduser().is_dir() or ("/" in spec and ":" not in spec)
+    return None if source is None else backbone_preprocessing(source, local_files_only=local)
 
 
 # 64 features do not hold many classes apart: on Office-Home's 65, from the source alone, they have 49.9 %, 512 in one
@@ -279,7 +260,7 @@ def make_network(
     num_classes: int,
     *,
     regression: bool = False,
-    seed: int | None = 0,
+    seed: int = 0,
     bottleneck: int | None = None,
     freeze_backbone: bool = False,
     freeze_bn: bool = False,
@@ -301,8 +282,8 @@ def make_network(
         Columns of the output, at least 2.
     regression : bool
         They are numbers to predict, at least 1.
-    seed : int, optional
-        Of the initial parameters; None takes them from torch's global generator.
+    seed : int
+        Of the initial parameters.
     bottleneck : int, optional
         Width of a linear layer with BatchNorm and ReLU between backbone and z (256 in TLlib).
     freeze_backbone, freeze_bn, dropout
@@ -358,7 +339,7 @@ def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module
         )
     if spec in _BUILDERS:
         return _BUILDERS[spec]
-    if _is_backbone(spec):
+    if pretrained_source(spec) is not None:
         return partial(transformers_model, spec)
     if ":" in spec:
         return partial(_own_module, spec, num_classes)

@@ -211,7 +211,7 @@ class History:
         return {"sums": self._sums, "counts": self._counts, "strata_log": self.strata_log, "metrics": self.metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Restore what `state_dict` returned."""
         self._sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self._counts, self.strata_log, self.metrics = state["counts"], state["strata_log"], state["metrics"]
 

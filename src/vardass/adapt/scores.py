@@ -26,7 +26,7 @@ from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.from_paths import domain_from_path, subfolders
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path, plain
-from vardass.validate import ArrayLike, as_features, as_labels, check_count, shorten
+from vardass.validate import ArrayLike, as_features, as_labels, shorten
 
 BINS = 15
 _SMALLEST = torch.finfo(torch.float64).eps  # as in scikit-learn
@@ -75,11 +75,11 @@ class ClassificationScores:
         Mean over samples of Σ_c (p_c - [c is the label])², from 0 to 2; for two classes twice the value that looks at
         one of them.
     calibration_error : float
-        Expected calibration error: Σ_m n_m / n |accuracy_m - confidence_m| over the bins of ``reliability``. It
-        depends on the bins and is biased upwards for few samples.
+        Expected calibration error: Σ_m n_m / n |accuracy_m - confidence_m| over the bins of ``reliability``; biased
+        upwards for few samples.
     reliability : Reliability
-        Samples in each bin ((m - 1) / bins, m / bins], their mean largest probability, and the share that is right,
-        NaN in an empty bin. The last two are equal where a model is calibrated.
+        Samples in each of 15 bins ((m - 1) / 15, m / 15], their mean largest probability, and the share that is
+        right, NaN in an empty bin. The last two are equal where a model is calibrated.
     """
 
     classes: tuple[str, ...]
@@ -130,7 +130,7 @@ class ClassificationScores:
 
 
 def classification_scores(
-    probabilities: ArrayLike, labels: ArrayLike, *, classes: Sequence[str] | None = None, bins: int = BINS
+    probabilities: ArrayLike, labels: ArrayLike, *, classes: Sequence[str] | None = None
 ) -> ClassificationScores:
     """Accuracy, scores of each class, confusion matrix and calibration of predictions.
 
@@ -144,8 +144,6 @@ def classification_scores(
         Classes, from 0 to C - 1.
     classes : sequence of str, optional
         Names; by default "0", "1", ...
-    bins : int
-        Of the calibration error, of equal width.
 
     Examples
     --------
@@ -159,9 +157,18 @@ def classification_scores(
     >>> scores.most_confused()
     [('dog', 'cat', 1)]
     """
-    check_count(bins, "bins")
-    p = _distributions(probabilities)
+    p = as_features(probabilities, "probabilities").double()
     n, count = p.shape
+    if count < 2:
+        raise InputError(f"probabilities must have a column for each of at least 2 classes, got {tuple(p.shape)}")
+    totals = p.sum(1)
+    wrong = ((totals - 1).abs() > _TOLERANCE) | (p < -_TOLERANCE).any(1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise InputError(
+            f"probabilities must be at least 0 and sum to 1 in each row, got a least one of {float(p[row].min()):.4g} "
+            f"and a sum of {float(totals[row]):.4g} in row {row}; turn logits into them with softmax(1)"
+        )
     names = tuple(map(str, range(count))) if classes is None else tuple(classes)
     if len(names) != count:
         raise InputError(f"there are {len(names)} names of classes for {count} columns of probabilities; give {count}")
@@ -175,12 +182,12 @@ def classification_scores(
     recall = hits.double() / support  # 0 / 0 is NaN
     right = guess == truth
     own = p.gather(1, truth[:, None]).flatten()
-    places = ((top * bins).ceil().long() - 1).clamp(0, bins - 1)
-    in_bin = torch.bincount(places, minlength=bins)
+    places = ((top * BINS).ceil().long() - 1).clamp(0, BINS - 1)
+    in_bin = torch.bincount(places, minlength=BINS)
     reliability = Reliability(
         in_bin,
-        torch.bincount(places, weights=top, minlength=bins) / in_bin,
-        torch.bincount(places, weights=right.double(), minlength=bins) / in_bin,
+        torch.bincount(places, weights=top, minlength=BINS) / in_bin,
+        torch.bincount(places, weights=right.double(), minlength=BINS) / in_bin,
     )
     gaps = (reliability.accuracy - reliability.confidence).abs().nan_to_num(0.0)
     return ClassificationScores(
@@ -200,22 +207,6 @@ def classification_scores(
         calibration_error=float((in_bin * gaps).sum() / n),
         reliability=reliability,
     )
-
-
-def _distributions(probabilities: ArrayLike) -> Tensor:
-    """Probabilities (n, C) in float64, checked."""
-    p = as_features(probabilities, "probabilities").double()
-    if p.shape[1] < 2:
-        raise InputError(f"probabilities must have a column for each of at least 2 classes, got {tuple(p.shape)}")
-    totals = p.sum(1)
-    wrong = ((totals - 1).abs() > _TOLERANCE) | (p < -_TOLERANCE).any(1)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise InputError(
-            f"probabilities must be at least 0 and sum to 1 in each row, got a least one of {float(p[row].min()):.4g} "
-            f"and a sum of {float(totals[row]):.4g} in row {row}; turn logits into them with softmax(1)"
-        )
-    return p
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
@@ -350,9 +341,8 @@ def evaluate_run(
     run : path
         Folder that ``vardass adapt``, ``vardass train`` or a `Trainer` wrote, or its ``model.safetensors``.
     data : path or Domain, several of them, or a mapping from names to them
-        Each is a domain: a folder of class folders or a file of embeddings with labels, read as the run read its own
-        (scaled by its scale, for example), or a folder of such domains. A `Domain` is taken as it is. Without names
-        they are called like their files.
+        Each is a domain: a folder of class folders or a file of embeddings with labels, read and scaled as in the run,
+        or a folder of such domains, or a `Domain`. Without names they are called like their files.
     key, labels : str, optional
         Arrays of features and labels in files of embeddings; by default those of the run.
     workers : int

@@ -1,8 +1,8 @@
 """How good a network is on held-out data, scores that need no target labels, and which evaluation's model is kept.
 
-Source accuracy hardly changes while a discrepancy pulls the domains together, and often falls a little, so its
-maximum is mostly that of a network that is not adapted yet. Hence evaluations compete only once the penalty has its
-full strength, and of those that held-out source samples cannot tell apart the latest is taken.
+While a discrepancy pulls the domains together, source accuracy hardly changes or falls a little, so its maximum mostly
+belongs to a network that is not adapted yet. So evaluations compete only from the full penalty on, and the latest of
+those that held-out source samples cannot tell apart is taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.losses import mmd2
 from vardass.samplers.class_alignment import ALIGNMENT_KERNEL, some_rows
-from vardass.validate import as_labels, row_blocks
+from vardass.validate import as_labels
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -99,7 +99,7 @@ class ModelChoice:
         return {"step": self.step, "score": self.score, "seen": seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Restore what `state_dict` returned."""
         self.step, self.score = state["step"], state["score"]
         self._seen = [(each["step"], Verdict(each["score"], each["errors"])) for each in state["seen"]]
 
@@ -107,14 +107,7 @@ class ModelChoice:
 # --- scores on held-out data --------------------------------------------------------------------------
 
 _TEMPERATURE = 0.05  # of the soft neighbourhood density's authors
-_BLOCK_NUMBERS = 2**22  # similarities held at a time
 _PAIRS_LIMIT = 2048  # beyond so many samples the density, which looks at all pairs, is not measured
-
-
-def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of rows of ``logits`` (n, classes) whose largest entry is at the label: the paper's, on the source."""
-    truth = as_labels(labels, len(logits)).to(logits.device)
-    return float((logits.argmax(1) == truth).double().mean())
 
 
 SCORE_NAMES: dict[bool, tuple[str, ...]] = {False: ("accuracy",), True: ("rmse", "mae", "r2")}
@@ -122,8 +115,11 @@ SCORE_NAMES: dict[bool, tuple[str, ...]] = {False: ("accuracy",), True: ("rmse",
 
 
 def label_scores(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """`accuracy` of logits (n, classes) for classes (n,), or `regression_scores` for numbers (n, m)."""
-    return regression_scores(outputs, labels) if labels.is_floating_point() else {"accuracy": accuracy(outputs, labels)}
+    """Accuracy of logits (n, classes) for classes (n,), or `regression_scores` for numbers (n, m)."""
+    if labels.is_floating_point():
+        return regression_scores(outputs, labels)
+    truth = as_labels(labels, len(outputs)).to(outputs.device)
+    return {"accuracy": float((outputs.argmax(1) == truth).double().mean())}
 
 
 def errors(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -138,42 +134,33 @@ def errors(outputs: Tensor, labels: Tensor) -> Tensor:
     return ((outputs.to(y) - y).square() / spread).mean(1).float()
 
 
-def prediction_entropy(logits: Tensor) -> float:
-    """Mean entropy of the predictions, in nats."""
-    return float(_entropy(_probabilities(logits)).mean())
+def label_free_scores(logits: Tensor) -> dict[str, float]:
+    """Scores of class predictions by ``logits`` (n, classes) that need no labels.
 
-
-def information_maximisation(logits: Tensor) -> float:
-    """Entropy of the mean prediction minus the mean entropy: sure of each sample, and of all classes in turn."""
-    p = _probabilities(logits)
-    return float(_entropy(p.mean(0, keepdim=True))[0] - _entropy(p).mean())
-
-
-def soft_neighbourhood_density(logits: Tensor, *, temperature: float = _TEMPERATURE) -> float:
-    """Mean entropy of each sample's soft neighbours among the others (Saito et al. 2021).
-
-    With f the predictions scaled to length 1, sample i has neighbour j ≠ i with probability proportional to
-    exp(<f_i, f_j> / temperature). Dense clusters of like predictions have many equal neighbours.
+    Returns
+    -------
+    dict
+        ``"target_entropy"``, the mean entropy of the predictions in nats; ``"target_information"``, the entropy of the
+        mean prediction minus that, which is high if each prediction is sure and all classes occur; and, for 2 to 2,048
+        samples, ``"target_density"``, the mean entropy of each sample's soft neighbours (Saito et al. 2021). With f the
+        predictions scaled to length 1, sample i has neighbour j ≠ i with probability proportional to
+        exp(<f_i, f_j> / 0.05). Dense clusters of like predictions have many equal neighbours.
     """
-    f = F.normalize(_probabilities(logits), dim=1)
-    n = len(f)
-    total = f.new_zeros(())
-    for rows in row_blocks(n, _BLOCK_NUMBERS // n):
-        similar = f[rows] @ f.T / temperature
-        here = torch.arange(n, device=f.device)[rows]
-        similar[here - rows.start, here] = -torch.inf
-        total += _entropy(similar.softmax(1)).sum()
-    return float(total / n)
+    p = logits.detach().double().softmax(1)
+    mean_entropy = _entropy(p).mean()
+    information = _entropy(p.mean(0, keepdim=True))[0] - mean_entropy
+    found = {"target_entropy": float(mean_entropy), "target_information": float(information)}
+    if 2 <= len(p) <= _PAIRS_LIMIT:
+        f = F.normalize(p, dim=1)
+        similar = (f @ f.T / _TEMPERATURE).fill_diagonal_(-torch.inf)
+        found["target_density"] = float(_entropy(similar.softmax(1)).sum() / len(p))
+    return found
 
 
 def held_out_mmd2(source_features: Tensor, target_features: Tensor) -> float:
     """MMD² of held-out features by `ALIGNMENT_KERNEL`, on up to 1,000 rows of each domain."""
     with torch.no_grad():
         return float(mmd2(some_rows(source_features), some_rows(target_features), kernel=ALIGNMENT_KERNEL))
-
-
-def _probabilities(logits: Tensor) -> Tensor:
-    return logits.detach().double().softmax(1)
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -234,14 +221,15 @@ class Evaluator:
         """Measurements by name, and that by which models are chosen."""
         options, selection = self.config.pass_options, self.config.selection
         z, target = outputs(algorithm, self.target, **options)
-        found = {} if self.config.regression else _of_probabilities(target)
-        missed = None
+        found = {} if self.config.regression else label_free_scores(target)
+        sample_errors = None
         if self.source is not None:
             inputs, labels = self.source
             z_s, source = outputs(algorithm, inputs, **options)
             found |= {f"source_{name}": value for name, value in label_scores(source, labels).items()}
             found["mmd"] = held_out_mmd2(z_s, z)
-            missed = errors(source, labels) if selection in NEED_SOURCE and selection != FIRST_BEST else None
+            if selection in NEED_SOURCE and selection != FIRST_BEST:
+                sample_errors = errors(source, labels)
         if self.observed is not None:
             inputs, labels = self.observed
             scores = label_scores(outputs(algorithm, inputs, **options)[1], labels)
@@ -249,10 +237,9 @@ class Evaluator:
         if selection == "last":
             return found, Verdict(float(step))
         if self.oracle_labels is not None:
-            return found, Verdict(
-                label_scores(target, self.oracle_labels)["r2" if self.config.regression else "accuracy"]
-            )
-        return found, Verdict(found[_MEASURED[selection]], missed)
+            scores = label_scores(target, self.oracle_labels)
+            return found, Verdict(scores["r2" if self.config.regression else "accuracy"])
+        return found, Verdict(found[_MEASURED[selection]], sample_errors)
 
 
 _MEASURED = {
@@ -261,14 +248,6 @@ _MEASURED = {
     "source-r2": "source_r2",
     "information-maximisation": "target_information",
 }
-
-
-def _of_probabilities(logits: Tensor) -> dict[str, float]:
-    """What class probabilities say without labels."""
-    found = {"target_entropy": prediction_entropy(logits), "target_information": information_maximisation(logits)}
-    if 2 <= len(logits) <= _PAIRS_LIMIT:
-        found["target_density"] = soft_neighbourhood_density(logits)
-    return found
 
 
 def _oracle_labels(splits: TaskSplits) -> Tensor:

@@ -204,8 +204,8 @@ class StrataUpdater:
             total, done = sum(bank.n for bank in self.banks.values()), 0
             with self.account("features"):
                 for name, bank in self.banks.items():
-                    told = counted(progress, "features", done, bank.n, total)
-                    bank.update(torch.arange(bank.n), self.all_features(name, progress=told))
+                    share = counted(progress, "features", done, bank.n, total)
+                    bank.update(torch.arange(bank.n), self.all_features(name, progress=share))
                     done += bank.n
         if find_sampler(self.config.sampler).of_inputs:
             for stream in self.streams.values() if self.processes.is_first else ():
@@ -327,5 +327,5 @@ def _not_worth_strata(sampler: Any, features: Tensor) -> float | None:
     # a sampler that has strata was found worth them, also before a run was resumed
     if k is None or len(features) <= _LARGE or getattr(sampler, "strata", None) is not None:
         return None
-    left = strata_leave(features, k, kernel=sampler.kernel)
-    return left if left > Limits().worth ** 2 else None
+    remaining = strata_leave(features, k, kernel=sampler.kernel)
+    return remaining if remaining > Limits().worth ** 2 else None

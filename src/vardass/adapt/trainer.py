@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,23 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.batches import Draw, FrozenBackbone, Inputs, recorded_features, training_streams
+from vardass.adapt.batches import Draw, Inputs, embed, recorded_features, take_out_backbone, training_streams
 from vardass.adapt.config import RunConfig
-from vardass.adapt.devices import (
-    Processes,
-    deferred_interrupt,
-    join_processes,
-    pick_device,
-    run_in_processes,
-    tell_user,
-)
+from vardass.adapt.devices import Processes, deferred_interrupt, join_processes, pick_device, run_in_processes
 from vardass.adapt.model import MODEL_FILE, RunResult, build_algorithm, require_safetensors, save_model, types_of
 from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers
 from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
 from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
-from vardass.data.splits import TaskSplits, named_seed
+from vardass.data.splits import TaskSplits, named_seed, seed_generators
 from vardass.errors import InputError, VardassError
 from vardass.refresh import Timer
 from vardass.samplers import MinibatchSampler
@@ -114,7 +108,7 @@ class Trainer:
         built.use_populations(len(splits.source_train), len(splits.target_unlabelled))
         if built.units is not None:
             built.units.fit(splits.source_train.known_labels(), splits.source_train.class_names)
-        self.backbone = FrozenBackbone.take_out(config, built)
+        self.backbone = take_out_backbone(config, built)
         if self.processes.count > 1 and self.device.type == "cuda":  # elsewhere each process normalises its own part
             built = nn.SyncBatchNorm.convert_sync_batchnorm(built)  # type: ignore[no-untyped-call]
         built.processes = self.processes
@@ -155,7 +149,8 @@ class Trainer:
                 run_in_processes(self, folder, resume=resume or self.step > 0, progress=progress)
             self._tell_if_interrupted()
             return self._result()
-        with _generators_restored(self.device), deferred_interrupt() as asked_to_stop:
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus), deferred_interrupt() as asked_to_stop:
             tell = _noting(progress, asked_to_stop)
             self._start(resume, tell)
             self.algorithm.train()
@@ -206,7 +201,7 @@ class Trainer:
             draws = self.strata.with_banks(draws, self.step)
         with self.account("training"):
             # dropout and the like draw from the global generators: their state is a function of the step alone
-            _seed_generators(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
+            seed_generators(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
             self.schedule.before_step(self.step)
             features, parts = self._update(draws)
             self.history.add_losses(parts)
@@ -255,7 +250,7 @@ class Trainer:
         if self.backbone is not None:
             with self.account("features"):
                 everything = [stream.inputs for stream in self.streams.values()] + self.evaluator.inputs
-                self.backbone.embed(everything, self.config, progress=progress)
+                embed(everything, self.backbone, self.algorithm.network.preprocessing, self.config, progress=progress)
         if self.folder is not None and self.folder.has_checkpoint:
             now = dict(self.account.seconds)
             self.load_state_dict(self.folder.load(self.config, resume=resume))
@@ -297,7 +292,7 @@ class Trainer:
         if self._kept is not None:
             chosen.load_state_dict(self._kept)
         if self.backbone is not None:
-            chosen.network.featuriser = self.backbone.featuriser
+            chosen.network.featuriser = self.backbone
         if self._starts_processes:
             chosen = chosen.to(pick_device(self.config.device))
         return RunResult(
@@ -319,16 +314,10 @@ class Trainer:
         alone = self._starts_processes or self.processes.count == 1
         if self.step < self.config.steps and self.processes.is_first and alone:
             kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
-            tell_user(
-                f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) continues"
-            )
+            message = f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) continues"
+            print(message, file=sys.stderr, flush=True)
 
     # --- state ----------------------------------------------------------------------------------------
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """One entry for each evaluation."""
-        return self.history.metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on; learning rates follow from the step."""
@@ -348,7 +337,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Restore what `state_dict` returned."""
         if state["own_parts"] != self.own_parts:
             raise InputError(
                 f"the run had {_shown(state['own_parts'])} of its own, this trainer has {_shown(self.own_parts)}; give "
@@ -376,19 +365,6 @@ class Trainer:
     def _save_model(self, result: RunResult) -> None:
         if self.out is not None and self.processes.is_first:
             save_model(result, self.out / MODEL_FILE, self.splits.source_train, input_shape=self.input_shape)
-
-
-def _generators_restored(device: torch.device) -> AbstractContextManager[None]:
-    """Gives the global generators back as they were."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-
-
-def _seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the global generators that layers such as dropout draw from."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
 
 
 def _check(config: Any, splits: Any) -> None:

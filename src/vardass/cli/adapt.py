@@ -33,13 +33,13 @@ from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_r
 from vardass.cli.run_summary import Summary, print_summary, write_report
 from vardass.cli.terminal import note, print_json, progress_bar, tell_time, words_of_time
 from vardass.data.domains import Kind, Task
-from vardass.data.embedding_tasks import ScaledInputs, standardise_task
+from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
 from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, read_json, remove_temporary, write_text
+from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, plain, read_json, remove_temporary, write_text
 
 _LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE)
 
@@ -107,7 +107,7 @@ def adapt(
     wanted = preprocessing_of(settings["network"], early.network_options) or IMAGENET
     pixels: Any = size
     if size is None and found == "image":
-        pixels = small_size([*sources, target]) if settings["network"] == "conv" else wanted.to_dict()["size"]
+        pixels = small_size([*sources, target]) if settings["network"] == "conv" else plain(wanted.size)
     task = task_from_paths(
         sources,
         target,
@@ -179,7 +179,7 @@ def train(
         raise InputError(f"--root is not given, and {dataset} is read from a folder; it should hold\n{info.layout}")
     loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
     config = RunConfig.from_dict({"network": NETWORKS[loaded.target.kind], **chosen})
-    if standardise and not isinstance(loaded.target.dataset, ScaledInputs):
+    if standardise and not getattr(loaded.target.dataset, "scale", None):
         loaded = standardise_task(loaded)
     data = {
         "kind": loaded.target.kind,

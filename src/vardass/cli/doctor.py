@@ -14,7 +14,7 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import RunResult
-from vardass.adapt.networks import is_pretrained
+from vardass.adapt.networks import pretrained_source
 from vardass.adapt.selection import outputs
 from vardass.adapt.trainer import Trainer
 from vardass.analysis.doctor import Diagnosis, diagnose
@@ -22,8 +22,7 @@ from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
 from vardass.cli.terminal import print_json, progress_bar, save_picture
-from vardass.data.domains import Domain, Kind, Task
-from vardass.data.embedding_tasks import ScaledInputs
+from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.from_paths import domain_from_path, find_kind, task_from_paths
 from vardass.data.images import small_size
 from vardass.data.splits import TaskSplits, split_task
@@ -94,7 +93,7 @@ def doctor(
         return
     print(measured)
     dataset = task.target.dataset
-    if isinstance(dataset, ScaledInputs):
+    if isinstance(dataset, TensorInputs) and dataset.scale is not None:
         share = float((dataset.tensor.abs() >= CLIP).double().mean())
         print(f"  inputs: scaled robustly ({100 * share:.2g} % of the target's values were cut at {CLIP:g} deviations)")
     if written:
@@ -108,7 +107,7 @@ def short_form(result: RunResult, splits: TaskSplits) -> str | None:
     is done here, at least 64 samples, and the rest of the diagnosis takes about as long with a small network.
     """
     config, loss = result.config, getattr(result.algorithm, "loss", None)
-    if not isinstance(loss, MMDLoss | CORALLoss) or (config.cache_embeddings and is_pretrained(config.network)):
+    if not isinstance(loss, MMDLoss | CORALLoss) or (config.cache_embeddings and pretrained_source(config.network)):
         return None
     rows = min(_SHORT_ROWS, int(_SHORT_SHARE * 3 * config.steps * config.batch_size))
     domains = splits.source_train, splits.target_unlabelled

@@ -28,7 +28,7 @@ from vardass.cli.embeddings import check_folder, check_output, csv_text, make_fo
 from vardass.cli.run_options import TrustCode, parse_pairs
 from vardass.cli.terminal import print_json, print_line, save_picture, titled_table
 from vardass.data.domains import Domain, Task, find_sample
-from vardass.data.embedding_tasks import ScaledInputs, standardise_task
+from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import domain_from_path, task_from_paths
 from vardass.data.images import IMAGENET
 from vardass.data.registry import image_options, load_task
@@ -330,7 +330,7 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
     options = parse_pairs("--data-option", [f"{name}={value}" for name, value in how["options"].items()])
     wanted = {name: images[name] for name in image_options(how["dataset"], IMAGENET)}
     task = load_task(how["dataset"], how["task"], how["root"], **{**wanted, **options})
-    unscaled = how.get("scale") and not isinstance(task.target.dataset, ScaledInputs)
+    unscaled = how.get("scale") and not getattr(task.target.dataset, "scale", None)
     return standardise_task(task) if unscaled else task
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from torch import Tensor
 from vardass.data.file_dataset import FileDataset
 from vardass.errors import InputError
 from vardass.files import PathLike
-from vardass.validate import check_count, choose
+from vardass.validate import check_count, check_number, choose
 
 AUDIO_ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".au", ".caf")
 _KERNEL_LIMIT = 1 << 24  # entries of a polyphase filter bank: 64 MB
+_ZERO_CROSSINGS = 16  # of the resampling filter, on each side
 _BLOCK = 256
 
 
@@ -27,8 +28,8 @@ _BLOCK = 256
 class FrontEnd:
     """How sound becomes an input of shape (1, bands, frames).
 
-    The defaults suit humpback calls, most of whose energy is between 50 Hz and 2 kHz. They are ours: the front end
-    that the paper refers to is that of a published study (DCASE 2023) whose code is not to be had.
+    The defaults suit humpback calls, most of whose energy is between 50 Hz and 2 kHz. They are ours: the code of the
+    study (DCASE 2023) whose front end the paper uses is not public.
 
     Attributes
     ----------
@@ -58,22 +59,23 @@ class FrontEnd:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name in ("rate", "fft_size", "hop", "bands"):
-            check_count(getattr(self, name), f"{name} of the front end")
+        for name, value in vars(self).items():
+            if isinstance(getattr(type(self), name), int):
+                check_count(value, f"{name} of the front end")
+            elif name != "high" or value is not None:
+                check_number(value, f"{name} of the front end", low=0.0)
+        if self.samples < 1:
+            raise InputError(f"{self.seconds} s at rate {self.rate} is no sample; give seconds above 0")
 
     @classmethod
     def of(cls, given: FrontEnd | Mapping[str, Any] | None) -> FrontEnd:
-        """A front end as it is, or from values by name, as of YAML or a command; what is not given is the default."""
+        """A front end as given, or from values by name, as in YAML; what is not given is the default."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping | None):
             raise InputError(f"front_end must be values by name, such as {{'rate': 8000}}, got {given!r}")
-        kinds = {field.name: type(field.default) for field in fields(cls)}
-        for name, value in (given or {}).items():
-            kind = kinds[choose(name, "setting of the front end:", kinds)]
-            wanted = int if kind is int else int | float
-            if isinstance(value, bool) or not (isinstance(value, wanted) or (name == "high" and value is None)):
-                raise InputError(f"{name} of the front end is {value!r}; give a number")
+        for name in given or {}:
+            choose(name, "setting of the front end:", [field.name for field in fields(cls)])
         return cls(**(given or {}))
 
     @property
@@ -86,14 +88,14 @@ class FrontEnd:
         """Shape of one input."""
         return 1, self.bands, 1 + self.samples // self.hop
 
+    @cached_property
     def filters(self) -> Tensor:
         """Mel filters of shape (bands, fft_size // 2 + 1)."""
         return mel_filters(self.bands, self.fft_size, self.rate, low=self.low, high=self.high)
 
-    def __call__(self, wave: Tensor, filters: Tensor | None = None) -> Tensor:
-        """Turn (..., samples) into (..., bands, frames); ``filters`` spares making them again."""
-        bank = self.filters() if filters is None else filters
-        energy = mel_spectrogram(wave, bank, fft_size=self.fft_size, hop=self.hop)
+    def __call__(self, wave: Tensor) -> Tensor:
+        """Turn (..., samples) into (..., bands, frames)."""
+        energy = mel_spectrogram(wave, self.filters, fft_size=self.fft_size, hop=self.hop)
         return pcen(energy, s=self.s, alpha=self.alpha, delta=self.delta, r=self.r, eps=self.eps)
 
 
@@ -119,17 +121,13 @@ class AudioDataset(FileDataset):
         super().__init__(paths, "sound")
         _soundfile()
         self.front_end = FrontEnd.of(front_end)
-        if self.front_end.samples < 1:
-            raise InputError(
-                f"{self.front_end.seconds} s at rate {self.front_end.rate} is no sample; give seconds above 0"
-            )
-        self.filters = self.front_end.filters().float()
+        _ = self.front_end.filters  # bands that cannot be are refused before training
         if cache:
             self.keep(self.front_end.shape, torch.float32)
 
     def decode(self, index: int) -> Tensor:
         """Spectrogram of one file."""
-        return self.front_end(self.wave(index), self.filters)[None]
+        return self.front_end(self.wave(index))[None]
 
     def wave(self, index: int) -> Tensor:
         """Samples of one file at the rate and of the length of the front end, shape (samples,)."""
@@ -174,20 +172,18 @@ def _soundfile() -> Any:
 # --- from sound to mel bands ---
 
 
-def resample(wave: Tensor, rate: int, new_rate: int, *, zeros: int = 16) -> Tensor:
+def resample(wave: Tensor, rate: int, new_rate: int) -> Tensor:
     """Change the sampling rate of ``wave``, shape (..., n), to a result of length ceil(n new_rate / rate).
 
-    Band-limited, by polyphase filters: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of
-    ``zeros`` zero crossings on each side.
+    Band-limited, by polyphase filters: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of 16 zero
+    crossings on each side.
     """
-    rate = check_count(rate, "rate")
-    new_rate = check_count(new_rate, "new_rate")
     if rate == new_rate:
         return wave
     divisor = math.gcd(rate, new_rate)
     old, new = rate // divisor, new_rate // divisor
     length = math.ceil(wave.shape[-1] * new / old)
-    bank = _polyphase(old, new, zeros).to(wave)
+    bank = _polyphase(old, new).to(wave)
     width = (bank.shape[-1] - old) // 2
     padded = torch.nn.functional.pad(wave.reshape(-1, 1, wave.shape[-1]), (width, width + old))
     phases = torch.nn.functional.conv1d(padded, bank[:, None], stride=old)  # (rows, new, steps)
@@ -195,10 +191,10 @@ def resample(wave: Tensor, rate: int, new_rate: int, *, zeros: int = 16) -> Tens
 
 
 @lru_cache(maxsize=16)
-def _polyphase(old: int, new: int, zeros: int) -> Tensor:
+def _polyphase(old: int, new: int) -> Tensor:
     """One filter for each of the ``new`` positions that an output sample can have between ``old`` input samples."""
     cutoff = 0.945 * min(old, new)  # zero crossings per unit of time, which is ``old`` input samples
-    width = math.ceil(zeros * old / cutoff)
+    width = math.ceil(_ZERO_CROSSINGS * old / cutoff)
     if new * (2 * width + old) > _KERNEL_LIMIT:
         raise InputError(
             f"rates in the ratio {old}:{new} need a filter of {new * (2 * width + old)} entries, more than "
@@ -206,11 +202,11 @@ def _polyphase(old: int, new: int, zeros: int) -> Tensor:
         )
     inputs = torch.arange(-width, width + old, dtype=torch.float64) / old
     outputs = torch.arange(new, dtype=torch.float64) / new
-    t = ((inputs - outputs[:, None]) * cutoff).clamp(-zeros, zeros)
-    return torch.sinc(t) * torch.cos(math.pi * t / (2 * zeros)) ** 2 * (cutoff / old)
+    t = ((inputs - outputs[:, None]) * cutoff).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)
+    return torch.sinc(t) * torch.cos(math.pi * t / (2 * _ZERO_CROSSINGS)) ** 2 * (cutoff / old)
 
 
-def mel_filters(bands: int, fft_size: int, rate: int, *, low: float = 0.0, high: float | None = None) -> Tensor:
+def mel_filters(bands: int, fft_size: int, rate: int, *, low: float, high: float | None) -> Tensor:
     """Triangles of height 1, evenly spaced on the mel scale: float64 of shape (bands, fft_size // 2 + 1).
 
     The scale is 2595 log10(1 + f / 700). Band b rises from corner b to corner b + 1 and falls to corner b + 2, of
@@ -270,19 +266,11 @@ def smooth(energy: Tensor, s: float) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def pcen(
-    energy: Tensor,
-    *,
-    s: float = 0.025,
-    alpha: float = 0.98,
-    delta: float = 2.0,
-    r: float = 0.5,
-    eps: float = 1e-6,
-) -> Tensor:
+def pcen(energy: Tensor, *, s: float, alpha: float, delta: float, r: float, eps: float) -> Tensor:
     """Per-channel energy normalisation: (E / (eps + M)^alpha + delta)^r - delta^r, M the running mean of E.
 
     Divides each band by its recent mean, so steady noise and the recorder's gain go and calls stay (Wang et al.,
-    ICASSP 2017, whose constants are the defaults). ``energy`` has shape (..., bands, frames).
+    ICASSP 2017, whose constants are those of `FrontEnd`). ``energy`` has shape (..., bands, frames).
     """
     ratio = energy / (eps + smooth(energy, s)) ** alpha
     result: Tensor = (ratio + delta) ** r - delta**r

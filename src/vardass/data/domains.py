@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from vardass.errors import InputError, VardassError
+from vardass.scaling import Scale
 from vardass.validate import ArrayLike, as_labels, as_numbers, as_tensor, check_flag, choose, shorten, unknown
 
 Kind: TypeAlias = Literal["features", "image", "audio"]
@@ -24,11 +26,13 @@ class LabelsHidden(VardassError):
 
 
 class TensorInputs(Dataset[Tensor]):
-    """Inputs that are in memory; item ``i`` is ``tensor[i]``. Columns of a table may have ``column_names``."""
+    """Inputs that are in memory; item ``i`` is ``tensor[i]``.
 
-    def __init__(self, tensor: Tensor, column_names: Sequence[str] | None = None) -> None:
-        self.tensor = tensor
-        self.column_names = column_names
+    Columns of a table may have ``column_names``; ``scale`` says how they were scaled, see ``vardass.scaling``.
+    """
+
+    def __init__(self, tensor: Tensor, column_names: Sequence[str] | None = None, scale: Scale | None = None) -> None:
+        self.tensor, self.column_names, self.scale = tensor, column_names, scale
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -47,7 +51,7 @@ class _FirstOfPair(Dataset[Tensor]):
         return _length(self.dataset)
 
     def __getitem__(self, index: int) -> Tensor:
-        x = self.dataset[index][0]
+        x, _ = _pair(self.dataset, index)
         if not isinstance(x, Tensor):
             raise InputError(
                 f"item {index} of {type(self.dataset).__name__} begins with a {type(x).__name__}, not a tensor; let "
@@ -116,13 +120,6 @@ class Domain:
         self.regression = check_flag(regression, "regression")
         self._labels = None if labels is None else self._checked(labels, count)
         self._hidden = False
-        if self._labels is not None and count and not regression:
-            low, high = int(self._labels.min()), int(self._labels.max())
-            if low < 0 or high >= len(self.class_names):
-                raise InputError(
-                    f"labels of domain {name!r} go from {low} to {high}, but there are {len(self.class_names)} class "
-                    "names; give labels as positions in class_names"
-                )
 
     @classmethod
     def from_dataset(
@@ -157,10 +154,10 @@ class Domain:
             )
         if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
             return cls(name, *dataset.tensors, names, kind=kind, regression=regression)
-        labels = getattr(dataset, "targets", None)
+        labels: Any = getattr(dataset, "targets", None)
         if labels is None:
-            labels = [_label_of(dataset, index, regression) for index in range(_length(dataset))]
-        return cls(name, _FirstOfPair(dataset), torch.as_tensor(labels), names, kind=kind, regression=regression)
+            labels = np.array([_pair(dataset, index)[1] for index in range(_length(dataset))])
+        return cls(name, _FirstOfPair(dataset), labels, names, kind=kind, regression=regression)
 
     def _checked(self, labels: ArrayLike, count: int) -> Tensor:
         what = f"labels of domain {self.name!r}"
@@ -170,7 +167,13 @@ class Domain:
                     f"{what} are real numbers (floats); pass regression=True to predict numbers, or classes as "
                     "whole numbers"
                 )
-            return as_labels(labels, count, what)
+            classes = as_labels(labels, count, what)
+            if count and not 0 <= int(classes.min()) <= int(classes.max()) < len(self.class_names):
+                raise InputError(
+                    f"{what} go from {int(classes.min())} to {int(classes.max())}, but there are "
+                    f"{len(self.class_names)} class names; give labels as positions in class_names"
+                )
+            return classes
         numbers = as_numbers(labels, count, what)
         if numbers.shape[1] != len(self.class_names):
             raise InputError(
@@ -225,15 +228,15 @@ class Domain:
         self._hidden = False
         return self
 
-    def subset(self, rows: Tensor, *, name: str | None = None) -> Domain:
+    def subset(self, rows: Tensor) -> Domain:
         """Some samples of the domain, in the order given; hidden labels stay hidden."""
         rows = torch.as_tensor(rows)
         labels = None if self._labels is None else self._labels[rows]
         cut = Subset(self.dataset, rows.tolist())
-        if isinstance(self.dataset, Subset):  # one step from sample to data, however often it is cut
+        if isinstance(self.dataset, Subset):  # no subsets of subsets
             cut = Subset(self.dataset.dataset, [self.dataset.indices[row] for row in cut.indices])
         ids = self.domain_ids[rows]
-        return self._changed(name=name or self.name, dataset=cut, _labels=labels, domain_ids=ids)
+        return self._changed(dataset=cut, _labels=labels, domain_ids=ids)
 
     def with_inputs(self, dataset: Dataset[Tensor]) -> Domain:
         """The same samples with other inputs, such as scaled ones; hidden labels stay hidden."""
@@ -245,7 +248,7 @@ class Domain:
         return domain
 
 
-def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
+def unite(domains: Sequence[Domain]) -> Domain:
     """Put domains one after the other; ``domain_ids`` of the result are their positions in ``domains``.
 
     The result has labels if all have, and hides them if any hides them.
@@ -265,7 +268,7 @@ def unite(domains: Sequence[Domain], *, name: str | None = None) -> Domain:
             )
     known = [domain._labels for domain in domains if domain._labels is not None]
     return first._changed(
-        name=name or "+".join(domain.name for domain in domains),
+        name="+".join(domain.name for domain in domains),
         dataset=ConcatDataset([domain.dataset for domain in domains]),
         _labels=torch.cat(known) if len(known) == len(domains) else None,
         domain_ids=torch.cat([torch.full((len(domain),), i) for i, domain in enumerate(domains)]),
@@ -353,7 +356,7 @@ def refuse_unknown(found: Sequence[str], classes: Sequence[str], owner: str, kno
 
 
 def parts_of(dataset: Dataset[Tensor]) -> list[Dataset[Tensor]]:
-    """The data sets that one is made of, however often they were cut and united."""
+    """The data sets that subsets and concatenations are made of."""
     if isinstance(dataset, Subset):
         return parts_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
@@ -388,20 +391,14 @@ def parse_pair(task: str, domains: Sequence[str], dataset: str) -> tuple[list[st
     return sources, target
 
 
-def _label_of(dataset: Dataset[Any], index: int, regression: bool) -> int | list[float]:
+def _pair(dataset: Dataset[Any], index: int) -> tuple[Any, Any]:
     item = dataset[index]
-    try:
-        _, label = item
-        if regression:
-            numbers: list[float] = torch.as_tensor(label, dtype=torch.float64).flatten().tolist()
-            return numbers
-        return int(label)
-    except (TypeError, ValueError):
-        what = "numbers" if regression else "whole number"
+    if not isinstance(item, tuple | list) or len(item) != 2:
         raise InputError(
-            f"item {index} of {type(dataset).__name__} is {type(item).__name__}, not a pair (input, {what}); "
-            "make such pairs, or make a Domain of inputs and labels apart"
-        ) from None
+            f"item {index} of {type(dataset).__name__} is a {type(item).__name__}, not a pair (input, label); make "
+            "such pairs, or make a Domain of inputs and labels apart"
+        )
+    return item[0], item[1]
 
 
 def _length(dataset: Dataset[Any]) -> int:

@@ -77,13 +77,13 @@ def embedding_task(
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else list(sources)
     paths = [as_path(path, "source or target") for path in (*given, target)]
     titles = [path.stem for path in paths] if names is None else list(names)
-    marks = [labels_name(path, labels, title) for path, title in zip(paths, titles, strict=True)]
-    options: Any = {"columns": columns, "leave_out": marks, "regression": regression}
+    label_names = [labels_name(path, labels, title) for path, title in zip(paths, titles, strict=True)]
+    options: Any = {"columns": columns, "leave_out": label_names, "regression": regression}
     read: list[LabelledTable] = []
-    for path, title, mark in zip(paths, titles, marks, strict=True):
+    for path, title, label_name in zip(paths, titles, label_names, strict=True):
         of_target = len(read) == len(given)
         own = None if key is None else key.replace("{domain}", title)
-        wanted = None if of_target and target_labelled is False else mark
+        wanted = None if of_target and target_labelled is False else label_name
         optional = of_target and target_labelled is None
         read.append(read_labelled(path, key=own, labels=wanted, optional=optional, **options))
     if len(set(titles)) < len(titles):
@@ -95,13 +95,11 @@ def embedding_task(
     if len(set(widths.values())) > 1:
         raise InputError(f"the domains have features of different width, {widths}; use one encoder for all")
     known = [each.labels for each in read[:-1] if each.labels is not None]
-    classes = _number_names(paths[0], marks[0], known[0].shape[1]) if regression else _classes(known)
+    classes = _number_names(paths[0], label_names[0], known[0].shape[1]) if regression else _classes(known)
     domains = []
     for title, table, each in zip(titles, tables, read, strict=True):
-        labels_of: Any = each.labels
-        if labels_of is not None and not regression:
-            labels_of = class_positions(labels_of, classes, f"domain {title!r}", "source")
-        domains.append(Domain(title, TensorInputs(table, column_names), labels_of, classes, regression=regression))
+        positions = each.labels if regression else class_positions(each.labels, classes, f"domain {title!r}", "source")
+        domains.append(Domain(title, TensorInputs(table, column_names), positions, classes, regression=regression))
     task = Task("+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
     return standardise_task(task) if standardise else task
 
@@ -177,12 +175,16 @@ def _classes(columns: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     return tuple(str(value) for value in sorted(found, key=lambda value: (value if numbers else 0, str(value))))
 
 
-def class_positions(values: NDArray[Any], classes: Sequence[str], owner: str, known_to: str) -> Tensor:
-    """Labels (n,) as positions in ``classes``."""
+def class_positions(
+    values: NDArray[Any] | None, classes: Sequence[str], owner: str, known_to: str
+) -> NDArray[Any] | None:
+    """Labels (n,), if there are any, as positions in ``classes``."""
+    if values is None:
+        return None
     found, inverse = np.unique(values, return_inverse=True)
     texts = [str(int(value)) if values.dtype.kind in "iub" else str(value) for value in found]
     refuse_unknown(texts, classes, owner, known_to)
-    return torch.tensor([classes.index(text) for text in texts])[torch.from_numpy(inverse.reshape(-1))]
+    return np.array([classes.index(text) for text in texts])[inverse.reshape(-1)]
 
 
 # --- labels ---
@@ -282,33 +284,22 @@ def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
     if values.dtype.kind in "iuf":
         return values
     cells = [str(value) for value in values.flatten().tolist()]
-    others = list(dict.fromkeys(cell for cell in cells if not is_number(cell)))
-    if values.dtype.kind == "U" and not others:
+    wrong = [place for place, cell in enumerate(cells) if values.dtype.kind != "U" or not is_number(cell)]
+    if not wrong:
         return values.astype(np.float64)
-    wrong = [row for row, cell in enumerate(cells) if not is_number(cell)]
-    if values.ndim == 1 and 2 * len(wrong) < len(cells):
-        raise InputError(
-            f"{what} have {shorten(others[:3])} where a number is expected in {len(wrong)} of {len(cells)} rows, the "
-            f"first in {row_name(wrong[0])}; correct or drop these rows"
-        )
+    examples = list(dict.fromkeys(cells[place] for place in wrong))
+    row = int(np.unravel_index(wrong[0], values.shape or (1,))[0])
     raise InputError(
-        f"{what} hold {shorten((others or cells)[:3])} ({values.dtype}), not numbers; leave --regression out to "
-        "predict classes, or name a numeric column with --labels"
+        f"{what} have {shorten(examples[:3])} where a number is expected in {len(wrong)} of {len(cells)} cells, the "
+        f"first in {row_name(row)}; correct or drop these rows, name a numeric column "
+        "with --labels, or leave --regression out to predict classes"
     )
 
 
 # --- columns scaled by those of the sources ---
 
 
-class ScaledInputs(TensorInputs):
-    """Vectors in memory that were scaled; ``scale`` says how, see `standardise_task`."""
-
-    def __init__(self, tensor: Tensor, scale: Scale, column_names: Sequence[str] | None = None) -> None:
-        super().__init__(tensor, column_names)
-        self.scale = dict(scale)
-
-
-def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence[str] | None = None) -> ScaledInputs:
+def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence[str] | None = None) -> TensorInputs:
     """Rows (n, d) of the domain ``name`` scaled by ``scale``, with a warning if values are absurdly far from it."""
     far = scale_columns(table, {**scale, "clip": None}).abs()
     if "clip" in scale and bool((far > _FAR).any()):
@@ -321,33 +312,21 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence
             VardassWarning,
             stacklevel=3,
         )
-    return ScaledInputs(scale_columns(table, scale), scale, column_names)
+    return TensorInputs(scale_columns(table, scale), column_names, scale)
 
 
 def standardise_task(task: Task) -> Task:
-    """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`.
-
-    Its domains have `ScaledInputs`, whose scale is for samples that come later.
-    """
+    """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`."""
     tables = []
     for domain in (*task.sources, task.target):
         if not isinstance(domain.dataset, TensorInputs) or domain.dataset.tensor.ndim != 2:
             raise InputError(f"only embeddings can be standardised, domain {domain.name!r} holds {domain.kind} data")
-        if isinstance(domain.dataset, ScaledInputs):
+        if domain.dataset.scale is not None:
             raise InputError(f"domain {domain.name!r} is standardised already; ask for it once")
         tables.append(domain.dataset.tensor)
         column_names = domain.dataset.column_names
     reference = torch.cat(tables[:-1])
     scale = robust_scale(reference)
-    _tell_of_constant_columns(reference)
-    scaled = [
-        domain.with_inputs(scaled_inputs(table, scale, domain.name, column_names))
-        for domain, table in zip((*task.sources, task.target), tables, strict=True)
-    ]
-    return Task(task.name, tuple(scaled[:-1]), scaled[-1])
-
-
-def _tell_of_constant_columns(reference: Tensor) -> None:
     constant = (reference == reference[0]).all(0).nonzero().flatten().tolist()
     if constant and len(reference) > 1:
         column = constant[0]
@@ -356,5 +335,10 @@ def _tell_of_constant_columns(reference: Tensor) -> None:
             f"(from 0), which is always {float(reference[0, column]):.6g}; nothing can be learnt from them: leave them "
             "out, or check the encoder",
             VardassWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
+    scaled = [
+        domain.with_inputs(scaled_inputs(table, scale, domain.name, column_names))
+        for domain, table in zip((*task.sources, task.target), tables, strict=True)
+    ]
+    return Task(task.name, tuple(scaled[:-1]), scaled[-1])

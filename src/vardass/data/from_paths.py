@@ -16,7 +16,6 @@ from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
 from vardass.data.domains import Domain, Kind, Task, TensorInputs, pair_names, parse_pair, parts_of, refuse_unknown
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.embedding_tasks import (
-    ScaledInputs,
     class_positions,
     embedding_task,
     labels_name,
@@ -298,8 +297,7 @@ def preparation(domain: Domain) -> dict[str, Any]:
         return {"front_end": asdict(first.front_end)}
     if isinstance(first, ImageDataset):
         return {"interpolation": first.interpolation}
-    names = getattr(first, "column_names", None)
-    scale = first.scale if isinstance(first, ScaledInputs) else None
+    names, scale = getattr(first, "column_names", None), getattr(first, "scale", None)
     return {"scale": scale, **({"column_names": list(names)} if names else {})}
 
 
@@ -332,14 +330,14 @@ def domain_from_path(
             options = {"size": shape[1:], "channels": shape[0], "interpolation": interpolation}
         return folder_domain(path, kind=kind, class_names=names, labelled=labelled, **options)
     regression: bool = about["config"].regression
-    marks = [labels_name(path, name, path.stem) for name in (labels or data.get("labels"), data.get("labels"))]
+    label_names = [labels_name(path, name, path.stem) for name in (labels or data.get("labels"), data.get("labels"))]
     table, values, _ = read_labelled(
         path,
         key=key or data.get("key"),
-        labels=marks[0] if labelled else None,
+        labels=label_names[0] if labelled else None,
         columns=data.get("columns"),
         column_names=data.get("column_names"),
-        leave_out=marks,
+        leave_out=label_names,
         regression=labelled and regression,
     )
     if tuple(table.shape[1:]) != shape:
@@ -348,9 +346,8 @@ def domain_from_path(
             "encoder and columns"
         )
     inputs = scaled_inputs(table, data["scale"], str(path)) if data.get("scale") else TensorInputs(table)
-    if values is None or regression:
-        return Domain(path.stem, inputs, values, names, regression=regression)
-    return Domain(path.stem, inputs, class_positions(values, names, str(path), "model"), names)
+    known = values if regression else class_positions(values, names, str(path), "model")
+    return Domain(path.stem, inputs, known, names, regression=regression)
 
 
 def _guess(path: Path) -> Kind:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from vardass.data.domains import find_sample, parts_of
 from vardass.data.file_dataset import FileDataset
+from vardass.data.splits import seed_generators
 from vardass.errors import InputError, needs_extra
 from vardass.files import PathLike
 from vardass.validate import check_count, check_flag, choose
@@ -40,10 +41,9 @@ def _height_and_width(size: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """How images are made ready for a network; by default as DomainBed does for those trained on ImageNet.
+    """How images are prepared for a network; by default as DomainBed does for those trained on ImageNet.
 
-    Images are squeezed to ``size`` for evaluation, also where the network's own recipe cuts a square out of the
-    middle.
+    For evaluation images are resized to ``size`` without cropping, even if the network's own recipe crops the centre.
 
     Attributes
     ----------
@@ -77,17 +77,12 @@ class ImagePreprocessing:
         object.__setattr__(self, "size", _height_and_width(self.size))
         choose(self.interpolation, "interpolation", _INTERPOLATIONS)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ImagePreprocessing:
-        """The inverse of `to_dict`; what is not given is the default."""
+        """From values by name, as of JSON; what is not given is the default."""
         for name in values:
             choose(name, "setting of image preprocessing:", [field.name for field in fields(cls)])
-        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-        return cls(**plain)
+        return cls(**values)
 
     @classmethod
     def from_hub(cls, path: PathLike) -> ImagePreprocessing:
@@ -137,8 +132,7 @@ IMAGENET = ImagePreprocessing()
 class ImageDataset(FileDataset):
     """Image files as float32 tensors of shape (channels, height, width) with values from 0 to 1.
 
-    Images are squeezed to one size (smoothed when made smaller), as in DomainBed; `crop` gives random crops of them
-    as they are in the file.
+    Images are resized to one size with antialiasing, as in DomainBed; `crop` takes random crops of the full image.
 
     Parameters
     ----------
@@ -190,7 +184,12 @@ class ImageDataset(FileDataset):
         path = self.paths[index]
         image = _open(path)
         if image.mode.startswith(("I", "F")):
-            image = _eight_bit(image, path)
+            values = np.asarray(image)  # Pillow's own conversion cuts values off at 255
+            if values.dtype.kind == "f" or int(values.min()) < 0 or int(values.max()) > 65535:
+                raise InputError(
+                    f"{path} has {image.mode} pixels from {values.min()} to {values.max()}; save it with 8 or 16 bits"
+                )
+            image = _pillow().fromarray((values // 256).astype(np.uint8))
         return image.convert(_MODES[self.channels])
 
     def _resized(self, image: Any) -> Tensor:
@@ -207,8 +206,7 @@ class ImageDataset(FileDataset):
 class RandomCrops(Dataset[Tensor]):
     """Random crops of image files for training: item ``(index, seed)`` is `ImageDataset.crop` of that sample.
 
-    Made by `random_crops`. A sampler of a loader gives the pairs; a seed that comes from the run's seed, the number
-    of the batch and the place in it makes the crops the same whichever worker takes them.
+    The sampler of a loader yields the pairs, so that crops do not depend on which worker takes them.
     """
 
     def __init__(self, dataset: Dataset[Tensor]) -> None:
@@ -231,10 +229,9 @@ def may_crop(dataset: Dataset[Tensor]) -> bool:
 def random_crops(dataset: Dataset[Tensor]) -> RandomCrops | None:
     """Random crops of the full images of a data set, or None if not all of it are image files that `may_crop`.
 
-    Crops of file images must be taken here, when a file is decoded: what the data set gives is squeezed to one size.
-    Other images are whole as they are, and `augment` cuts them. So a training loop loads the pairs (index, seed) and
-    calls ``augment(batch, seed=..., crop=False)`` if there are random crops, else it loads indices and calls
-    ``augment(batch, seed=...)``.
+    Image files are cropped when they are decoded, because the data set itself resizes them; `augment` crops all other
+    images. With random crops a training loop loads pairs (index, seed) and calls ``augment(batch, seed=...,
+    crop=False)``; without, it loads indices and calls ``augment(batch, seed=...)``.
     """
     files = all(isinstance(part, ImageDataset) for part in parts_of(dataset))
     return RandomCrops(dataset) if files and may_crop(dataset) else None
@@ -289,10 +286,7 @@ def augment(batch: Tensor, *, seed: int, crop: bool = True, preprocessing: Image
     pipeline = _pipeline((batch.shape[-2], batch.shape[-1]) if crop else None, channels)
     devices = [batch.device] if batch.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reach devices that are not put back
-        if devices:
-            with torch.cuda.device(batch.device):
-                torch.cuda.manual_seed(seed)
+        seed_generators(seed, batch.device)
         result: Tensor = pipeline(batch.expand(-1, 3, -1, -1))[:, :channels].clamp(0.0, 1.0)
     return normalise(result, preprocessing)
 
@@ -313,10 +307,7 @@ def _pipeline(crop: tuple[int, int] | None, channels: int) -> torch.nn.Sequentia
 
 
 def small_size(folders: Sequence[Path]) -> int:
-    """Pixels, 32 to 64, for a small network that is trained from scratch: no more than the images have.
-
-    The median of the shorter sides of some files of each folder, which only have to be opened for it.
-    """
+    """Image size, 32 to 64 pixels, for a small network trained from scratch: the median shorter side of some files."""
     sides = []
     for folder in folders:
         files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_ENDINGS)
@@ -325,7 +316,7 @@ def small_size(folders: Sequence[Path]) -> int:
                 with _pillow().open(file) as image:
                     sides.append(min(image.size))
             except (OSError, SyntaxError, ValueError):
-                continue  # whoever decodes it says what is wrong
+                continue  # reported when it is decoded
     middle = sorted(sides)[len(sides) // 2] if sides else 64
     return min(64, max(32, -8 * (-middle // 8)))
 
@@ -361,13 +352,3 @@ def _open(path: str) -> Any:
         raise InputError(
             f"cannot decode the image {path} ({size} bytes): {reason.splitlines()[0]}; replace or remove the file"
         ) from None
-
-
-def _eight_bit(image: Any, path: str) -> Any:
-    # Pillow's own conversion cuts values off at 255
-    values = np.asarray(image)
-    if values.dtype.kind == "f" or int(values.min()) < 0 or int(values.max()) > 65535:
-        raise InputError(
-            f"{path} has {image.mode} pixels from {values.min()} to {values.max()}; save it with 8 or 16 bits"
-        )
-    return _pillow().fromarray((values // 256).astype(np.uint8))

@@ -33,8 +33,8 @@ class DatasetInfo:
     tasks : callable
         ``tasks(root) -> names of tasks``; for user data the names depend on what is in ``root``.
     settings : mapping
-        Settings of a run that suit the data unless told otherwise: for those of the paper, the network that it names
-        (for humpbacks one of ours, as its code is not to be had) and DomainBed's augmentation.
+        Default settings of a run on the data: for those of the paper, the network that it names (for humpbacks one of
+        ours, as its code is not public) and DomainBed's augmentation.
     """
 
     name: str

@@ -41,6 +41,14 @@ def named_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 2
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the global generators of the CPU and of ``device``, from which dropout draws, and no others."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fraction: float = 0.5) -> TaskSplits:
     """Split each domain as DomainBed does.
 
@@ -70,14 +78,12 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
     check_number(unlabelled_fraction, "unlabelled_fraction", low=0.0, high=1.0, remedy="0.5 is usual")
     train, validation = [], []
     for source in task.sources:
-        out, rest = _cut(_shuffle(source, seed), holdout)
-        _require(source, holdout, out, rest)
+        out, rest = _held_out(source, seed, holdout)
         train.append(source.subset(rest))
         validation.append(source.subset(out))
     target = task.target.hide_labels()
-    out, rest = _cut(_shuffle(target, seed), holdout)
+    out, rest = _held_out(target, seed, holdout)
     unlabelled, test = _cut(rest, unlabelled_fraction)
-    _require(target, holdout, out, rest)
     if not len(unlabelled):
         raise InputError(
             f"unlabelled_fraction {unlabelled_fraction} of the {len(rest)} target samples left by holdout {holdout} is "
@@ -92,19 +98,18 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
     )
 
 
-def _shuffle(domain: Domain, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(named_seed("split", seed, domain.name))
-    return torch.randperm(len(domain), generator=generator)
-
-
 def _cut(rows: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     first = int(len(rows) * fraction)
     return rows[:first], rows[first:]
 
 
-def _require(domain: Domain, holdout: float, out: Tensor, rest: Tensor) -> None:
+def _held_out(domain: Domain, seed: int, holdout: float) -> tuple[Tensor, Tensor]:
+    """Rows of a domain that are kept out for validation, and all others, both shuffled."""
+    generator = torch.Generator().manual_seed(named_seed("split", seed, domain.name))
+    out, rest = _cut(torch.randperm(len(domain), generator=generator), holdout)
     if not len(rest) or (holdout > 0 and not len(out)):
         raise InputError(
             f"domain {domain.name!r} has {len(domain)} samples, of which holdout {holdout} leaves {len(out)} for "
             f"validation and {len(rest)} for the rest; add samples or change holdout"
         )
+    return out, rest

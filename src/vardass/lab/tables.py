@@ -435,7 +435,7 @@ def _coral_form(record: Record) -> str | None:
         return None
     given = {**algorithm_options("coral"), **record.spec.config.get("algorithm_options", {})}
     options: dict[str, Any] = {name: given.get(name) for name in ("include_mean", "correction", "normalization")}
-    if options["correction"] == "population" or (options["correction"] is None and given["preset"] == "paper"):
+    if options["correction"] is None and given["preset"] == "paper":
         options |= {"population_x": 2, "population_y": 2}  # a run knows them; any will do for the formula
     return CORALLoss(preset=given["preset"], **options).formula
 

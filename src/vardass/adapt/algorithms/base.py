@@ -17,7 +17,7 @@ from vardass.adapt.regression import Units, check_outputs, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.losses import Batch
-from vardass.validate import ArrayLike, as_weights, check_number, choose, import_by_name
+from vardass.validate import ArrayLike, as_weights, check_number, import_by_name
 
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
@@ -44,14 +44,11 @@ class Algorithm(nn.Module):
     regression : bool
         The head predicts numbers, scaled to mean 0 and deviation 1, and the task loss is their squared error; where
         this text says cross-entropy, that is meant then.
-    task_weighting : {"weighted", "plain"}
-        The cross-entropy as Σ_h w_h CE_h, which is unbiased for batches drawn from strata, or as a plain
-        mean (the paper does not say which it used). Discrepancies are weighted either way.
     sharpness : float
         ρ of SDAT: the step's gradients are taken at w + ρ g/|g| with g the gradient of the task loss alone
         and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
         statistics are updated once for each step.
-    seed : int, optional
+    seed : int
         Of the initial parameters of discriminators, context networks and random maps.
 
     Attributes
@@ -89,20 +86,18 @@ class Algorithm(nn.Module):
         num_classes: int,
         *,
         regression: bool = False,
-        task_weighting: str = "weighted",
         sharpness: float = 0.0,
-        seed: int | None = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_outputs(num_classes, regression=regression)
         if regression:
             self.check_regression()
-        if network.num_classes not in (None, num_classes):
-            raise InputError(f"the network gives {network.num_classes} logits, but num_classes is {num_classes}")
+        if isinstance(network.head, nn.Linear) and network.head.out_features != num_classes:
+            raise InputError(f"the network gives {network.head.out_features} logits, but num_classes is {num_classes}")
         self.units = Units(num_classes) if regression else None
         self.network = network
         self.num_classes = num_classes
-        self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
         self.sharpness = check_number(sharpness, "sharpness", low=0.0)
         self.seed = seed
         self.processes = Processes()
@@ -160,7 +155,7 @@ class Algorithm(nn.Module):
         return roles
 
     def use_populations(self, source: int, target: int) -> None:
-        """Hear from the trainer how many samples batches are drawn from; most rules have no use for it."""
+        """Take the sizes of both data sets, which the trainer knows; most rules ignore them."""
 
     def extra_state(self) -> dict[str, Any]:
         """What later steps depend on beyond parameters and buffers; checkpoints keep it, models do not."""
@@ -186,10 +181,6 @@ class Algorithm(nn.Module):
         """Return logits (b, num_classes), or numbers in their own units."""
         return self.readout(self.features(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits (b, num_classes), or numbers in their own units."""
-        return self.predict(x)
-
     def source_features(self, source: Batch) -> Tensor:
         """Return z of a source batch, of all processes."""
         return self.processes.whole(self.features(source.x))
@@ -203,7 +194,10 @@ class Algorithm(nn.Module):
         return whole(z[: len(source.x)]), whole(z[len(source.x) :])
 
     def task_loss(self, z: Tensor, source: Batch) -> Tensor:
-        """Return the cross-entropy Σ_h w_h CE_h of the head at features ``z``, or the squared error of its numbers."""
+        """Return the cross-entropy Σ_h w_h CE_h of the head at features ``z``, or the squared error of its numbers.
+
+        Weighted so, it is unbiased for batches drawn from strata; the paper does not say what it used.
+        """
         return self.output_loss(self.network.head(z), source)
 
     def output_loss(self, outputs: Tensor, source: Batch) -> Tensor:
@@ -214,7 +208,7 @@ class Algorithm(nn.Module):
             each = F.cross_entropy(outputs, source.y, reduction="none")
         else:
             each = squared_error(outputs, source.y)
-        return weighted_mean(each, source.weights if self.task_weighting == "weighted" else None)
+        return weighted_mean(each, source.weights)
 
     def need_target(self, target: Batch | None) -> Batch:
         """Return ``target`` or say that it is missing."""

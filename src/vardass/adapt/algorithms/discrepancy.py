@@ -88,7 +88,7 @@ class Discrepancy(Algorithm):
         target = self.need_target(target)
         z_s, z_t = self.pair_features(source, target)
         task = self.task_loss(z_s, source)
-        gap = self.discrepancy(self._drawn(source, z_s, "source"), self._drawn(target, z_t, "target"))
+        gap: Tensor = self.loss(self._drawn(source, z_s, "source"), self._drawn(target, z_t, "target"))
         risen = min(1.0, max(0.0, step - self.delay) / self.ramp) if self.ramp else float(step >= self.delay)
         found: Losses = {"total": task + risen * self.penalty * gap, "task": task, self.name: gap}
         if self.confusion:
@@ -100,7 +100,7 @@ class Discrepancy(Algorithm):
     def streams(self) -> dict[str, StreamWeights]:
         """Weights of each domain's batches, if asked for; made when first needed, because the kernel comes last."""
         domains = ("source", "target") if self.stream_weights else ()
-        return {domain: StreamWeights(self.kernel, seed=self.seed or 0) for domain in domains}
+        return {domain: StreamWeights(self.kernel, seed=self.seed) for domain in domains}
 
     def extra_state(self) -> dict[str, Any]:
         """Running statistics of `streams`."""
@@ -129,11 +129,6 @@ class Discrepancy(Algorithm):
                 )
             return batch._replace(x=z)
         return Batch(z, weights=batch.weights, bank=batch.bank if self.estimator == "reference" else None)
-
-    def discrepancy(self, source: Batch, target: Batch) -> Tensor:
-        """Return the discrepancy of batches of features (b_s, d) and (b_t, d)."""
-        value: Tensor = self.loss(source, target)
-        return value
 
 
 class MMD(Discrepancy):
@@ -180,8 +175,8 @@ class CORAL(Discrepancy):
     Parameters
     ----------
     preset, include_mean, correction, normalization
-        See ``vardass.losses.coral``. Where the populations are needed, the trainer takes them from the data; in a loop
-        of your own `use_populations` does. Until then ``preset="paper"`` has weights |S_h| / n.
+        See ``vardass.losses.coral``. With ``preset="paper"`` the trainer sets the sizes of the data sets by
+        `use_populations`, and so can your own loop; until then its weights are |S_h| / n.
     **shared
         See ``Discrepancy`` and ``Algorithm``.
     """
@@ -201,12 +196,11 @@ class CORAL(Discrepancy):
         **shared: Any,
     ) -> None:
         super().__init__(network, num_classes, **shared)
-        self._waits = correction == "population"
-        self._takes_populations = self._waits or (preset == "paper" and correction is None)
+        self._takes_populations = preset == "paper" and correction is None
         self.loss = CORALLoss(
             preset=preset,
             include_mean=include_mean,
-            correction=None if self._waits else correction,
+            correction=correction,
             normalization=normalization,
             estimator=self.estimator,
         )
@@ -217,16 +211,6 @@ class CORAL(Discrepancy):
         return self.loss.kernel(self.network.feature_dim)
 
     def use_populations(self, source: int, target: int) -> None:
-        """Take n_s and n_t for the division by n - 1, where options ask for it."""
+        """Take n_s and n_t for the division by n - 1 of ``preset="paper"``."""
         if self._takes_populations:
             self.loss.use_populations(source, target)
-            self._waits = False
-
-    def discrepancy(self, source: Batch, target: Batch) -> Tensor:
-        """Return CORAL of the batches."""
-        if self._waits:
-            raise InputError(
-                "correction='population' needs the numbers of samples of both domains, got none; call "
-                "use_populations(n_source, n_target)"
-            )
-        return super().discrepancy(source, target)
