@@ -136,7 +136,10 @@ def test_stream_weights_go_with_batches_without_weights_and_the_v_statistic() ->
 
 def test_task_loss_by_hand() -> None:
     assert value("erm", "task") == pytest.approx(0.25 * CE[0] + 0.75 * CE[1])
+    assert value("erm", "task", task_weighting="plain") == pytest.approx(0.5 * CE[0] + 0.5 * CE[1])
     assert value("erm", "task", weighted=False) == pytest.approx(0.5 * CE[0] + 0.5 * CE[1])
+    # the weights reach the discrepancy either way
+    assert value("mmd", "mmd", task_weighting="plain") == value("mmd", "mmd")
 
 
 def test_mmd_by_hand() -> None:
@@ -531,6 +534,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: build("cdan+els", {"smoothing": 0.51}), "at most 0.5, got 0.51; beyond one half"),
     (lambda: build("cdan", {"entropy": "no"}), "entropy must be true or false, got 'no'"),
     (lambda: build("mcc", {"temperature": 0}), "temperature must be positive"),
+    (lambda: build("erm", {"task_weighting": "none"}), "weighted, plain"),
     (lambda: make_algorithm("erm", make_network("mlp", (3,), 2), 4), "2 logits, but num_classes is 4"),
     (lambda: make_algorithm("arm", Network(nn.Linear(3, 2), nn.Linear(2, 2)), 2), "input_shape"),
     (lambda: build("mmd", {}).losses(batches()[0], None, 0), "needs a target batch"),

@@ -64,16 +64,17 @@ def algorithm(name: str, outputs: int = 2, **options: Any) -> Algorithm:
 # --- loss, scores, units --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("weighting", ["weighted", "plain"])
 @pytest.mark.parametrize("name", ["erm", "dann"])
-def test_the_loss_is_that_of_a_loop(name: str) -> None:
-    rule = algorithm(name)
+def test_the_loss_is_that_of_a_loop(name: str, weighting: str) -> None:
+    rule = algorithm(name, task_weighting=weighting)
     x, y = torch.randn(4, 6).double(), torch.randn(4, 2).double()
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
     outputs = rule.network(x).detach()
     expected = 0.0
     for i in range(4):
         error = sum((float(outputs[i, j]) - float(y[i, j])) ** 2 for j in range(2)) / 2
-        expected += error * float(weights[i])
+        expected += error * (float(weights[i]) if weighting == "weighted" else 1 / 4)
     found = rule.losses(Batch(x, y, weights), Batch(x), 0)["task"].detach()
     assert float(found) == pytest.approx(expected, rel=1e-12)
 

@@ -17,7 +17,7 @@ from vardass.adapt.regression import Units, check_outputs, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.losses import Batch
-from vardass.validate import ArrayLike, as_weights, check_number, import_by_name
+from vardass.validate import ArrayLike, as_weights, check_number, choose, import_by_name
 
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
@@ -44,6 +44,9 @@ class Algorithm(nn.Module):
     regression : bool
         The head predicts numbers, scaled to mean 0 and deviation 1, and the task loss is their squared error; where
         this text says cross-entropy, that is meant then.
+    task_weighting : {"weighted", "plain"}
+        The cross-entropy as Σ_h w_h CE_h, which is unbiased for batches drawn from strata, or as a plain
+        mean (the paper does not say which it used). Discrepancies are weighted either way.
     sharpness : float
         ρ of SDAT: the step's gradients are taken at w + ρ g/|g| with g the gradient of the task loss alone
         and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
@@ -86,6 +89,7 @@ class Algorithm(nn.Module):
         num_classes: int,
         *,
         regression: bool = False,
+        task_weighting: str = "weighted",
         sharpness: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -98,6 +102,7 @@ class Algorithm(nn.Module):
         self.units = Units(num_classes) if regression else None
         self.network = network
         self.num_classes = num_classes
+        self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
         self.sharpness = check_number(sharpness, "sharpness", low=0.0)
         self.seed = seed
         self.processes = Processes()
@@ -194,10 +199,7 @@ class Algorithm(nn.Module):
         return whole(z[: len(source.x)]), whole(z[len(source.x) :])
 
     def task_loss(self, z: Tensor, source: Batch) -> Tensor:
-        """Return the cross-entropy Σ_h w_h CE_h of the head at features ``z``, or the squared error of its numbers.
-
-        Weighted so, it is unbiased for batches drawn from strata; the paper does not say what it used.
-        """
+        """Return the cross-entropy of the head at features ``z``, or the squared error of its numbers."""
         return self.output_loss(self.network.head(z), source)
 
     def output_loss(self, outputs: Tensor, source: Batch) -> Tensor:
@@ -208,7 +210,7 @@ class Algorithm(nn.Module):
             each = F.cross_entropy(outputs, source.y, reduction="none")
         else:
             each = squared_error(outputs, source.y)
-        return weighted_mean(each, source.weights)
+        return weighted_mean(each, source.weights if self.task_weighting == "weighted" else None)
 
     def need_target(self, target: Batch | None) -> Batch:
         """Return ``target`` or say that it is missing."""
