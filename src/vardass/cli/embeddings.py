@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from vardass.analysis.comparison import Comparison
+from vardass.analysis.comparison import LOSS_NAMES, Comparison
 from vardass.analysis.comparison import compare as compare_sets
 from vardass.analysis.coresets import Coreset
 from vardass.analysis.coresets import coreset as make_coreset
@@ -39,7 +39,6 @@ SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
 PARTS = "Files in parts"
 _SAMPLE = "Random rows {} \\[65536]."
-_NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 
 Scale = Annotated[str | None, typer.Option(help=SCALE + r" \[median]; 1 for the paper's bandwidths.")]
 Rank = Annotated[int | None, typer.Option(help="Rank of the kernel's approximation for many rows.")]
@@ -172,7 +171,7 @@ def compare(
     files and files that are too large are read in parts: values are of all rows, the test is on a random sample.
     """
     chosen = chosen_kernel(kernel, gammas, scale, default_scale="median")
-    choose(loss, "--loss", ("both", *_NAMES))
+    choose(loss, "--loss", ("both", *LOSS_NAMES))
     options: dict[str, Any] = {
         "loss": loss,
         "kernel": chosen,
@@ -225,7 +224,7 @@ def _print_comparison(found: Comparison, first: Path, second: Path, console: Con
         p = "" if each.p_value is None else f"{each.p_value:.3g}"
         share = f"{100 * each.relative:.3g} %"
         interval = f"{each.low:.4g} to {each.high:.4g}"
-        table.add_row(_NAMES[each.loss], f"{each.value:.4g}", interval, share, f"{each.v_statistic:.4g}", p)
+        table.add_row(LOSS_NAMES[each.loss], f"{each.value:.4g}", interval, share, f"{each.v_statistic:.4g}", p)
     console.print(table)
     console.print()
     for sentence in _verdict(found):
@@ -236,7 +235,7 @@ def _verdict(found: Comparison) -> list[str]:
     level = 1.0 - found.confidence
     lines = []
     for each in found.results:
-        name = _NAMES[each.loss]
+        name = LOSS_NAMES[each.loss]
         if each.p_value is not None:
             least = (
                 " (the smallest possible with this many permutations)"

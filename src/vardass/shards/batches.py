@@ -5,13 +5,12 @@ c cursors go through the row groups, each in a random order of its own. A cursor
 [0, 1) and grows by k / (c n) with each batch. Batch t takes the row of stratum h from cursor (σ_h + t) mod c, with σ a
 random permutation: of the rows of the stratum, in the order of that cursor's row groups, the one at place ⌊x |S_h|⌋.
 
-At each batch x mod 1 is uniform, so each row of S_h is drawn with probability 1 / |S_h|, whatever the order is and
-wherever the rows are: a batch weighted by |S_h| / n is unbiased for the mean of all rows. Cursors are independent, and
-so are rows from different ones. With c = k no two strata share a cursor, and a batch is distributed as one of
-`StratifiedBatchSampler`. With fewer cursors strata that share one take rows that are near one another in the files, so
-that their sum varies more if files are sorted. In an epoch a stratum of average size meets each of its rows about once,
-and the cursors together read each row group about once. Beginnings and orders are drawn anew for each epoch, and in
-an endless stream after c epochs.
+At each batch x mod 1 is uniform, so each row of S_h is drawn with probability 1 / |S_h|, in any order and wherever the
+rows are: a batch weighted by |S_h| / n is unbiased for the mean of all rows. Cursors, and so rows from different ones,
+are independent. With c = k no two strata share a cursor, and a batch is distributed as one of `StratifiedBatchSampler`.
+With fewer cursors strata that share one take rows that are near one another in the files, so that their sum varies more
+if files are sorted. In an epoch a stratum of average size meets each of its rows about once, and the cursors together
+read each row group about once. Starts and orders are new in each epoch, and in an endless stream after c epochs.
 """
 
 from __future__ import annotations
@@ -70,11 +69,6 @@ class StratumIndex:
             begin += len(labels)
         return cls(starts, counts, counts.cumsum(0) - counts, rows)
 
-    def find(self, stratum: Tensor, group: Tensor, place: Tensor) -> Tensor:
-        """Rows, counted through all files, by their place among those of a stratum in a row group."""
-        start = self.starts[group]
-        return start + self.rows[start + self.first[stratum, group] + place]
-
 
 class ShardBatchSampler(MinibatchSampler):
     """Batches of one row from each stratum of many files, whose rows are in few row groups.
@@ -87,8 +81,8 @@ class ShardBatchSampler(MinibatchSampler):
     strata : ShardStrata
         From `stratify_shards`; a batch has one row of each.
     cursors : int
-        Places in the files that rows come from at a time. More of them make the rows of a batch less dependent on one
-        another where files are sorted, and need more row groups. With as many as strata they are independent.
+        Places in the files that rows come from at a time. With more of them the rows of a batch depend less on one
+        another where files are sorted, and come from more row groups; with as many as strata they are independent.
     **options
         ``seed``, ``batches``, ``endless``, ``num_replicas`` and ``rank``, see `MinibatchSampler`.
     """
@@ -144,8 +138,9 @@ class ShardBatchSampler(MinibatchSampler):
         at = torch.searchsorted(keys, place + stratum * (self.n + 1), right=True) - stratum * groups
         group = order[at]
         size = self.index.counts[stratum, group]
-        place = place - passed[stratum, at] + size + (shift[stratum] * size).long()
-        return self.index.find(stratum, group, place % size)
+        place = (place - passed[stratum, at] + size + (shift[stratum] * size).long()) % size
+        start = self.index.starts[group]
+        return start + self.index.rows[start + self.index.first[stratum, group] + place]
 
     def _settings(self) -> dict[str, Any]:
         strata = zlib.crc32(self.index.counts.numpy().tobytes())
@@ -167,8 +162,7 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
     ahead : int
         Batches whose rows are read together, and are in memory.
     num_replicas, rank : int, optional
-        Ranks that share the stream, and which of them this is; by default those of the process group, if there is one
-        when this is made.
+        Ranks that share the stream, and which of them this is; by default those of the process group at this moment.
     """
 
     def __init__(
