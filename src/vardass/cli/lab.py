@@ -119,8 +119,8 @@ def status(
 def _roots(given: list[str] | None) -> dict[str, str]:
     roots = {}
     for pair in given or []:
-        name, equals, place = pair.partition("=")
-        if not name or not equals or not place:
+        name, _, place = pair.partition("=")
+        if not name or not place:
             raise InputError(f"--root must be NAME=DIR, got {pair!r}; for example --root pacs=/data/pacs")
         roots[name] = place
     return roots
@@ -143,16 +143,14 @@ def _time_needed(runs: list[RunSpec], jobs: int) -> str:
 
 
 def _ending(summary: SweepResult, out: Path) -> str:
-    lines = [f"{summary.finished:,} of {summary.total:,} runs have finished in {out}, {time_text(summary.seconds)}"]
-    if summary.before:
-        lines.append(f"{summary.before:,} of them had finished before")
-    if summary.others:
-        lines.append(f"{summary.others:,} finished runs there are no longer part of the specification")
-    if summary.failed:
-        lines.append(f"{summary.failed:,} failed; see vardass status {out}; the same command tries them anew")
-    if summary.interrupted:
-        lines.append("interrupted; all that was done is safe, the same command resumes")
-    return "\n".join(lines)
+    remarks = {
+        f"{summary.before:,} of them had finished before": summary.before,
+        f"{summary.others:,} finished runs there are no longer part of the specification": summary.others,
+        f"{summary.failed:,} failed; see vardass status {out}; the same command tries them anew": summary.failed,
+        "interrupted; all that was done is safe, the same command resumes": summary.interrupted,
+    }
+    first = f"{summary.finished:,} of {summary.total:,} runs have finished in {out}, {time_text(summary.seconds)}"
+    return "\n".join([first, *(text for text, applies in remarks.items() if applies)])
 
 
 def _report(found: Status) -> str:

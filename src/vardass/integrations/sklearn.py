@@ -122,12 +122,9 @@ class _Adapter(BaseEstimator):
         if sample_domain is not None:
             X, y, X_target = _split(X, y, X_target, sample_domain)
         X, labels, names = self._checked(X, y)
-        regression = isinstance(self, RegressorMixin)
-        adapts = X_target is not None
-        if adapts:
-            target = validate_data(self, X_target, dtype=np.float32, reset=False)
-        else:
-            target = X
+        regression, adapts = isinstance(self, RegressorMixin), X_target is not None
+        target = validate_data(self, X_target, dtype=np.float32, reset=False) if adapts else X
+        if not adapts:
             warnings.warn(
                 f"{type(self).__name__} got no target, so it learns from the {len(X)} samples of the source alone; "
                 "pass fit(X, y, X_target), or sample_domain with negative numbers for rows of the target",

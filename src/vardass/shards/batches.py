@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -33,13 +32,12 @@ from vardass.shards.files import ShardDataset
 from vardass.shards.stratification import ShardStrata
 from vardass.validate import check_count, check_state
 
-__all__ = ["ShardBatchSampler", "ShardBatches", "StratumIndex"]
+__all__ = ["ShardBatchSampler", "ShardBatches"]
 
 _DRAWS = 16384  # made at a time
 
 
-@dataclass(frozen=True, eq=False)
-class StratumIndex:
+class _StratumIndex(NamedTuple):
     """Where the rows of each stratum are. It takes four bytes for each row."""
 
     starts: Tensor  # (g + 1,): first row of each row group, counted through all files
@@ -47,27 +45,27 @@ class StratumIndex:
     first: Tensor  # (k, g): rows of the strata before it in the row group
     rows: Tensor  # (n,), int32: rows within each row group, those of stratum 0 first
 
-    @classmethod
-    def of(cls, strata: ShardStrata) -> StratumIndex:
-        """Read the labels, a file at a time."""
-        starts = torch.from_numpy(ShardDataset(strata.files).starts)
-        if int(starts[-1]) != strata.n:
-            raise InputError(
-                f"the files have {int(starts[-1]):,} rows, their strata in {strata.folder} are of {strata.n:,}; make "
-                "the strata again"
-            )
-        rows = torch.empty(strata.n, dtype=torch.int32)
-        counts = torch.zeros(strata.k, len(starts) - 1, dtype=torch.int64)
-        begin = group = 0
-        for labels in strata.labels_by_file():
-            while group < len(starts) - 1 and int(starts[group + 1]) <= begin + len(labels):
-                here = slice(int(starts[group]), int(starts[group + 1]))
-                mine = labels[here.start - begin : here.stop - begin]
-                rows[here] = torch.from_numpy(np.argsort(mine, kind="stable").astype(np.int32))
-                counts[:, group] = torch.from_numpy(np.bincount(mine, minlength=strata.k))
-                group += 1
-            begin += len(labels)
-        return cls(starts, counts, counts.cumsum(0) - counts, rows)
+
+def _index_of(strata: ShardStrata) -> _StratumIndex:
+    """Read the labels, a file at a time."""
+    starts = ShardDataset(strata.files).starts
+    if starts[-1] != strata.n:
+        raise InputError(
+            f"the files have {starts[-1]:,} rows, their strata in {strata.folder} are of {strata.n:,}; make the strata "
+            "again"
+        )
+    rows = torch.empty(strata.n, dtype=torch.int32)
+    counts = torch.zeros(strata.k, len(starts) - 1, dtype=torch.int64)
+    begin = group = 0
+    for labels in strata.labels_by_file():
+        while group < len(starts) - 1 and starts[group + 1] <= begin + len(labels):
+            here = slice(starts[group], starts[group + 1])
+            mine = labels[here.start - begin : here.stop - begin]
+            rows[here] = torch.from_numpy(np.argsort(mine, kind="stable").astype(np.int32))
+            counts[:, group] = torch.from_numpy(np.bincount(mine, minlength=strata.k))
+            group += 1
+        begin += len(labels)
+    return _StratumIndex(torch.from_numpy(starts), counts, counts.cumsum(0) - counts, rows)
 
 
 class ShardBatchSampler(MinibatchSampler):
@@ -92,7 +90,7 @@ class ShardBatchSampler(MinibatchSampler):
     def __init__(self, strata: ShardStrata, *, cursors: int = 8, **options: Unpack[StreamOptions]) -> None:
         super().__init__(strata.n, strata.k, **options)
         self.cursors = min(check_count(cursors, "cursors"), strata.k)
-        self.index = StratumIndex.of(strata)
+        self.index = _index_of(strata)
         self.sizes = self.index.counts.sum(1)
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
@@ -208,14 +206,12 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
             if not block:
                 return
             rows = self.dataset.rows([index for batch in block for index in batch])
-            stop = 0
-            for batch in block:
-                start, stop = stop, stop + len(batch)
+            for batch, x in zip(block, rows.split([len(batch) for batch in block])):  # type: ignore[no-untyped-call]
                 self._given += 1
                 if self._given > skip:
-                    weights = [1.0 / len(batch)] * len(batch) if batch.weights is None else batch.weights
-                    # a copy: what a worker sends is the whole tensor that a slice is of
-                    yield rows[start:stop].clone(), torch.tensor(weights, dtype=torch.float32)
+                    weights = batch.weights or [1.0 / len(batch)] * len(batch)
+                    # a copy: a worker would send the whole tensor that x is a part of
+                    yield x.clone(), torch.tensor(weights, dtype=torch.float32)
             skip = 0
 
     def state_dict(self) -> dict[str, Any]:
