@@ -227,7 +227,8 @@ class MMDAdapter(ClassifierMixin, _Adapter):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Most likely class of each row of X: (m,)."""
-        labels: NDArray[Any] = self.classes_[self._outputs(X).argmax(1).numpy()]
+        best = self._outputs(X).argmax(1).numpy()  # first: it says where nothing is fitted
+        labels: NDArray[Any] = self.classes_[best]
         return labels
 
 
