@@ -139,19 +139,20 @@ def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, consol
         device = next(algorithm.parameters()).device
         features = [outputs(algorithm, Inputs(domain, device))[0] for domain in domains]
         loss: Any = algorithm.loss
+        kernel = algorithm.kernel
         # runs of one task, repeat and algorithm differ in their sampler, whose strata see the kernel of the loss
         factories = {
             other.cell["sampler"]: partial(
                 make_sampler,
                 other.config["sampler"],
                 batch_size=other.config["batch_size"],
-                **{"kernel": algorithm.kernel, **other.config["sampler_options"]},
+                **{"kernel": kernel, **other.config["sampler_options"]},
             )
             for other in runs
             if (other.task, other.repeat, other.config["algorithm"]) == (run.task, run.repeat, config["algorithm"])
         }
         report = variance_report(
-            factories, *features, kernel=algorithm.kernel, loss=loss, batches=_NOISE_BATCHES, gradient_batches=0
+            factories, *features, kernel=kernel, loss=loss, batches=_NOISE_BATCHES, gradient_batches=0
         )
         for row in report.rows:
             ratio = report.relative(row.name, "loss_variance")
