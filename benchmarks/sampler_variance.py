@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,7 +164,7 @@ class Stream:
             yield batch
 
 
-def samplers(k: int, kernel: str, sizes: tuple[int, int]) -> dict[str, Any]:
+def samplers(k: int, kernel: str) -> dict[str, Any]:
     seeds = itertools.count(1)
     return {
         "uniform": lambda n: UniformBatchSampler(n, k, replacement=True),
@@ -172,7 +173,7 @@ def samplers(k: int, kernel: str, sizes: tuple[int, int]) -> dict[str, Any]:
         "equal": lambda n: StratifiedBatchSampler(n, k, kernel=kernel, equal=True),
         "ordered": lambda n: OrderedBatchSampler(n, k, kernel=kernel),
         "balanced": lambda n: BalancedBatchSampler(n, k, kernel=kernel),
-        "paired": tuple(PairedBatchSampler(n, k, role=r, kernel=kernel) for n, r in zip(sizes, ("source", "target"))),
+        "paired": [partial(PairedBatchSampler, batch_size=k, role=r, kernel=kernel) for r in ("source", "target")],
         "stream": lambda n: Stream(n, k, kernel, next(seeds)),
     }
 
@@ -199,7 +200,7 @@ def run(task: Task, options: argparse.Namespace) -> dict[str, Any]:
         more = {"gradient_batches": options.gradient_batches}
         if options.gradient_batches:
             more |= {"model": model, "source_inputs": pair.x, "target_inputs": pair.y}
-    wanted = samplers(task.k, task.loss, (len(x), len(y)))
+    wanted = samplers(task.k, task.loss)
     if options.add:
         wanted = {name: wanted[name] for name in ("uniform", *options.add)}
     report = variance_report(wanted, x, y, kernel=task.loss, batches=options.batches, seed=options.seed, **more)

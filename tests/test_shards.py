@@ -295,7 +295,7 @@ def test_other_settings_do_not_go_on(features, tmp_path):
     assert "seed=0, now it is 1" in refused(folder, tmp_path / "out", seed=1)
     assert "sample=500, now it is 400" in refused(folder, tmp_path / "out", sample=400)
     np.save(folder / "4.npy", clusters(30))
-    assert "4.npy was not there" in refused(folder, tmp_path / "out")
+    assert "4.npy not among them" in refused(folder, tmp_path / "out")
     for names, part in (("012", "3.parquet among them"), ("3210", "in another order")):
         with pytest.raises(InputError, match=part):
             stratify_shards(

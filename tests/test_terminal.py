@@ -2,7 +2,7 @@
 
 import pytest
 
-from vardass.cli.terminal import tell_time, words_of_time
+from vardass.cli.terminal import tell_time, time_text
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,10 @@ def test_time_is_told_once_before_much_is_spent(first, step, steps, left):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(45, "45 seconds"), (70, "1 minute"), (200, "3 minutes"), (5000, "83 minutes"), (9000, "2 hours")],
+    ("seconds", "text"), [(45, "45 s"), (70, "70 s"), (200, "3 min"), (5000, "83 min"), (9000, "2.5 h")]
 )
-def test_words(seconds, words):
-    assert words_of_time(seconds) == words
+def test_durations(seconds, text):
+    assert time_text(seconds) == text
 
 
 def test_a_long_first_pass_says_how_far_it_is_once(capsys):

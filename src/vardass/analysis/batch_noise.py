@@ -7,7 +7,6 @@ the batch, and <φ(z_i), μ> = (1/n) Σ_j κ(z_i, z_j) for each sample once.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -51,7 +50,7 @@ def as_domains(source: ArrayLike, target: ArrayLike) -> list[Tensor]:
 
 
 class Drawn(NamedTuple):
-    """What one entry of the report's samplers gave: a sampler and its batches for each domain."""
+    """The samplers of one entry of a report and their batches, one for each domain."""
 
     samplers: list[Any]
     batches: list[Chunk]  # with weights (b, k), double, or None where the sampler gives none
@@ -79,41 +78,22 @@ def draw(name: str, entry: Any, domains: list[Tensor], count: int, *, seed: int)
 
 
 def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
-    """One sampler for each domain: made by a factory, or copies of ready ones."""
-    if callable(entry):
-        samplers = [entry(len(features)) for features in domains]
-    else:
-        ready = list(entry) if isinstance(entry, tuple | list) else [entry]
-        if len(ready) != len(domains):
-            raise InputError(
-                f"{name!r} has {len(ready)} ready samplers for {len(domains)} domains; pass one for each domain, in a "
-                "tuple, or a factory n -> sampler"
-            )
-        samplers = [_copy(name, sampler) for sampler in ready]
+    factories = list(entry) if isinstance(entry, tuple | list) else [entry] * len(domains)
+    if len(factories) != len(domains) or not all(map(callable, factories)):
+        raise InputError(
+            f"{name!r} is {entry!r} for {len(domains)} domains; pass a factory n -> sampler, or one for each domain"
+        )
+    samplers = [make(len(features)) for make, features in zip(factories, domains)]
     for sampler, features in zip(samplers, domains):
         if not hasattr(sampler, "__iter__"):
             raise InputError(f"{name!r} gave a {type(sampler).__name__}, which is no sampler: it cannot be iterated")
         n = getattr(sampler, "n", len(features))
         if n != len(features):
             raise InputError(
-                f"{name!r} has a sampler made for n={n} samples, its features have {len(features)} rows; "
-                "pass a factory n -> sampler"
+                f"{name!r} gave a sampler of n={n} samples, its features have {len(features)} rows; make it of the n "
+                "that the factory is called with"
             )
     return samplers
-
-
-def _copy(name: str, sampler: Any) -> Any:
-    """A copy of a ready sampler: refreshing and drawing would move a stream that is in use."""
-    # samplers of torch hold the data set, which need not be copied
-    parts = [sampler, getattr(sampler, "sampler", None)]
-    shared = [getattr(part, data, None) for part in parts for data in ("data_source", "dataset")]
-    try:
-        return copy.deepcopy(sampler, {id(data): data for data in shared if data is not None})
-    except Exception as error:
-        raise InputError(
-            f"the sampler {name!r}, a {type(sampler).__name__}, cannot be copied ({error}), and measuring would move "
-            "its stream; pass a factory n -> sampler"
-        ) from error
 
 
 def _batches(name: str, sampler: Any, features: Tensor, count: int, seed: int) -> Chunk:
@@ -154,15 +134,12 @@ def _iterate(name: str, sampler: Any, count: int) -> Chunk:
 
 
 class EmbeddingErrors(NamedTuple):
-    """One domain under a kernel fitted to it: |μ̂ - μ|² (b,) of the batches of each sampler.
-
-    And for a domain that is not too large, |mean of μ̂ - μ|² for each, and ``spread``, E|φ(z) - μ|² of one uniform draw.
-    """
+    """One domain under a kernel fitted to it; what is None was not computed, for the domain is too large."""
 
     kernel: Kernel
-    errors: list[Tensor]
-    squared_bias: list[float] | None
-    spread: float | None
+    errors: list[Tensor]  # |μ̂ - μ|² (b,) of the batches of each sampler
+    squared_bias: list[float] | None  # |mean of μ̂ - μ|² for each
+    spread: float | None  # E|φ(z) - μ|² of one uniform draw
 
 
 def sample_rows(n: int, limit: int, seed: int, device: torch.device) -> Tensor:
@@ -211,22 +188,29 @@ def _mean_weights(batches: Chunk, n: int) -> Tensor:
 
 
 def embedding_noise(
-    draws: Drawn, place: int, domains: list[Tensor], embeddings: Sequence[EmbeddingErrors]
-) -> tuple[float | None, Estimate, float | None]:
-    """E|μ̂ - μ|² summed over the domains, where a closed form is known, and from the drawn batches; and their bias.
+    draws: Sequence[Drawn], domains: list[Tensor], kernels: Sequence[Kernel], *, max_columns: int, seed: int = 0
+) -> list[tuple[float | None, Estimate, float | None]]:
+    """Of each of ``draws`` E|μ̂ - μ|², summed over the domains, by a closed form if known, and from batches; and bias.
 
-    ``draws`` are of the sampler that is the ``place``-th in ``embeddings``. The bias is relative to its root mean
-    square for unbiased independent batches.
+    ``kernels`` are fitted, one for each domain. The bias is relative to its root mean square for unbiased independent
+    batches.
     """
-    errors = torch.stack([embedding.errors[place] for embedding in embeddings])
-    # batches of the two domains are independent, and so are their errors
-    drawn = Estimate(float(errors.mean(1).sum()), math.sqrt(float(errors.var(1).sum()) / errors.shape[1]))
-    exact = [_exact_variance(*each) for each in zip(draws.samplers, domains, embeddings)]
-    known = [value for value in exact if value is not None]
-    biases = [embedding.squared_bias[place] for embedding in embeddings if embedding.squared_bias is not None]
-    expected = drawn.value / errors.shape[1]
-    bias = math.sqrt(sum(biases) / expected) if len(biases) == len(embeddings) and expected > 0 else None
-    return sum(known) if len(known) == len(exact) else None, drawn, bias
+    embeddings = [
+        embedding_errors(x, kernel, [each.batches[i] for each in draws], max_columns=max_columns, seed=seed)
+        for i, (x, kernel) in enumerate(zip(domains, kernels))
+    ]
+    found = []
+    for place, each in enumerate(draws):
+        errors = torch.stack([embedding.errors[place] for embedding in embeddings])
+        # batches of the two domains are independent, and so are their errors
+        drawn = Estimate(float(errors.mean(1).sum()), math.sqrt(float(errors.var(1).sum()) / errors.shape[1]))
+        exact = [_exact_variance(*parts) for parts in zip(each.samplers, domains, embeddings)]
+        known = [value for value in exact if value is not None]
+        biases = [embedding.squared_bias[place] for embedding in embeddings if embedding.squared_bias is not None]
+        expected = drawn.value / errors.shape[1]
+        bias = math.sqrt(sum(biases) / expected) if len(biases) == len(embeddings) and expected > 0 else None
+        found.append((sum(known) if len(known) == len(exact) else None, drawn, bias))
+    return found
 
 
 def _exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float | None:
@@ -238,8 +222,8 @@ def _exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float |
         return domain.spread / k * share
     if type(sampler) is StratifiedBatchSampler:
         assert sampler.strata is not None  # it was refreshed
-        how: dict[str, Any] = {"draws_per_stratum": sampler.draws_per_stratum, "replacement": sampler.replacement}
-        return stratified_variance(x, sampler.strata.labels, kernel=domain.kernel, **how)
+        draws: dict[str, Any] = {"draws_per_stratum": sampler.draws_per_stratum, "replacement": sampler.replacement}
+        return stratified_variance(x, sampler.strata.labels, kernel=domain.kernel, **draws)
     return None
 
 
@@ -358,11 +342,10 @@ class LossOfDomains:
 
     def _signs(self) -> Tensor:
         """The c with μ_s - μ_t = Σ_i c_i φ(z_i), over all rows."""
-        signs = [
-            rows.new_full((len(rows),), sign / len(rows), dtype=torch.float64)
-            for rows, sign in zip(self.rows, (1.0, -1.0))
-        ]
-        return torch.cat(signs)
+        n, m = map(len, self.rows)
+        signs = self.rows[0].new_full((n + m,), -1.0 / m, dtype=torch.float64)
+        signs[:n] = 1.0 / n
+        return signs
 
     def _of_pair(self, batches: list[Chunk], pair: tuple[int, int], features: list[Tensor]) -> Tensor:
         """Loss of a source and a target batch with the given features."""

@@ -1,24 +1,22 @@
 """How far apart two data sets are: MMD² and CORAL with a confidence interval and a permutation p-value, at any size.
 
-Three questions, three answers that are computed apart.
-
-How large?
+Value
     The unbiased estimate U of MMD² = |μ_x - μ_y|², a mean over pairs of distinct rows. Up to 2,048 rows in all, every
-    pair is summed. Beyond, low-rank features give all pairs but for what they miss, and the mean of that over random
-    blocks of rows is added: U stays unbiased, and the standard error of this mean is part of the interval.
-    CORAL = |C_x - C_y|² needs only moments and is exact at any size. Both need only sums over rows (`row_sums`), so
-    that of sets that do not fit in memory a sample is enough for all else.
-How sure?
+    pair is summed. Beyond, low-rank features give the sum over all pairs, and random blocks of rows estimate what the
+    features miss: U stays unbiased, and the standard error of this estimate is part of the interval.
+    CORAL = |C_x - C_y|² needs only moments and is exact at any size. Both need only sums over rows (`row_sums`), so for
+    sets that do not fit in memory a sample is enough for everything else.
+Interval
     By Hoeffding's decomposition Var(U) is exactly
 
         4 Var(g(x))/n + 4 Var(g(y))/m + 2|Σ_x|²/(n(n-1)) + 2|Σ_y|²/(m(m-1)) + 4<Σ_x, Σ_y>/(nm)
 
     with g = μ_x - μ_y, as a function of a row, and Σ the covariance of φ. The first two terms, of order 1/n, vanish
-    where the data sets are alike; the others, of order 1/n², are then all that there is. Both are estimated, so the
-    normal interval has the right width with and without a difference. It is cut at 0, below which MMD² cannot be.
-By chance?
+    where the data sets are alike; the others, of order 1/n², remain. All are estimated, so the normal interval has the
+    right width with and without a difference. It is cut at 0, below which MMD² cannot be.
+Test
     The permutation test (`permutation_test`) compares the plug-in value V = |μ̂_x - μ̂_y|² with that of relabelled rows.
-    Its level is exact for whatever statistic is used, so low-rank features cost power and never validity.
+    Its level is exact for any statistic: low-rank features cost power, never validity.
 
 Rows must be independent draws. Frames of one film or overlapping windows are not: take one of each first.
 """
@@ -27,8 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -54,11 +51,11 @@ from vardass.view import EXACT_LIMIT, ExactView
 
 __all__ = ["Comparison", "SetDistance", "Sums", "add_sums", "compare", "row_sums"]
 
-_NAMES = {"mmd": "MMD²", "coral": "CORAL"}
+LOSS_NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 _FITTED_ROWS = 4096  # random ones, that kernels and landmarks are fitted to
 _LEAST_ROWS = 4  # of each set: unbiased squares of covariances take four rows
 _WIDEST = 8192  # columns for which CORAL's covariances fit in memory
-_STREAM_ROWS = 8192
+_BLOCK = 8192  # rows that are looked at together
 
 Sums: TypeAlias = dict[str, Tensor]
 """See `row_sums`."""
@@ -99,8 +96,8 @@ class SetDistance:
     v_statistic: float
     relative: float
     method: str
-    p_value: float | None = None
-    test: str = ""
+    p_value: float | None
+    test: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ class Comparison:
     permutations: int
     kernel: str
     results: tuple[SetDistance, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     def __getitem__(self, loss: str) -> SetDistance:
         """The result for ``"mmd"`` or ``"coral"``."""
@@ -172,9 +169,8 @@ def compare(
     progress : callable, optional
         Called as ``progress(fraction, message)``.
     whole : callable, optional
-        Where ``x`` and ``y`` are random rows of larger sets: gives `row_sums` over all rows of both, for a feature map
-        and a centre. Values are then those of all rows; intervals take variances from the random rows, and the test
-        permutes these. See `vardass.shards.compare_shards`.
+        For ``x`` and ``y`` that are random rows of larger sets: returns `row_sums` over all rows of both, given a
+        feature map and a centre. See `vardass.shards.compare_shards`.
 
     Examples
     --------
@@ -193,7 +189,7 @@ def compare(
     for name, rows in (("x", first), ("y", second)):
         if len(rows) < _LEAST_ROWS:
             raise InputError(f"{name} must have at least {_LEAST_ROWS} rows, got {len(rows)}; one row has no spread")
-    losses = tuple(_NAMES) if choose(loss, "loss", ("both", *_NAMES)) == "both" else (loss,)
+    losses = tuple(LOSS_NAMES) if choose(loss, "loss", ("both", *LOSS_NAMES)) == "both" else (loss,)
     if "coral" in losses and d > _WIDEST:
         raise InputError(f"CORAL holds {d} x {d} covariances; take at most {_WIDEST} columns, or loss='mmd'")
     permutations = check_count(permutations, "permutations", low=0)
@@ -207,7 +203,9 @@ def compare(
     second = second.to(first)
     generator = as_generator(seed, first.device)
     tell = progress or silent
-    sample = _random_rows(first, second, generator)
+    # drawn whichever set a row is of, so that what is fitted to them does not harm the permutation test
+    order = torch.randperm(len(first) + len(second), generator=generator, device=first.device)[:_FITTED_ROWS]
+    sample = torch.stack([first[i] if i < len(first) else second[i - len(first)] for i in order.tolist()])
     fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, sample)
     blocks = Blocks.of(len(first), len(second), generator)
     feature_map = None
@@ -217,15 +215,18 @@ def compare(
         feature_map = None if rank is None else fit_feature_map(sample, fitted, rank, generator=generator)
     centre = sample.mean(0, dtype=torch.float64)
     tell(0.0, "sums over all rows")
-    sums = (whole or partial(_sums_in_memory, first, second))(feature_map, centre if "coral" in losses else None)
-    sets = _Sets((first, second), sample, blocks, rank, generator, sums)
     permuted = f"permutations of {blocks}"
-    if whole is not None:
+    around = centre if "coral" in losses else None
+    if whole is None:
+        sums = _sums(first, feature_map, around), _sums(second, feature_map, around)
+    else:
+        sums = whole(feature_map, around)
         permuted += f", of random samples of {len(first):,} and {len(second):,} rows"
+    sets = _Sets((first, second), sample, blocks, rank, generator, sums)
     found, notes = [], []
     share = 0.7 / len(losses)
     for place, name in enumerate(losses):
-        report = _part(tell, 0.3 + place * share, share, _NAMES[name])
+        report = _part(tell, 0.3 + place * share, share, LOSS_NAMES[name])
         measured = _mmd(sets, fitted, feature_map, report) if name == "mmd" else _coral(sets, centre, report)
         if not all(map(math.isfinite, (measured.value, *measured.squares))):
             raise InputError(
@@ -236,12 +237,11 @@ def compare(
         if permutations:
             p_value = blocks.p_value(measured.statistic, measured.scale, permutations, generator, report)
             test = permuted + measured.on_features
-        result, remarks = _judged(name, measured, confidence)
-        found.append(replace(result, p_value=p_value, test=test))
+        result, remarks = _judged(name, measured, confidence, p_value, test)
+        found.append(result)
         notes += remarks
-    n, m = sets.counts
     kernel_name = repr(fitted) if "mmd" in losses else ""
-    return Comparison(n, m, d, confidence, permutations, kernel_name, tuple(found), tuple(notes))
+    return Comparison(*sets.counts, d, confidence, permutations, kernel_name, tuple(found), tuple(notes))
 
 
 def row_sums(z: Tensor, feature_map: FeatureMap | None, centre: Tensor | None) -> Sums:
@@ -267,25 +267,12 @@ def add_sums(parts: Iterable[Sums]) -> Sums:
     """The sums over all rows of some parts, added in their order."""
     total: Sums = {}
     for part in parts:
-        total = {name: total[name] + value if total else value for name, value in part.items()} or total
+        total |= {name: total[name] + value if total else value for name, value in part.items()}
     return total
 
 
-def _sums_in_memory(x: Tensor, y: Tensor, feature_map: FeatureMap | None, centre: Tensor | None) -> tuple[Sums, Sums]:
-    parts = [[row_sums(z[rows], feature_map, centre) for rows in row_blocks(len(z), _STREAM_ROWS)] for z in (x, y)]
-    return add_sums(parts[0]), add_sums(parts[1])
-
-
-def _random_rows(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    """Rows of both sets in random order, all or as many as kernels and landmarks are fitted to.
-
-    Their choice knows nothing of which set a row is of: what is fitted to them does not harm the permutation test.
-    """
-    order = torch.randperm(len(x) + len(y), generator=generator, device=x.device)[:_FITTED_ROWS]
-    of_x = order < len(x)
-    rows = x.new_empty(len(order), x.shape[1])
-    rows[of_x], rows[~of_x] = x[order[of_x]], y[order[~of_x] - len(x)]
-    return rows
+def _sums(z: Tensor, feature_map: FeatureMap | None, centre: Tensor | None) -> Sums:
+    return add_sums(row_sums(z[rows], feature_map, centre) for rows in row_blocks(len(z), _BLOCK))
 
 
 def _part(tell: Progress, start: float, share: float, name: str) -> Progress:
@@ -293,10 +280,10 @@ def _part(tell: Progress, start: float, share: float, name: str) -> Progress:
 
 
 class _Sets(NamedTuple):
-    """Rows of both data sets, random ones of them together, how to look at them, and sums over all rows of each."""
+    """Rows of both data sets, how to look at them, and sums over all rows of each."""
 
     xy: tuple[Tensor, Tensor]
-    sample: Tensor
+    sample: Tensor  # random rows of both, in random order
     blocks: Blocks  # that the test permutes
     rank: int | None  # None: all pairs
     generator: torch.Generator
@@ -311,7 +298,7 @@ class _Sets(NamedTuple):
         """Some rows at a time: the set (0 or 1), where they are, x before y, the rows, and the share that is done."""
         total, start = sum(map(len, self.xy)), 0
         for which, z in enumerate(self.xy):
-            for rows in row_blocks(len(z), _STREAM_ROWS):
+            for rows in row_blocks(len(z), _BLOCK):
                 yield which, slice(start + rows.start, start + rows.stop), z[rows], (start + rows.stop) / total
             start += len(z)
 
@@ -361,7 +348,9 @@ class _Measured(NamedTuple):
         return within[0], within[1], max(0.0, across * n * m / ((n - 1) * (m - 1)))
 
 
-def _judged(name: str, found: _Measured, confidence: float) -> tuple[SetDistance, list[str]]:
+def _judged(
+    name: str, found: _Measured, confidence: float, p_value: float | None, test: str
+) -> tuple[SetDistance, list[str]]:
     """The distance with its interval, from Var(U) at the top of the file, and notes on it."""
     n, m = found.rows[0].n, found.rows[1].n
     xx, yy, xy = found.covariances()
@@ -400,6 +389,8 @@ def _judged(name: str, found: _Measured, confidence: float) -> tuple[SetDistance
         v_statistic=found.v_statistic,
         relative=found.value / found.spread if found.spread > 0 else 0.0,
         method=found.method,
+        p_value=p_value,
+        test=test,
     )
     return result, notes
 

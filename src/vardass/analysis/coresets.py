@@ -4,11 +4,11 @@ The error is |μ - Σ_h w_h φ(z_h)|², with μ the mean of φ over all n rows: 
 of any function with norm 1 in the kernel's space differs from the mean over all rows. For a budget of m labels, or an
 evaluation on m rows instead of n.
 
-Strata find where representatives have to be. One of each is taken, weighted by the stratum's share, and exchanged for
-another member where that lowers the error of all together, as plans of batches do; a sweep over all strata costs one
-pass over the rows. Then weights are optimised, at least 0 and with sum 1, and representatives exchanged for any other
-row. That is done where the kernel matrix is at hand or its low-rank features are many for so few representatives, which
-could else make the most of what the features do not show. No step raises the error in the features that are looked at.
+One representative of each stratum is taken, weighted by the stratum's share, and exchanged for another member where
+that lowers the total error, as plans of batches do; a sweep over all strata costs one pass over the rows. Then weights
+are optimised, at least 0 and with sum 1, and representatives exchanged for any other row. This second stage needs the
+kernel matrix or many low-rank features for each representative: with few it would overfit the features. No step raises
+the error in the features that are looked at.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LARGEST = 4096  # representatives: their weights come from a matrix of so many r
 _SWEEPS = 8  # over the representatives, at most
 _ENOUGH = 5e-3  # relative gain of a sweep below which the search ends
 _ALL_ROWS = 4e9  # products of a sweep that looks at all rows for each representative; beyond, at those of its stratum
-# Rows up to which all pairs are looked at: the matrix (268 MB in float32) then takes no longer than as many columns as
-# choosing rows needs, and leaves 6 to 10 % less error than these (n = 4,096 and 8,192, m = 32 and 128)
+# Rows up to which the matrix (268 MB in float32) is used: it is as fast as the columns that choosing rows needs, and
+# leaves 6 to 10 % less error (n = 4,096 and 8,192, m = 32 and 128)
 _EXACT = 8_192
 _MOST_COLUMNS = 512
 _MOST_RANK = 2048  # of those that are asked for
@@ -131,9 +131,8 @@ def coreset(
     progress : callable, optional
         Called as ``progress(fraction, message)``.
     whole : callable, optional
-        Where ``features`` are random rows of a larger set: gives `row_sums` over all of its rows for a feature map.
-        Representatives are then some of ``features``, for the mean embedding of all rows. See
-        `vardass.shards.coreset_shards`.
+        For ``features`` that are random rows of a larger set: returns `row_sums` over all of its rows, given a feature
+        map. See `vardass.shards.coreset_shards`.
 
     Examples
     --------
@@ -150,7 +149,7 @@ def coreset(
     fitted = fitted_kernel(RBFMixture(scale="median") if kernel is None else kernel, x)
     tell = progress or silent
     tell(0.0, "kernel")
-    view, everything = _view(KernelView(x, fitted), size, rank, generator, whole)
+    view, all_rows = _view(KernelView(x, fitted), size, rank, generator, whole)
     if not bool(torch.isfinite(view.diag.double().sum())):
         raise InputError(
             f"{fitted!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down"
@@ -161,25 +160,25 @@ def coreset(
     indices, order = chosen.sort()
     shares = shares[order]
     tell(0.9, "weights")
-    matrix, means = fitted.square_matrix(x[indices]).double(), everything.means(indices)
+    matrix, means = fitted.square_matrix(x[indices]).double(), all_rows.means(indices)
     if weights:
         shares = simplex_minimum(matrix, means, shares)
-    mean, error = everything.kernel_mean
+    mean, error = all_rows.kernel_mean
     return Coreset(
         indices=indices,
         weights=shares,
-        n=everything.n,
+        n=all_rows.n,
         error=max(0.0, float(shares @ (matrix @ shares - 2.0 * means)) + mean),
-        error_stderr=math.hypot(error, everything.stderr(indices, shares)),
-        spread=max(0.0, everything.diagonal - mean),
+        error_stderr=math.hypot(error, all_rows.stderr(indices, shares)),
+        spread=max(0.0, all_rows.diagonal - mean),
         kernel=repr(fitted),
     )
 
 
 class _AllRows(NamedTuple):
-    """Means of κ over all rows: of a set in memory, or of one that a sample of its rows and sums over all stand for.
+    """Means of κ over all rows of a set in memory, or of a larger one known by a sample and sums over all its rows.
 
-    Of the latter, κ(z, z') is <φ, φ'>, summed over all rows, and what that misses, whose mean is over the sample.
+    For the latter κ(z, z') = <φ, φ'> + residual: <φ, φ'> is summed over all rows, the residual's mean is the sample's.
     """
 
     truth: KernelView
@@ -196,21 +195,21 @@ class _AllRows(NamedTuple):
             return found
         s, picked = self.truth.n, self.features[indices].double()
         own = self.truth.diag[indices].double() - picked.square().sum(1)
-        seen = picked @ self.features.mean(0, dtype=torch.float64)
-        missed = (s * (found - seen) - own) / (s - 1)  # of the other rows
-        return picked @ self.mean + (own + (self.n - 1) * missed) / self.n
+        low_rank = picked @ self.features.mean(0, dtype=torch.float64)
+        residual = (s * (found - low_rank) - own) / (s - 1)  # to the other rows
+        return picked @ self.mean + (own + (self.n - 1) * residual) / self.n
 
     def stderr(self, indices: Tensor, weights: Tensor) -> float:
-        """Standard error of -2 Σ w_h mean κ(z_h, z), because what features miss is a mean over a sample."""
+        """Standard error of -2 Σ w_h mean κ(z_h, z), from estimating the mean residual on a sample."""
         if self.features is None:
             return 0.0
-        points, seen = self.truth.x[indices], weights @ self.features[indices].double()
-        missed = [
+        points, combined = self.truth.x[indices], weights @ self.features[indices].double()
+        residuals = [
             self.truth.kernel.matrix(self.truth.rows(rows), points).double() @ weights
-            - self.features[rows].double() @ seen
+            - self.features[rows].double() @ combined
             for rows in row_blocks(self.truth.n, 8192)
         ]
-        return 2.0 * float(torch.cat(missed).std()) / math.sqrt(self.truth.n)
+        return 2.0 * float(torch.cat(residuals).std()) / math.sqrt(self.truth.n)
 
 
 def _view(
@@ -235,7 +234,7 @@ def _view(
     pairs, error = truth.pair_mean(features, residual, generator)
     mean = features.mean(0, dtype=torch.float64)
     if whole is None:
-        everything = _AllRows(truth, n, (pairs, error), float(truth.diag.mean(dtype=torch.float64)))
+        all_rows = _AllRows(truth, n, (pairs, error), float(truth.diag.mean(dtype=torch.float64)))
     else:
         sums = whole(feature_map)
         count, missed = int(sums["count"]), pairs - float(mean.square().sum() + residual.double().sum() / n**2)
@@ -243,16 +242,16 @@ def _view(
         own = float(sums["diagonal"] - sums["lengths"]) / count**2
         pairs = float(mean.square().sum()) + own + missed * n / (n - 1) * (count - 1) / count
         diagonal = float(sums["diagonal"]) / count
-        everything = _AllRows(truth, count, (pairs, error), diagonal, features.clone(), mean)
+        all_rows = _AllRows(truth, count, (pairs, error), diagonal, features.clone(), mean)
     features -= mean.to(features)
-    return LowRankView(features, residual), everything
+    return LowRankView(features, residual), all_rows
 
 
 def _strata(view: View, size: int, *, equal: bool, generator: torch.Generator) -> Tensor:
-    limits = SizeLimits.of(view.n, size, equal=equal)
     if size == 1 or size == view.n:
         return torch.arange(view.n, device=view.diag.device) % size
     leading = view.leading(default_rank(size))  # strata need fewer columns than the choice within them
+    limits = SizeLimits.of(view.n, size, equal=equal)
     return solve(leading, size, limits=limits, generator=generator).labels
 
 
@@ -264,9 +263,10 @@ def _representatives(view: View, labels: Tensor, size: int, *, weighted: bool, t
     weights = counts / view.n if weighted else torch.full_like(counts, 1.0 / size)
     order = labels.argsort(stable=True)
     members = list(order.split(counts.long().tolist()))  # type: ignore[no-untyped-call]
-    search = _Search(view, torch.stack([_middle(view, rows) for rows in members]), weights)
+    nearest = [rows[(view.diag[rows] - 2.0 * view.mean_products(rows)).argmin()] for rows in members]  # to their mean
+    search = _Search(view, torch.stack(nearest), weights)
     _sweep(search, members, free=False, tell=lambda fraction: tell(0.4 + 0.2 * fraction, "representatives"))
-    if view.width < _COLUMNS_EACH * size:  # freer choices would make the most of what the features do not show
+    if view.width < _COLUMNS_EACH * size:  # a freer choice would overfit the features
         return search.chosen, search.weights
     cheap = float(size) * view.n * min(view.width, size) <= _ALL_ROWS
     if weighted:
@@ -275,11 +275,6 @@ def _representatives(view: View, labels: Tensor, size: int, *, weighted: bool, t
         candidates = [order] * size if cheap else members
         _sweep(search, candidates, free=weighted, tell=lambda fraction: tell(0.6 + 0.3 * fraction, "exchanges"))
     return search.chosen, search.weights
-
-
-def _middle(view: View, rows: Tensor) -> Tensor:
-    """The one of ``rows`` (q,) that is nearest to their mean."""
-    return rows[(view.diag[rows] - 2.0 * view.mean_products(rows)).argmin()]
 
 
 def _sweep(search: _Search, candidates: list[Tensor], *, free: bool, tell: Callable[[float], object]) -> None:
@@ -322,9 +317,12 @@ class _Search:
         own, diagonal = float(self.weights[place]), self.view.diag[rows].double()
         if own >= 1.0:
             return  # the others have no weight
-        left = self.error - 2.0 * own * float(self.product[place]) + own * own * float(self.matrix[place, place])
-        others = max(0.0, left) / (1.0 - own) ** 2
-        inner = self._inner_others(place, rows, own) / (1.0 - own)
+        rest = self.error - 2.0 * own * float(self.product[place]) + own * own * float(self.matrix[place, place])
+        others = max(0.0, rest) / (1.0 - own) ** 2
+        combined = (self.total - own * self._alone(self.chosen[place]))[None]  # Σ w_h φ_h without that at place
+        all_rows = len(rows) == self.view.n  # no copy of them
+        inner = self.view.products(combined)[rows] if all_rows else self.view.products(combined, rows)
+        inner = inner[:, 0].double() / (1.0 - own)
         share = torch.full_like(diagonal, own)
         if free:
             share = ((others - inner) / (others - 2.0 * inner + diagonal).clamp_min(1e-300)).clamp(0.0, 1.0)
@@ -341,13 +339,6 @@ class _Search:
         weights = self.weights * (1.0 - share[best]) / (1.0 - own)
         weights[place] = share[best]
         self.set_weights(weights)
-
-    def _inner_others(self, place: int, rows: Tensor, own: float) -> Tensor:
-        """Σ w_h K_ih over all chosen but the one at ``place``, for each row i that is not chosen: (q,)."""
-        others = (self.total - own * self._alone(self.chosen[place]))[None]
-        whole = len(rows) == self.view.n  # no copy of all rows
-        found = self.view.products(others)[rows] if whole else self.view.products(others, rows)
-        return found[:, 0].double()
 
     def _alone(self, row: Tensor) -> Tensor:
         return self.view.combine(row[None], self.weights.new_ones(1))

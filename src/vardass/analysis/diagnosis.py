@@ -1,4 +1,4 @@
-"""What `diagnose` found, for people and for programs; and what to use there: rules and thresholds in one place."""
+"""What `diagnose` found, and the advice: rules and thresholds in one place."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Advice:
 class KernelPart:
     """One term of a sum of kernels, such as one bandwidth of a mixture (``"γ=0.1"``); both domains together.
 
-    ``neighbour`` is the mean similarity κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the other most like it. Close
-    to the identity it is near 0, and ``irreducible`` near 1.
+    ``neighbour`` is the mean κ(z, z') / √(κ(z, z) κ(z', z')) of a sample and the one most like it. Close to the
+    identity it is near 0, and ``irreducible`` near 1.
     """
 
     name: str
@@ -48,14 +48,13 @@ class SamplerEffect:
         Var(μ̂_s) + Var(μ̂_t), by which the V-statistic exceeds the discrepancy on average; standard error 0 where it
         is exact.
     contraction : float
-        The excess over discrepancy + excess: the share of the loss's mean that a network lowers by shrinking its
-        features.
+        Excess / (discrepancy + excess): the share of the mean loss that a network lowers by shrinking its features.
     gradient_noise : float or None
         Root mean square deviation of the gradient of λ times the loss from its mean, for the parameters A of a linear
         layer z + z A after the features, at A = 0.
     gradient_bias : float or None
-        Distance of that mean from the whole gradient: how strongly the excess pulls. Bandwidths at which the kernel is
-        the identity add to the excess, but have no slope. 0 where it is below what the drawn batches can tell.
+        Distance of that mean from the whole gradient; 0 where it is below the noise of the drawn batches. Bandwidths at
+        which the kernel is the identity add to the excess, but not to this: they have no slope.
     """
 
     name: str
@@ -77,7 +76,7 @@ class ClassShares:
     chance : float
         Mean distance of two samples of these sizes with the same shares.
     agreement : float
-        Share of target samples that head and nearest class centre give the same class: how far to trust pseudo-labels.
+        Share of target samples that head and nearest class centre give the same class.
     explained : float
         Share of MMD² that vanishes if the source's classes get the pseudo-labels' shares, see `explained_by_shares`:
         near 1 the shares differ, near 0 the inputs have shifted and pseudo-labels with them.
@@ -165,12 +164,12 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """The advice, and below it the numbers that it comes from."""
-        sizes = " and ".join(f"{n:,}" for n in self.sizes)
-        looked = "" if self.sizes == self.measured else f" ({self.measured[0]:,} and {self.measured[1]:,} looked at)"
+        sizes, measured = (" and ".join(f"{n:,}" for n in counts) for counts in (self.sizes, self.measured))
+        looked_at = "" if sizes == measured else f" ({measured} looked at)"
         loss = self.loss.upper()
         lines = ["use", *(f"  {line}" for line in self.advice), "", "measured"]
         lines += [
-            f"  {sizes} samples{looked}, batches of {self.batch_size}, {self.batches_per_epoch:,} an epoch",
+            f"  {sizes} samples{looked_at}, batches of {self.batch_size}, {self.batches_per_epoch:,} an epoch",
             f"  {loss} {self.discrepancy:.3g}; spread of the features {self.spread:.2g} (0 all alike, 1 all apart)",
             f"  any strata leave at least {_percent(self.irreducible)} of a uniform batch's variance",
         ]
@@ -192,12 +191,12 @@ class Diagnosis:
         lines.append(f"{line}; {_percent(self.beyond_clip)} of values are beyond {CLIP:g} source deviations")
         if self.classes is not None:
             found, (value, stderr), (name, most) = self.classes, self.classes.distance, self.classes.most_frequent
-            lines.append(
-                f"  class shares of pseudo-labels differ from the source's by {value:.2f} ± {stderr:.2f} "
-                f"({found.chance:.2f} by chance), which explains {_percent(max(found.explained, 0.0))} of MMD²"
-            )
             confirmed = _percent(found.agreement)
-            lines.append(f"  {_percent(most)} of pseudo-labels are {name}; nearest centres confirm {confirmed} of all")
+            lines += [
+                f"  class shares of pseudo-labels differ from the source's by {value:.2f} ± {stderr:.2f} "
+                f"({found.chance:.2f} by chance), which explains {_percent(max(found.explained, 0.0))} of MMD²",
+                f"  {_percent(most)} of pseudo-labels are {name}; nearest centres confirm {confirmed} of all",
+            ]
         return "\n".join(lines)
 
     def relative_noise(self, effect: SamplerEffect) -> float:
@@ -229,8 +228,8 @@ class Limits(NamedTuple):
     top_share: float = 0.25  # variance that 1% of the samples may carry: 25 times their share
     beyond_clip: float = 1e-3  # share of values beyond the clip that asks for scaling; a normal distribution has 1e-15
     class_distance: float = 0.2  # of class shares, above chance and two standard errors: aligned batches gain
-    # of MMD², by different class shares: below, the inputs have shifted too, and pseudo-labels with them. Watch data,
-    # whose shares are equal, have 0.5 by pseudo-labels of a network that is not adapted
+    # of MMD², by different class shares: below, the inputs have shifted too, and pseudo-labels with them. Watch data
+    # have equal shares, and 0.5 by pseudo-labels of a network that is not adapted
     explained: float = 0.8
     agreement: float = 0.6  # share of pseudo-labels that a second classifier must confirm
     epoch: int = 4  # batches that the smaller domain should have: with fewer, a batch is nearly the whole domain
@@ -239,14 +238,16 @@ class Limits(NamedTuple):
 def advise(found: Diagnosis, limits: Limits) -> tuple[Advice, ...]:
     """Sampler, estimator, batch size, class alignment and scaling for what was measured."""
     effect, sampler = _sampler(found, limits)
-    share = _pull(found, effect)
-    return (
-        sampler,
-        _estimator(effect, share, limits),
-        _batch_size(found, share, limits),
-        _classes(found, limits),
-        _scaling(found, limits),
-    )
+    share, part = effect.contraction, "loss"  # of the mean gradient where that was measured
+    if found.gradient is not None and effect.gradient_bias is not None:
+        total = found.gradient + effect.gradient_bias
+        share, part = effect.gradient_bias / total if total > 0 else 0.0, "gradient"
+    choice, why = "v", f"{_percent(share)} of the mean {part} of {effect.name} batches is finite-batch bias"
+    if share > limits.contraction:
+        choice = "v with a small penalty"
+        why += ", which shrinking the features lowers: lower the penalty, or take larger batches"
+    estimator = Advice("estimator", choice, why)
+    return sampler, estimator, _batch_size(found, share, limits), _classes(found, limits), _scaling(found, limits)
 
 
 def _sampler(found: Diagnosis, limits: Limits) -> tuple[SamplerEffect, Advice]:
@@ -270,23 +271,6 @@ def _sampler(found: Diagnosis, limits: Limits) -> tuple[SamplerEffect, Advice]:
     return best, Advice("sampler", best.name, why)
 
 
-def _pull(found: Diagnosis, effect: SamplerEffect) -> float:
-    """Share of the excess in the mean gradient where that was measured, else in the mean loss."""
-    if found.gradient is None or effect.gradient_bias is None:
-        return effect.contraction
-    total = found.gradient + effect.gradient_bias
-    return effect.gradient_bias / total if total > 0 else 0.0
-
-
-def _estimator(effect: SamplerEffect, share: float, limits: Limits) -> Advice:
-    what = "loss" if effect.gradient_bias is None else "gradient"
-    why = f"{_percent(share)} of the mean {what} of {effect.name} batches is finite-batch bias"
-    if share > limits.contraction:
-        why += ", which shrinking the features lowers: lower the penalty, or take larger batches"
-        return Advice("estimator", "v with a small penalty", why)
-    return Advice("estimator", "v", why)
-
-
 def _batch_size(found: Diagnosis, share: float, limits: Limits) -> Advice:
     b, most = found.batch_size, max(1, min(found.sizes) // limits.epoch)
     if b > most:
@@ -304,6 +288,7 @@ def _batch_size(found: Diagnosis, share: float, limits: Limits) -> Advice:
 
 def _classes(found: Diagnosis, limits: Limits) -> Advice:
     topic, shares = "class alignment", found.classes
+    later = "let the discrepancy act first, as vardass adapt does"
     if shares is None:
         return Advice(topic, "not known", "give the labels of the source")
     confirmed = f"nearest centres confirm {_percent(shares.agreement)} of pseudo-labels"
@@ -312,7 +297,7 @@ def _classes(found: Diagnosis, limits: Limits) -> Advice:
     if sum(share > 0 for share in shares.source) > 1 and shares.effective < FEWEST_CLASSES:
         name, most = shares.most_frequent
         why = f"{_percent(most)} of pseudo-labels are {name}: the inputs have shifted, more likely than the classes"
-        return Advice(topic, "not yet", f"{why}; let the discrepancy act first, as vardass adapt does")
+        return Advice(topic, "not yet", f"{why}; {later}")
     distance, stderr = shares.distance
     differ = f"class shares differ by {distance:.2f} ± {stderr:.2f} by pseudo-labels"
     least = max(limits.class_distance, shares.chance)
@@ -320,8 +305,7 @@ def _classes(found: Diagnosis, limits: Limits) -> Advice:
         return Advice(topic, "not needed", f"{differ}, not clearly more than {least:.2f}")
     explained = f"explains {_percent(max(shares.explained, 0.0))} of MMD²"
     if shares.explained < limits.explained:
-        why = f"{differ}, but that {explained}: the inputs have shifted too"
-        return Advice(topic, "not yet", f"{why}; let the discrepancy act first, as vardass adapt does")
+        return Advice(topic, "not yet", f"{differ}, but that {explained}: the inputs have shifted too; {later}")
     return Advice(topic, "yes", f"{differ}, which {explained}, and {confirmed}")
 
 

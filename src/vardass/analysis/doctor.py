@@ -19,7 +19,6 @@ from vardass.analysis.batch_noise import (
     LossOfDomains,
     as_domains,
     draw,
-    embedding_errors,
     embedding_noise,
     sample_rows,
 )
@@ -87,10 +86,8 @@ def diagnose(
         Which samplers to measure beside ``"uniform"``.
     batches : int
         Batches that are drawn of each, for gradients and for the variance of samplers without a formula.
-    gradient : bool
-        Whether to measure gradients.
-    bandwidths : bool
-        Whether to look at the terms of the kernel one by one.
+    gradient, bandwidths : bool
+        Whether to measure gradients, and the terms of the kernel one by one.
     max_rows : int
         Samples of each domain to look at, drawn without replacement where there are more; strata are made of these.
     sizes : (int, int), optional
@@ -114,10 +111,11 @@ def diagnose(
     penalty = check_number(penalty, "penalty", low=0.0)
     batches = check_count(batches, "batches", low=2, remedy="a variance needs two values")
     max_rows = check_count(max_rows, "max_rows", low=2)
-    how = robust_scale(x)
-    beyond = max(_share_beyond(z, how) for z in (x, y))
+    robust = robust_scale(x)
+    unclipped = {**robust, "clip": None}
+    beyond = max(float((scale_columns(z, unclipped).abs() > CLIP).double().mean()) for z in (x, y))
     if scale:
-        x, y = scale_columns(x, how), scale_columns(y, how)
+        x, y = scale_columns(x, robust), scale_columns(y, robust)
     picked = [sample_rows(len(z), max_rows, seed, z.device) for z in (x, y)]
     features = [z[rows] for z, rows in zip((x, y), picked)]
     fewest = min(len(z) for z in features)
@@ -140,7 +138,8 @@ def diagnose(
         if gradient:
             task_gradient = _task_gradient(whole, drawn["uniform"].batches[0].rows, here, logits)
     matrices = [kernel.square_matrix(z) for z in domains]
-    diagonal, spread = (sum(map(value, matrices)) for value in (_mean_diagonal, _spread))
+    diagonal = sum(float(matrix.diagonal().mean()) for matrix in matrices)
+    spread = sum(map(_spread, matrices))
     diagnosis = Diagnosis(
         loss=name,
         sizes=(len(x), len(y)) if sizes is None else sizes,
@@ -178,14 +177,10 @@ def _loss(loss: Any, domains: list[Tensor]) -> tuple[str, Kernel, MMDLoss | CORA
 def _effects(
     drawn: dict[str, Drawn], domains: list[Tensor], kernel: Kernel, whole: LossOfDomains, size: float | None
 ) -> tuple[SamplerEffect, ...]:
-    """What the batches of each sampler do to the loss and its gradient, whose norm on all samples is ``size``."""
-    embeddings = [
-        embedding_errors(z, kernel, [entry.batches[i] for entry in drawn.values()], max_columns=len(z), seed=0)
-        for i, z in enumerate(domains)
-    ]
+    """How the batches of each sampler change the loss and its gradient, whose norm on all samples is ``size``."""
+    noises = embedding_noise(list(drawn.values()), domains, [kernel, kernel], max_columns=max(map(len, domains)))
     effects = []
-    for place, (name, entry) in enumerate(drawn.items()):
-        exact, found, _ = embedding_noise(entry, place, domains, embeddings)
+    for (name, entry), (exact, found, _) in zip(drawn.items(), noises):
         excess = found if exact is None else Estimate(exact, 0.0)
         total = max(whole.whole, 0.0) + excess.value
         noise = bias = None
@@ -214,8 +209,8 @@ def _kernel_parts(domains: list[Tensor], k: int, kernel: Kernel) -> tuple[Kernel
     parts = []
     for (name, term, of_source), (_, _, of_target) in zip(*(_terms(kernel, z) for z in domains)):
         spread = _spread(of_source) + _spread(of_target)
-        alike = (_neighbour_similarity(of_source) + _neighbour_similarity(of_target)) / 2
-        parts.append(KernelPart(name, spread, _irreducible(domains, k, term, spread), alike))
+        neighbour = (_neighbour_similarity(of_source) + _neighbour_similarity(of_target)) / 2
+        parts.append(KernelPart(name, spread, _irreducible(domains, k, term, spread), neighbour))
     total = sum(part.share for part in parts) or 1.0
     return tuple(dataclasses.replace(part, share=part.share / total) for part in parts)
 
@@ -230,9 +225,9 @@ def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float) -
 def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike) -> float:
     """Least share of a uniform batch's variance, over the terms of the kernel, that strata of some rows leave.
 
-    Where that is near 1, k strata of the features (n, d), one draw from each, help at no bandwidth. At most 2,000 rows
-    are looked at, or eight for each stratum. Strata of few rows fit these better than those of all rows would, so the
-    true share is larger, if anything; they take a fraction of the time.
+    Near 1, k strata of the features (n, d), one draw from each, help at no bandwidth. At most 2,000 rows are looked at,
+    or eight for each stratum: strata of few rows fit these better than those of all rows would, so the true share is
+    larger, if anything.
     """
     x = as_features(features)
     z = x[sample_rows(len(x), max(2000, 8 * k), 0, x.device)]
@@ -246,13 +241,9 @@ def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike) -> float:
     return min(shares)
 
 
-def _mean_diagonal(matrix: Tensor) -> float:
-    return float(matrix.diagonal().mean())
-
-
 def _spread(matrix: Tensor) -> float:
     """E|φ(z) - μ|², the variance of a single draw."""
-    return max(0.0, _mean_diagonal(matrix) - float(matrix.mean()))
+    return max(0.0, float(matrix.diagonal().mean()) - float(matrix.mean()))
 
 
 def _neighbour_similarity(matrix: Tensor) -> float:
@@ -266,10 +257,6 @@ def _top_share(matrix: Tensor) -> float:
     terms = (matrix.diagonal() - 2.0 * inner + inner.mean()).clamp_min(0.0)
     total = float(terms.sum())
     return float(terms.topk(-(-len(terms) // 100)).values.sum()) / total if total > 0 else 0.0
-
-
-def _share_beyond(z: Tensor, scale: dict[str, Any]) -> float:
-    return float((scale_columns(z, {**scale, "clip": None}).abs() > CLIP).double().mean())
 
 
 # --- classes and the task ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vardass.analysis.batch_noise import Estimate, LossOfDomains, as_domains, draw, embedding_errors, embedding_noise
+from vardass.analysis.batch_noise import Estimate, LossOfDomains, as_domains, draw, embedding_noise
 from vardass.errors import InputError
 from vardass.files import plain
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel, fitted_kernel
@@ -110,6 +110,8 @@ class VarianceReport:
         return result
 
     def _cells(self, row: SamplerRow) -> dict[str, str]:
+        """Texts by column; empty where nothing was measured."""
+
         def number(value: float | None, digits: int = 3) -> str:
             return "" if value is None else f"{value:.{digits}g}"
 
@@ -148,9 +150,7 @@ class VarianceReport:
             f"{title}; × is relative to {self.baseline}",
             corner="sampler",
             columns=columns,
-            rows=tuple(
-                TableRow(row.name, tuple(each[name] for name in columns)) for row, each in zip(self.rows, cells)
-            ),
+            rows=tuple(TableRow(row.name, tuple(map(each.get, columns))) for row, each in zip(self.rows, cells)),
             decimals=(0,) * len(columns),
             notes=self.notes,
         )
@@ -177,18 +177,17 @@ def variance_report(
 ) -> VarianceReport:
     """Measure the noise of the batches of several samplers on the same features.
 
-    For each sampler: the variance of the mean embedding (exact where a closed form exists, and from draws), mean
-    and variance of the loss over pairs of a source and a target batch, the mean squared error of its
-    gradient, and the seconds that refreshing and drawing take. It takes n² kernel evaluations for each domain.
+    For each sampler: the variance of the mean embedding (exact where a closed form exists, and from draws), mean and
+    variance of the loss over pairs of a source and a target batch, the mean squared error of its gradient, and the
+    seconds of refreshing and drawing. It takes n² kernel evaluations for each domain.
 
     Parameters
     ----------
-    samplers : mapping from name to factory or samplers
-        ``factory(n)`` makes a sampler of n samples; it is called for each domain. Or a ready sampler (source only)
-        or a pair of them, which are copied, so that a training stream is not disturbed. They are refreshed on the
-        features. A sampler that is not a `MinibatchSampler` is iterated and yields lists of indices, with an attribute
-        ``weights`` or without. A ready pair of one seed that plans both domains together, such as two
-        `PairedBatchSampler`, is refreshed with both, and its batches are taken in step. Samplers are compared with the
+    samplers : mapping from name to factory
+        ``factory(n)`` makes a new sampler of n samples; it is called for each domain, or is a pair, one for each. The
+        samplers are refreshed on the features. One that is not a `MinibatchSampler` is iterated and yields lists of
+        indices, with an attribute ``weights`` or without. Two of one seed that plan both domains together, such as
+        `PairedBatchSampler`, are refreshed with both, and their batches are taken in step. All are compared with the
         first uniform one, or else with the first.
     source, target : array of shape (n_s, d) and (n_t, d)
         Features of all samples. Without ``target`` only the mean embedding is measured.
@@ -241,7 +240,7 @@ def variance_report(
     max_columns = check_count(max_columns, "max_columns", low=2)
     if not isinstance(samplers, Mapping) or not samplers:
         raise InputError(
-            f"samplers must map names to samplers or factories, got {samplers!r}; "
+            f"samplers must map names to factories, got {samplers!r}; "
             "pass {'uniform': lambda n: UniformBatchSampler(n, 32), ...}"
         )
     features = [as_features(source, "source")] if target is None else as_domains(source, target)
@@ -255,22 +254,18 @@ def variance_report(
         whole = LossOfDomains(loss, domains, kernel=chosen, limit=max_columns, seed=seed, **options)
     drawn = {name: draw(name, entry, features, batches, seed=seed) for name, entry in samplers.items()}
     uniform = [name for name, draws in drawn.items() if isinstance(draws.samplers[0], UniformBatchSampler)]
-    embeddings = []
-    for place, x in enumerate(domains):
-        batches_here = [draws.batches[place] for draws in drawn.values()]
-        fitted = fitted_kernel(chosen, x)
-        embeddings.append(embedding_errors(x, fitted, batches_here, max_columns=max_columns, seed=seed))
+    kernels = [fitted_kernel(chosen, x) for x in domains]
+    noises = embedding_noise(list(drawn.values()), domains, kernels, max_columns=max_columns, seed=seed)
     shuffled = torch.randperm(batches, generator=as_generator(seed)).tolist()
     rows = []
     with evaluation_mode(model):  # a sample's features must not depend on its batch
-        for place, (name, draws) in enumerate(drawn.items()):
+        for (name, draws), (exact, variance, bias) in zip(drawn.items(), noises):
             measured: dict[str, Any] = {}
             if whole is not None:
                 pairing = list(range(batches)) if draws.in_step else shuffled
                 measured = whole.noise(draws.batches, pairing)
                 if gradient_batches:
                     measured["gradient_mse"], _ = whole.gradient_noise(draws.batches, pairing[:gradient_batches])
-            exact, variance, bias = embedding_noise(draws, place, domains, embeddings)
             rows.append(
                 SamplerRow(
                     name=name,

@@ -31,7 +31,7 @@ from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import Summary, print_summary, write_report
-from vardass.cli.terminal import note, print_json, progress_bar, tell_time, words_of_time
+from vardass.cli.terminal import note, print_json, progress_bar, tell_time, time_text
 from vardass.data.domains import Kind, Task
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
@@ -168,15 +168,16 @@ def train(
     info = find_dataset(dataset)
     chosen = {**info.settings, **settings_of(given)}
     early = RunConfig.from_dict(chosen)  # before any data is read
+    root = None if root is None else root.expanduser()
     switches = {"standardise": standardise, "standardised": standardise, "regression": early.regression or None}
     switches = {name: value for name, value in switches.items() if value is not None and name in info.options}
     loader_options = {**switches, **parse_pairs("--data-option", data_option)}
     if root is not None and dataset in DATASETS and not info.layout:
         raise InputError(f"--root {root} is given, but {dataset} is not read from a folder; leave it out")
-    # without a folder there is nothing to load, and no reason to ask a hub what the network wants
-    wanted = {} if root is None else image_options(dataset, preprocessing_of(early.network, early.network_options))
     if root is None and info.layout:
         raise InputError(f"--root is not given, and {dataset} is read from a folder; it should hold\n{info.layout}")
+    # only images in a folder need what the network wants, which a hub may have to be asked
+    wanted = {} if root is None else image_options(dataset, preprocessing_of(early.network, early.network_options))
     loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
     config = RunConfig.from_dict({"network": NETWORKS[loaded.target.kind], **chosen})
     if standardise and not getattr(loaded.target.dataset, "scale", None):
@@ -185,7 +186,7 @@ def train(
         "kind": loaded.target.kind,
         "dataset": dataset,
         "task": task,
-        "root": None if root is None else str(root.expanduser().resolve()),
+        "root": None if root is None else str(root.resolve()),
         "options": {name: str(value) for name, value in loader_options.items()},
         **_facts(loaded),
         "holdout": holdout,
@@ -227,7 +228,7 @@ _BOTTLENECK = 256  # as in TLlib
 
 
 def recommended_for(task: Task, settings: dict[str, Any], out: Path, *, resume: bool) -> RunConfig:
-    """The recommended settings; of a resumed run those that suit the steps it was begun with, however many it has now.
+    """The recommended settings; of a resumed run those for the steps it was begun with, however many it has now.
 
     When the penalty rises and classes are aligned depends on the steps, and cannot change in the middle of a run. Where
     a step takes long, files on a CPU, few samples get fewer of them: 60 epochs, but at least 600 steps.
@@ -238,12 +239,12 @@ def recommended_for(task: Task, settings: dict[str, Any], out: Path, *, resume: 
     if options.get("freeze_backbone"):  # without a layer that learns no discrepancy could move the features
         settings = {**settings, "network_options": {"bottleneck": _BOTTLENECK, **options}}
     config = RunConfig.recommended(**settings)
-    if "steps" not in settings:
-        frozen = config.cache_embeddings and config.network_options.get("freeze_backbone")
-        if task.target.kind != "features" and pick_device(config.device).type == "cpu" and not frozen:
-            largest = max(len(task.target), sum(map(len, task.sources)))
-            steps = max(_LEAST_STEPS, _EPOCHS * -(-largest // config.batch_size))
-            config = RunConfig.recommended(**settings, steps=begun or min(steps, config.steps))
+    frozen = config.cache_embeddings and config.network_options.get("freeze_backbone")
+    is_slow = task.target.kind != "features" and pick_device(config.device).type == "cpu" and not frozen
+    if is_slow and "steps" not in settings:
+        largest = max(len(task.target), sum(map(len, task.sources)))
+        steps = max(_LEAST_STEPS, _EPOCHS * -(-largest // config.batch_size))
+        config = RunConfig.recommended(**settings, steps=begun or min(steps, config.steps))
     if begun is None:
         return config
     return RunConfig.recommended(**{**settings, "steps": begun}).changed(steps=config.steps)
@@ -278,10 +279,7 @@ def _run(
     hint: str = "",
     measure_first: bool = False,
 ) -> Iterator[RunResult]:
-    """Train, with a progress bar where somebody is looking, and keep the folder locked until all is written.
-
-    If it was interrupted, exit with code 130.
-    """
+    """Train, and keep the folder locked until all is written; exit with code 130 if it was interrupted."""
     check = partial(_check_folder, out, data, resume=resume, domains=domains)
     check()
     pick_device(config.device)  # before the folder is made
@@ -292,14 +290,14 @@ def _run(
 
     def tell(seconds: float) -> None:
         shorter = f"; --steps {config.steps // 4} takes a quarter of it" if seconds > 120.0 else ""
-        note(f"about {words_of_time(seconds)} for {config.steps:,} steps on {trainer.device}{shorter}{hint}")
+        note(f"about {time_text(seconds)} for {config.steps:,} steps on {trainer.device}{shorter}{hint}")
 
-    stepped = False
+    has_stepped = False
 
-    def watched(share: float, message: str) -> None:
-        nonlocal stepped
-        stepped = stepped or share > 0.0
-        report(share, message)
+    def report(share: float, message: str) -> None:
+        nonlocal has_stepped
+        has_stepped |= share > 0.0
+        timed(share, message)
 
     # under torchrun each process runs the whole command
     with locked(out, work="run") if trainer.processes.is_first else nullcontext():
@@ -309,13 +307,13 @@ def _run(
         write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
         # networks on embeddings are small: one thread is as fast, and several times faster where others work too
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
-            report = tell_time(progress, tell)
-            result = trainer.run(resume=resume, progress=watched)
+            timed = tell_time(progress, tell)
+            result = trainer.run(resume=resume, progress=report)
         if result.interrupted:
             done = f"interrupted after step {result.step} of {config.steps}"
             note(f"{done}; repeat the command with --resume to go on in {out}")
             raise typer.Exit(130)
-        if not stepped:
+        if not has_stepped:
             note(f"nothing was left to do: the run in {out} has had all of its {config.steps:,} steps")
         yield result
 
@@ -323,16 +321,15 @@ def _run(
 def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
     """Refuse a folder inside the data, with a run that nobody asked to resume, one on other data, or other things."""
     check_folder(out, domains)
-    is_run = RunFolder(out).has_checkpoint
-    if is_run and not resume:
-        raise InputError(f"{out} already holds a run; resume it with --resume, or choose another folder with --out")
-    if not is_run and out.is_dir():
-        # what a run leaves that stopped before its first checkpoint may be replaced, nothing else
-        entries = [entry for entry in out.iterdir() if not is_temporary(entry)]
-        other = sorted(entry.name for entry in entries if entry.name not in _LEFT_BY_A_RUN)
-        if other:
+    if not RunFolder(out).has_checkpoint:
+        # files of a run that stopped before its first checkpoint may be replaced, nothing else
+        entries = [entry for entry in out.iterdir() if not is_temporary(entry)] if out.is_dir() else []
+        if other := sorted(entry.name for entry in entries if entry.name not in _LEFT_BY_A_RUN):
             raise InputError(f"{out} holds {other[0]!r} and no run; choose an empty or new folder with --out")
-    before = read_data_file(out) if is_run else {}
+        return
+    if not resume:
+        raise InputError(f"{out} already holds a run; resume it with --resume, or choose another folder with --out")
+    before = read_data_file(out)
     for name, value in data.items():
         if name in before and before[name] != value:
             was, now = (_shown(name, entry) for entry in (before[name], value))
@@ -356,7 +353,7 @@ def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError) or not options:
             raise
-        # the value of an option goes straight to whoever uses it
+        # values of options are not checked before they are used
         raise InputError(f"one of the options {options} has a value of the wrong type: {error}; change it") from error
 
 

@@ -41,8 +41,8 @@ def _shared(
     """Variance-reduced minibatches for training with a domain-discrepancy loss."""
 
 
-def _told_of_interrupts(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command; of a plain KeyboardInterrupt typer makes an exit without a word."""
+def _with_abort(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, with the Abort that `main` reports; typer exits silently on a KeyboardInterrupt."""
 
     @functools.wraps(command)
     def run(*values: Any, **options: Any) -> None:
@@ -56,4 +56,4 @@ def _told_of_interrupts(command: Callable[..., None]) -> Callable[..., None]:
 
 _ON_DATA = (stratify, compare, coreset, adapt, predict, evaluate, export, doctor)
 for command in (*_ON_DATA, train, tasks, sweep, status, tables, figure, report, demo, warmup):
-    app.command()(_told_of_interrupts(command))
+    app.command()(_with_abort(command))

@@ -35,7 +35,6 @@ from vardass.samplers.registry import make_sampler
 from vardass.validate import check_count
 
 if TYPE_CHECKING:
-    from vardass.kernels import KernelLike
     from vardass.lab.record import RunSpec
     from vardass.table import Average
 
@@ -111,12 +110,12 @@ def _write_data(out: Path) -> Path:
     return folder
 
 
-Noise = dict[tuple[str, str], float]  # by algorithm and sampler
+Noise = dict[str, dict[str, float]]  # by algorithm, then sampler
 
 
 def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, console: Console) -> Noise:
     """Adapt with uniform batches, then draw many batches of each kind from the features: variances of the loss."""
-    ratios: dict[tuple[str, str], list[float]] = {}
+    ratios: dict[str, dict[str, list[float]]] = {}
     first = True
     for run in runs:
         config = run.config
@@ -141,33 +140,30 @@ def _adapt_and_measure(runs: Sequence[RunSpec], data: Path, folder: Path, consol
         features = [outputs(algorithm, Inputs(domain, device))[0] for domain in domains]
         loss: Any = algorithm.loss
         kernel = algorithm.kernel
-        # runs of one task, repeat and algorithm differ in their sampler, and one in its settings
-        rivals = [other for other in runs if _place(other) == _place(run)]
+        # runs of one task, repeat and algorithm differ in their sampler, whose strata see the kernel of the loss
+        factories = {
+            other.cell["sampler"]: partial(
+                make_sampler,
+                other.config["sampler"],
+                batch_size=other.config["batch_size"],
+                **{"kernel": kernel, **other.config["sampler_options"]},
+            )
+            for other in runs
+            if (other.task, other.repeat, other.config["algorithm"]) == (run.task, run.repeat, config["algorithm"])
+        }
         report = variance_report(
-            {other.cell["sampler"]: partial(_sampler, other, kernel) for other in rivals},
-            *features,
-            kernel=kernel,
-            loss=loss,
-            batches=_NOISE_BATCHES,
-            gradient_batches=0,
+            factories, *features, kernel=kernel, loss=loss, batches=_NOISE_BATCHES, gradient_batches=0
         )
         for row in report.rows:
             ratio = report.relative(row.name, "loss_variance")
             if ratio is not None and ratio.value > 0:
-                ratios.setdefault((config["algorithm"], row.name), []).append(math.log(ratio.value))
+                of_sampler = ratios.setdefault(config["algorithm"], {}).setdefault(row.name, [])
+                of_sampler.append(math.log(ratio.value))
     console.print(f"{len(list(folder.iterdir()))} such runs with models, predictions and reports are in {folder}")
-    return {key: math.exp(float(np.mean(values))) for key, values in ratios.items()}
-
-
-def _place(run: RunSpec) -> tuple[str, int, str]:
-    return run.task, run.repeat, run.config["algorithm"]
-
-
-def _sampler(run: RunSpec, kernel: KernelLike, n: int) -> Any:
-    """A sampler as the run has it: its strata and plans see the kernel of the very loss that is trained."""
-    config = run.config
-    options = {"kernel": kernel, **config["sampler_options"]}
-    return make_sampler(config["sampler"], n, config["batch_size"], **options)
+    return {
+        algorithm: {name: math.exp(float(np.mean(logs))) for name, logs in of_samplers.items()}
+        for algorithm, of_samplers in ratios.items()
+    }
 
 
 def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> None:
@@ -191,7 +187,7 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
         before = label.algorithm
         accuracy, uniform = data.average(label, scale=100), data.reference(label, "uniform")
         gain = None if uniform is None or uniform == label else data.gain(label, uniform)
-        noisy = noise.get((label.algorithm, label.sampler))
+        noisy = noise.get(label.algorithm, {}).get(label.sampler)
         table.add_row(
             "none" if noisy is None else label.algorithm_name,
             "source only" if label.algorithm == "erm" else label.row_name,
@@ -204,10 +200,7 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
     console.print(_NOTES)
     console.print()
     console.print(render(make_tables(results, "splits"), "text"), soft_wrap=True, markup=False)
-    by_loss: dict[str, dict[str, float]] = {}
-    for (algorithm, sampler), ratio in noise.items():
-        by_loss.setdefault(algorithm, {})[sampler] = ratio
-    write_text(out / "noise.json", json.dumps(by_loss, indent=2) + "\n")
+    write_text(out / "noise.json", json.dumps(noise, indent=2) + "\n")
     written = [write_page(out / "sweep"), out / "noise.json", out / "sweep"]
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
 

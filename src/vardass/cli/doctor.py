@@ -66,7 +66,8 @@ def doctor(
     """Measure whether a sampler can help on your data, and advise in five lines what to use and why."""
     source, target = source.expanduser(), target.expanduser()
     check_count(warm_up, "--warm-up", low=0)
-    chosen = None if loss is None else choose(loss, "--loss", ("mmd", "coral"))
+    given: dict[str, Any] = {} if loss is None else {"loss": choose(loss, "--loss", ("mmd", "coral"))}
+    given |= {} if penalty is None else {"penalty": penalty}
     found_kind = find_kind([source, target], kind)
     if out is not None:
         check_folder(out)
@@ -83,11 +84,14 @@ def doctor(
             algorithm = _warmed_up(task, found_kind, warm_up, batch_size, seed)
         elif found_kind != "features":
             raise InputError(f"{source} holds no embeddings, and --warm-up is 0; give --model RUN, or some steps")
-    asked: dict[str, Any] = {"loss": chosen, "penalty": penalty}
-    given = {name: value for name, value in asked.items() if value is not None}
-    domains = task.sources[0], task.target
-    measured = _measure(*domains, algorithm, rows=rows, batch_size=batch_size, seed=seed, **given)
-    written: list[Path] = [] if out is None else _write(measured, out, f"{source.stem} and {target.stem}")
+    measured = _measure(task.sources[0], task.target, algorithm, rows=rows, batch_size=batch_size, seed=seed, **given)
+    written: list[Path] = []
+    if out is not None:
+        make_folder(out)
+        write_text(out / "doctor.json", json.dumps(measured.to_dict(), indent=2) + "\n")
+        title = f"{source.stem} and {target.stem}"
+        pictures = save_picture(lambda: diagnosis_figure(measured, title=title), out / "doctor")
+        written = [out / "doctor.json", *pictures]
     if as_json:
         print_json({**measured.to_dict(), "written": written}, indent=2)
         return
@@ -103,8 +107,8 @@ def doctor(
 def short_form(result: RunResult, splits: TaskSplits) -> str | None:
     """The doctor's short form for the chosen model of a run; None where it would take more than 2% of the run.
 
-    A step passes both batches forward and back, three times the work of a forward pass; half a per cent of that work
-    is done here, at least 64 samples, and the rest of the diagnosis takes about as long with a small network.
+    A step passes both batches forward and back, three times the work of a forward pass. Forward passes here take half a
+    per cent of that work, on at least 64 samples; the rest takes about as long with a small network.
     """
     config, loss = result.config, getattr(result.algorithm, "loss", None)
     if not isinstance(loss, MMDLoss | CORALLoss) or (config.cache_embeddings and pretrained_source(config.network)):
@@ -141,10 +145,9 @@ def _measure(
     rows = check_count(rows, "--rows", low=2)
     generator = torch.Generator().manual_seed(seed)
     parts = [domain.subset(torch.randperm(len(domain), generator=generator)[:rows]) for domain in (source, target)]
-    labels = None if source.regression else parts[0].known_labels()  # numbers say nothing of class shares
-    names = None if source.regression else source.class_names
-    settings: dict[str, Any] = {"labels": labels, "class_names": names, "seed": seed, "max_rows": rows}
-    settings["sizes"] = (len(source), len(target))
+    settings: dict[str, Any] = {"seed": seed, "max_rows": rows, "sizes": (len(source), len(target))}
+    if not source.regression:  # numbers say nothing of class shares
+        settings |= {"labels": parts[0].known_labels(), "class_names": source.class_names}
     if algorithm is None:
         vectors: Any = (Inputs(part, torch.device("cpu")).data for part in parts)
         return diagnose(*vectors, **{**settings, **options})
@@ -181,9 +184,3 @@ def _of_run(run: Path, source: Path, target: Path, given: dict[str, Any], trust_
     how |= {name: value for name, value in given.items() if value is not None}
     labelled = domain_from_path(source, about, how, labelled=True)
     return algorithm, Task(f"{source.stem}->{target.stem}", (labelled,), domain_from_path(target, about, how))
-
-
-def _write(found: Diagnosis, out: Path, title: str) -> list[Path]:
-    make_folder(out)
-    write_text(out / "doctor.json", json.dumps(found.to_dict(), indent=2) + "\n")
-    return [out / "doctor.json", *save_picture(lambda: diagnosis_figure(found, title=title), out / "doctor")]

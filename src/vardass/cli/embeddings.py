@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from vardass.analysis.comparison import Comparison
+from vardass.analysis.comparison import LOSS_NAMES, Comparison
 from vardass.analysis.comparison import compare as compare_sets
 from vardass.analysis.coresets import Coreset
 from vardass.analysis.coresets import coreset as make_coreset
@@ -39,7 +40,6 @@ SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
 PARTS = "Files in parts"
 _SAMPLE = "Number of random rows {} \\[65536]."
-_NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 
 Scale = Annotated[str | None, typer.Option(help=SCALE + r" \[median]; 1 for the paper's bandwidths.")]
 Rank = Annotated[int | None, typer.Option(help="Rank of the kernel's approximation for many rows.")]
@@ -52,12 +52,12 @@ Engine = Annotated[
 ]
 
 
-def in_parts(paths: Sequence[Path], given: Mapping[str, Any], refused: Mapping[str, bool]) -> bool:
-    """Whether files are read in parts: several, a large one, or options ``given`` that only parts have.
+def in_parts(paths: Sequence[Path], options: Mapping[str, Any], refused: Mapping[str, bool]) -> bool:
+    """Whether files are read in parts: several, a large one, or one with ``options`` that only parts have.
 
-    Options that are ``refused`` there are named.
+    Then none of the options ``refused`` may be given.
     """
-    asked = any(value not in (None, "local") for value in given.values())
+    asked = any(value not in (None, "local") for value in options.values())
     if not (len(paths) > 1 or asked or is_large(paths[0])):
         return False
     if wrong := [option for option, is_given in refused.items() if is_given]:
@@ -77,26 +77,21 @@ def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_s
         if gammas is None and scale is None:
             return kernel
         raise InputError(f"--gammas and --scale are for --kernel mmd or rbf, got {name}; leave them out")
-    scale = default_scale if scale is None else scale
-    values = kernel.gammas
-    if gammas is not None:
-        try:
-            values = tuple(float(part) for part in gammas.split(","))
-        except ValueError:
-            raise InputError(f"--gammas must be numbers such as 0.1,1,10, got {gammas!r}") from None
-    if scale is None or scale in ("median", "mean"):
-        return RBFMixture(values, scale or 1.0)
+    if scale is None:
+        scale = default_scale or "1"
     try:
-        return RBFMixture(values, float(scale))
+        values = kernel.gammas if gammas is None else tuple(map(float, gammas.split(",")))
+    except ValueError:
+        raise InputError(f"--gammas must be numbers such as 0.1,1,10, got {gammas!r}") from None
+    try:
+        divisor = scale if scale in ("median", "mean") else float(scale)
     except ValueError:
         raise InputError(f"--scale must be a positive number, median or mean, got {scale!r}") from None
+    return RBFMixture(values, divisor)
 
 
 def check_output(option: str, target: Path, source: Path, *, is_ours: Callable[[Path], bool] | None = None) -> None:
-    """Refuse an output that is the input, a folder, or cannot be written; before the work, not after it.
-
-    With ``is_ours`` an older result is replaced, anything else is not ours to replace.
-    """
+    """Refuse an output that is the input, a folder, cannot be written, or exists and is not ``is_ours``."""
     if target.exists() and source.exists() and os.path.samefile(target, source):
         raise InputError(f"{option} {target} is the input file; choose another name")
     if target.is_dir():
@@ -110,7 +105,7 @@ def check_output(option: str, target: Path, source: Path, *, is_ours: Callable[[
 
 
 def begins_with(path: Path, text: str) -> bool:
-    """Whether a file begins with a text."""
+    """Whether the file begins with an ASCII text."""
     with path.open("rb") as file:
         return file.read(len(text)) == text.encode()
 
@@ -172,15 +167,9 @@ def compare(
     files and files that are too large are read in parts: values use all rows, the test uses a random sample.
     """
     chosen = chosen_kernel(kernel, gammas, scale, default_scale="median")
-    choose(loss, "--loss", ("both", *_NAMES))
-    options: dict[str, Any] = {
-        "loss": loss,
-        "kernel": chosen,
-        "permutations": permutations,
-        "confidence": confidence,
-        "rank": rank,
-        "seed": seed,
-    }
+    choose(loss, "--loss", ("both", *LOSS_NAMES))
+    options: dict[str, Any] = {"loss": loss, "kernel": chosen, "rank": rank, "seed": seed}
+    options |= {"permutations": permutations, "confidence": confidence}
     sets = [expand(first), expand(second)]
     given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
     refused = {"--key": key is not None, "--standardise": standardise}
@@ -225,7 +214,7 @@ def _print_comparison(found: Comparison, first: Path, second: Path, console: Con
         p = "" if each.p_value is None else f"{each.p_value:.3g}"
         share = f"{100 * each.relative:.3g} %"
         interval = f"{each.low:.4g} to {each.high:.4g}"
-        table.add_row(_NAMES[each.loss], f"{each.value:.4g}", interval, share, f"{each.v_statistic:.4g}", p)
+        table.add_row(LOSS_NAMES[each.loss], f"{each.value:.4g}", interval, share, f"{each.v_statistic:.4g}", p)
     console.print(table)
     console.print()
     for sentence in _verdict(found):
@@ -236,13 +225,10 @@ def _verdict(found: Comparison) -> list[str]:
     level = 1.0 - found.confidence
     lines = []
     for each in found.results:
-        name = _NAMES[each.loss]
+        name = LOSS_NAMES[each.loss]
         if each.p_value is not None:
-            least = (
-                " (the smallest possible with this many permutations)"
-                if each.p_value * (1 + found.permutations) < 1.5
-                else ""
-            )
+            is_least = each.p_value * (1 + found.permutations) < 1.5
+            least = " (the smallest possible with this many permutations)" if is_least else ""
             seen = "the sets differ" if each.p_value <= level else "no difference found"
             lines.append(f"{name}: {seen}, p = {each.p_value:.3g}{least}; {found.permutations:,} {each.test}")
         error = f", ± {each.computing_stderr:.1g}" if each.computing_stderr > 0 else ""
@@ -358,24 +344,23 @@ def _save(found: Coreset, beside: Mapping[str, NDArray[Any]], out: Path) -> None
 
 
 def _print_coreset(found: Coreset, source: Path, out: Path, d: int | None, console: Console) -> None:
+    line = partial(print_line, console)
     columns = "" if d is None else f"{d:,} columns, "
-    print_line(console, f"{source.name}: {found.n:,} rows, {columns}{found.size:,} representatives", "bold")
+    line(f"{source.name}: {found.n:,} rows, {columns}{found.size:,} representatives", "bold")
     if d is None:
-        print_line(console, "chosen from random rows, for the mean embedding of all")
-    print_line(console, f"kernel {found.kernel}")
+        line("chosen from random rows, for the mean embedding of all")
+    line(f"kernel {found.kernel}")
     console.print()
-    print_line(console, "squared error of the mean embedding", "bold")
+    line("squared error of the mean embedding", "bold")
     errors = [
         ("uniform draws", found.uniform_error, 0.0, "dim"),
         ("representatives", found.error, found.error_stderr, "bold green"),
     ]
     console.print(shares_table(errors, found.uniform_error, console))
-    print_line(console, f"as good as {found.worth:,.0f} uniform draws")
+    line(f"as good as {found.worth:,.0f} uniform draws")
     if found.error > 0.9 * found.uniform_error > 0:
-        print_line(
-            console, "the kernel is close to the identity on these rows, where no choice helps; try a larger --scale"
-        )
-    largest, none = float(found.weights.max()), int((found.weights == 0).sum())
-    extra = f"; {none} are 0, so fewer rows would do" if none else ""
-    print_line(console, f"weights: {float(found.weights.min()):.3g} to {largest:.3g}{extra}")
-    print_line(console, f"written: {out}")
+        line("the kernel is close to the identity on these rows, where no choice helps; try a larger --scale")
+    zeros = int((found.weights == 0).sum())
+    extra = f"; {zeros} are 0, so fewer rows would do" if zeros else ""
+    line(f"weights: {float(found.weights.min()):.3g} to {float(found.weights.max()):.3g}{extra}")
+    line(f"written: {out}")

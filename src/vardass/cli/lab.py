@@ -13,7 +13,7 @@ import typer
 
 from vardass.backend import one_thread
 from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
-from vardass.cli.terminal import progress_bar
+from vardass.cli.terminal import progress_bar, time_text
 from vardass.errors import InputError, VardassError
 from vardass.files import write_text
 from vardass.paper.figures import NUMBERS, make_figure, write_figure
@@ -57,8 +57,7 @@ def sweep(
     setting: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     retry: Annotated[int, typer.Option(help="How often a failed run is repeated.")] = 1,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only print the runs and the estimated time."),
+        bool, typer.Option("--dry-run", help="Only print the runs and the estimated time.")
     ] = False,
     trust_code: TrustCode = False,
     schema: Annotated[bool, schema_option(_schema)] = False,
@@ -69,6 +68,7 @@ def sweep(
     from their checkpoints, and failed ones are repeated.
     """
     from vardass.lab.spec import load_sweep
+    from vardass.lab.store import read_records, record_files
     from vardass.lab.sweep import run_sweep
 
     asked = load_sweep(
@@ -86,7 +86,11 @@ def sweep(
         print(asked.describe(), flush=True)
         print(_time_needed(runs, jobs or count_cpus()))
         if out is not None:
-            print(_what_is_left(out, {spec.run_id for spec in runs}))
+            names = {spec.run_id for spec in runs}
+            records = read_records(out) if record_files(out) else []
+            done = names & {record.run_id for record in records if record.status == "finished"}
+            to_do = len(names) - len(done)
+            print(f"{len(done):,} of {len(names):,} runs have finished in {out}, {to_do:,} are to do")
         return
     if out is None:
         raise InputError("--out is not given, but the records need a folder; add --out DIR, or --dry-run to only look")
@@ -115,8 +119,8 @@ def status(
 def _roots(given: list[str] | None) -> dict[str, str]:
     roots = {}
     for pair in given or []:
-        name, equals, place = pair.partition("=")
-        if not name or not equals or not place:
+        name, _, place = pair.partition("=")
+        if not name or not place:
             raise InputError(f"--root must be NAME=DIR, got {pair!r}; for example --root pacs=/data/pacs")
         roots[name] = place
     return roots
@@ -131,32 +135,22 @@ def _time_needed(runs: list[RunSpec], jobs: int) -> str:
     except VardassError as error:
         return f"time cannot be estimated: {error}"
     total = sum(found.values())
-    parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.items())
+    parts = ", ".join(f"{name} {time_text(seconds)}" for name, seconds in found.items())
     return (
-        f"time    about {_time(total / jobs)} with {jobs} at a time, {_time(total)} in one process ({parts}); measured "
-        "on this machine by the first ten steps of one run of each cell"
+        f"time    about {time_text(total / jobs)} with {jobs} at a time, {time_text(total)} in one process ({parts}); "
+        "measured on this machine by the first ten steps of one run of each cell"
     )
 
 
-def _what_is_left(out: Path, names: set[str]) -> str:
-    from vardass.lab.store import read_records, record_files
-
-    found = read_records(out) if record_files(out) else []
-    done = {record.run_id for record in found if record.status == "finished"}
-    return f"{len(names & done):,} of {len(names):,} runs have finished in {out}, {len(names - done):,} are to do"
-
-
 def _ending(summary: SweepResult, out: Path) -> str:
-    lines = [f"{summary.finished:,} of {summary.total:,} runs have finished in {out}, {_time(summary.seconds)}"]
-    if summary.before:
-        lines.append(f"{summary.before:,} of them had finished before")
-    if summary.others:
-        lines.append(f"{summary.others:,} finished runs there are no longer part of the specification")
-    if summary.failed:
-        lines.append(f"{summary.failed:,} failed; see vardass status {out}; the same command tries them anew")
-    if summary.interrupted:
-        lines.append("interrupted; all that was done is safe, the same command resumes")
-    return "\n".join(lines)
+    remarks = {
+        f"{summary.before:,} of them had finished before": summary.before,
+        f"{summary.others:,} finished runs there are no longer part of the specification": summary.others,
+        f"{summary.failed:,} failed; see vardass status {out}; the same command tries them anew": summary.failed,
+        "interrupted; all that was done is safe, the same command resumes": summary.interrupted,
+    }
+    first = f"{summary.finished:,} of {summary.total:,} runs have finished in {out}, {time_text(summary.seconds)}"
+    return "\n".join([first, *(text for text, applies in remarks.items() if applies)])
 
 
 def _report(found: Status) -> str:
@@ -173,7 +167,7 @@ def _report(found: Status) -> str:
         f"to do      {found.to_do:,}",
     ]
     if found.seconds_left:
-        lines.append(f"time left  about {_time(found.seconds_left)} with {found.jobs} at a time")
+        lines.append(f"time left  about {time_text(found.seconds_left)} with {found.jobs} at a time")
     if found.others:
         lines.append(f"others     {found.others:,} finished runs are no longer part of the specification")
     if found.half_line:
@@ -181,14 +175,6 @@ def _report(found: Status) -> str:
     if found.worker is None and found.finished < found.total:
         lines.append("the same vardass sweep command resumes")
     return "\n".join(lines)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 # --- what came of them ---

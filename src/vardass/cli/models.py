@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -125,18 +125,12 @@ class Predictions:
         found = torch.bincount(self.classes, minlength=len(self.class_names)).tolist()
         return dict(zip(self.class_names, found, strict=True))
 
-    def distance(self, labels: Tensor) -> float:
-        """Total variation distance ½ Σ|p - q| of the shares of predictions and of other ``labels`` (m,)."""
-        return float((self._shares(self.classes) - self._shares(labels)).abs().sum() / 2)
-
-    def most_frequent(self, labels: Tensor) -> tuple[str, float, float]:
-        """The class with most predictions, its share of them, and its share of other ``labels`` (m,)."""
-        mine = self._shares(self.classes)
-        place = int(mine.argmax())
-        return self.class_names[place], float(mine[place]), float(self._shares(labels)[place])
-
-    def _shares(self, labels: Tensor) -> Tensor:
-        return torch.bincount(labels.cpu(), minlength=len(self.class_names)).double() / max(1, len(labels))
+    def against(self, labels: Tensor) -> tuple[str, float, float, float]:
+        """The most frequent class, its share of the predictions and of other ``labels`` (m,), and ½ Σ|p - q| of all."""
+        count = len(self.class_names)
+        p, q = (torch.bincount(y.cpu(), minlength=count).double() / max(1, len(y)) for y in (self.classes, labels))
+        place = int(p.argmax())
+        return self.class_names[place], float(p[place]), float(q[place]), float((p - q).abs().sum() / 2)
 
     def scores(self, labels: Tensor) -> dict[str, float]:
         """Accuracy for the true classes (n,)."""
@@ -168,12 +162,8 @@ class PredictedNumbers:
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Mean, deviation, smallest and largest of each number."""
         columns = self.values.double()
-        found = {
-            "mean": columns.mean(0),
-            "deviation": columns.std(0, correction=0),
-            "smallest": columns.amin(0),
-            "largest": columns.amax(0),
-        }
+        found = {"mean": columns.mean(0), "deviation": columns.std(0, correction=0)}
+        found |= {"smallest": columns.amin(0), "largest": columns.amax(0)}
         return {name: {key: float(row[i]) for key, row in found.items()} for i, name in enumerate(self.names)}
 
     def scores(self, labels: Tensor) -> dict[str, float]:
@@ -197,29 +187,28 @@ def predict_domain(
     """Classes and confidences, or numbers, of all samples of a domain, in its order."""
     inputs = Inputs(domain, next(algorithm.parameters()).device)
     _, found = outputs(algorithm, inputs, **config.pass_options)
+    samples = sample_names(domain, root)
     if not bool(found.isfinite().all()):
         row = int(found.isfinite().all(1).int().argmin())
         raise InputError(
-            f"the model gives {found[row].tolist()} for sample {sample_names(domain, root)[row]}, not a "
-            "prediction; check its values, or train again with a lower learning rate"
+            f"the model gives {found[row].tolist()} for sample {samples[row]}, not a prediction; check its values, or "
+            "train again with a lower learning rate"
         )
     if algorithm.units is not None:
-        return PredictedNumbers(sample_names(domain, root), found, domain.class_names)
+        return PredictedNumbers(samples, found, domain.class_names)
     confidences, classes = found.double().softmax(1).max(1)
-    return Predictions(sample_names(domain, root), classes, confidences, domain.class_names)
+    return Predictions(samples, classes, confidences, domain.class_names)
 
 
 def sample_names(domain: Domain, root: Path | None) -> list[str]:
     """Files below ``root``, or numbers of rows, of the samples of a domain."""
-    base = None if root is None else root.expanduser()
     names = []
     for part, row in (find_sample(domain.dataset, index) for index in range(len(domain))):
-        paths = cast("Sequence[str] | None", getattr(part, "paths", None))
-        if paths is None:
+        if not hasattr(part, "paths"):
             names.append(str(row))
             continue
-        file = Path(paths[row])
-        names.append((file.relative_to(base) if base and file.is_relative_to(base) else file).as_posix())
+        file = Path(part.paths[row])
+        names.append((file.relative_to(root) if root and file.is_relative_to(root) else file).as_posix())
     return names
 
 
@@ -248,9 +237,8 @@ def evaluate(
     if out is not None:
         _check_results(out, [path for _, path in given])
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
-    note = ""
     if given:
-        domains = labelled_domains(given, about, run, key=key, labels=labels)
+        domains, note = labelled_domains(given, about, run, key=key, labels=labels), ""
     else:
         domains, note = _own_domains(run, about, how, trust_code=trust_code)
     found = evaluate_domains(algorithm, about, domains, workers=workers)
@@ -270,7 +258,7 @@ def evaluate(
 
 
 def _named(text: str) -> tuple[str | None, Path]:
-    """Name and path of ``NAME=PATH``; no name for the path of something that is there."""
+    """Name and path of ``NAME=PATH``; no name for the path of something that exists."""
     name, equals, path = text.partition("=")
     if not equals or Path(text).expanduser().exists():
         return None, Path(text).expanduser()
@@ -373,7 +361,7 @@ def _write(
 
 
 def _tables(found: Any) -> list[tuple[str, Any]]:
-    """Scores of each domain and, where there are several, of all; no domain's name is taken twice."""
+    """Scores of each domain and, where there are several, of all."""
     rows = list(found.domains.items())
     return rows if len(rows) == 1 else [*rows, ("all" if "all" not in found.domains else "all domains", found.overall)]
 
@@ -413,17 +401,17 @@ def _print_classes(found: Evaluation, console: Console) -> None:
     domains = found.domains if 1 < len(found.domains) <= _MOST_DOMAINS else {}
     table = titled_table(("class", "samples", "precision", "recall", "F1", *(f"recall {name}" for name in domains)))
     order = torch.arange(len(scores.classes))
-    shown = len(order)
-    if shown > _MOST_CLASSES:
-        order, shown = scores.recall.nan_to_num(math.inf).argsort(stable=True)[:_MOST_CLASSES], _MOST_CLASSES
+    if len(order) > _MOST_CLASSES:
+        order = scores.recall.nan_to_num(math.inf).argsort(stable=True)[:_MOST_CLASSES]
     columns = [scores.precision, scores.recall, scores.f1, *(each.recall for each in domains.values())]
     for place in order.tolist():
         cells = [_percent(float(column[place])) for column in columns]
         table.add_row(Text(scores.classes[place]), f"{int(scores.support[place]):,}", *cells)
     console.print()
     console.print(table)
-    if shown < len(scores.classes):
-        print_line(console, f"the {shown} of {len(scores.classes)} classes with the lowest recall; --out writes all")
+    if len(order) < len(scores.classes):
+        remark = f"the {len(order)} of {len(scores.classes)} classes with the lowest recall; --out writes all"
+        print_line(console, remark)
 
 
 def _percent(share: float) -> str:

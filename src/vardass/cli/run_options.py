@@ -76,12 +76,13 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(name: str, schema: Mapping[str, Any]) -> inspect.Parameter:
     panel = next((panel for panel, names in _PANELS.items() if name in names.split()), _TRAINING)
-    kind = _value_type(schema)
+    parts = _alternatives(schema)
+    kind: Any = _TYPES.get(parts[0].get("type", ""), str) if len(parts) == 1 else str  # what only `_value` reads
     flags = [_flag(name), *_MORE_NAMES.get(name, ())]
     if kind is bool:
         flags = [f"{flag}/--no-{flag[2:]}" for flag in flags]
     text = schema.get("description", "").replace("``", "")
-    choices: list[str] = next((part["enum"] for part in _alternatives(schema) if "enum" in part), [])
+    choices: list[str] = next((part["enum"] for part in parts if "enum" in part), [])
     if choices:
         text += f" One of {', '.join(choices)}."
     if kind == list[str]:
@@ -99,12 +100,6 @@ def _flag(name: str) -> str:
 
 def _alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
-
-
-def _value_type(schema: Mapping[str, Any]) -> Any:
-    """What typer should read; str for all that only `_value` can."""
-    parts = _alternatives(schema)
-    return _TYPES.get(parts[0].get("type", ""), str) if len(parts) == 1 else str
 
 
 def _value(name: str, text: str) -> Any:
@@ -132,8 +127,8 @@ def schema_option(make: Callable[[], dict[str, Any]], *, panel: str | None = Non
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a ``RunConfig`` from what `with_run_options` passed on; ``network`` only where one was named.
 
-    An option overrides ``--set``, and both override ``--config``. Two that say different things are refused. Options of
-    an algorithm, sampler or network in ``--config`` are left out if another one is asked for.
+    Options and ``--set`` override ``--config``; two that differ are refused. Options of an algorithm, sampler or
+    network in ``--config`` are left out if another one is asked for.
     """
     flags = {name: value for name, value in given.items() if value is not None}
     file, pairs, penalty = flags.pop("config", None), flags.pop("settings", None), flags.pop("penalty", None)
@@ -215,11 +210,10 @@ def parse_pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise InputError(
-                f"{option} takes key=value, got {text!r}; for example {_EXAMPLES.get(option, 'penalty=0.5')}"
-            )
         name = name.strip().replace("-", "_")
+        if not equals or not name:
+            example = _EXAMPLES.get(option, "penalty=0.5")
+            raise InputError(f"{option} takes key=value, got {text!r}; for example {example}")
         found[name] = _value(name, value) if option == "--set" else _literal(value)
     return found
 

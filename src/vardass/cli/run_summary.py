@@ -35,18 +35,15 @@ _ORACLE = "model chosen BY TARGET LABELS (oracle): for comparison only"
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """The end of a run: scores are those of the target, None without labels, of the samples that ``measured_on`` says.
-
-    ``source_labels`` (n,) were trained on; ``doctor`` is the short diagnosis of the chosen model, where it was made.
-    """
+    """The end of a run."""
 
     task: str
     result: RunResult
     predictions: Predictions | PredictedNumbers
-    target_scores: Mapping[str, float] | None
-    measured_on: str
-    source_labels: Tensor
-    doctor: str | None = None
+    target_scores: Mapping[str, float] | None  # None without labels
+    measured_on: str  # which samples of the target
+    source_labels: Tensor  # (n,), those trained on
+    doctor: str | None  # the short diagnosis of the chosen model, where it was made
 
     def rows(self) -> list[tuple[str, str]]:
         """Names and values, in the order of importance."""
@@ -57,24 +54,28 @@ class Summary:
             ("steps", f"{result.step:,} of {config.steps:,}"),
             ("model", self._how_chosen()),
         ]
-        told = SCORE_NAMES[config.regression]
+        names = SCORE_NAMES[config.regression]
         title = "R², RMSE, MAE" if config.regression else "accuracy"
-        if f"source_{told[0]}" in line:
-            rows.append((f"source validation {title}", _scores_text({name: line[f"source_{name}"] for name in told})))
+        if f"source_{names[0]}" in line:
+            rows.append((f"source validation {title}", _scores_text({name: line[f"source_{name}"] for name in names})))
         rows += [(label, f"{line[key]:.4g}") for key, label in _SCORES.items() if key in line]
         for domain in ("source", "target"):
             if f"{domain}/reduction" in line:
                 value = f"{line[f'{domain}/reduction']:.3g} times less than uniform draws"
-                rows.append((f"variance of {domain} batches", value))
             elif f"{domain}/left" in line:
                 value = f"uniform draws: any strata would leave {100 * line[f'{domain}/left']:.0f} % of it"
-                rows.append((f"variance of {domain} batches", value))
-        if self.target_scores is None:
-            rows.append((f"target {title}", "not known, the target has no labels"))
-        else:
+            else:
+                continue
+            rows.append((f"variance of {domain} batches", value))
+        value = "not known, the target has no labels"
+        if self.target_scores is not None:
             note = _ORACLE if config.selection == "oracle" else _READ_LAST
-            rows.append((f"target {title}", f"{_scores_text(self.target_scores)} of {self.measured_on} ({note})"))
-        rows += [("predicted classes", self._classes_text())] if isinstance(self.predictions, Predictions) else []
+            value = f"{_scores_text(self.target_scores)} of {self.measured_on} ({note})"
+        rows.append((f"target {title}", value))
+        if isinstance(self.predictions, Predictions):
+            name, share, before, distance = self.predictions.against(self.source_labels)
+            value = f"most often {name}, {100 * share:.1f} % ({100 * before:.1f} % of the source's labels)"
+            rows.append(("predicted classes", f"{value}; all shares together differ by {distance:.2f}"))
         rows += [] if self.doctor is None else [("doctor", self.doctor)]
         rows.append(("seconds", _seconds_text(result.seconds)))
         return rows
@@ -102,25 +103,25 @@ class Summary:
     def _how_chosen(self) -> str:
         """Which evaluation the model is from, by which rule, and what the last one had."""
         result, name = self.result, self.result.config.selection
-        said = f"of step {result.selected_step:,}, chosen by {name}"
+        text = f"of step {result.selected_step:,}, chosen by {name}"
         if name == "last" or not result.metrics:
-            return said
+            return text
         if not result.competing:
-            return f"{said}: the latest, as the penalty never had its full strength"
+            return f"{text}: the latest, as the penalty never had its full strength"
         if len(result.equal_steps) > 1 and name != FIRST_BEST:
-            said += f": the latest of {len(result.equal_steps)} that it cannot tell apart, of {result.competing}"
+            text += f": the latest of {len(result.equal_steps)} that it cannot tell apart, of {result.competing}"
         else:
-            said += f": the best of {result.competing}"
+            text += f": the best of {result.competing}"
         if result.selected_step != result.metrics[-1]["step"]:
-            said += f" (score {result.score:.4g}; the last one had {result.metrics[-1]['score']:.4g})"
-        return said
+            text += f" (score {result.score:.4g}; the last one had {result.metrics[-1]['score']:.4g})"
+        return text
 
     @property
     def one_class(self) -> str | None:
         """A warning, if one class has far more of the predictions than of the source's labels."""
         if not isinstance(self.predictions, Predictions) or not len(self.predictions.classes):
             return None
-        name, share, before = self.predictions.most_frequent(self.source_labels)
+        name, share, before, _ = self.predictions.against(self.source_labels)
         if share - before < _TOO_MANY:
             return None
         return (
@@ -128,13 +129,6 @@ class Summary:
             "unless that is so in the target, do not trust the model: try a pretrained --network, more --steps or a "
             "lower --penalty"
         )
-
-    def _classes_text(self) -> str:
-        assert isinstance(self.predictions, Predictions)
-        name, share, before = self.predictions.most_frequent(self.source_labels)
-        distance = self.predictions.distance(self.source_labels)
-        most = f"most often {name}, {100 * share:.1f} % ({100 * before:.1f} % of the source's labels)"
-        return f"{most}; all shares together differ by {distance:.2f}"
 
     def _selected(self) -> Mapping[str, Any]:
         """Measurements of the chosen weights."""

@@ -76,9 +76,7 @@ def stratify(
     paths = expand(files)
     given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
     options: dict[str, Any] = {"kernel": chosen, "rank": rank, "seed": seed}
-    whole: dict[str, Any] = {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
-    whole["bound"] = bound
-    limited = {
+    refused = {
         "--solver": solver != "min-sum",
         "--min-size": min_size != 1,
         "--max-size": max_size is not None,
@@ -87,28 +85,29 @@ def stratify(
         "--key": key is not None,
         "--labels-csv": labels_csv is not None,
     }
-    if in_parts(paths, given, limited):
+    strata: Strata | ShardStrata
+    if in_parts(paths, given, refused):
         source = common_folder(paths)
         out = source.with_name(source.stem + ".strata") if out is None else out
         with progress_bar() as progress:
-            made = stratify_shards(paths, k, out=out, columns=columns, progress=progress, **given, **options)
-        strata: Strata | ShardStrata = made
-        d, seconds, written = made.d, _seconds(made), [out]
+            strata = stratify_shards(paths, k, out=out, columns=columns, progress=progress, **given, **options)
+        d, seconds, written = strata.d, _seconds(strata), [out]
     else:
         (source,) = paths
         out = source.with_name(source.stem + ".strata.npz") if out is None else out
         clock = time.perf_counter()
         features = read_embeddings(source, key=key, columns=columns)
-        check_count(
-            k, "--k", high=len(features), remedy=f"{source} has {len(features):,} rows, each stratum at least one"
-        )
+        n, d = features.shape
+        check_count(k, "--k", high=n, remedy=f"{source} has {n:,} rows, each stratum at least one")
         start = None if warm_start is None else Strata.load(warm_start)
         written = _check_outputs(source, out, labels_csv)  # before the work, not after it
         reading = time.perf_counter() - clock
+        options |= {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
+        options |= {"bound": bound, "warm_start": start}
         with progress_bar() as progress:
-            found = make_strata(features, k, warm_start=start, progress=progress, **options, **whole)
-        _save(found, out, labels_csv)
-        strata, d, seconds = found, features.shape[1], {"read": reading, **_seconds(found)}
+            strata = make_strata(features, k, progress=progress, **options)
+        _save(strata, out, labels_csv)
+        seconds = {"read": reading, **_seconds(strata)}
     if as_json:
         record = {"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)}
         print_json({**record, "labels_csv": None if labels_csv is None else str(labels_csv)})
@@ -195,8 +194,8 @@ def _print_report(strata: Strata | ShardStrata, data: str, seconds: dict[str, fl
         line(sentence)
     console.print()
     sizes, histogram = strata.sizes, strata.size_histogram()
-    middle = f"{float(sizes.double().quantile(0.5)):g}"
-    line(f"samples in a stratum: {int(sizes.min())} to {int(sizes.max())}, median {middle}", "bold")
+    median = float(sizes.double().quantile(0.5))
+    line(f"samples in a stratum: {int(sizes.min())} to {int(sizes.max())}, median {median:g}", "bold")
     table = plain_table("right", "right", "left")
     for label, count in histogram.items():
         table.add_row(label, f"{count} strata", bar(count / max(histogram.values()), console))

@@ -21,12 +21,12 @@ from vardass.plots import require_matplotlib, save_figure
 
 _BAR = 28  # characters
 _WATCHED, _WORTH_TELLING, _LONG_START = 2.0, 20.0, 10.0  # seconds
-Told = Callable[[float, str], None]
+Report = Callable[[float, str], None]
 
 
 @contextmanager
-def progress_bar() -> Iterator[Told | None]:
-    """A bar on stderr with the time spent and the time left that leaves no trace, or None where nobody is looking."""
+def progress_bar() -> Iterator[Report | None]:
+    """A transient bar on stderr with the time spent and the time left, or None where stderr is no terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
@@ -44,45 +44,41 @@ def progress_bar() -> Iterator[Told | None]:
 
 
 def tell_time(
-    progress: Told | None, tell: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic
-) -> Told:
-    """``progress``, which also calls ``tell`` once with the seconds that are left, if they are many.
+    progress: Report | None, tell: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic
+) -> Report:
+    """``progress``, which also calls ``tell`` once with the seconds that remain, if they are many.
 
-    The first report is not counted: what comes before it, such as compiling, is done once. Two seconds of steps, or
-    one step if it takes longer, are what the estimate is made of. Where a first pass over the data takes long, one line
-    says how far it has come.
+    The estimate is made from two seconds of steps, or one step if it takes longer; what comes before the first report,
+    such as compiling, is not counted. Where a first pass over the data takes long, one line says how far it has come.
     """
-    began, still_starting = clock(), True
+    began, is_told, start_is_told = clock(), False, False
     first: tuple[float, float] | None = None  # time and share done
-    told = False
 
     def report(share: float, message: str) -> None:
-        nonlocal first, told, still_starting
+        nonlocal first, is_told, start_is_told
         if progress is not None:
             progress(share, message)
-        if share <= 0.0 and still_starting and clock() - began >= _LONG_START:
-            still_starting = False
-            note(f"before the first step: {message}")
-        if told or share <= 0.0:
-            return
         now = clock()
+        if share <= 0.0:
+            if not start_is_told and now - began >= _LONG_START:
+                start_is_told = True
+                note(f"before the first step: {message}")
+            return
         first = first or (now, share)
         seconds, done = now - first[0], share - first[1]
-        if seconds >= _WATCHED and done > 0.0:
-            told, left = True, (1.0 - share) * seconds / done
-            if left >= _WORTH_TELLING:
-                tell(left)
+        if not is_told and seconds >= _WATCHED and done > 0.0:
+            is_told, remaining = True, (1.0 - share) * seconds / done
+            if remaining >= _WORTH_TELLING:
+                tell(remaining)
 
     return report
 
 
-def words_of_time(seconds: float) -> str:
-    """About how long that is, such as ``"4 minutes"``."""
-    for unit, size in (("hour", 3600.0), ("minute", 60.0)):
-        if seconds >= (1.5 if unit == "hour" else 1.0) * size:
-            count = round(seconds / size)
-            return f"{count} {unit}{'s' if count > 1 else ''}"
-    return f"{round(seconds)} seconds"
+def time_text(seconds: float) -> str:
+    """A duration, such as ``"4 min"``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def note(text: str) -> None:
@@ -100,14 +96,6 @@ def print_line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
 
 
-def plain_table(*justify: Literal["left", "right"]) -> Table:
-    """A table without lines and header."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for side in justify:
-        table.add_column(justify=side, no_wrap=True)
-    return table
-
-
 def save_picture(draw: Callable[[], Any], path: Path) -> list[Path]:
     """Files of the figure that ``draw`` makes; none where matplotlib is not installed."""
     try:
@@ -115,6 +103,14 @@ def save_picture(draw: Callable[[], Any], path: Path) -> list[Path]:
     except MissingExtraError:
         return []
     return save_figure(draw(), path)
+
+
+def plain_table(*justify: Literal["left", "right"]) -> Table:
+    """A table without lines and header."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for side in justify:
+        table.add_column(justify=side, no_wrap=True)
+    return table
 
 
 def titled_table(titles: Sequence[str]) -> Table:

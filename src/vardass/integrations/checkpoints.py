@@ -24,8 +24,8 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     Workers of a loader ask ahead, and so do the loaders that ``accelerator.prepare`` gives. Wrap the sampler, and take
     the batches of the loader through `follow`. The wrapper is refreshed as the sampler is, and counts epochs itself:
-    restored, another loop over the loader continues with the very next batch. Under several processes it keeps the
-    batches of all of them, so that the state of one is the state of each.
+    restored, another loop over the loader continues with the very next batch. It keeps the batches of all processes, so
+    that the state of one is the state of each.
 
     Parameters
     ----------
@@ -33,8 +33,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         Made without ``num_replicas`` and ``rank``.
     prepared_for : int, optional
         Processes that a library shares out the batches to: ``accelerator.num_processes``, or ``arguments.world_size``
-        of the Trainer. Where no library does, call `shard`. A process group of which neither was said is refused: a
-        sampler cannot see who takes its batches.
+        of the Trainer. Where no library does, call `shard`; in a process group one of the two is required.
     """
 
     drop_last = True  # a batch that is not there for all processes is left out: a made-up one would have no weights
@@ -48,12 +47,12 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         self.batch_size: int = sampler.batch_size
         self._under_way: deque[IndexBatch] = deque()
         self._is_restored = False
-        self._has_ended = False  # nothing is left of the epoch but what is under way
-        self._at_a_time = 1  # batches that arrive together, one at each process
-        self._rank: int | None = None  # which of them is for this one; None where a library shares them out
+        self._has_ended = False  # all batches of the epoch were asked for
+        self._processes = 1  # each gets a batch at a time
+        self._rank: int | None = None  # of this one; None where a library shares the batches out
         self._is_prepared = prepared_for is not None
         if prepared_for is not None:
-            self._at_a_time = check_count(prepared_for, "prepared_for")
+            self._processes = check_count(prepared_for, "prepared_for")
             sampler.shard(1, 0)  # all batches of all processes
 
     def __getattr__(self, name: str) -> Any:
@@ -65,10 +64,10 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         """Give this process every ``num_replicas``-th batch; before the first batch."""
         count = check_count(num_replicas, "num_replicas")
         rank = check_count(rank, "rank", low=0, high=count - 1)
-        if self._is_prepared or (self._rank is not None and (count, rank) != (self._at_a_time, self._rank)):
+        if self._is_prepared or (self._rank is not None and (count, rank) != (self._processes, self._rank)):
             by = "by the library that prepared the loader" if self._is_prepared else f"with rank={self._rank}"
             raise InputError(
-                f"batches are shared out already, {by} of {self._at_a_time}, got rank={rank} of {count}; call shard "
+                f"batches are shared out already, {by} of {self._processes}, got rank={rank} of {count}; call shard "
                 "once, and leave out prepared_for"
             )
         self.inner.shard(1, 0)
@@ -77,11 +76,11 @@ class CheckpointedSampler(Sampler[IndexBatch]):
                 f"an epoch of {len(self.inner)} batches is too short for num_replicas={count} processes; lower "
                 "batch_size or set batches"
             )
-        self._at_a_time, self._rank = count, rank
+        self._processes, self._rank = count, rank
 
     @property
     def _drawn_together(self) -> int:
-        return 1 if self._rank is None else self._at_a_time
+        return 1 if self._rank is None else self._processes
 
     def __len__(self) -> int:
         return len(self.inner) // self._drawn_together
@@ -116,7 +115,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         self._has_ended = True
 
     def _own(self, batches: list[IndexBatch]) -> list[IndexBatch]:
-        return batches if self._rank is None else batches[self._rank :: self._at_a_time]
+        return batches if self._rank is None else batches[self._rank :: self._processes]
 
     def _rest_is_short(self) -> bool:
         """Whether what is left of the epoch does not suffice for all processes."""
@@ -130,13 +129,12 @@ class CheckpointedSampler(Sampler[IndexBatch]):
 
     def arrived(self) -> None:
         """Note that a batch has arrived at each process; `follow` does."""
-        count = self._at_a_time
-        if len(self._under_way) < count:
+        if len(self._under_way) < self._processes:
             raise InputError(
-                f"{count} batches arrived, but {len(self._under_way)} are under way; note each batch once, and use the "
-                "loader that was made with this sampler"
+                f"{self._processes} batches arrived, but {len(self._under_way)} are under way; note each batch once, "
+                "and use the loader that was made with this sampler"
             )
-        for _ in range(count):
+        for _ in range(self._processes):
             self._under_way.popleft()
 
     def leave_epoch(self) -> None:
@@ -149,8 +147,8 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         """The sampler's state and the batches under way; the same on every process."""
         batches = list(self._under_way)
         has_ended = self._has_ended or self._rest_is_short()
-        if has_ended:  # the rest does not suffice for all processes
-            batches = batches[: len(batches) // self._at_a_time * self._at_a_time]
+        if has_ended:  # a rest that does not suffice for all processes is left out
+            batches = batches[: len(batches) // self._processes * self._processes]
         return {
             "sampler": self.inner.state_dict(),
             "under_way": [batch.state() for batch in batches],
@@ -159,7 +157,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the batch after the last that had arrived."""
+        """Continue with the batch after the last that had arrived."""
         check_state(state, self, ("sampler", "under_way", "has_ended", "processes"))
         if state["processes"] != self._drawn_together:
             raise InputError(

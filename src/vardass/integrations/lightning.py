@@ -17,14 +17,14 @@ __all__ = ["RefreshCallback"]
 
 
 class RefreshCallback(Callback):
-    """Do for a `Refresher` and its samplers what a hand-written loop does.
+    """Refresh, log and checkpoint the samplers of a `Refresher` in Lightning's loop.
 
     The refresher is asked before the first batch and after each one; what it reports goes to the trainer's loggers as
     ``vardass/<sampler>/variance`` and so on. A checkpoint holds the samplers, banks and the refresher: a run that is
-    resumed with ``ckpt_path`` gets the batches of one that was not interrupted. Under several processes each gets its
-    share of the batches, and the strata of the first: make the trainer with ``use_distributed_sampler=False``, and
-    leave ``num_replicas`` and ``rank`` of the samplers out. Workers of a DataLoader ask ahead: with ``num_workers``
-    above 0 wrap each sampler as a `CheckpointedSampler`, for the loader and for the refresher.
+    resumed with ``ckpt_path`` gets the batches of an uninterrupted one. Under several processes each gets its share of
+    the batches, and the strata of the first: make the trainer with ``use_distributed_sampler=False``, and leave
+    ``num_replicas`` and ``rank`` of the samplers out. With ``num_workers`` above 0 a DataLoader asks ahead: wrap each
+    sampler as a `CheckpointedSampler`, for the loader and for the refresher.
 
     Parameters
     ----------
@@ -85,18 +85,15 @@ class RefreshCallback(Callback):
 
     # --- checkpoints ----------------------------------------------------------------------------------
 
-    @property
-    def _banks(self) -> dict[str, FeatureBank]:
-        return {name: bank for name, bank in self.refresher.sources.items() if isinstance(bank, FeatureBank)}
-
     def state_dict(self) -> dict[str, Any]:
         """All that the coming batches depend on; the same on every process."""
+        sources, samplers = self.refresher.sources.items(), self.refresher.samplers.items()
         return {
             "step": self.step,
             "asked": self._asked,
             "refresher": self.refresher.state_dict(),
-            "samplers": {name: sampler.state_dict() for name, sampler in self.refresher.samplers.items()},
-            "banks": {name: bank.state_dict() for name, bank in self._banks.items()},
+            "samplers": {name: sampler.state_dict() for name, sampler in samplers},
+            "banks": {name: bank.state_dict() for name, bank in sources if isinstance(bank, FeatureBank)},
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Mapping[str, Any]) -> None:
@@ -104,7 +101,7 @@ class RefreshCallback(Callback):
         self._epoch_is_over = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was made."""
+        """Continue where a checkpoint was made."""
         self.step, self._asked = state["step"], state["asked"]
         self.refresher.load_state_dict(state["refresher"])
         for name, sampler in self.refresher.samplers.items():
@@ -112,5 +109,6 @@ class RefreshCallback(Callback):
             # the shorter of two loaders may be in the middle of its own epoch; Lightning begins both anew
             if self._epoch_is_over:
                 sampler.leave_epoch()
-        for name, bank in self._banks.items():
-            bank.load_state_dict(state["banks"][name])
+        for name, bank in self.refresher.sources.items():
+            if isinstance(bank, FeatureBank):
+                bank.load_state_dict(state["banks"][name])

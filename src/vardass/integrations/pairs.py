@@ -72,18 +72,14 @@ class PairBatchSampler(Sampler[IndexBatch]):
             self._streams = iter(self.source), iter(self.target)
         streams = self._streams
         rounds = self.batches // self.source.num_replicas
-        if not self._is_restored:  # an epoch that was left does not go on
+        if not self._is_restored:  # an epoch that was left does not continue
             self.position = 0
         self._is_restored = False
         while self.position < rounds:
-            batch = self._joined(next(streams[0]), next(streams[1]))
+            source, target = map(next, streams)
+            weights = [weight for part in (source, target) for weight in part.weights or [1.0 / len(part)] * len(part)]
             self.position += 1
-            yield batch
-
-    def _joined(self, source: IndexBatch, target: IndexBatch) -> IndexBatch:
-        indices = [*source, *(self.source.n + index for index in target)]
-        weights = [[1.0 / len(side)] * len(side) if side.weights is None else side.weights for side in (source, target)]
-        return IndexBatch(indices, [*weights[0], *weights[1]])
+            yield IndexBatch([*source, *(self.source.n + index for index in target)], weights)
 
     def refresh(self, features: ArrayLike) -> None:
         """Refresh both samplers from the features (n, d) of the concatenated data set."""
@@ -123,5 +119,5 @@ class PairBatchSampler(Sampler[IndexBatch]):
         self._streams, self._is_restored = None, True
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy goes on where the stream is, as one whose state was restored
+        # a copy continues the stream, as one whose state was restored
         return {**self.__dict__, "_streams": None, "_is_restored": True}

@@ -82,8 +82,7 @@ class Stratifier(ClusterMixin, BaseEstimator):
         """Strata of the rows of X (m, d), by `Strata.assign`: (m,)."""
         check_is_fitted(self)
         x = as_features(validate_data(self, X, dtype=_FLOATS, reset=False))
-        found: NDArray[np.int64] = self.strata_.assign(x, self._features, kernel=self.kernel_).numpy()
-        return found
+        return self.strata_.assign(x, self._features, kernel=self.kernel_).numpy()
 
 
 class _Adapter(BaseEstimator):
@@ -123,8 +122,7 @@ class _Adapter(BaseEstimator):
         if sample_domain is not None:
             X, y, X_target = _split(X, y, X_target, sample_domain)
         X, labels, names = self._checked(X, y)
-        regression = isinstance(self, RegressorMixin)
-        adapts = X_target is not None
+        regression, adapts = isinstance(self, RegressorMixin), X_target is not None
         target = validate_data(self, X_target, dtype=np.float32, reset=False) if adapts else X
         if not adapts:
             warnings.warn(
@@ -158,7 +156,7 @@ class _Adapter(BaseEstimator):
         result = Trainer(config, split_task(task, seed=seed, holdout=0.0, unlabelled_fraction=1.0)).run()
         if result.interrupted:
             raise KeyboardInterrupt  # a search over many fits is to end
-        # rows get the same outputs in double precision, whichever other rows are in the same batch
+        # in double precision the outputs of a row do not depend on the other rows of its batch
         self.model_ = result.algorithm.cpu().double()
         return self
 
@@ -169,9 +167,7 @@ class _Adapter(BaseEstimator):
     def _outputs(self, X: Any) -> torch.Tensor:
         check_is_fitted(self)
         x = as_features(validate_data(self, X, dtype=np.float64, reset=False))
-        return extract_features(
-            self.model_, x, forward=lambda model, rows: model.predict(rows), dtype=torch.float64, batch_size=_ROWS
-        )
+        return extract_features(self.model_, x, dtype=torch.float64, batch_size=_ROWS)
 
 
 class MMDAdapter(ClassifierMixin, _Adapter):
@@ -227,12 +223,11 @@ class MMDAdapter(ClassifierMixin, _Adapter):
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes: (m, classes)."""
-        shares: NDArray[np.float64] = self._outputs(X).softmax(1).numpy()
-        return shares
+        return self._outputs(X).softmax(1).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Most likely class of each row of X: (m,)."""
-        best = self._outputs(X).argmax(1).numpy()
+        best = self._outputs(X).argmax(1).numpy()  # first: it says where nothing is fitted
         labels: NDArray[Any] = self.classes_[best]
         return labels
 
@@ -257,7 +252,7 @@ class MMDRegressor(RegressorMixin, _Adapter):
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Numbers for the rows of X, in the units of y: (m,), or (m, outputs) where y had two dimensions."""
-        numbers: NDArray[np.float64] = self._outputs(X).numpy()
+        numbers = self._outputs(X).numpy()
         return numbers[:, 0] if self._is_column else numbers
 
 
@@ -280,8 +275,7 @@ def _split(X: Any, y: Any, X_target: Any, sample_domain: Any) -> tuple[Any, Any,
     domains = column_or_1d(sample_domain)
     if len(domains) != _num_samples(X):
         raise InputError(f"sample_domain has {len(domains)} entries, X {_num_samples(X)} rows; give one for each row")
-    source = np.flatnonzero(domains >= 0)
-    target = np.flatnonzero(domains < 0)
+    source, target = np.flatnonzero(domains >= 0), np.flatnonzero(domains < 0)
     if not len(source) or not len(target):
         raise InputError(
             f"sample_domain has {len(source)} rows of a source (0 or above) and {len(target)} of a target (negative); "

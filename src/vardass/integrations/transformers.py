@@ -23,7 +23,7 @@ _FILE = "vardass.pt"
 
 
 class RefreshCallback(TrainerCallback):
-    """Do for a `Refresher` and the sampler of the training loader what a hand-written loop does.
+    """Refresh, log and checkpoint the sampler of the training loader in the Trainer's loop.
 
     The refresher is asked before the first step and after each one; what it reports goes to ``state.log_history`` as
     ``vardass/<sampler>/variance`` and so on. Each checkpoint gets a file ``vardass.pt``, from which
@@ -66,7 +66,7 @@ class RefreshCallback(TrainerCallback):
                 f"this run resumes after step {state.global_step} with ignore_data_skip=False, which would leave out "
                 "as many batches again as the sampler's own state does; set TrainingArguments(ignore_data_skip=True)"
             )
-        file = _folder(args, state) / _FILE if self.resume_from is None else Path(self.resume_from) / _FILE
+        file = Path(self.resume_from or _folder(args, state)) / _FILE
         if not file.is_file():
             raise InputError(f"there is no {file}; name the folder of the checkpoint as resume_from")
         saved = torch.load(file, map_location="cpu", weights_only=True)

@@ -5,22 +5,20 @@ c cursors go through the row groups, each in a random order of its own. A cursor
 [0, 1) and grows by k / (c n) with each batch. Batch t takes the row of stratum h from cursor (σ_h + t) mod c, with σ a
 random permutation: of the rows of the stratum, in the order of that cursor's row groups, the one at place ⌊x |S_h|⌋.
 
-At each batch x mod 1 is uniform, so each row of S_h is drawn with probability 1 / |S_h|, whatever the order is and
-wherever the rows are: a batch weighted by |S_h| / n is unbiased for the mean of all rows. Cursors are independent, and
-so are rows from different ones. With c = k no two strata share a cursor, and a batch is distributed as one of
-`StratifiedBatchSampler`. With fewer cursors strata that share one take rows that are near one another in the files, so
-that their sum varies more if files are sorted. In an epoch a stratum of average size meets each of its rows about once,
-and the cursors together read each row group about once. Beginnings and orders are drawn anew for each epoch, and in
-an endless stream after c epochs.
+At each batch x mod 1 is uniform, so each row of S_h is drawn with probability 1 / |S_h|, in any order and wherever the
+rows are: a batch weighted by |S_h| / n is unbiased for the mean of all rows. Cursors, and so rows from different ones,
+are independent. With c = k no two strata share a cursor, and a batch is distributed as one of `StratifiedBatchSampler`.
+With fewer cursors strata that share one take rows that are near one another in the files, so that their sum varies more
+if files are sorted. In an epoch a stratum of average size meets each of its rows about once, and the cursors together
+read each row group about once. Starts and orders are new in each epoch, and in an endless stream after c epochs.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -34,13 +32,12 @@ from vardass.shards.files import ShardDataset
 from vardass.shards.stratification import ShardStrata
 from vardass.validate import check_count, check_state
 
-__all__ = ["ShardBatchSampler", "ShardBatches", "StratumIndex"]
+__all__ = ["ShardBatchSampler", "ShardBatches"]
 
 _DRAWS = 16384  # made at a time
 
 
-@dataclass(frozen=True, eq=False)
-class StratumIndex:
+class _StratumIndex(NamedTuple):
     """Where the rows of each stratum are. It takes four bytes for each row."""
 
     starts: Tensor  # (g + 1,): first row of each row group, counted through all files
@@ -48,32 +45,27 @@ class StratumIndex:
     first: Tensor  # (k, g): rows of the strata before it in the row group
     rows: Tensor  # (n,), int32: rows within each row group, those of stratum 0 first
 
-    @classmethod
-    def of(cls, strata: ShardStrata) -> StratumIndex:
-        """Read the labels, a file at a time."""
-        starts = torch.from_numpy(ShardDataset(strata.files).starts)
-        if int(starts[-1]) != strata.n:
-            raise InputError(
-                f"the files have {int(starts[-1]):,} rows, their strata in {strata.folder} are of {strata.n:,}; make "
-                "the strata again"
-            )
-        rows = torch.empty(strata.n, dtype=torch.int32)
-        counts = torch.zeros(strata.k, len(starts) - 1, dtype=torch.int64)
-        begin = group = 0
-        for labels in strata.labels_by_file():
-            while group < len(starts) - 1 and int(starts[group + 1]) <= begin + len(labels):
-                here = slice(int(starts[group]), int(starts[group + 1]))
-                mine = labels[here.start - begin : here.stop - begin]
-                rows[here] = torch.from_numpy(np.argsort(mine, kind="stable").astype(np.int32))
-                counts[:, group] = torch.from_numpy(np.bincount(mine, minlength=strata.k))
-                group += 1
-            begin += len(labels)
-        return cls(starts, counts, counts.cumsum(0) - counts, rows)
 
-    def find(self, stratum: Tensor, group: Tensor, place: Tensor) -> Tensor:
-        """Rows, counted through all files, by their place among those of a stratum in a row group."""
-        start = self.starts[group]
-        return start + self.rows[start + self.first[stratum, group] + place]
+def _index_of(strata: ShardStrata) -> _StratumIndex:
+    """Read the labels, a file at a time."""
+    starts = ShardDataset(strata.files).starts
+    if starts[-1] != strata.n:
+        raise InputError(
+            f"the files have {starts[-1]:,} rows, their strata in {strata.folder} are of {strata.n:,}; make the strata "
+            "again"
+        )
+    rows = torch.empty(strata.n, dtype=torch.int32)
+    counts = torch.zeros(strata.k, len(starts) - 1, dtype=torch.int64)
+    begin = group = 0
+    for labels in strata.labels_by_file():
+        while group < len(starts) - 1 and starts[group + 1] <= begin + len(labels):
+            here = slice(starts[group], starts[group + 1])
+            mine = labels[here.start - begin : here.stop - begin]
+            rows[here] = torch.from_numpy(np.argsort(mine, kind="stable").astype(np.int32))
+            counts[:, group] = torch.from_numpy(np.bincount(mine, minlength=strata.k))
+            group += 1
+        begin += len(labels)
+    return _StratumIndex(torch.from_numpy(starts), counts, counts.cumsum(0) - counts, rows)
 
 
 class ShardBatchSampler(MinibatchSampler):
@@ -87,8 +79,8 @@ class ShardBatchSampler(MinibatchSampler):
     strata : ShardStrata
         From `stratify_shards`; a batch has one row of each.
     cursors : int
-        Places in the files that rows come from at a time. More of them make the rows of a batch less dependent on one
-        another where files are sorted, and need more row groups. With as many as strata they are independent.
+        Places in the files that rows come from at a time. With more of them the rows of a batch depend less on one
+        another where files are sorted, and come from more row groups; with as many as strata they are independent.
     **options
         ``seed``, ``batches``, ``endless``, ``num_replicas`` and ``rank``, see `MinibatchSampler`.
     """
@@ -98,7 +90,7 @@ class ShardBatchSampler(MinibatchSampler):
     def __init__(self, strata: ShardStrata, *, cursors: int = 8, **options: Unpack[StreamOptions]) -> None:
         super().__init__(strata.n, strata.k, **options)
         self.cursors = min(check_count(cursors, "cursors"), strata.k)
-        self.index = StratumIndex.of(strata)
+        self.index = _index_of(strata)
         self.sizes = self.index.counts.sum(1)
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
@@ -144,8 +136,9 @@ class ShardBatchSampler(MinibatchSampler):
         at = torch.searchsorted(keys, place + stratum * (self.n + 1), right=True) - stratum * groups
         group = order[at]
         size = self.index.counts[stratum, group]
-        place = place - passed[stratum, at] + size + (shift[stratum] * size).long()
-        return self.index.find(stratum, group, place % size)
+        place = (place - passed[stratum, at] + size + (shift[stratum] * size).long()) % size
+        start = self.index.starts[group]
+        return start + self.index.rows[start + self.index.first[stratum, group] + place]
 
     def _settings(self) -> dict[str, Any]:
         strata = zlib.crc32(self.index.counts.numpy().tobytes())
@@ -167,8 +160,7 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
     ahead : int
         Batches whose rows are read together, and are in memory.
     num_replicas, rank : int, optional
-        Ranks that share the stream, and which of them this is; by default those of the process group, if there is one
-        when this is made.
+        Ranks that share the stream, and which of them this is; by default those of the process group at this moment.
     """
 
     def __init__(
@@ -214,14 +206,12 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
             if not block:
                 return
             rows = self.dataset.rows([index for batch in block for index in batch])
-            stop = 0
-            for batch in block:
-                start, stop = stop, stop + len(batch)
+            for batch, x in zip(block, rows.split([len(batch) for batch in block])):  # type: ignore[no-untyped-call]
                 self._given += 1
                 if self._given > skip:
-                    weights = [1.0 / len(batch)] * len(batch) if batch.weights is None else batch.weights
-                    # a copy: what a worker sends is the whole tensor that a slice is of
-                    yield rows[start:stop].clone(), torch.tensor(weights, dtype=torch.float32)
+                    weights = batch.weights or [1.0 / len(batch)] * len(batch)
+                    # a copy: a worker would send the whole tensor that x is a part of
+                    yield x.clone(), torch.tensor(weights, dtype=torch.float32)
             skip = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def each(
 ) -> Iterator[tuple[int, Result]]:
     """Yield ``(i, function(shared, parts[i]))`` as they are done, each computed by one thread.
 
-    ``function`` is one that workers can import; ``shared`` is sent to each of them once. By default there are as many
-    as CPUs; a single local worker is this process itself.
+    ``function`` is one that workers can import; ``shared`` is sent to each of them once. By default there is a worker
+    for each CPU; a single local worker is this process itself.
     """
     if choose(engine, "engine", ENGINES) == "ray":
         with ray_session(workers) as ray:

@@ -10,7 +10,7 @@ from functools import cached_property
 from glob import glob, has_magic
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from vardass.validate import Progress, as_features, as_tensor, check_count, shor
 __all__ = ["Part", "Shard", "ShardDataset", "ShardRows", "expand", "is_large", "open_shards"]
 
 _PART_ROWS = 2**18  # rows of a part: seconds of work, which is what a restart can lose
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def open_shards(paths: Sequence[Path], columns: Columns | None = None, leave_out
     """Look at headers and footers of ``.npy`` and ``.parquet`` files."""
     shards = []
     first: tuple[Path, list[str]] | None = None
-    for path in paths:
+    for path in (path.absolute() for path in paths):
         with open_embeddings(path) as file:
             if not file.in_parts:
                 raise InputError(f"{path} is {path.suffix}; only .npy and .parquet files are read in parts, convert it")
@@ -122,56 +120,49 @@ def open_shards(paths: Sequence[Path], columns: Columns | None = None, leave_out
     return shards
 
 
-def _cut(shards: Sequence[Shard]) -> list[Part]:
-    """Cut files into parts of at most 2^18 rows, or of one row group that is larger."""
-    parts: list[Part] = []
-    start = 0
-    for shard in shards:
-        first = row = rows = 0
-        for group, size in enumerate(shard.groups):
-            if rows and rows + size > _PART_ROWS:
-                parts.append(Part(shard, range(first, group), row, start, rows))
-                first, row, start, rows = group, row + rows, start + rows, 0
-            rows += size
-        if rows:
-            parts.append(Part(shard, range(first, len(shard.groups)), row, start, rows))
-            start += rows
-    return parts
-
-
 @dataclass(frozen=True)
 class ShardRows:
     """The rows of some files, read part by part by workers; see `read_embeddings` and `stratify_shards`."""
 
     shards: list[Shard]
-    columns: Columns | None = None
-    leave_out: tuple[str, ...] = ()
-    engine: str = "local"
-    workers: int | None = 1
+    columns: Columns | None
+    leave_out: tuple[str, ...]
+    engine: str
+    workers: int | None
+
+    @classmethod
+    def of(
+        cls, paths: Sequence[Path], columns: Columns | None, leave_out: Sequence[str], engine: str, workers: int | None
+    ) -> ShardRows:
+        """The rows of files that are opened now."""
+        workers = None if workers is None else check_count(workers, "workers")
+        return cls(open_shards(paths, columns, leave_out), columns, tuple(leave_out), engine, workers)
 
     @cached_property
     def parts(self) -> list[Part]:
-        """All rows, cut into parts, in their order."""
-        return _cut(self.shards)
+        """All rows in their order, cut into parts of at most 2^18, or of one row group that is larger."""
+        parts: list[Part] = []
+        start = 0
+        for shard in self.shards:
+            first = row = rows = 0
+            for group, size in enumerate(shard.groups):
+                if rows and rows + size > _PART_ROWS:
+                    parts.append(Part(shard, range(first, group), row, start, rows))
+                    first, row, start, rows = group, row + rows, start + rows, 0
+                rows += size
+            if rows:
+                parts.append(Part(shard, range(first, len(shard.groups)), row, start, rows))
+                start += rows
+        return parts
 
     @cached_property
     def n(self) -> int:
         """Number of rows."""
-        return sum(part.rows for part in self.parts)
+        return sum(shard.rows for shard in self.shards)
 
-    def each(self, function: Callable[[Any, Any], Result], shared: Any, tasks: Sequence[Any]) -> Iterator[Any]:
+    def each(self, function: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[Any]) -> Iterator[Any]:
         """Apply a function to tasks as `engines.each` does."""
         return each(function, shared, tasks, engine=self.engine, workers=self.workers)
-
-    def in_order(self, function: Callable[[Any, Part], Result], shared: Any) -> Iterator[tuple[Part, Result]]:
-        """What a function gives for each part, in the order of the parts: sums are the same for any workers."""
-        kept: dict[int, Result] = {}
-        following = 0
-        for i, result in self.each(function, shared, self.parts):
-            kept[i] = result
-            while following in kept:
-                yield self.parts[following], kept.pop(following)
-                following += 1
 
     def locate(self, rows: NDArray[np.int64]) -> list[tuple[Path, int]]:
         """File of each row, and its number there."""
@@ -186,36 +177,28 @@ class ShardRows:
             first, last = np.searchsorted(rows, (part.start, part.start + part.rows))
             if last > first:
                 tasks.append((part, rows[first:last] - part.start))
-        found: list[Tensor | None] = [None] * len(tasks)
-        for done, (i, values) in enumerate(self.each(_read_task, self, tasks), 1):
+        found: dict[int, Tensor] = {}
+        for i, values in self.each(ShardRows.sample, self, tasks):
             found[i] = values
-            progress(done / len(tasks), f"reading a sample of {len(rows):,} rows of {self.n:,}")
-        blocks = [values for values in found if values is not None]
+            progress(len(found) / len(tasks), f"reading a sample of {len(rows):,} rows of {self.n:,}")
+        blocks = [found[i] for i in range(len(tasks))]
         for values, (part, _) in zip(blocks, tasks):
-            if values.shape[1] != blocks[0].shape[1]:
-                raise InputError(
-                    f"{part.shard.path} has {values.shape[1]} columns of features, {tasks[0][0].shard.path} has "
-                    f"{blocks[0].shape[1]}; leave one out, or choose the columns that all files have with --columns"
-                )
+            _check_width(part, values.shape[1], blocks[0].shape[1])
         return torch.cat(blocks)
 
     def blocks(self, part: Part, width: int) -> Iterator[Tensor]:
         """Rows of a part as float32, in blocks (b, width) of at most 65,536; the file is checked before and after."""
         row = part.row
         for block in self._blocks(part):
-            if block.shape[1] != width:
-                raise InputError(
-                    f"{part.shard.path} has {block.shape[1]} columns of features, the other files {width}; leave it "
-                    "out, or choose the columns that all files have with --columns"
-                )
+            _check_width(part, block.shape[1], width)
             yield _finite(block, part.shard.path, range(row, row + len(block)))
             row += len(block)
         if row - part.row != part.rows:
             raise InputError(f"{part.shard.path} has other rows than its footer says; write it again")
 
-    def sample(self, part: Part, rows: NDArray[np.int64]) -> Tensor:
+    def sample(self, task: tuple[Part, NDArray[np.int64]]) -> Tensor:
         """Rows of a part by their number within it, rising: (m, d). Of an ``.npy`` file no other is read."""
-        found, start = [], 0
+        (part, rows), found, start = task, [], 0
         for block in self._blocks(part):
             first, last = np.searchsorted(rows, (start, start + len(block)))
             if last > first:
@@ -230,8 +213,12 @@ class ShardRows:
         part.shard.check()  # what was read in between is of one version
 
 
-def _read_task(source: ShardRows, task: tuple[Part, NDArray[np.int64]]) -> Tensor:
-    return source.sample(*task)
+def _check_width(part: Part, columns: int, width: int) -> None:
+    if columns != width:
+        raise InputError(
+            f"{part.shard.path} has {columns} columns of features, the other files {width}; leave it out, or choose "
+            "the columns that all files have with --columns"
+        )
 
 
 def _finite(block: NDArray[Any], path: Path, numbers: Sequence[int] | NDArray[np.int64]) -> Tensor:
@@ -241,9 +228,9 @@ def _finite(block: NDArray[Any], path: Path, numbers: Sequence[int] | NDArray[np
 class ShardDataset(Dataset[Tensor]):
     """The rows of ``.npy`` and ``.parquet`` files, numbered through all of them in their order.
 
-    A row of an ``.npy`` file is read from where it is; the operating system keeps what was read. Of a Parquet file
-    the whole row group has to be read, and the last few are kept: `ShardBatchSampler` draws batches that need few of
-    them, and `ShardBatches` reads ahead. For batches of other samplers take ``.npy`` files.
+    Rows of ``.npy`` files are memory-mapped. Of a Parquet file the whole row group has to be read, and the last few are
+    kept: `ShardBatchSampler` draws batches that need few of them, and `ShardBatches` reads ahead. For batches of other
+    samplers take ``.npy`` files.
 
     Parameters
     ----------
@@ -265,7 +252,7 @@ class ShardDataset(Dataset[Tensor]):
     def __init__(
         self, paths: PathLike | Sequence[PathLike], *, columns: Columns | None = None, kept_groups: int = 16
     ) -> None:
-        self.shards: list[Shard] = open_shards([path.absolute() for path in expand(paths)], columns)
+        self.shards: list[Shard] = open_shards(expand(paths), columns)
         self.columns = columns
         self.kept_groups = check_count(kept_groups, "kept_groups")
         self._groups = [(shard, group) for shard in self.shards for group in range(len(shard.groups))]

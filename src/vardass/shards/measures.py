@@ -1,6 +1,6 @@
-"""`compare` and `coreset` for rows of many files: all but sums over the rows is computed on random ones.
+"""`compare` and `coreset` for rows of many files.
 
-A sample of each set is read. It chooses kernel and landmarks; then one pass adds up low-rank kernel features, and
+Kernel and landmarks are fitted to a random sample of each set; then one pass adds up low-rank kernel features, and
 products of columns for CORAL, over all rows (`row_sums`). Parts are added in their order, so any number of workers
 finds the same.
 """
@@ -22,7 +22,7 @@ from vardass.data.embedding_files import Columns
 from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.lowrank import FeatureMap
-from vardass.shards.files import Part, ShardRows, expand, open_shards
+from vardass.shards.files import Part, ShardRows, expand
 from vardass.shards.stratification import with_time_left
 from vardass.solvers.rule import draw_rows
 from vardass.validate import Progress, check_count, check_seed, silent
@@ -67,7 +67,7 @@ def compare_shards(
     """
     tell = progress or silent
     paths = [expand(first), expand(second)]
-    rows = _open([*paths[0], *paths[1]], columns, leave_out, engine, workers)
+    rows = ShardRows.of([*paths[0], *paths[1]], columns, leave_out, engine, workers)
     n = sum(shard.rows for shard in rows.shards[: len(paths[0])])
     for files, count in zip(paths, (n, rows.n - n)):
         if count < 4:
@@ -80,7 +80,7 @@ def compare_shards(
         return compare(x, y, seed=seed, progress=progress, **options)
 
     def whole(feature_map: FeatureMap | None, centre: Tensor | None) -> tuple[Sums, Sums]:
-        return _add_up(rows, _Job(rows, feature_map, centre, z.shape[1]), tell, n)
+        return _add_up(_Job(rows, feature_map, centre, z.shape[1]), tell, n)
 
     return compare(x, y, seed=seed, whole=whole, **options)
 
@@ -121,7 +121,7 @@ def coreset_shards(
         With ``indices`` counted through all files; file of each representative, and its row there.
     """
     tell = progress or silent
-    rows = _open(expand(paths), columns, leave_out, engine, workers)
+    rows = ShardRows.of(expand(paths), columns, leave_out, engine, workers)
     most = min(rows.n, LARGEST)
     size = check_count(size, "size", high=most, remedy=f"there are {rows.n:,} rows, and at most {LARGEST} are chosen")
     count = check_count(DEFAULT_SAMPLE if sample is None else sample, "sample", low=size)
@@ -129,7 +129,7 @@ def coreset_shards(
     x = rows.read(numbers, tell)
 
     def whole(feature_map: FeatureMap) -> Sums:
-        return _add_up(rows, _Job(rows, feature_map, None, x.shape[1]), tell, rows.n)[0]
+        return _add_up(_Job(rows, feature_map, None, x.shape[1]), tell, rows.n)[0]
 
     found = coreset(x, size, seed=seed, whole=None if len(x) == rows.n else whole, **options)
     chosen = numbers[found.indices.numpy()]
@@ -145,14 +145,21 @@ class _Job(NamedTuple):
     width: int
 
 
-def _add_up(rows: ShardRows, job: _Job, tell: Progress, split: int) -> tuple[Sums, Sums]:
+def _add_up(job: _Job, tell: Progress, split: int) -> tuple[Sums, Sums]:
     """Sums over the rows before the one with number ``split``, where a file begins, and over the others."""
     totals: list[Sums] = [{}, {}]
+    rows = job.rows
     report = with_time_left(tell, rows.n)
-    for part, sums in rows.in_order(_sum_task, job):
-        place = int(part.start >= split)
-        totals[place] = add_sums([totals[place], sums])
-        report(part.rows)
+    arrived: dict[int, Sums] = {}  # that cannot be added yet, because parts are added in their order
+    following = 0
+    for i, sums in rows.each(_sum_task, job, rows.parts):
+        arrived[i] = sums
+        while following in arrived:
+            part = rows.parts[following]
+            place = int(part.start >= split)
+            totals[place] = add_sums([totals[place], arrived.pop(following)])
+            report(part.rows)
+            following += 1
     return totals[0], totals[1]
 
 
@@ -163,11 +170,3 @@ def _sum_task(job: _Job, part: Part) -> Sums:
             job.feature_map.kernel.check_range(x)
         total = add_sums([total, row_sums(x, job.feature_map, job.centre)])
     return total
-
-
-def _open(
-    paths: Sequence[Path], columns: Columns | None, leave_out: Sequence[str], engine: str, workers: int | None
-) -> ShardRows:
-    workers = None if workers is None else check_count(workers, "workers")
-    shards = open_shards([path.absolute() for path in paths], columns, leave_out)
-    return ShardRows(shards, columns, tuple(leave_out), engine, workers)

@@ -1,8 +1,8 @@
 """`stratify_shards`: strata for features in files that together need not fit in memory.
 
-A uniform sample of the rows is read and stratified. What it found becomes a rule (`rule.py`) that gives any row its
-stratum, and one pass applies it to the files, part by part. Parts need nothing of one another, so any number of
-workers finds the same labels, and what is done need not be done again.
+A uniform sample of the rows is read and stratified. Its strata become a rule (`rule.py`) that gives any row its
+stratum, and one pass applies it to the files, part by part. Parts are independent, so any number of workers finds the
+same labels, and a restart keeps the parts that are done.
 
 The folder of the result holds
 
@@ -21,7 +21,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,15 +37,7 @@ from vardass.files import PathLike, as_path, atomic_write, locked, remove_tempor
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import kernel_name
 from vardass.shards.files import Part, Shard, ShardRows, expand, open_shards
-from vardass.solvers.rule import (
-    JUDGED_ROWS,
-    Rule,
-    SampledRule,
-    Totals,
-    default_sample,
-    draw_rows,
-    fit_rule,
-)
+from vardass.solvers.rule import JUDGED_ROWS, SampledRule, Totals, default_sample, draw_rows, fit_rule
 from vardass.strata import Strata, StrataSummary
 from vardass.validate import Progress, check_count, check_seed, silent
 
@@ -71,8 +62,7 @@ class ShardStrata(StrataSummary):
     sizes : Tensor of shape (k,)
         Rows in each stratum.
     variance, uniform_variance, variance_stderr, uniform_stderr : float
-        Of the mean embedding of a batch, as for `Strata`; with standard errors, because a part of them is estimated
-        from 2,000 random pairs of rows.
+        As for `Strata`; a part of them is estimated from 2,000 random pairs of rows.
     info : mapping
         Size of the sample, rank, and the seconds of each step.
     """
@@ -210,33 +200,27 @@ def stratify_shards(
     if (folder / "strata.json").exists():
         return ShardStrata.load(folder)
     check_count(k, "k", high=sum(shard.rows for shard in shards), remedy="lower --k, each stratum needs a row")
-    rows = ShardRows(shards, columns, (), engine, workers)
-    run = _Run(folder, rows, unfitted, settings, progress or silent)
-    with locked(folder / "work", work="stratify"), _named_if_full(folder):
+    run = _Run(folder, ShardRows(shards, columns, (), engine, workers), unfitted, settings, progress or silent)
+    with locked(folder / "work", work="stratify"):
         remove_temporary(folder / "work")  # of workers that were killed
-        run.do()
+        try:
+            run.do()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise InputError(
+                f"cannot write to {folder}: {error.strerror}; what is done is kept: make room, and start again to go on"
+            ) from None
     return ShardStrata.load(folder)
 
 
-@contextmanager
-def _named_if_full(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InputError(
-            f"cannot write to {folder}: {error.strerror}; what is done is kept: make room, and start again to go on"
-        ) from None
-
-
-# --- what is there already ---
+# --- starting and resuming ---
 
 
 def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Shard]:
     """The files: noted in a new manifest, or those of an earlier start, if they and the settings are the same.
 
-    A start that did not come to a rule has left nothing to resume from, and does not count.
+    A start that was stopped before it had a rule does not count: there is nothing to resume.
     """
     manifest = None if folder.is_file() else _read_json(folder / "manifest.json")
     if manifest is None or not any((folder / name).exists() for name in (_RULE, "strata.json")):
@@ -259,11 +243,10 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
     for shard in shards:
         shard.check()
     known = [shard.path for shard in shards]
-    if new := set(paths).difference(known):
-        raise InputError(f"{min(new)} was not there when {folder} was begun; leave it out, or give another --out")
     if paths != known:
-        missing = set(known).difference(paths)
-        how = f"with {min(missing)} among them" if missing else "in another order"
+        how = "in another order"
+        for odd, what in ((set(known) - set(paths), "among them"), (set(paths) - set(known), "not among them")):
+            how = f"with {min(odd)} {what}" if odd else how
         raise InputError(
             f"{folder} was begun with {len(known)} files, {how}; give the same files to go on, or another --out"
         )
@@ -301,14 +284,12 @@ class _Job(NamedTuple):
     sampled: SampledRule
     rows: ShardRows
     width: int
-    work: Path
+    folder: Path
 
 
 class _Plan(NamedTuple):
-    """What the sample led to."""
-
     sampled: SampledRule
-    judged_rows: NDArray[np.int64]
+    judged_rows: NDArray[np.int64]  # on which the variance is estimated
     judged: Tensor  # their features (m, d)
 
 
@@ -325,10 +306,12 @@ class _Run(NamedTuple):
         planned = time.perf_counter()
         self._label(plan)
         passed = time.perf_counter()
-        rule = plan.sampled.rule
-        totals = self._totals(rule)
-        judged = plan.sampled.judge(totals, plan.judged, plan.judged_rows, self.settings["seed"])
-        shards = self.rows.shards
+        rule, shards = plan.sampled.rule, self.rows.shards
+        totals = Totals.zero(*rule.sums.shape)
+        for i in range(len(self.rows.parts)):
+            with np.load(_part_file(self.folder, i), allow_pickle=False) as found:
+                totals.add_totals(Totals(*(torch.from_numpy(found[name]) for name in vars(totals))))
+        variances = plan.sampled.judge(totals, plan.judged, plan.judged_rows, self.settings["seed"])
         for shard, target in zip(shards, _labels_files(self.folder, [shard.path for shard in shards])):
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -347,7 +330,7 @@ class _Run(NamedTuple):
             "rows": [shard.rows for shard in shards],
             "d": plan.judged.shape[1],
             "sizes": totals.sizes.long().tolist(),
-            **asdict(judged),
+            **asdict(variances),
             "solver": "min-sum",
             "kernel": repr(rule.embedding.feature_map.kernel),
             "info": info,
@@ -356,45 +339,45 @@ class _Run(NamedTuple):
         shutil.rmtree(self.folder / "work", ignore_errors=True)
 
     def _plan(self) -> _Plan:
-        target = self.folder / _RULE
+        """The rule: of an earlier start, or found on a sample now."""
+        target, settings = self.folder / _RULE, self.settings
         if not target.exists():
-            rows = draw_rows(self.rows.n, self.settings["sample"], self.settings["seed"], 0)
-            judged_rows = draw_rows(self.rows.n, JUDGED_ROWS, self.settings["seed"], 1)
+            rows = draw_rows(self.rows.n, settings["sample"], settings["seed"], 0)
+            judged_rows = draw_rows(self.rows.n, JUDGED_ROWS, settings["seed"], 1)
             wanted = np.union1d(rows, judged_rows)
             features = self.rows.read(wanted, lambda share, message: self.progress(_READ * share, message))
             x = features[np.searchsorted(wanted, rows)]
             kernel = fitted_kernel(self.kernel, x)
             self.progress(_READ, f"strata of {len(rows):,} rows")
-            sampled = fit_rule(
-                x, rows, self.settings["k"], kernel, rank=self.settings["rank"], seed=self.settings["seed"]
-            )
+            sampled = fit_rule(x, rows, settings["k"], kernel, rank=settings["rank"], seed=settings["seed"])
             judged = features[np.searchsorted(wanted, judged_rows)]
-            _save_plan(target, _Plan(sampled, judged_rows, judged))
-        return _load_plan(target, self.kernel)
-
-    def _part_file(self, i: int) -> Path:
-        return self.folder / "work" / f"part-{i:06d}.npz"
+            state = {**sampled.state(), "rows": torch.from_numpy(rows)}
+            state |= {"judged": judged, "judged_rows": torch.from_numpy(judged_rows)}
+            packed = io.BytesIO()  # torch.save to a file would hide that a disk is full
+            torch.save(state, packed)
+            with atomic_write(target) as file:
+                file.write(packed.getbuffer())
+        state = torch.load(target, weights_only=True)
+        sampled = SampledRule.from_state({**state, "rows": state["rows"].numpy()}, self.kernel)
+        return _Plan(sampled, state["judged_rows"].numpy(), state["judged"])
 
     def _label(self, plan: _Plan) -> None:
-        todo = [(i, part) for i, part in enumerate(self.rows.parts) if not self._part_file(i).exists()]
-        job = _Job(plan.sampled, self.rows, plan.judged.shape[1], self.folder / "work")
-        left = sum(part.rows for _, part in todo)
-        report = with_time_left(self.progress, self.rows.n, self.rows.n - left)
+        todo = [(i, part) for i, part in enumerate(self.rows.parts) if not _part_file(self.folder, i).exists()]
+        job = _Job(plan.sampled, self.rows, plan.judged.shape[1], self.folder)
+        remaining = sum(part.rows for _, part in todo)
+        report = with_time_left(self.progress, self.rows.n, self.rows.n - remaining)
         for i, _ in self.rows.each(_label_task, job, todo):
             report(todo[i][1].rows)
-
-    def _totals(self, rule: Rule) -> Totals:
-        totals = Totals.zero(*rule.sums.shape)
-        for i in range(len(self.rows.parts)):
-            with np.load(self._part_file(i), allow_pickle=False) as found:
-                totals.add_totals(Totals(*(torch.from_numpy(found[name]) for name in vars(totals))))
-        return totals
 
     def _labels(self, shard: Shard) -> Iterator[NDArray[np.int32]]:
         for i, part in enumerate(self.rows.parts):
             if part.shard is shard:
-                with np.load(self._part_file(i), allow_pickle=False) as found:
+                with np.load(_part_file(self.folder, i), allow_pickle=False) as found:
                     yield np.asarray(found["labels"])
+
+
+def _part_file(folder: Path, i: int) -> Path:
+    return folder / "work" / f"part-{i:06d}.npz"
 
 
 def with_time_left(progress: Progress, n: int, done: int = 0) -> Callable[[int], None]:
@@ -404,8 +387,8 @@ def with_time_left(progress: Progress, n: int, done: int = 0) -> Callable[[int],
     def report(rows: int) -> None:
         nonlocal done
         done += rows
-        left = (time.monotonic() - start) * (n - done) / (done - before)
-        text = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+        seconds = (time.monotonic() - start) * (n - done) / (done - before)
+        text = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
         progress(_SOLVED + (1.0 - _SOLVED) * done / n, f"{done:,} of {n:,} rows, {text} left")
 
     progress(_SOLVED + (1.0 - _SOLVED) * done / n, f"{done:,} of {n:,} rows")
@@ -427,37 +410,19 @@ def _label_task(job: _Job, task: tuple[int, Part]) -> None:
         start += len(x)
     labels = torch.cat(found)
     arrays = {name: value.numpy() for name, value in vars(totals).items()}
-    with atomic_write(job.work / f"part-{i:06d}.npz") as file:
+    with atomic_write(_part_file(job.folder, i)) as file:
         np.savez(file, labels=labels.numpy(), **arrays)
 
 
 # --- files ---
 
 
-def _save_plan(path: Path, plan: _Plan) -> None:
-    state = {**plan.sampled.state(), "judged": plan.judged, "judged_rows": plan.judged_rows}
-    packed = io.BytesIO()  # torch would hide that a disk is full
-    torch.save({name: torch.as_tensor(v) if name.endswith("rows") else v for name, v in state.items()}, packed)
-    with atomic_write(path) as file:
-        file.write(packed.getbuffer())
-
-
-def _load_plan(path: Path, kernel: Kernel) -> _Plan:
-    state = torch.load(path, weights_only=True)
-    rows, judged_rows = state["rows"].numpy(), state["judged_rows"].numpy()
-    return _Plan(SampledRule.from_state({**state, "rows": rows}, kernel), judged_rows, state["judged"])
-
-
 def _write_labels(target: Path, rows: int, parts: Iterator[NDArray[np.int32]]) -> None:
     """Write labels as they come, so that those of a large file need no memory."""
     with atomic_write(target) as file:
         if target.suffix.lower() == ".npy":
-            header = {
-                "descr": np.lib.format.dtype_to_descr(np.dtype(np.int32)),
-                "fortran_order": False,
-                "shape": (rows,),
-            }
-            np.lib.format.write_array_header_1_0(file, header)
+            descr = np.lib.format.dtype_to_descr(np.dtype(np.int32))
+            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (rows,)})
             for labels in parts:
                 file.write(labels.tobytes())
             return
