@@ -12,7 +12,7 @@ from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed, plain
 from vardass.samplers.plan import cycle_table
-from vardass.solvers import stratify, stratify_groups
+from vardass.solvers import stratify, stratify_groups, stratify_over_processes
 from vardass.solvers.grouped import Groups
 from vardass.solvers.stratification import ALL_OPTIONS, option_names
 from vardass.strata import Strata
@@ -21,7 +21,7 @@ from vardass.view import LowRankView
 
 __all__ = ["GroupedSampler", "StratifiedBatchSampler"]
 
-_OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features", "group")  # of `stratify`, set by a sampler
+_OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features")  # of `stratify`, set by a sampler
 _ONLY_REPORTED = ("bound", "certify", "progress")  # options of `stratify` that leave the strata as they are
 _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
@@ -210,7 +210,7 @@ class StratifiedBatchSampler(GroupedSampler):
     def refresh_over_processes(self, features: ArrayLike, group: Any) -> None:
         """As `refresh`, from the features of this process's own rows; every process of ``group`` has to call it.
 
-        The strata are those of ``stratify(..., group=group)``: samples are numbered through all processes.
+        The strata are those of `stratify_over_processes`: samples are numbered through all processes.
         """
         if type(self)._fit is not StratifiedBatchSampler._fit or self.groups is not None or self.strata_options:
             raise InputError(
@@ -218,9 +218,8 @@ class StratifiedBatchSampler(GroupedSampler):
                 "options of strata; use a StratifiedBatchSampler without them, or gather the features"
             )
         seed = derive_seed(self.seed, self._refreshes + 1)
-        self.use(
-            stratify(features, self.strata_count, kernel=self.kernel, rank=self.kernel_rank, seed=seed, group=group)
-        )
+        options: dict[str, Any] = {"kernel": self.kernel, "rank": self.kernel_rank, "seed": seed}
+        self.use(stratify_over_processes(features, self.strata_count, group, **options))
 
     @property
     def _smallest_size(self) -> int:

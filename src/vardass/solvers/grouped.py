@@ -113,7 +113,7 @@ def stratify_groups(
         )
     if options.get("bound") or options.get("certify"):
         raise InputError("bound and certify are for strata without groups; leave them out or call stratify")
-    strata_of = share_out(found.counts, k, shares=found.shares, min_size=options.get("min_size", 1))
+    strata_of = share_out(found.counts, k, found.shares, min_size=options.get("min_size", 1))
     # fitted here: a mean or a scale is that of all samples, not of each group
     kernel = fitted_kernel(options.pop("kernel", "mmd"), x if shares is None else x[group >= 0])
     previous = _warm_labels(options.pop("warm_start", None), n, k, x.device)
@@ -162,10 +162,10 @@ def fits(counts: Tensor, k: int, *, min_size: int = 1) -> bool:
     return 0 < len(counts) <= k <= int(most.sum()) and int(most.min()) > 0
 
 
-def share_out(counts: Tensor, k: int, *, shares: Tensor | None = None, min_size: int = 1) -> Tensor:
-    """Share k strata among groups of ``counts`` (g,) samples: at least one, none below min_size, else in proportion.
+def share_out(counts: Tensor, k: int, shares: Tensor, *, min_size: int = 1) -> Tensor:
+    """Share k strata among groups of ``counts`` (g,) samples in proportion to ``shares`` (g,), which sum to 1.
 
-    In proportion to ``shares`` (g,), which sum to 1; by default to the counts.
+    Each gets at least one, and none gets strata of fewer than ``min_size`` samples.
     """
     most = counts // check_count(min_size, "min_size")
     if int(most.min()) == 0:
@@ -177,7 +177,7 @@ def share_out(counts: Tensor, k: int, *, shares: Tensor | None = None, min_size:
             f"{len(counts)} groups hold at most {int(most.sum())} strata of min_size={min_size}, got k={k}; "
             "lower min_size or batch_size"
         )
-    exact = counts.double() * k / counts.sum() if shares is None else shares * k
+    exact = shares * k
     given = exact.floor().long().clamp_min(1).minimum(most)
     while int(given.sum()) != k:
         wanted = exact - given

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.backend import compiled_loops
-from vardass.errors import InputError
 from vardass.solvers.labels import SizeLimits, Solution
-from vardass.validate import Progress, check_count, row_blocks
+from vardass.validate import Progress, check_count, check_number, row_blocks
 from vardass.view import ExactView, LowRankView, View
 
 __all__ = ["EXCHANGED", "min_sum"]
@@ -166,7 +165,8 @@ class _LowRankState(_State):
         # through the change of each stratum's statistics: O(moves), not O(moves²)
         one = torch.ones_like(rows, dtype=self.diag.dtype)
         parts = torch.cat([one[:, None], self.diag[rows, None], self.features[rows]], 1)
-        change = _change(parts, source, target, self.k).double()
+        change = parts.new_zeros(self.k, parts.shape[1])
+        change = change.index_add_(0, target, parts).index_add_(0, source, parts, alpha=-1).double()
         crossed = change[:, 0] @ change[:, 1] - change[:, 2:].square().sum()
         return float(crossed - 2.0 * self.residual[rows].double().sum())
 
@@ -176,17 +176,7 @@ class _LowRankState(_State):
         self.sums.index_add_(0, source, features, alpha=-1).index_add_(0, target, features)
 
 
-def _change(parts: Tensor, source: Tensor, target: Tensor, k: int) -> Tensor:
-    """What each stratum gains when rows of ``parts`` (q, r) leave ``source`` for ``target``: (k, r)."""
-    change = parts.new_zeros(k, parts.shape[1])
-    return change.index_add_(0, target, parts).index_add_(0, source, parts, alpha=-1)
-
-
 _STATES: dict[type[View], type[_State]] = {ExactView: _ExactState, LowRankView: _LowRankState}
-
-
-def _start(view: View, labels: Tensor, k: int) -> _State:
-    return _STATES[type(view)](view, labels, k)
 
 
 def min_sum(
@@ -202,12 +192,11 @@ def min_sum(
 ) -> Solution:
     """Descend from ``labels`` (n,), within ``limits``, until a pass gains less than ``tol`` of the objective."""
     max_passes = check_count(max_passes, "max_passes", low=0)
-    if not tol >= 0.0:
-        raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no move gains")
+    tol = check_number(tol, "tol", low=0.0, remedy="0 ends when no move gains")
     loops = compiled_loops(view.diag)
     if loops is not None and view.n <= 2 * _CANDIDATES:
         view = view.in_full()  # few points: the best-first moves of the full matrix
-    state = _start(view, labels, k)
+    state = _STATES[type(view)](view, labels, k)
     noise = 4.0 * torch.finfo(state.diag.dtype).eps
     objective = state.objective()
     passes, converged = 0, False

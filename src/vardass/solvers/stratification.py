@@ -27,7 +27,7 @@ from vardass.solvers.labels import (
 )
 from vardass.solvers.min_sum import EXCHANGED, min_sum
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_seed, choose
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, choose
 from vardass.variance import judge_strata
 from vardass.view import EXACT_LIMIT, ExactView, KernelView, LowRankView, View
 
@@ -69,7 +69,6 @@ def stratify(
     bound: bool = False,
     certify: bool = False,
     progress: Progress | None = None,
-    group: Any = None,
     **options: Any,
 ) -> Strata:
     """Partition samples into k strata so that one draw from each estimates the mean embedding best.
@@ -104,8 +103,7 @@ def stratify(
         64 for up to 32 and 128 for more, without those that hold next to nothing. 0 forces the full matrix.
         ``kmeans`` needs neither.
     kernel_features : LowRankView, optional
-        Low-rank kernel features of these samples that are there already. They take the place of those that would be
-        computed for the default ``rank``.
+        Low-rank kernel features of these samples, instead of those that would be computed for the default ``rank``.
     seed : int or torch.Generator
         The same seed gives the same strata.
     restarts : int
@@ -116,10 +114,6 @@ def stratify(
         Also try the semidefinite bound, mostly tighter, and keep the higher one; n up to 200.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
-    group : ProcessGroup, optional
-        Of ``torch.distributed``: ``features`` are then those of this process alone, of which each may have any number,
-        and the strata those of the rows of all processes, in the order of their ranks. Every process has to call
-        this, with ``kernel``, ``rank`` and ``seed`` only. See `vardass.solvers.over_processes` for what is sent.
     **options
         For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
         kernel-kmeans), ``max_passes``, ``tol`` (min-sum).
@@ -136,13 +130,6 @@ def stratify(
     >>> strata.n, strata.k, int(strata.sizes.sum()), strata.reduction > 1.0
     (500, 20, 500, True)
     """
-    if group is not None:
-        from vardass.solvers.over_processes import stratify_over_processes  # which calls this function
-
-        _refuse_with_group(solver=solver, init=init, warm_start=warm_start, min_size=min_size, max_size=max_size)
-        _refuse_with_group(equal=equal, kernel_features=kernel_features, restarts=restarts, bound=bound)
-        _refuse_with_group(certify=certify, progress=progress, **options)
-        return stratify_over_processes(features, k, group, kernel=kernel, rank=rank, seed=check_seed(seed))
     started = time.perf_counter()
     x = as_features(features)
     n = len(x)
@@ -155,14 +142,17 @@ def stratify(
     fitted = fitted_kernel(kernel, x)
     if isinstance(fitted, FunctionKernel):
         _check_function_kernel(fitted, x)
-    if kernel_features is not None:
-        _check_kernel_features(kernel_features, n)
+    if kernel_features is not None and kernel_features.n != n:
+        raise InputError(
+            f"kernel_features have {kernel_features.n} rows, the features {n}; compute both from the same samples"
+        )
     if warm_start is not None:
         start = given_labels(warm_start, n, k, "warm_start", x.device)
     elif isinstance(init, str):
         start, _ = None, choose(init, "init", INITS)
     else:
         start = given_labels(init, n, k, "init", x.device)
+    is_valid_start = start is not None and limits.hold(torch.bincount(start, minlength=k))
     if isinstance(fitted, LinearKernel):  # distances stay, and far from the origin their rounding errors go
         x = x - x.mean(0)
 
@@ -187,7 +177,7 @@ def stratify(
     elif k > 1 and _is_collapsed(searched, searched.diag if solver == "kmeans" else truth.diag):
         _warn_of_collapse(fitted, x)
         labels = random_balanced_labels(n, k, generator, x.device)
-        if start is not None and limits.hold(torch.bincount(start, minlength=k)):
+        if start is not None and is_valid_start:
             labels = start
         solution, restarts = Solution(labels, 0, searched.objective(labels, k), True), 0
     # no point can be moved then: cuts are recomputed, and compared with the earlier strata below
@@ -214,21 +204,17 @@ def stratify(
     value = judge_strata(seen, truth, labels, k, generator, solution.objective if seen is searched else None)
     # min-sum on the full matrix descends on the very variance that is judged: it cannot be worse
     descended = solver == "min-sum" and info["path"] == "exact"
-    if (
-        warm_start is not None
-        and start is not None
-        and not descended
-        and limits.hold(torch.bincount(start, minlength=k))
-    ):
+    if warm_start is not None and start is not None and is_valid_start and not descended:
         before = judge_strata(seen, truth, start, k, generator)
         if before.variance < value.variance:
             labels, value = start, before
     evaluated = time.perf_counter()
-    lower = None
+    bounds = []
     if bound or certify:
-        lower = nearest_neighbour_bound(x, k, kernel=fitted, seed=generator, min_size=limits.low, max_size=limits.high)
-    if certify and lower is not None:  # either may be the higher one, and both hold
-        lower = max(lower, semidefinite_bound(x, k, kernel=fitted), key=lambda b: b.variance)
+        limited = {"min_size": limits.low, "max_size": limits.high}
+        bounds.append(nearest_neighbour_bound(x, k, kernel=fitted, seed=generator, **limited))
+    if certify:
+        bounds.append(semidefinite_bound(x, k, kernel=fitted))
     return Strata(
         labels=labels,
         k=k,
@@ -237,7 +223,7 @@ def stratify(
         variance_stderr=value.variance_stderr,
         solver=solver,
         kernel=repr(fitted),
-        bound=lower,
+        bound=max(bounds, key=lambda lower: lower.variance, default=None),  # both hold
         info={
             **info,
             "n_iter": solution.n_iter,
@@ -249,17 +235,6 @@ def stratify(
             "seconds_bound": time.perf_counter() - evaluated,
         },
     )
-
-
-def _refuse_with_group(**given: Any) -> None:
-    declared = declared_options(stratify)
-    for name, value in given.items():
-        default = declared.get(name)
-        if type(value) is not type(default) or value != default:
-            raise InputError(
-                f"over a process group stratify takes kernel, rank and seed, got {name}={value!r}; leave it out, or "
-                "gather the features and call stratify on one process"
-            )
 
 
 def default_rank(k: int) -> int:
@@ -323,17 +298,6 @@ def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
         VardassWarning,
         stacklevel=4,  # past no_grad, which wraps stratify
     )
-
-
-def _check_kernel_features(given: LowRankView, n: int) -> None:
-    if not isinstance(given, LowRankView):
-        raise InputError(
-            f"kernel_features must be LowRankView, got {type(given).__name__}; make them with LowRankView.of"
-        )
-    if len(given.features) != n:
-        raise InputError(
-            f"kernel_features have {len(given.features)} rows, the features {n}; compute both from the same samples"
-        )
 
 
 def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
