@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_strata_in_any_input() -> None:
     first = stratify_groups(x, 10, groups, kernel="rbf", solver="kmeans", seed=1)
     second = stratify_groups(x.numpy(), 10, groups.numpy(), kernel="rbf", solver="kmeans", seed=1)
     assert torch.equal(first.labels, second.labels)
-    assert Strata.from_dict(first.to_dict()).summary() == first.summary()
+    assert repr(Strata.from_dict(first.to_dict())) == repr(first)
 
 
 # --- shares -------------------------------------------------------------------------------------------------

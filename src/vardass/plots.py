@@ -116,8 +116,7 @@ def _draw_ratios(axes: Axes, ratios: Sequence[Estimate | None]) -> None:
     high = max(1.0, *(ratio.value for ratio in ratios if ratio is not None))
     low = min(low, high / 10.0)  # at least a decade
     room = (high / low) ** 0.3  # for the numbers
-    axes.set_xscale("log")
-    axes.set_xlim(low / room, high * (room if high > 1.0 else 1.15))
+    axes.set(xscale="log", xlim=(low / room, high * (room if high > 1.0 else 1.15)))
     for place, ratio in enumerate(ratios):
         if ratio is None:
             axes.annotate("not measured", (1.0, place), (-4, 0), textcoords="offset points", ha="right", va="center")
@@ -132,17 +131,12 @@ def _draw_ratios(axes: Axes, ratios: Sequence[Estimate | None]) -> None:
             xerr=[[whisker], [2.0 * ratio.stderr]] if ratio.stderr > 0 else None,
             error_kw={"ecolor": INK, "elinewidth": 1.1, "capsize": 2.5},
         )
-        left = ratio.value < 1.0
-        end = ratio.value - whisker if left else ratio.value + 2.0 * ratio.stderr
-        axes.annotate(
-            f"{ratio.value:.2g}",
-            (max(end, low / room**0.35), place),
-            (-4 if left else 4, 0),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            fontsize=9,
-        )
+        if ratio.value < 1.0:
+            end, offset, side = ratio.value - whisker, -4, "right"
+        else:
+            end, offset, side = ratio.value + 2.0 * ratio.stderr, 4, "left"
+        where = {"xytext": (offset, 0), "textcoords": "offset points", "ha": side, "va": "center"}
+        axes.annotate(f"{ratio.value:.2g}", (max(end, low / room**0.35), place), fontsize=9, **where)
     axes.axvline(1.0, color=BLACK, linewidth=1.0)
     style_axes(axes, grid="x")
     axes.spines["left"].set_visible(False)
@@ -153,12 +147,7 @@ _MOST_CLASSES = 20
 
 
 def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
-    """Draw what `vardass.diagnose` found, with its advice below.
-
-    Panels: the mean loss of a batch by sampler, split into the discrepancy and finite-batch bias; and where they were
-    measured the noise of the gradient by sampler next to the gradients of discrepancy and task; the bandwidths of the
-    kernel; the classes.
-    """
+    """Draw what `vardass.diagnose` found: losses, gradients, bandwidths and classes as far as measured, and advice."""
     panels = [_draw_loss_parts]
     if found.gradient is not None:
         panels.append(_draw_gradients)
@@ -284,11 +273,9 @@ def _regression_figure(found: RegressionEvaluation, title: str) -> Figure:
             axes.plot(x, y, "o", markersize=3, alpha=0.5, color=colour, label=_label(domain))
         ends = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
         axes.plot(ends, ends, color=GREY, linewidth=1)
-        axes.set(xlim=ends, ylim=ends, box_aspect=1)
+        axes.set(xlim=ends, ylim=ends, box_aspect=1, xlabel="true", ylabel="predicted")
         scores = found.overall.columns.get(name, found.overall)
         axes.set_title(f"{_label(name)}: R² {scores.r2:.3f}, MAE {scores.mae:.3g}", **_PANEL)
-        axes.set_xlabel("true")
-        axes.set_ylabel("predicted")
         style_axes(axes)
     figure.axes[0].legend(fontsize=8, frameon=False)
     _headline(figure, f"Evaluation: {title}")
@@ -321,8 +308,7 @@ def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
     axes.set_xticks(places, labels, fontsize=label_size, rotation=0 if upright else 90)
     axes.set_yticks(places, labels, fontsize=label_size)
     axes.tick_params(length=0)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
+    axes.set(xlabel="predicted class", ylabel="true class")
     axes.set_title("samples (colour: share of row)" if classes <= _MOST_COUNTS else "share of row, in colour", **_PANEL)
     return image
 
@@ -338,7 +324,7 @@ def _text_inches(text: str, size: float) -> float:
 
 
 def _label(name: str) -> str:
-    """A name that is not too long, cut in the middle, as names often differ at their end; dollars are no formulas."""
+    """A name, cut in the middle if it is long; dollars are no formulas."""
     half = _LONGEST_LABEL // 2
     return (name if len(name) <= _LONGEST_LABEL else f"{name[:half]}…{name[1 - half :]}").replace("$", r"\$")
 
@@ -372,9 +358,7 @@ def _draw_reliability(axes: Axes, scores: ClassificationScores) -> None:
     sure, right = ([column[m] for m in full] for column in (bins.confidence.tolist(), bins.accuracy.tolist()))
     axes.vlines(sure, sure, right, color=ORANGE, linewidth=4, alpha=0.5, label="gap")
     axes.plot(sure, right, "o-", ms=4, color=BLUE, label="model")
-    axes.set_xlim(0.0, 1.0)
-    axes.set_ylim(0.0, 1.0)
-    axes.set_ylabel("share that is right")
+    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), ylabel="share that is right")
     axes.tick_params(labelbottom=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     axes.set_title("calibration", **_PANEL)
@@ -385,13 +369,12 @@ def _draw_confidences(axes: Axes, scores: ClassificationScores) -> None:
     counts = scores.reliability.counts.tolist()
     width = 1.0 / len(counts)
     axes.bar([(m + 0.5) * width for m in range(len(counts))], counts, width=0.92 * width, color=SKY)
-    axes.set_xlabel("probability of the predicted class")
-    axes.set_ylabel("samples")
+    axes.set(xlabel="probability of the predicted class", ylabel="samples")
     style_axes(axes, grid="y")
 
 
 def _draw_mistakes(axes: Axes, scores: ClassificationScores, shares: AxesImage, room: float) -> None:
-    """The scale of the matrix's colours, and the most frequent mistakes, as many as there is room for."""
+    """The scale of the matrix's colours, and as many of the most frequent mistakes as there is room for."""
     axes.set_axis_off()
     bar = axes.inset_axes((0.0, 1.0 - 0.45 / room, 1.0, 0.12 / room))
     axes.figure.colorbar(shares, cax=bar, orientation="horizontal", ticks=(0.0, 0.2, 0.5, 1.0))

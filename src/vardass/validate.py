@@ -210,15 +210,13 @@ def as_generator(seed: int | torch.Generator | None, device: torch.device | str 
         if seed.device.type == torch.device(device).type:
             return seed
         seed = int(torch.randint(2**62, (1,), generator=seed, device=seed.device))
-    return torch.Generator(device=device).manual_seed(check_seed(seed))
+    return torch.Generator(device=device).manual_seed(0 if seed is None else check_seed(seed))
 
 
 def check_seed(seed: Any) -> int:
-    """Return ``seed`` as a whole number that torch takes; None is 0."""
-    if seed is None:
-        return 0
+    """Return ``seed`` as a whole number that torch takes."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise _unusable("seed", f"must be a whole number or a torch.Generator, got {seed!r}; use seed=0")
+        raise _unusable("seed", f"must be a whole number, got {seed!r}; use seed=0")
     if not -(2**63) <= seed < 2**64:
         raise _unusable("seed", f"must be between -2**63 and 2**64 - 1, got {seed}; use a smaller one")
     return int(seed)

@@ -1,7 +1,7 @@
 """One domain seen through its kernel: the full matrix, low-rank features, or the kernel itself.
 
-All forms know K_ij of n points, the first two up to a common shift that leaves all distances
-d_ij = K_ii + K_jj - 2 K_ij alone. What is made of strata is the min-sum clustering cost of equation 8,
+All give K_ij of n points, the first two up to a common shift that leaves all distances
+d_ij = K_ii + K_jj - 2 K_ij alone, and the min-sum clustering cost of equation 8,
 
     J(S) = n² Var(μ̂) = Σ_h |S_h| Σ_{i in S_h} |φ_i - μ_h|² = ½ Σ_h Σ_{i,j in S_h} d_ij.
 """
@@ -26,10 +26,8 @@ from vardass.validate import row_blocks
 __all__ = ["EXACT_LIMIT", "ExactView", "KernelView", "LowRankView", "View"]
 
 EXACT_LIMIT = 2048
-"""Samples up to which all pairs are looked at: 16 MB of float32, on which work takes as long as on low-rank features.
-
-Beyond, the full matrix costs n², so low-rank features take its place, and sums over all pairs are estimated.
-"""
+"""Samples up to which all pairs are looked at: 16 MB of float32. Beyond, low-rank features take the place of the
+matrix, and sums over all pairs are estimated."""
 
 _BLOCK_NUMBERS = 2**22  # held at a time
 _PAIRS = 20_000  # random pairs that estimate a sum over all
@@ -232,9 +230,8 @@ class ExactView(View):
 class LowRankView(View):
     """K_ij ≈ <φ_i, φ_j> + r_i [i = j] with features φ (n, r), centred, and the exact residual diagonal r (n,).
 
-    The residual acts as a private direction of each point. It carries the part of the size penalty that the
-    features miss; without it large strata look too cheap. Columns are by falling variance, on a sample of the rows
-    where there are more than 1,024.
+    The residual is a private direction of each point. Without it large strata look too cheap. Columns are by falling
+    variance, on a sample of the rows where there are more than 1,024.
     """
 
     features: Tensor

@@ -65,10 +65,10 @@ def coral(
     population_x, population_y : int, optional
         Sizes n of the two data sets, for ``correction="population"``.
     estimator : {"v", "unbiased", "reference"}
-        ``"v"`` is the formula above. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
-        gradient of the loss of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both
-        take covariances about the ``mean`` of a `Bank`, which both domains must have: the products of centred features
-        are then the φ of ``vardass.losses.estimators``.
+        ``"v"`` is the formula above. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the loss
+        of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both take covariances about
+        the ``mean`` of a `Bank`, which both domains must have: the products of centred features are then the φ of
+        ``vardass.losses.estimators``.
 
     Returns
     -------

@@ -60,10 +60,10 @@ def mmd2(
         ``"v"`` only, on the two batches.
     estimator : {"v", "unbiased", "reference"}
         ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
-        Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
-        gradient of the MMD² of all data and may be negative: the former from pairs of independent rows, without
-        weights those of a uniform draw, else with the ``strata`` of a `Batch`; the latter against its ``bank``, for
-        any weights, and for rows that are coupled. See ``vardass.losses.estimators``.
+        Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the
+        MMD² of all data and may be negative: the former from pairs of independent rows, without weights those of a
+        uniform draw, else with the ``strata`` of a `Batch`; the latter against its ``bank``, for any weights, and for
+        rows that are coupled. See ``vardass.losses.estimators``.
     preset : {"paper", "domainbed"}, optional
         Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7.
 

@@ -24,16 +24,16 @@ _STATE_VERSION = 1
 class RefreshPolicy(ABC):
     """Says at which steps to refresh (section 2.5 of the paper); for one of your own write ``due``."""
 
-    observes_drift: ClassVar[bool] = False  # whether `observe` is to be told the drift of each batch
+    observes_drift: ClassVar[bool] = False  # whether `observe` needs the drift of each batch
 
     @abstractmethod
     def due(self, step: int) -> bool:
         """Whether to refresh now, after ``step`` batches. The same step gets the same answer."""
 
     def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:  # noqa: B027
-        """Take in Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`; NaN says nothing.
+        """Take Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`; NaN is ignored.
 
-        ``scale`` divides it: the mean variance within strata, from `variance_within`.
+        ``scale``, the mean variance within strata from `variance_within`, divides it.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -42,14 +42,15 @@ class RefreshPolicy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the policy that gave ``state`` was."""
+        mine = self.state_dict()
         check_state(state, self, ("policy", "version"))
-        for key, value in (("policy", type(self).__name__), ("version", _STATE_VERSION)):
-            if state[key] != value:
+        for key in ("policy", "version"):
+            if state[key] != mine[key]:
                 raise InputError(
-                    f"the state has {key}={state[key]!r}, this policy {key}={value!r}; "
+                    f"the state has {key}={state[key]!r}, this policy {key}={mine[key]!r}; "
                     "pass what the same kind of policy gave"
                 )
-        check_state(state, self, self.state_dict())
+        check_state(state, self, mine)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name, None)!r}" for name in declared_options(type(self)))

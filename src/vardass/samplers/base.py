@@ -53,10 +53,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
 
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
-    at a time. Its state is the present chunk and what the last refresh found; it is the same on every process,
-    and restoring it continues the stream bit for bit. A sampler of one's own writes ``_make_chunk``, and ``_fit``,
-    ``_extra_state`` and ``_load_extra_state`` if it takes something from features. An attribute ``strata``, a `Strata`
-    or None, is logged by `Refresher` if there is one, and ``kernel`` is what drift is measured in.
+    at a time. Its state, the same on every process, is the present chunk and what the last refresh found. A subclass
+    has ``_make_chunk``, and ``_fit``, ``_extra_state`` and ``_load_extra_state`` if it takes something from features.
+    `Refresher` logs an attribute ``strata``, a `Strata` or None, and measures drift in ``kernel``.
 
     Parameters
     ----------
@@ -71,10 +70,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     endless : bool
         Never stop; ``len`` is then undefined.
     num_replicas, rank : int, optional
-        Under several processes with one seed, process ``rank`` gets every ``num_replicas``-th batch; those left over
-        at the end of an epoch are dropped. By default those of the process group of ``torch.distributed``, if there is
-        one when the first batch is taken. ``num_replicas=1`` gives every process all batches: set it where a library
-        shares them out, as ``accelerator.prepare`` does. See also `shard`.
+        Process ``rank`` gets every ``num_replicas``-th batch; those left over at the end of an epoch are dropped. By
+        default those of the process group of ``torch.distributed`` when the first batch is taken. ``num_replicas=1``
+        gives every process all batches, for libraries that share them out, as ``accelerator.prepare`` does.
 
     Examples
     --------
@@ -107,8 +105,6 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             raise InputError(
                 f"batch_size={batch_size} needs at least {batch_size} samples, got n={n}; lower batch_size"
             )
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise InputError(f"seed must be a whole number, got {seed!r}; seed=0 is the default")
         self.seed = check_seed(seed)
         self.endless = bool(endless)
         self._total = self._default_batches() if batches is None else check_count(batches, "batches")
@@ -277,10 +273,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def refresh(self, features: ArrayLike) -> None:
         """Recompute strata or plan from the current ``features`` (n, d); they apply from the next batch on.
 
-        Batches that a DataLoader has already asked for keep the weights that they were drawn with. A state of
-        torchdata's StatefulDataLoader belongs to the last batch that arrived: if batches drawn before a refresh are
-        still on their way, refresh again after a restore. Under several processes let `Refresher` call this: it sends
-        what the first process found to all, as features may differ between them.
+        Batches that a DataLoader has asked for already keep their weights. A state of torchdata's StatefulDataLoader
+        belongs to the last batch that arrived: if batches drawn before a refresh are still on their way, refresh again
+        after a restore. Under several processes let `Refresher` call this: features may differ between them.
         """
         if not self.needs_features:
             return
@@ -306,7 +301,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         self._refreshes = state["refreshes"]
 
     def _drop_chunk(self) -> None:
-        """Let the next batch be the first of what was just fitted."""
+        """Draw the next batch from what was just fitted."""
         self._before_drop()
         self._base = self.position
         self._chunk = None
@@ -408,11 +403,6 @@ def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexB
 
 def features_of_all(features: ArrayLike, n: int) -> Tensor:
     """Return the features of all ``n`` samples that a refresh was given, checked: (n, d)."""
-    if features is None:
-        raise InputError(
-            f"refresh got None where the features of n={n} samples belong; extract them first, for example "
-            "with extract_features, and draw uniform batches until then"
-        )
     x = as_features(features)
     if len(x) != n:
         raise InputError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vardass.bounds import nearest_neighbour_bound, semidefinite_bound
 from vardass.errors import InputError, VardassWarning
-from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
+from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel, overflow
 from vardass.lowrank import DEFAULT_RANK
 from vardass.registry import Registry, check_options, declared_options
 from vardass.solvers.kmeans import dynamic_kmeans, kernel_kmeans
@@ -166,9 +166,7 @@ def stratify(
         searched, info = _view(x, k, fitted, solver, rank, kernel_features, generator)
         seen = searched
     if not bool(torch.isfinite(searched.diag.double().sum())):  # k-means squares features, whatever the kernel does
-        raise InputError(
-            f"solver {solver!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down"
-        )
+        raise overflow(f"solver {solver!r}", x)
     prepared = time.perf_counter()
     solution = None
     restarts = check_count(restarts, "restarts")
