@@ -135,7 +135,7 @@ def _draw_ratios(axes: Axes, ratios: Sequence[Estimate | None]) -> None:
             end, offset, side = ratio.value - whisker, -4, "right"
         else:
             end, offset, side = ratio.value + 2.0 * ratio.stderr, 4, "left"
-        where = {"xytext": (offset, 0), "textcoords": "offset points", "ha": side, "va": "center"}
+        where: dict[str, Any] = {"xytext": (offset, 0), "textcoords": "offset points", "ha": side, "va": "center"}
         axes.annotate(f"{ratio.value:.2g}", (max(end, low / room**0.35), place), fontsize=9, **where)
     axes.axvline(1.0, color=BLACK, linewidth=1.0)
     style_axes(axes, grid="x")

@@ -40,8 +40,7 @@ def _unusable(name: str, why: str) -> InputError:
 def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     """Return a tensor, an array or a list of numbers as a dense tensor without gradient, of its own dtype and device.
 
-    What numpy holds but torch does not is converted: other byte orders, negative strides, long doubles, and whole
-    numbers without sign.
+    Byte orders, negative strides, long doubles and unsigned numbers that torch does not know are converted.
     """
     if isinstance(values, Tensor):
         require_dense(values, name)
@@ -117,8 +116,7 @@ def _require_finite(x: Tensor, name: str, remedy: str = "drop these rows or fix 
 def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "weights") -> Tensor | None:
     """Return ``weights`` as an (n,) tensor of ``like``'s dtype and device, or None for None.
 
-    Values are checked only for weights on the CPU: on a GPU the check would stop the training loop to
-    wait for the device.
+    Values are checked on the CPU only: on a GPU the check would make the training loop wait for the device.
     """
     if weights is None:
         return None
@@ -272,8 +270,7 @@ def shorten(names: Sequence[str]) -> str:
 def import_by_name(name: str, kind: str) -> Any:
     """Return the object that ``"package.module:Name"`` names.
 
-    The module must be importable: the current folder is not put on the path. ``Name`` may have dots, for an
-    attribute of a class.
+    The current folder is not put on the import path. ``Name`` may have dots, for an attribute of a class.
     """
     parts = _module_and_name(str(name))
     if parts is None:
@@ -303,8 +300,7 @@ def import_by_name(name: str, kind: str) -> Any:
 def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
     """Refuse what was read from a file if it names code that `import_by_name` would import.
 
-    To import a module is to run it. Whoever types a name, or writes it in a program, knows what it runs; whoever opens
-    a file need not.
+    To import a module is to run it, which someone who opens a file need not expect.
     """
     if trust_code:
         return

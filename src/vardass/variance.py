@@ -8,6 +8,7 @@ evaluations and no simulation. Sums are accumulated in double precision.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 

@@ -275,8 +275,8 @@ def _require_pairs(side: CheckedBatch, strata: Tensor) -> None:
     if bank is None or bank.strata is None:
         raise InputError(
             f"{len(single)} of {len(ids)} strata of {s} have one row, so no pair shows how they vary; pass a Batch "
-            "with bank=Bank(features, strata=sampler.strata.labels), draw twice from each stratum (draws_per_stratum=2), "
-            "or use estimator='reference'"
+            "with bank=Bank(features, strata=sampler.strata.labels), draw twice from each stratum "
+            "(draws_per_stratum=2), or use estimator='reference'"
         )
     absent = single[~torch.isin(single, bank.strata.cpu())]
     if len(absent):

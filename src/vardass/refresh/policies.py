@@ -1,7 +1,6 @@
 """When to recompute strata or a plan: policies that go by time, and one that goes by the drift of features.
 
-A policy is asked once a step. ``step`` counts the batches trained on so far over the whole run: ``due(0)``
-asks before the first batch, ``due(1)`` after it.
+A policy is asked once a step. ``step`` counts the batches of the whole run so far.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ class RefreshPolicy(ABC):
     def due(self, step: int) -> bool:
         """Whether to refresh now, after ``step`` batches. The same step gets the same answer."""
 
-    def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:  # noqa: B027
-        """Take Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`; NaN is ignored.
-
-        ``scale``, the mean variance within strata from `variance_within`, divides it.
-        """
+    def observe(self, drift: Tensor | float) -> None:  # noqa: B027
+        """Take the drift of one batch: `FeatureBank.drift` divided by `variance_within` strata; NaN is ignored."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the next answers depend on, in plain numbers and text; settings are not part of it."""
@@ -115,14 +111,14 @@ class GrowingRefresh(RefreshPolicy):
 class DriftRefresh(RefreshPolicy):
     """Refresh when the features have drifted from those that the strata were made from.
 
-    The drift of a batch, Σ_h w_h |φ_new - φ_bank|² divided by the mean variance within strata, costs no
-    extra forward pass. It is 1 when samples have moved as far as the members of a stratum are apart.
+    The drift of a batch, Σ_h w_h |φ_new - φ_bank|² divided by the mean variance within strata, is 1 when samples have
+    moved as far as the members of a stratum are apart. It costs no extra forward pass.
 
     Parameters
     ----------
     threshold : float
-        Refresh when the mean drift of the last ``window`` batches exceeds it. The default is a first
-        guess: gradient noise rose by 24 % at a drift of 0.11 and by 46 % at 0.38 on a small network.
+        For the mean drift of the last ``window`` batches. Gradient noise rose by 24 % at a drift of 0.11 and by 46 % at
+        0.38 on a small network.
     shortest, longest : int
         Least and most steps between refreshes.
     window : int
@@ -161,15 +157,13 @@ class DriftRefresh(RefreshPolicy):
         self._last: int | None = None  # step of the last refresh
         self._recent: deque[Tensor | float] = deque(maxlen=self.window)
 
-    def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:
-        """Add the drift of one batch, divided by ``scale``, to the running mean."""
-        if not scale >= 0:
-            raise InputError(f"scale must not be negative, got {scale}; use vardass.variance.variance_within(...)")
+    def observe(self, drift: Tensor | float) -> None:
+        """Add the drift of one batch to the running mean."""
         value = torch.as_tensor(drift).detach()
         if value.ndim:
             raise InputError(f"drift must be one number, got shape {tuple(value.shape)}; use FeatureBank.drift")
         # kept as a tensor: nothing waits for the device before `due` wants to know
-        self._recent.append(value / scale)
+        self._recent.append(value)
 
     @property
     def drift(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,7 +138,7 @@ class Refresher:
                 "give each sampler the source of its data set"
             )
         self.groups, self.share, self.group = groups, share, group
-        self.min_movement = check_number(min_movement, "min_movement", low=0.0, below=math.inf, remedy="try 0.001")
+        self.min_movement = check_number(min_movement, "min_movement", low=0.0, remedy="try 0.001")
         self.worthwhile: Callable[[Any, Tensor], float | None] | None = None
         if group is not None:
             self._check_own_rows()
@@ -292,7 +291,7 @@ class Refresher:
             if name not in self._kernels:  # a state was loaded that holds the scale, not the kernel
                 self._fit_kernel(name, bank.features())
             drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
-            self.policy.observe(drift, scale=self._scales[name])
+            self.policy.observe(drift / self._scales[name])
         bank.update(indices, features)
 
     def state_dict(self) -> dict[str, Any]:

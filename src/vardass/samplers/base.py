@@ -185,7 +185,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         """Make the next batches, a multiple of ``num_replicas``.
 
-        ``rounds`` is how many batches this process has had since the last refresh or epoch start.
+        This process has had ``rounds`` batches since the last refresh or the start of the epoch.
         """
 
     def _fit(self, features: Tensor) -> None:
@@ -202,9 +202,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """Forget what belongs to one epoch."""
 
     def _settings(self) -> dict[str, Any]:
-        """Options that the stream depends on, in plain values: a state of others is refused.
+        """Keyword-only arguments of all constructors with an attribute of the same name, in plain values.
 
-        They are the keyword-only arguments of all constructors that an attribute of the same name holds.
+        A state with other ones is refused.
         """
         names = [name for name in declared_options(type(self)) if name not in _NOT_COMPARED and hasattr(self, name)]
         values = {name: getattr(self, name) for name in names}
@@ -310,10 +310,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """Take note of the present chunk before it is dropped."""
 
     def sample_batches(self, count: int, *, seed: int = 0) -> Chunk:
-        """Draw ``count`` full batches from the present strata or plan, without moving the stream: (count, batch_size).
-
-        Samplers that visit each sample once draw from whole epochs, wherever in its epoch the stream is.
-        """
+        """Draw ``count`` full batches, of whole epochs, from the present strata or plan; the stream does not move."""
         count = check_count(count, "count")
         rows: list[Tensor] = []
         while sum(map(len, rows)) < count:
@@ -332,10 +329,10 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         return {**self.__dict__, "_started": False}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the stream depends on; the same on every process.
+        """Everything that the stream depends on after the last batch handed out; the same on every process.
 
-        It is that of the last batch handed out. Workers of a DataLoader ask ahead: there save the state of torchdata's
-        StatefulDataLoader, or that of a ``CheckpointedSampler``.
+        Workers of a DataLoader ask ahead: there save the state of torchdata's StatefulDataLoader, or that of a
+        ``CheckpointedSampler``.
         """
         return {
             "sampler": type(self).__name__,
@@ -390,7 +387,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
 
 
 def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexBatch]:
-    """Yield ``batches`` until ``sampler`` is iterated once more: two iterators would each get a part of its stream."""
+    """Yield ``batches`` until ``sampler`` is iterated again: two iterators would each get a part of its stream."""
     mine = sampler._iteration = object()
     for batch in batches:
         yield batch
@@ -413,7 +410,7 @@ def features_of_all(features: ArrayLike, n: int) -> Tensor:
 
 
 def plain(value: Any) -> Any:
-    """A value as a state holds it, to be compared: numbers and text as they are, of other objects their type."""
+    """A value as a state holds it: numbers and text as they are, of other objects the name of their type."""
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     if isinstance(value, np.generic):
@@ -422,7 +419,7 @@ def plain(value: Any) -> Any:
 
 
 def kernel_name(kernel: KernelLike) -> str:
-    """A kernel in words that are the same in another process."""
+    """A text for a kernel that is the same in another process."""
     known = as_kernel(kernel)
     if isinstance(known, FunctionKernel):
         return getattr(known.function, "__qualname__", type(known.function).__name__)

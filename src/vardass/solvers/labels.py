@@ -151,8 +151,7 @@ def repair_sizes(labels: Tensor, distances: Distances, limits: SizeLimits) -> Te
     if limits.hold(sizes):
         return labels
     own = distances.nearest(labels)[1]
-    # Phase 1 fills strata that are too small, phase 2 empties those that are too large. Each step serves one
-    # stratum with all the points it lacks or sheds, so there are at most 2k steps.
+    # first fill strata that are too small, then shrink those that are too large
     for h in (sizes < limits.low).nonzero().flatten().tolist():
         cost = _finite(distances.column(h)) - own
         while int(sizes[h]) < limits.low:
@@ -249,9 +248,8 @@ def given_labels(
 def kernel_kmeanspp(view: View, k: int, generator: int | torch.Generator | None = None) -> Tensor:
     """Draw k distinct seeds by k-means++ in the kernel's feature space (Algorithm 1, step 1): (k,) int64.
 
-    The first is uniform, each next one has a probability proportional to its squared distance
-    d_ij = K_ii + K_jj - 2 K_ij to the nearest seed so far; one candidate for each draw. When every point
-    left coincides with a seed the draw is uniform among the points not yet chosen.
+    The first is uniform, each next one has a probability proportional to its squared distance to the nearest seed so
+    far, and is uniform among the points not yet chosen where all of these coincide with a seed.
     """
     diag = view.diag
     generator = as_generator(generator, diag.device)
@@ -279,8 +277,8 @@ def kernel_kmeanspp(view: View, k: int, generator: int | torch.Generator | None 
 def draw_by_mass(mass: Tensor, level: Tensor) -> Tensor:
     """Draw one column of each row of ``mass`` (count, m), with a probability in proportion to it: (count,).
 
-    ``level`` (count,) is uniform on [0, 1), in double precision: the draw is where the running sum of the
-    row passes that share of its total. Unlike torch.multinomial it takes any number of columns.
+    The draw is where the running sum of the row passes the share ``level`` (count,), uniform on [0, 1) in double
+    precision, of its total. Unlike torch.multinomial it takes any number of columns.
     """
     reached = mass.cumsum(1)
     # level < 1 in double precision leaves the product below the total, so an entry with mass is found
@@ -319,12 +317,10 @@ _ENOUGH = 1024  # points of a part that its axis is found on
 def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = None) -> Tensor:
     """Cut n points (n, r), columns by falling variance, into k strata: labels (n,).
 
-    Each part is cut across its own principal axis in proportion to the number of strata that either side
-    will hold: O(n log k) work in ⌈log₂ k⌉ levels, on the host.
-
-    ``importance`` (n,) is what strata shall hold equal amounts of; without it sizes differ by at most one. The
-    min-sum cost of a part with m points of spread σ, cut into k' strata, falls as (m σ)² / k', so strata are best
-    given in proportion to m σ; for a kernel whose features have unequal lengths, those lengths are the spread.
+    Each part is cut across its own principal axis in proportion to the number of strata that either side will hold, in
+    ⌈log₂ k⌉ levels, on the host. Strata hold equal amounts of ``importance`` (n,); without it sizes differ by at most
+    one. The min-sum cost of a part with m points of spread σ, cut into k' strata, falls as (m σ)² / k', so strata are
+    best given in proportion to m σ; for a kernel whose features have unequal lengths, those lengths are the spread.
     """
     scale = features[:, :_AXES].abs().amax().clamp_min(torch.finfo(features.dtype).tiny)
     z = (features[:, :_AXES] / scale).cpu().numpy()  # so that squares stay finite

@@ -1,11 +1,10 @@
 """Strata of a sample, turned into a rule that gives any row its stratum.
 
 A row x adds Σ_{z in S_h} |φ(x) - φ(z)|² = m_h |φ(x) - μ|² + D_h - 2 <φ(x) - μ, F_h> to stratum h of the sample, with
-m_h its size, D_h = Σ |φ(z) - μ|² and F_h = Σ (φ(z) - μ). The least of these alone would be a bad rule. A solver moves
-one row at a time and sees sizes change, and rows of the sample hold on to their stratum, as no row is far from itself.
-New rows do neither: all that are alike would go to the one stratum that happens to be small. So each stratum has a
-price β_h instead of D_h, such that strata have the same shares of rows as in the sample. Prices are the dual variables
-of the transport of rows to strata of given sizes, found by Sinkhorn's iteration.
+m_h its size, D_h = Σ |φ(z) - μ|² and F_h = Σ (φ(z) - μ). By the least of these, all new rows that are alike would go
+to the one stratum that happens to be small, as sizes do not change. So each stratum has a price β_h instead of D_h,
+such that strata have the same shares of rows as in the sample. Prices are the dual variables of the transport of rows
+to strata of given sizes, found by Sinkhorn's iteration.
 """
 
 from __future__ import annotations
