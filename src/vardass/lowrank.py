@@ -99,8 +99,8 @@ def fit_feature_map(
 ) -> FeatureMap:
     """Choose landmarks and directions on a sample of the rows of ``x`` (n, d), for a fitted ``kernel``.
 
-    The ``rank`` columns are the directions of largest variance, and where not all fit, the last is what these miss of
-    the mean embedding: a loss depends on it first, and as it is common to all points it would be no residual of theirs.
+    The ``rank`` columns are the directions of largest variance; where not all fit, the last is what these miss of the
+    mean embedding, on which a loss depends first.
 
     Parameters
     ----------

@@ -38,8 +38,8 @@ _PACK_ROWS = 256  # small strata are evaluated together: a stratum of two rows i
 class View(ABC):
     """Kernel values K_ij of n points; ``diag`` (n,) is K_ii.
 
-    Sums of embeddings Σ w_i φ_i are held as rows of *totals*, whose products with points a view knows: by features,
-    or by those products themselves. ``residual`` (n,) is what totals miss of K_ii, None for nothing.
+    Sums of embeddings Σ w_i φ_i are rows of *totals*: of features, or of the products with all points. ``residual``
+    (n,) is what totals miss of K_ii, None for nothing.
     """
 
     diag: Tensor
@@ -143,10 +143,7 @@ class View(ABC):
         return distances.masked_fill_(sizes == 0, torch.inf)
 
     def coordinates(self, k: int, generator: torch.Generator) -> Tensor:
-        """Coordinates (n, r) in which points can be cut into k strata, those of the largest variance first.
-
-        Principal ones of some random columns: there is no need for all of them.
-        """
+        """Principal coordinates (n, r) of some random columns, in which points can be cut into k strata."""
         picks = torch.randperm(self.n, generator=generator, device=self.diag.device)[: 48 if k <= 32 else 64]
         columns = self.columns(picks)
         columns = columns - columns.mean(0)
@@ -188,10 +185,7 @@ class ExactView(View):
 
     @classmethod
     def centred(cls, matrix: Tensor) -> ExactView:
-        """That of a kernel ``matrix`` (n, n), which is changed in place so that its rows have the mean 0.
-
-        That changes no distance and keeps sums exact where the kernel is nearly constant.
-        """
+        """Make the rows of ``matrix`` (n, n) have the mean 0, in place; sums stay exact where it is nearly constant."""
         if (loops := compiled_loops(matrix)) is not None:
             loops.centre(matrix.numpy(), np.empty(len(matrix)), matrix.new_empty(len(matrix)).numpy())
         else:
@@ -251,17 +245,14 @@ class LowRankView(View):
 
     @cached_property
     def captured(self) -> float:
-        """Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the features; samplers see no other.
-
-        For an RBF mixture most of the rest is the near-identity part of large γ, out of reach at any rank.
-        """
+        """Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the features."""
         total = float(self.diag.sum(dtype=torch.float64))
         return 1.0 - float(self.residual.sum(dtype=torch.float64)) / total if total > 0 else 1.0
 
     def leading(self, rank: int | None = None, *, negligible: float = 0.0) -> LowRankView:
-        """The first ``rank`` columns at most, without the last that together hold only the share ``negligible``.
+        """At most ``rank`` columns, without the last that together hold only the share ``negligible``.
 
-        What these hold goes to the residual diagonal; the number that is kept is a multiple of eight.
+        What is dropped goes to the residual diagonal; what is not negligible is a multiple of eight columns.
         """
         rank = self.width if rank is None else rank
         if negligible > 0.0:

@@ -51,8 +51,8 @@ def extract_features(
     batch_size : int
         Samples in a forward pass.
     device : device, optional
-        Where inputs go: by default where the model's first parameter is. Floating-point inputs of a model in half or
-        double precision become of that precision.
+        Of the inputs: by default that of the model's first parameter. Floating-point inputs get the precision of a
+        model in half or double precision.
     num_workers : int
         Worker processes that load samples.
     autocast_dtype : torch.dtype, optional
@@ -61,8 +61,7 @@ def extract_features(
     forward : callable, optional
         ``forward(model, inputs) -> (batch, d)``, where ``model(inputs)`` is not what you want.
     key : str or int, optional
-        Which part of a sample is the input: an entry of a mapping, a place in a tuple. By default the
-        sample itself, or the first part of a tuple.
+        The input's entry of a mapping or place in a tuple; by default the sample itself, or the first part of a tuple.
 
     Examples
     --------

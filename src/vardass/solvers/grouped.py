@@ -72,9 +72,8 @@ def stratify_groups(
 ) -> Strata:
     """Partition samples into k strata, none of which crosses a group.
 
-    Each group gets strata in proportion to its share, at least one and at most one for each of its samples, so batches
-    that draw one sample from each stratum keep the shares: exactly in weight, and in count to within one sample unless
-    groups with a share below 1 / k take more, or those of few samples less.
+    Each group gets strata in proportion to its share, at least one and at most one for each of its samples. Batches
+    keep the shares exactly in weight, and in count to within one sample where these limits allow it.
 
     Parameters
     ----------
@@ -85,14 +84,12 @@ def stratify_groups(
     groups : array of shape (n,)
         Whole numbers, for example class labels.
     shares : array of shape (g,), optional
-        Share of group i in its entry i; groups are then numbered 0 to g - 1. Stratum h of group c weighs
-        share_c |S_h| / n_c, so that a draw from each stratum is unbiased for the mixture Σ_c share_c P_c, whatever
-        the groups' sizes. Samples of group -1, and of groups with share 0, are in no stratum. By default the shares
-        are those of the samples, n_c / n, and the mixture is the data set.
+        Shares of the groups 0 to g - 1, by default n_c / n. Stratum h of group c weighs share_c |S_h| / n_c, so that a
+        draw from each stratum is unbiased for the mixture Σ_c share_c P_c. Samples of group -1, and of groups with
+        share 0, are in no stratum.
     **options
         For `stratify`, which is called for each group with a kernel that was fitted to all samples in groups. A
-        ``warm_start`` is used where its strata respect the groups. Strata of ``equal`` size of more than 32,768 samples
-        in all are as bisection makes them.
+        ``warm_start`` is used where its strata respect the groups.
 
     Examples
     --------
@@ -196,7 +193,7 @@ def _warm_labels(warm_start: Any, n: int, k: int, device: torch.device) -> Tenso
     return given_labels(warm_start, n, k, "warm_start", device)
 
 
-def _relative(labels: Tensor, start: int, share: int) -> Tensor | None:
-    """Earlier labels of one group counted from 0, or None where they do not fit the group."""
-    inside = (labels >= start) & (labels < start + share)
+def _relative(labels: Tensor, start: int, count: int) -> Tensor | None:
+    """Earlier labels of one group counted from 0, or None if they are not ``count`` strata from ``start`` on."""
+    inside = (labels >= start) & (labels < start + count)
     return labels - start if bool(inside.all()) else None

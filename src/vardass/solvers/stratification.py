@@ -95,13 +95,12 @@ def stratify(
     min_size, max_size : int
         Limits on stratum sizes. ``min_size=2`` avoids singletons, which would be in every minibatch.
     equal : bool
-        Sizes that differ by at most one, so that losses without weights can be used. Points of different strata are
-        exchanged for up to 32,768 samples; beyond, strata are as bisection makes them.
+        Sizes that differ by at most one, so that losses without weights can be used. Beyond 32,768 samples strata are
+        as bisection makes them.
     rank : int, optional
-        Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
+        Columns of the low-rank kernel features; 0 forces the full matrix. By default that is used for up to 2,048
         samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 24 columns for up to 8 strata,
-        64 for up to 32 and 128 for more, without those that hold next to nothing. 0 forces the full matrix.
-        ``kmeans`` needs neither.
+        64 for up to 32 and 128 for more, without those that hold next to nothing. ``kmeans`` needs neither.
     kernel_features : LowRankView, optional
         Low-rank kernel features of these samples, instead of those that would be computed for the default ``rank``.
     seed : int or torch.Generator
@@ -109,7 +108,7 @@ def stratify(
     restarts : int
         Independent starts; the best result is kept.
     bound : bool
-        Also compute what no partition can go below (costs about as much as the strata).
+        Also compute what no partition can go below.
     certify : bool
         Also try the semidefinite bound, mostly tighter, and keep the higher one; n up to 200.
     progress : callable, optional
@@ -342,11 +341,7 @@ def solve(
     progress: Progress | None = None,
     **options: Any,
 ) -> Solution:
-    """Run one solver on ``view`` from ``start`` labels, or from the start named by ``init``.
-
-    ``"auto"`` is bisection for min-sum, with k-means++ tried too where few points make up most of the spread, and
-    k-means++ for the other solvers.
-    """
+    """Run one solver on ``view`` from ``start`` labels, or from the start named by ``init``; see `stratify`."""
     function = _SOLVERS[solver]
     check_options(f"solver {solver!r}", options, function, without=_SET_HERE)
     inits = [init]
