@@ -40,7 +40,9 @@ def some_weights(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 LOSSES = {
     "mmd v": lambda x, y, **w: mmd2(x, y, **w),
-    "mmd u": lambda x, y, **w: of_batches(mmd2)(x, y, estimator="u", strata_x=[0] * len(x), strata_y=[0] * len(y), **w),
+    "mmd u": lambda x, y, **w: of_batches(mmd2)(
+        x, y, estimator="unbiased", strata_x=[0] * len(x), strata_y=[0] * len(y), **w
+    ),
     "mmd domainbed": lambda x, y, **w: mmd2(x, y, preset="domainbed", **w),
     "coral paper": lambda x, y, **w: coral(x, y, **w),
     "coral domainbed": lambda x, y, **w: coral(x, y, preset="domainbed", **w),

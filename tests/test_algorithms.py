@@ -22,13 +22,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("erm", {}),
     ("erm+sdat", {}),
     ("mmd", {}),
-    ("mmd", {"estimator": "u"}),
+    ("mmd", {"estimator": "unbiased"}),
     ("mmd", {"estimator": "reference"}),
     ("mmd", {"confusion": 0.3}),
     ("mmd+sdat", {}),
     ("coral", {}),
     ("coral", {"preset": "paper"}),
-    ("coral", {"estimator": "u"}),
+    ("coral", {"estimator": "unbiased"}),
     ("coral", {"estimator": "reference"}),
     ("dann", SMALL),
     ("dann", {**SMALL, "adversary": "alternating", "grad_penalty": 0.1, "smoothing": 0.1}),
@@ -355,7 +355,7 @@ def test_gradient_reversal_and_its_schedule() -> None:
 
 SMOOTH: list[tuple[str, dict[str, Any]]] = [
     ("mmd", {}),
-    ("mmd", {"estimator": "u", "kernel": "rbf"}),
+    ("mmd", {"estimator": "unbiased", "kernel": "rbf"}),
     ("coral", {}),
     ("coral", {"preset": "domainbed"}),
 ]
@@ -525,7 +525,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: build("mmd+els", {}), "no option 'smoothing'"),
     (lambda: build("mmd", {"penaltie": 1}), "did you mean 'penalty'"),
     (lambda: build("mmd", {"penalty": -1.0}), "penalty must be .* got -1.0"),
-    (lambda: value("mmd", "mmd", estimator="u"), "depend on one another"),
+    (lambda: value("mmd", "mmd", estimator="unbiased"), "depend on one another"),
     (lambda: value("coral", "coral", estimator="reference"), "x has no bank"),
     (lambda: build("dann", {"adversary": "alternate"}), "did you mean 'alternating'"),
     (lambda: build("dann", {"discriminator_width": "big"}), "auto"),

@@ -46,9 +46,9 @@ def test_last_occurrence(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_bank_takes_any_dtype(dtype: torch.dtype) -> None:
-    bank = FeatureBank(3, dtype=torch.bfloat16)
+    bank = FeatureBank(3)
     bank.update(np.array([2, 0, 1]), torch.tensor([[1.0], [2.0], [3.0]], dtype=dtype))
-    assert bank.features().dtype == torch.bfloat16
+    assert bank.features().dtype == torch.float32
     assert bank.features().flatten().tolist() == [2.0, 3.0, 1.0]
     bank.update([1], np.array([[7.0]]))
     assert bank.features().flatten().tolist() == [2.0, 7.0, 1.0]
@@ -60,7 +60,6 @@ def test_bank_keeps_its_memory() -> None:
     address = bank.features().data_ptr()
     bank.update([1, 3], normal(2, 5))
     bank.fill(nn.Identity(), X[:5])
-    bank.load_state_dict(bank.state_dict())
     assert bank.features().data_ptr() == address
 
 
@@ -89,8 +88,6 @@ def test_refresh_before_features_exist() -> None:
     ("run", "words"),
     [
         (lambda: FeatureBank(0), "n must be at least 1, got 0"),
-        (lambda: FeatureBank(3, dtype=torch.int32), "floating-point type, got torch.int32"),
-        (lambda: FeatureBank(3, dtype="float32"), "floating-point type, got 'float32'; use torch.float32"),
         (lambda: FeatureBank(3, device="gpu"), r"device 'gpu' cannot be used \(.*\); use 'cpu'"),
         (lambda: FeatureBank(3, device="cuda:99"), r"device 'cuda:99' cannot be used"),
         (lambda: FeatureBank(3).update([0, 3], X[:2]), r"index 3 is outside 0..2"),
@@ -98,7 +95,6 @@ def test_refresh_before_features_exist() -> None:
         (lambda: FeatureBank(3).update([0], X[:2]), "1 indices for 2 rows"),
         (lambda: FeatureBank(3).update([0.0, 1.0], X[:2]), "got torch.float32"),  # type: ignore[list-item]
         (lambda: FeatureBank(2).update([[0], [1]], X[:2]), r"of shape \(2, 1\)"),  # type: ignore[list-item]
-        (lambda: FeatureBank(3, d=4).update([0, 1], X[:2]), "5 columns, the bank holds d=4"),
         (lambda: FeatureBank(3).update([0], normal(1, 2, 2)), r"got \(1, 2, 2\)"),
         (lambda: FeatureBank(3).fill(nn.Identity(), X), "23 samples, the bank n=3"),
     ],
@@ -163,19 +159,20 @@ def test_bank_refuses_other_states() -> None:
     bank.update([0], X[:1])
     with pytest.raises(InputError, match="n=3, d=5, the bank n=4, d=None"):
         FeatureBank(4).load_state_dict(bank.state_dict())
+    narrow = FeatureBank(3)
+    narrow.update([0], X[:1, :2])
     with pytest.raises(InputError, match="n=3, d=5, the bank n=3, d=2"):
-        FeatureBank(3, d=2).load_state_dict(bank.state_dict())
+        narrow.load_state_dict(bank.state_dict())
     with pytest.raises(InputError, match="version 3"):
         bank.load_state_dict({**bank.state_dict(), "bank": 3})
     with pytest.raises(InputError, match="but not"):
         bank.load_state_dict({"rows": None})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("look", [1, 5, 200])
-def test_kept_batches_are_those_of_updates(look: int, dtype: torch.dtype) -> None:
+def test_kept_batches_are_those_of_updates(look: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    bank, other = FeatureBank(20, dtype=dtype), FeatureBank(20, dtype=dtype)
+    bank, other = FeatureBank(20), FeatureBank(20)
     for step in range(150):
         rows = torch.randint(20, (1 + step % 6,), generator=generator)  # some of them twice
         z = torch.randn(len(rows), 3, generator=generator)

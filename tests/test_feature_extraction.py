@@ -105,12 +105,6 @@ def test_training_flags_come_back_one_by_one() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_train_mode_is_an_option() -> None:
-    model = network().train()
-    z = extract_features(model, X, eval_mode=False)
-    assert float((z - reference(network(), X)).abs().max()) > 1e-3
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_global_random_state_is_left_alone(num_workers: int) -> None:
     model, before = network(), torch.random.get_rng_state()

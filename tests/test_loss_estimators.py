@@ -207,7 +207,7 @@ def test_u_statistic_of_strata_as_it_was_is_refused_and_was_far_off():
     z = normal(200, 3, 5)
     truth = float(mmd2(z[:100], z[100:] + 0.1))
     with pytest.raises(InputError, match="must know how rows of x with weights were drawn; pass a Batch with strata"):
-        mmd2(X, Y, weights_x=[0.2] * 5, estimator="u")
+        mmd2(X, Y, weights_x=[0.2] * 5, estimator="unbiased")
     labels = (z[:, 0] > 0).long() * 2 + (z[:, 1] > 0)
     generator = torch.Generator().manual_seed(0)
     values: dict[str, list[float]] = {"as if independent": [], "strata": []}
@@ -222,8 +222,8 @@ def test_u_statistic_of_strata_as_it_was_is_refused_and_was_far_off():
         x, y = z[rows[0]], z[rows[1]] + 0.1
         w = {"weights_x": weights[0], "weights_y": weights[1]}
         one = torch.zeros(8, dtype=torch.long)
-        values["as if independent"].append(float(mmd2(x, y, estimator="u", strata_x=one, strata_y=one, **w)))
-        values["strata"].append(float(mmd2(x, y, estimator="u", strata_x=ids[0], strata_y=ids[1], **w)))
+        values["as if independent"].append(float(mmd2(x, y, estimator="unbiased", strata_x=one, strata_y=one, **w)))
+        values["strata"].append(float(mmd2(x, y, estimator="unbiased", strata_x=ids[0], strata_y=ids[1], **w)))
     means = {name: torch.tensor(found) for name, found in values.items()}
     error = float(means["strata"].std()) / 15
     assert float(means["as if independent"].mean()) < truth - 5 * error
@@ -249,7 +249,7 @@ def test_weighted_rows_of_one_stratum():
     w = torch.tensor([0.2, 0.8], dtype=torch.float64)
     one = torch.zeros(2, dtype=torch.long)
     draws = [Drawn([i, j], {}, 1 / 9) for i in range(3) for j in range(3)]
-    loss = partial(mmd2, weights_x=w, weights_y=w.flip(0), strata_x=one, strata_y=one, estimator="u")
+    loss = partial(mmd2, weights_x=w, weights_y=w.flip(0), strata_x=one, strata_y=one, estimator="unbiased")
     assert_same(mean_over(loss, X[:3], Y[:3], draws, draws), of_all(mmd2, X[:3], Y[:3]))
 
 
@@ -341,13 +341,13 @@ LABELS = torch.tensor([0, 0, 1, 1, 2])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: mmd2(X, Y, estimator="u", strata_x=LABELS), "1 of 3 strata of x have one row.*draws_per"),
+        (lambda: mmd2(X, Y, estimator="unbiased", strata_x=LABELS), "1 of 3 strata of x have one row.*draws_per"),
         (
-            lambda: mmd2(X, Y, estimator="u", strata_x=LABELS, bank_x=Bank(X, strata=LABELS.clamp_max(1))),
+            lambda: mmd2(X, Y, estimator="unbiased", strata_x=LABELS, bank_x=Bank(X, strata=LABELS.clamp_max(1))),
             "stratum 2 of x has no row in its bank",
         ),
-        (lambda: mmd2(X, Y[:1], estimator="u"), "at least 2 rows of each domain, got 1"),
-        (lambda: mmd2(X, Y, estimator="u", pool_y=5), "pool of y must be at least 6, got 5"),
+        (lambda: mmd2(X, Y[:1], estimator="unbiased"), "at least 2 rows of each domain, got 1"),
+        (lambda: mmd2(X, Y, estimator="unbiased", pool_y=5), "pool of y must be at least 6, got 5"),
         (lambda: mmd2(X, Y, estimator="reference", bank_x=X), "y has no bank"),
         (
             lambda: mmd2(X, Y, estimator="reference", bank_x=X[:, :1], bank_y=Y),
@@ -356,8 +356,8 @@ LABELS = torch.tensor([0, 0, 1, 1, 2])
         (lambda: mmd2(X, Y, estimator="reference", bank_x="all", bank_y=Y), "got str"),
         (lambda: losses.mmd2(Batch(X), Y, weights_x=[0.2] * 5), "x is a Batch, which has its weights"),
         (lambda: mmd2(X, Y, estimator="w"), "unknown estimator 'w'"),
-        (lambda: coral(X, Y, estimator="u"), "needs features of all data, but x has no bank"),
-        (lambda: coral(X, Y, estimator="u", bank_x=X), "y has no bank"),
+        (lambda: coral(X, Y, estimator="unbiased"), "needs features of all data, but x has no bank"),
+        (lambda: coral(X, Y, estimator="unbiased", bank_x=X), "y has no bank"),
         (lambda: coral(X, Y, estimator="reference"), "x has no bank"),
     ],
 )

@@ -128,7 +128,7 @@ def test_mmd_by_hand():
     # U: the only pairs left are (0, 1) in x and (0, 3) in y
     x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [3.0]])
     cross = (1 + math.exp(-9) + math.exp(-1) + math.exp(-4)) / 4
-    u = mmd2(x, y, kernel="rbf", estimator="u")
+    u = mmd2(x, y, kernel="rbf", estimator="unbiased")
     assert float(u) == pytest.approx(math.exp(-1) + math.exp(-9) - 2 * cross, rel=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_u_statistic_is_the_double_sum_over_distinct_pairs(batches, weighted):
     cross = sum(float(u[i] * v[j]) * k(x[i], y[j]) for i in range(7) for j in range(5))
     one = {"strata_x": [0] * 7, "strata_y": [0] * 5}
     options = {"weights_x": w_x, "weights_y": w_y, **one} if weighted else {}
-    value = of_batches(mmd2)(x, y, estimator="u", **options)
+    value = of_batches(mmd2)(x, y, estimator="unbiased", **options)
     assert float(value) == pytest.approx(within(x, u) + within(y, v) - 2 * cross, rel=1e-10)
 
 
@@ -166,7 +166,7 @@ def test_expectation_over_all_draws(weights):
     ]
     truth = float(mmd2(population_x, population_y, kernel="rbf"))
     one = {"strata_x": [0, 0], "strata_y": [0, 0]}
-    mean_u = np.mean([float(of_batches(mmd2)(x, y, estimator="u", **options, **one)) for x, y in draws])
+    mean_u = np.mean([float(of_batches(mmd2)(x, y, estimator="unbiased", **options, **one)) for x, y in draws])
     assert mean_u == pytest.approx(truth, rel=1e-10)
 
     def variance(z: Tensor) -> float:
@@ -280,7 +280,7 @@ def test_wide_coral_equals_the_definition(preset):
 # --- weights ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", ["v", "u", *CORAL_PRESETS])
+@pytest.mark.parametrize("loss", ["v", "unbiased", *CORAL_PRESETS])
 def test_equal_weights_are_no_weights(batches, loss):
     x, y, _, _ = batches
     equal = {"weights_x": torch.full((7,), 1 / 7), "weights_y": np.full(5, 0.2)}
@@ -317,7 +317,7 @@ def test_a_row_of_no_weight_does_not_count(batches):
     for loss in (
         lambda a, w: mmd2(a, y, weights_x=w, weights_y=w_y),
         lambda a, w: of_batches(mmd2)(
-            a, y, weights_x=w, weights_y=w_y, estimator="u", strata_x=[0] * len(a), strata_y=[0] * len(y)
+            a, y, weights_x=w, weights_y=w_y, estimator="unbiased", strata_x=[0] * len(a), strata_y=[0] * len(y)
         ),
         lambda a, w: coral(a, y, weights_x=w, weights_y=w_y, preset="domainbed"),
     ):
@@ -369,7 +369,7 @@ def test_modules_equal_the_functions(batches):
     weights = {"weights_x": w_x, "weights_y": w_y}
     source = Batch(x, weights=w_x, strata=[0] * 7, pool=math.inf, bank=x + 1.0)
     target = Batch(y, weights=w_y, strata=[0] * 5, pool=math.inf, bank=y)
-    for estimator in ("u", "reference"):
+    for estimator in ("unbiased", "reference"):
         assert torch.equal(MMDLoss(estimator=estimator)(source, target), mmd2(source, target, estimator=estimator))
         assert torch.equal(CORALLoss(estimator=estimator)(source, target), coral(source, target, estimator=estimator))
     for options in (
@@ -396,7 +396,7 @@ def test_modules_name_their_options():
         "CORALLoss(include_mean=False, correction='population', normalization='none', population_x=9, population_y=8, "
         "estimator='v')"
     )
-    assert repr(CORALLoss(estimator="u")).endswith("estimator='unbiased')")
+    assert repr(CORALLoss(estimator="unbiased")).endswith("estimator='unbiased')")
     assert not list(MMDLoss().parameters())
 
 
@@ -459,7 +459,7 @@ def test_one_row_is_enough_otherwise():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "w"}, "unknown estimator 'w'; choose one of v, unbiased, reference, u"),
+        ({"estimator": "w"}, "unknown estimator 'w'; choose one of v, unbiased, reference"),
         ({"preset": "deep"}, "unknown preset 'deep'; choose one of paper, domainbed"),
         ({"preset": "paper", "kernel": "rbf"}, "preset='paper' .* kernel='rbf' is given; leave out one"),
         ({"kernel": "gauss"}, "unknown kernel 'gauss'"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
 from vardass.kernels import (
     CoralKernel,
     FunctionKernel,
@@ -17,7 +16,7 @@ from vardass.kernels import (
     RBFMixture,
     fitted_kernel,
 )
-from vardass.lowrank import fit_feature_map
+from vardass.lowrank import _fit, fit_feature_map
 from vardass.solvers.labels import random_balanced_labels
 from vardass.view import ExactView, LowRankView
 
@@ -50,7 +49,7 @@ NYSTROM = {
     "function": (QUADRATIC, cloud(40)),
 }
 each_nystrom = pytest.mark.parametrize(("kernel", "x"), NYSTROM.values(), ids=NYSTROM.keys())
-each_pivoting = pytest.mark.parametrize("pivoting", ["rpcholesky", "diagonal"])
+each_rounds = pytest.mark.parametrize("rounds", [2, 1])
 
 
 # --- exactness --------------------------------------------------------------------------------------------
@@ -74,10 +73,10 @@ def test_explicit_features_are_exact_and_have_no_residual(kernel: Kernel, column
 
 
 @each_nystrom
-@each_pivoting
-def test_all_points_as_landmarks_reproduce_the_kernel(kernel: Kernel, x: Tensor, pivoting: str) -> None:
+@each_rounds
+def test_all_points_as_landmarks_reproduce_the_kernel(kernel: Kernel, x: Tensor, rounds: int) -> None:
     kernel = kernel.fit(x)
-    feature_map = fit_feature_map(x, kernel, 40, landmarks=40, pivoting=pivoting, generator=gen())
+    feature_map = _fit(x, kernel, 40, 40, rounds, gen()).feature_map
     features, residual = feature_map(x)
     matrix = kernel.matrix(x)
     scale = float(matrix.abs().max())
@@ -87,11 +86,11 @@ def test_all_points_as_landmarks_reproduce_the_kernel(kernel: Kernel, x: Tensor,
 
 
 @each_nystrom
-@each_pivoting
+@each_rounds
 @pytest.mark.parametrize("rank", [1, 4, 9])
-def test_the_diagonal_is_exact_at_any_rank(kernel: Kernel, x: Tensor, pivoting: str, rank: int) -> None:
+def test_the_diagonal_is_exact_at_any_rank(kernel: Kernel, x: Tensor, rounds: int, rank: int) -> None:
     kernel = kernel.fit(x)
-    feature_map = fit_feature_map(x, kernel, rank, pivoting=pivoting, generator=gen())
+    feature_map = _fit(x, kernel, rank, None, rounds, gen()).feature_map
     features, residual = feature_map(x)
     assert features.shape == (40, rank)
     assert float(residual.min()) >= 0.0
@@ -158,12 +157,12 @@ def test_random_pivots_beat_uniform_landmarks_on_a_skewed_kernel() -> None:
     x = skewed(600, 48)
     kernel = CoralKernel().fit(x)
 
-    def held(pivoting: str, seed: int) -> float:
-        _, residual = fit_feature_map(x, kernel, 32, pivoting=pivoting, generator=gen(seed))(x)
+    def held(rounds: int, seed: int) -> float:
+        _, residual = _fit(x, kernel, 32, None, rounds, gen(seed)).feature_map(x)
         return 1.0 - float(residual.sum() / kernel.diag(x).sum())
 
-    for pivoting in ("rpcholesky", "diagonal"):
-        assert min(held(pivoting, seed) for seed in range(3)) > 0.9
+    for rounds in (2, 1):
+        assert min(held(rounds, seed) for seed in range(3)) > 0.9
     for seed in range(3):
         picks = torch.randperm(600, generator=gen(seed))[:64]
         columns = kernel.matrix(x, x[picks])
@@ -253,34 +252,34 @@ def test_the_default_is_twice_as_many_landmarks_as_columns() -> None:
 # --- hard input -------------------------------------------------------------------------------------------
 
 
-@each_pivoting
-def test_rank_above_n(pivoting: str) -> None:
-    low_rank = LowRankView.of(cloud(9), RBFMixture(), 128, pivoting=pivoting, generator=gen())
+@each_rounds
+def test_rank_above_n(rounds: int) -> None:
+    low_rank = LowRankView.of(cloud(9), RBFMixture(), 128, rounds=rounds, generator=gen())
     assert low_rank.features.shape == (9, 9)
     assert low_rank.captured == pytest.approx(1.0)
-    single = LowRankView.of(cloud(1), RBFMixture(), 128, pivoting=pivoting, generator=gen())
+    single = LowRankView.of(cloud(1), RBFMixture(), 128, rounds=rounds, generator=gen())
     assert single.features.shape == (1, 1)
     assert not single.features.any()
 
 
-@each_pivoting
-def test_a_zero_kernel(pivoting: str) -> None:
+@each_rounds
+def test_a_zero_kernel(rounds: int) -> None:
     x = cloud(20, dtype=torch.float32)
-    low_rank = LowRankView.of(x, FunctionKernel(zero), 8, pivoting=pivoting, generator=gen())
+    low_rank = LowRankView.of(x, FunctionKernel(zero), 8, rounds=rounds, generator=gen())
     assert low_rank.features.shape == (20, 1)
     assert not low_rank.features.any()
     assert not low_rank.residual.any()
     assert low_rank.captured == 1.0
 
 
-@each_pivoting
+@each_rounds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "kernel", [RBFMixture(), CoralKernel(), LinearKernel(), QUADRATIC], ids=lambda k: type(k).__name__
 )
-def test_constant_features(kernel: Kernel, dtype: torch.dtype, pivoting: str) -> None:
+def test_constant_features(kernel: Kernel, dtype: torch.dtype, rounds: int) -> None:
     x = torch.full((20, 3), 0.7, dtype=dtype)
-    low_rank = LowRankView.of(x, kernel.fit(x), 8, pivoting=pivoting, generator=gen())
+    low_rank = LowRankView.of(x, kernel.fit(x), 8, rounds=rounds, generator=gen())
     small = 1e-5 if dtype == torch.float32 else 1e-12
     assert float(low_rank.features.abs().max()) < small
     assert float(low_rank.residual.max()) < small
@@ -305,20 +304,15 @@ def test_float32_is_stable_far_from_the_origin(kernel: Kernel, offset: float) ->
     assert far.captured == pytest.approx(near.captured, rel=0.1)
 
 
-@each_pivoting
-def test_same_generator_same_features(pivoting: str) -> None:
+@each_rounds
+def test_same_generator_same_features(rounds: int) -> None:
     x = cloud(100, 5)
     state = torch.random.get_rng_state()
-    runs = [LowRankView.of(x, RBFMixture(), 8, pivoting=pivoting, generator=gen(s)) for s in (3, 3, 4)]
+    runs = [LowRankView.of(x, RBFMixture(), 8, rounds=rounds, generator=gen(s)) for s in (3, 3, 4)]
     assert torch.equal(runs[0].features, runs[1].features)
     assert torch.equal(runs[0].residual, runs[1].residual)
     assert not torch.equal(runs[0].residual, runs[2].residual)
     assert torch.equal(torch.random.get_rng_state(), state)  # the global generator is not touched
-
-
-def test_unknown_pivoting_is_named() -> None:
-    with pytest.raises(InputError, match="greedy"):
-        LowRankView.of(cloud(9), RBFMixture(), 4, pivoting="greedy", generator=gen())
 
 
 @pytest.mark.parametrize("kernel", ["mmd", "rbf", "coral", "linear"])

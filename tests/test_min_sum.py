@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vardass.kernels import RBFMixture
 from vardass.solvers.labels import SizeLimits, random_balanced_labels, within_limits
-from vardass.solvers.min_sum import _move_many, _Part, _start, min_sum
+from vardass.solvers.min_sum import _STATES, _move_many, _Part, min_sum
 from vardass.solvers.stratification import solve, stratify
 from vardass.view import ExactView, LowRankView, View
 
@@ -165,7 +165,7 @@ def test_no_single_move_and_at_limits_no_exchange_is_left(make, limits: SizeLimi
 def test_an_exchange_is_made_where_no_move_pays() -> None:
     problem = linear(torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64)[:, None])
     start = torch.tensor([0, 1, 0, 1])
-    scores, own = _start(problem, start, 2).scores(slice(0, 4))
+    scores, own = _STATES[type(problem)](problem, start, 2).scores(slice(0, 4))
     assert torch.equal(own, scores.amin(0))
     found = min_sum(problem, 2, limits=SizeLimits(2, 2), labels=start)
     assert found.objective == 0.0
@@ -178,7 +178,7 @@ def test_an_exchange_is_made_where_no_move_pays() -> None:
 def test_scores_are_the_sums_of_distances_before_and_after_moves(make) -> None:
     n, k = 15, 4
     problem = make(n, 2)
-    state = _start(problem, random_labels(n, k, 0), k)
+    state = _STATES[type(problem)](problem, random_labels(n, k, 0), k)
     d = distances(problem)
     for step in range(4):
         one_hot = torch.nn.functional.one_hot(state.labels, k).double()
@@ -200,7 +200,7 @@ def test_interaction_makes_the_change_of_many_moves_exact(seed: int, moved: int,
     n = 14
     problem = with_residual(n, seed)
     labels = random_labels(n, k, seed)
-    state = _start(problem, labels, k)
+    state = _STATES[type(problem)](problem, labels, k)
     scores, own = state.scores(slice(0, n))
     rows = torch.randperm(n, generator=gen(seed))[:moved]
     source = labels[rows]
@@ -222,14 +222,14 @@ def test_interaction_makes_the_change_of_many_moves_exact(seed: int, moved: int,
 def test_the_state_knows_j(make) -> None:
     n, k = 15, 4
     problem = make(n, 3)
-    state = _start(problem, random_labels(n, k, 1), k)
+    state = _STATES[type(problem)](problem, random_labels(n, k, 1), k)
     rows = torch.tensor([3, 8, 11])
     state.move(rows, state.labels[rows], (state.labels[rows] + 1) % k)
     assert state.objective() == pytest.approx(pair_sum(problem, state.labels))
 
 
 def part_of(problem: View, labels: Tensor, k: int, rows: slice) -> _Part:
-    state = _start(problem, labels, k)
+    state = _STATES[type(problem)](problem, labels, k)
     scores, own = state.scores(rows)
     scores = scores.scatter(0, labels[None, rows], own[None])
     return _Part(
@@ -400,7 +400,7 @@ def test_many_moves_at_once_lower_j_by_what_they_say(k: int) -> None:
     problem = large(2600, 0, torch.float64)
     # random strata are all alike and every point would go to the same one: start from a rough solution
     labels = solve(problem, k, limits=SizeLimits(1, 2600), generator=gen(), max_passes=0).labels
-    state = _start(problem, labels, k)
+    state = _STATES[type(problem)](problem, labels, k)
     block = slice(100, 2600)
     scores, own = state.scores(block)
     before = problem.objective(labels, k)
@@ -418,7 +418,7 @@ def test_many_moves_at_once_do_not_empty_a_stratum_that_all_want_to_leave() -> N
     x = torch.cat([torch.full((count, 1), place, dtype=torch.float64) for place, _, count in groups])
     labels = torch.cat([torch.full((count,), label) for _, label, count in groups])
     problem = LowRankView(x, x.new_zeros(len(x)))
-    state = _start(problem, labels, 4)
+    state = _STATES[type(problem)](problem, labels, 4)
     scores, own = state.scores(slice(0, len(x)))
     gain = own - scores.amin(0)
     assert int((gain > 0).sum()) == 702
@@ -433,7 +433,7 @@ def test_many_moves_at_once_do_not_empty_a_stratum_that_all_want_to_leave() -> N
 def test_many_moves_leave_a_settled_block_alone() -> None:
     problem = large(2000, 0, torch.float64)
     labels = min_sum(problem, 8, limits=SizeLimits(1, 2000), labels=random_balanced_labels(2000, 8, 0), tol=0.0).labels
-    state = _start(problem, labels, 8)
+    state = _STATES[type(problem)](problem, labels, 8)
     scores, own = state.scores(slice(0, 2000))
     assert _move_many(state, slice(0, 2000), scores, own - scores.amin(0), 0.0, SizeLimits(1, 2000)) == 0.0
     assert torch.equal(state.labels, labels)

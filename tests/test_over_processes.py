@@ -62,7 +62,7 @@ def linear() -> nn.Linear:
 
 def message_of(kind: type[Exception], *args: object, **options: object) -> str:
     with pytest.raises(kind) as caught:
-        stratify(*args, **options)  # type: ignore[arg-type]
+        stratify_over_processes(*args, **options)  # type: ignore[arg-type]
     return str(caught.value)
 
 
@@ -81,17 +81,17 @@ def in_process(rank: int, folder: str) -> None:
         ),
     }
     damaged = torch.where(torch.arange(len(rows))[:, None] == 5, torch.nan, rows) if rank == 2 else rows
-    found["damaged"] = message_of(InputError, damaged, K, group=world)
-    found["narrow"] = message_of(InputError, rows[:, :4] if rank == 3 else rows, K, group=world)
-    found["k"] = message_of(InputError, rows, N + 1, group=world)
-    found["rank"] = message_of(InputError, rows, K, rank=-1, group=world)
+    found["damaged"] = message_of(InputError, damaged, K, world)
+    found["narrow"] = message_of(InputError, rows[:, :4] if rank == 3 else rows, K, world)
+    found["k"] = message_of(InputError, rows, N + 1, world)
+    found["rank"] = message_of(InputError, rows, K, world, rank=-1)
     two = dist.new_group([2, 3])
     if rank >= 2:
-        found["two"] = stratify(rows, K, group=two).labels
+        found["two"] = stratify_over_processes(rows, K, two).labels
     dist.barrier()
     if rank == 3:
         os._exit(0)  # spawn would end the others if this one failed
-    found["lost"] = message_of(VardassError, rows, K, group=world)
+    found["lost"] = message_of(VardassError, rows, K, world)
     torch.save(found, f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be closed without the one that is gone
 

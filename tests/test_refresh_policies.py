@@ -86,7 +86,6 @@ def test_growing_schedule_far_out_is_quick_and_does_not_overflow() -> None:
         (lambda: GrowingRefresh(10, 1.5, 5), "longest must be at least 10, got 5; it is not below first=10"),
         (lambda: DriftRefresh(threshold=0.0), "threshold must be positive, got 0.0"),
         (lambda: DriftRefresh(shortest=10, longest=5), "longest must be at least 10, got 5"),
-        (lambda: DriftRefresh().observe(drift=1.0, scale=-1.0), "scale must not be negative, got -1.0"),
         (lambda: DriftRefresh().observe(drift=torch.ones(2)), r"one number, got shape \(2,\)"),
     ],
 )
@@ -124,18 +123,18 @@ def test_drift_triggers_at_the_threshold_and_not_without_drift() -> None:
     assert drive(wild, 101, drift=lambda t: 1e9) == [0, 25, 50, 75, 100]
 
 
-def test_drift_is_divided_by_the_scale_and_nan_says_nothing() -> None:
+def test_drift_is_averaged_and_nan_says_nothing() -> None:
     policy = DriftRefresh(0.3, shortest=1, longest=99, window=3)
     assert policy.due(0)
-    policy.observe(drift=torch.tensor(8.0), scale=40.0)
+    policy.observe(drift=torch.tensor(8.0) / 40.0)
     policy.observe(drift=math.nan)
     assert policy.drift == pytest.approx(0.2)
     assert not policy.due(1)
-    policy.observe(drift=torch.tensor(20.0), scale=40.0)  # (0.2 + 0.5) / 2
+    policy.observe(drift=torch.tensor(20.0) / 40.0)  # (0.2 + 0.5) / 2
     assert policy.drift == pytest.approx(0.35)
     assert policy.due(2)
     assert math.isnan(policy.drift)
-    policy.observe(drift=torch.tensor(1.0), scale=0.0)  # strata of equal samples: any movement is too much
+    policy.observe(drift=torch.tensor(1.0) / 0.0)  # strata of equal samples: any movement is too much
     assert policy.due(3)
 
 

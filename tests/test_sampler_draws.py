@@ -116,7 +116,7 @@ def test_pairs_as_if_from_one_stratum_are_too_low_for_strata(draws: int) -> None
 
     def unbiased(strata: list[int], **banks: Any) -> float:
         both = Batch(z[batch], weights=batch.weights, strata=strata, pool=math.inf, **banks)
-        return float(mmd2(both, both, kernel="linear", estimator="u"))
+        return float(mmd2(both, both, kernel="linear", estimator="unbiased"))
 
     assert unbiased([0] * len(batch)) < -10.0
     bank = Bank(z, strata=sampler.strata.labels)  # type: ignore[union-attr]

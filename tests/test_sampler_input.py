@@ -48,7 +48,7 @@ def test_more_processes_than_batches_without_replacement_are_refused(make: Any) 
     ("name", "features", "message"),
     [
         ("stratified", torch.ones(N + 1, 3), rf"features have {N + 1} rows.*n={N} samples; pass the features of the"),
-        ("ordered", None, rf"None where the features of n={N} samples belong; extract them first"),
+        ("ordered", None, "features must be real numbers, got NoneType"),
         ("balanced", torch.full((N, 3), torch.nan), rf"NaN or infinite values in {N} of {N} rows.*drop these rows"),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_scores_are_what_a_row_adds_to_a_stratum():
     sizes = torch.bincount(labels).double()
     spread = torch.stack([problem.diag[labels == h].sum() for h in range(3)])
     new = low_rank(5)
-    rule = Rule(None, sizes, sums, spread)
+    rule = Rule(None, None, None, sizes, sums, spread)
     for i in range(5):
         apart = (new.features[i] - problem.features).square().sum(1) + new.residual[i] + problem.residual
         expected = torch.stack([apart[labels == h].sum() for h in range(3)])
@@ -123,7 +124,7 @@ def test_prices_keep_the_shares_of_the_sample_among_new_rows():
     kernel = KERNEL.fit(sample)  # most of its variance is out of reach, so sizes matter most
     sampled = fit_rule(sample, np.arange(len(sample)), 32, kernel, rank=None, seed=0)
     rule, labels = sampled.rule, sampled.labels
-    problem = rule.embedding(new)
+    problem = rule.embed(new)
 
     def judge(rule):
         found = rule.assign(problem)
@@ -132,8 +133,8 @@ def test_prices_keep_the_shares_of_the_sample_among_new_rows():
 
     value, off = judge(rule)
     totals = Totals.zero(*rule.sums.shape)
-    totals.add(rule.embedding(sample), labels)
-    without, far_off = judge(Rule(rule.embedding, rule.shares, rule.sums, (totals.spread / len(sample)).float()))
+    totals.add(rule.embed(sample), labels)
+    without, far_off = judge(replace(rule, prices=(totals.spread / len(sample)).float()))
     assert off < 0.2 < 0.6 < far_off
     assert value < 0.8 * without
 

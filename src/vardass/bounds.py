@@ -54,28 +54,24 @@ def nearest_neighbour_bound(
     k : int
         Number of strata, at most n.
     kernel : Kernel, name or callable
-        Used as it is if it is fitted, else fitted to ``features``.
+        Fitted to ``features`` unless it is fitted.
     rows : int, optional
-        Rows i to sum over. By default all for n <= 2048, which gives a rigorous bound, else 300 drawn at
-        random to choose θ and 300 drawn afresh to evaluate the sum. Whatever θ is, the second sum is an
-        unbiased estimate of a valid bound.
+        Rows i to sum over. By default all for n <= 2048, which gives a rigorous bound, else 300 drawn at random to
+        choose θ and another 300 to evaluate the sum, an unbiased estimate of a valid bound whatever θ is.
     seed : int or Generator
         For the random rows.
     min_size, max_size : int
-        Limits that every stratum keeps; a narrower range of m raises the bound.
+        Limits that every stratum keeps.
 
     Notes
     -----
     Proof. Let m_i be the size of the stratum of i. J = ½ Σ_i Σ_{j in the stratum of i} d_ij, and the inner
-    sum has m_i - 1 terms j ≠ i, so it is at least N_i(m_i). A stratum of m points adds m · 1/m = 1 to
-    Σ_i 1/m_i, which is thus the number of strata, at most k. Hence for θ >= 0
-    J >= Σ_i N_i(m_i)/2 + θ (Σ_i 1/m_i - k), and each term is at least its minimum over m.
+    sum has m_i - 1 terms j ≠ i, so it is at least N_i(m_i). Σ_i 1/m_i is the number of strata, at most k. Hence for
+    θ >= 0 J >= Σ_i N_i(m_i)/2 + θ (Σ_i 1/m_i - k), and each term is at least its minimum over m.
 
-    For n > 2048 only the M ≈ 8 n/k smallest distances of a row are kept. Further ones are no smaller than
-    the last one kept, so N_i(m) >= N_i(M + 1) + (m - M - 1) d_i(M) bounds the sizes beyond and the result
-    stays valid. As N_i is convex in m, nothing is lost where the best m is at most M.
-
-    Time is O(rows · n · d); memory is a few hundred MB besides the features, for any n.
+    For n > 2048 only the M ≈ 8 n/k smallest distances of a row are kept. Further ones are no smaller than the last one
+    kept, so N_i(m) >= N_i(M + 1) + (m - M - 1) d_i(M) bounds the sizes beyond. As N_i is convex in m, nothing is lost
+    where the best m is at most M. Time is O(rows · n · d); memory is a few hundred MB, for any n.
     """
     x = as_features(features)
     n = len(x)

@@ -61,7 +61,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove what a killed `atomic_write` left in a folder; only for whoever is alone to write there."""
+    """Remove what a killed `atomic_write` left in a folder that no other process writes to."""
     for path in folder.iterdir():
         if is_temporary(path) and path.is_file():
             path.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small file that may be absent or just being replaced: empty then."""
+    """The content of a small file; empty if it is absent or damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The same for JSON: dataclasses and named tuples become dicts, numbers that are not finite None.
+    """``value`` for JSON: dataclasses and named tuples become dicts, numbers that are not finite None.
 
     >>> plain({"a": (1.0, float("nan"))})
     {'a': [1.0, None]}
@@ -110,9 +110,9 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterator[None]:
-    """Hold the lock of ``folder``, which the operating system frees when its holder dies, however it dies.
+    """Hold the lock of ``folder``, which the operating system frees when its holder dies.
 
-    Another holder is waited for ``wait`` seconds, then named in an InputError, which also says what ``work`` it does.
+    Wait ``wait`` seconds for another holder, then raise an InputError that names it and its ``work``.
     """
     lock = FileLock(folder / LOCK_FILE)
     try:
@@ -143,7 +143,7 @@ def holder_name(folder: Path) -> str:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process holds the lock just now; where one may not try, whether one says that it does."""
+    """Whether a process holds the lock; where the lock cannot be tried, whether one has written that it does."""
     if not (folder / LOCK_FILE).exists():
         return False
     try:

@@ -2,10 +2,7 @@
 
 A kernel is a small immutable object. ``fit`` returns a copy with whatever it takes from the data (CORAL's
 mean, a data-driven scale); ``matrix`` and ``diag`` evaluate it. ``matrix`` is differentiable, follows the
-device and dtype of its input, and never runs under autocast.
-
-Everything in the package that takes a kernel and features resolves them by `fitted_kernel`: a kernel that is
-fitted is used as it is, another one is fitted to those features.
+device and dtype of its input, and never runs under autocast. `fitted_kernel` fits a kernel unless it is fitted.
 """
 
 from __future__ import annotations
@@ -69,10 +66,7 @@ class Kernel(ABC):
         return self
 
     def state(self) -> dict[str, Any]:
-        """What ``fit`` took from the data, as numbers and tensors, for a checkpoint; empty if it takes nothing.
-
-        A kernel with a ``fit`` of its own overrides this and `with_state`.
-        """
+        """What ``fit`` took from the data, for a checkpoint; a kernel with its own ``fit`` overrides it."""
         value = getattr(self, self._taken, None)
         return {} if value is None else {self._taken: value}
 
@@ -113,8 +107,7 @@ class Kernel(ABC):
 
     def _require_finite(self, values: Tensor, x: Tensor) -> None:
         if not bool(torch.isfinite(values.double().sum())):
-            remedy = "scale them down" if x.dtype == torch.float64 else "scale them down or pass float64"
-            raise InputError(f"{self!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; {remedy}")
+            raise overflow(repr(self), x)
 
     def square_matrix(self, x: Tensor) -> Tensor:
         """Assemble ``matrix(x)`` (n, n) from blocks, with ``diag(x)`` on its diagonal; no gradient."""
@@ -146,6 +139,12 @@ class Kernel(ABC):
     def _diag(self, x: Tensor) -> Tensor: ...
 
 
+def overflow(what: str, x: Tensor) -> InputError:
+    """The error of values that are not finite in the type of the features ``x``."""
+    remedy = "scale them down" if x.dtype == torch.float64 else "scale them down or pass float64"
+    return InputError(f"{what} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; {remedy}")
+
+
 def _full_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
@@ -153,9 +152,8 @@ def _full_precision(x: Tensor) -> Tensor:
 def squared_distances(x: Tensor, y: Tensor | None = None, *, reach: float = 0.0) -> Tensor:
     """Squared Euclidean distances (n, m), accurate far from the origin.
 
-    The expansion |x|² + |y|² - 2<x, y> cancels badly for features with a large common offset, so the data
-    are centred first. What error is left matters only for close pairs: the values of those nearer than ``reach``
-    are computed again, exactly, whether or not a gradient is wanted.
+    The expansion |x|² + |y|² - 2<x, y> cancels for features with a large common offset, so the data are centred
+    first. What error is left matters only for pairs closer than ``reach``, which are computed again, exactly.
     """
     # any common shift leaves distances alone, so its gradient is zero and need not be followed
     shift = x.detach().mean(0)
@@ -332,9 +330,9 @@ class RBFMixture(Kernel):
 class CoralKernel(Kernel):
     """CORAL's kernel ((z - μ)ᵀ(z' - μ))² (section 2.3); μ is the mean of the data at each ``fit``.
 
-    Its feature map is the d x d matrix (z - μ)(z - μ)ᵀ, so the variance of the mean embedding is that of
-    the covariance estimate around a known mean. A loss that compares the means too has a (zᵀz')² + b zᵀz' of the
-    centred rows, whose map has the row as d more columns; ``CORALLoss.kernel`` gives that of a loss.
+    Its feature map is the d x d matrix (z - μ)(z - μ)ᵀ, so the variance of the mean embedding is that of the
+    covariance estimate around a known mean. A loss that compares the means too has a (zᵀz')² + b zᵀz' of the centred
+    rows; see ``CORALLoss.kernel``.
 
     Parameters
     ----------
@@ -452,7 +450,7 @@ class FunctionKernel(Kernel):
         return torch.cat([self._matrix(x[b], x[b]).diagonal() for b in row_blocks(len(x), 64)])
 
     def check_range(self, x: Tensor) -> None:
-        """Nothing is known of the function; whoever needs finite values looks at those that are used."""
+        """Nothing: values are checked where they are used."""
 
 
 _KERNELS: Registry[Callable[[], Kernel]] = Registry(

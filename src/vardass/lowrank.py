@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vardass.kernels import Kernel
-from vardass.validate import choose, row_blocks
+from vardass.validate import row_blocks
 
 __all__ = ["DEFAULT_RANK", "FeatureMap", "fit_feature_map", "low_rank_features", "random_row_blocks"]
 
@@ -23,7 +23,7 @@ DEFAULT_RANK = 128
 _SAMPLE = 1024  # rows that landmarks and directions are chosen from, or _PER_LANDMARK for each if that is more
 _PER_LANDMARK = 3
 _BLOCK_BYTES = 16 * 2**20  # a block of kernel rows should stay in cache
-_ROUNDS = {"rpcholesky": 2, "diagonal": 1}  # of landmarks drawn together; more than two find no better ones
+_ROUNDS = 2  # of landmarks drawn together; more find no better ones
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ def low_rank_features(
     rank: int = DEFAULT_RANK,
     *,
     landmarks: int | None = None,
-    pivoting: str = "rpcholesky",
+    rounds: int = _ROUNDS,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Features φ (n, at most ``rank``), centred, and residual diagonal (n,) of the rows of ``x`` (n, d).
 
-    A row that is a landmark is seen through the other landmarks, as all other rows are, unless these are fewer. A
-    landmark that is its own would have in its features what those of its neighbours miss, and strata and plans would
-    spend themselves on telling landmarks from other rows.
+    A landmark is seen through the other landmarks, unless most rows are landmarks. It would else have in its features
+    what those of its neighbours miss, and strata and plans would tell landmarks from other rows.
 
-    See `fit_feature_map` for the parameters. Time O(n (d + rank) landmarks), memory O(n rank).
+    See `fit_feature_map` for ``landmarks``, which are drawn in ``rounds``: in one round all in proportion to κ(z, z),
+    which is faster and with many landmarks as good. Time O(n (d + rank) landmarks), memory O(n rank).
     """
-    fit = _fit(x, kernel, rank, landmarks, pivoting, generator, leave_one_out=True)
+    fit = _fit(x, kernel, rank, landmarks, rounds, generator, leave_one_out=True)
     features = fit.basis @ fit.feature_map.transform if len(fit.basis) == len(x) else fit.feature_map.features(x)
     if fit.own_part is not None:
         features[fit.landmarks] -= fit.own_part[:, None] * fit.feature_map.transform
@@ -95,31 +95,23 @@ def low_rank_features(
 
 
 def fit_feature_map(
-    x: Tensor,
-    kernel: Kernel,
-    rank: int = DEFAULT_RANK,
-    *,
-    landmarks: int | None = None,
-    pivoting: str = "rpcholesky",
-    generator: torch.Generator,
+    x: Tensor, kernel: Kernel, rank: int = DEFAULT_RANK, *, landmarks: int | None = None, generator: torch.Generator
 ) -> FeatureMap:
     """Choose landmarks and directions on a sample of the rows of ``x`` (n, d), for a fitted ``kernel``.
 
-    The ``rank`` columns are the directions of largest variance, and where not all fit, the last is what these miss of
-    the mean embedding: a loss depends on it first, and as it is common to all points it would be no residual of theirs.
+    The ``rank`` columns are the directions of largest variance; where not all fit, the last is what these miss of the
+    mean embedding, on which a loss depends first.
 
     Parameters
     ----------
     landmarks : int, optional
-        Points that span the approximation, 2 * rank by default.
-    pivoting : {"rpcholesky", "diagonal"}
-        Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber 2022) draws landmarks in proportion to
-        what is still missed, in two rounds, which matters for skewed kernels such as CORAL's. ``"diagonal"`` draws all
-        in proportion to κ(z, z), which is faster and with many landmarks as good.
+        Points that span the approximation, 2 * rank by default. Randomly pivoted Cholesky (Chen, Epperly, Tropp and
+        Webber 2022) draws them in two rounds in proportion to what is still missed, which matters for skewed kernels
+        such as CORAL's.
     generator : torch.Generator
         On the device of ``x``.
     """
-    return _fit(x, kernel, rank, landmarks, pivoting, generator).feature_map
+    return _fit(x, kernel, rank, landmarks, _ROUNDS, generator).feature_map
 
 
 RANDOM_BLOCKS, BLOCK_ROWS = 64, 512
@@ -158,12 +150,11 @@ def _fit(
     kernel: Kernel,
     rank: int,
     landmarks: int | None,
-    pivoting: str,
+    rounds: int,
     generator: torch.Generator,
     *,
     leave_one_out: bool = False,  # landmarks shall be seen as other rows
 ) -> _Fit:
-    choose(pivoting, "pivoting", _ROUNDS)
     count = landmarks or 2 * rank
     sample, rows = x, None
     if len(x) > (size := max(_SAMPLE, _PER_LANDMARK * count)):
@@ -173,7 +164,7 @@ def _fit(
     if explicit is not None:  # few columns: rotate, keep them all
         return _Fit(FeatureMap(kernel, None, _principal_axes(explicit.double())[0].to(x.dtype)), explicit)
     count = min(len(sample), count)
-    chosen = _random_pivots(sample, kernel, count, generator, rounds=_ROUNDS[pivoting])
+    chosen = _random_pivots(sample, kernel, count, generator, rounds)
     points = sample[chosen].contiguous()
     columns = kernel.matrix(sample, points)
     whiten, own_part = _whitening(columns[chosen].double(), torch.finfo(x.dtype).eps)
@@ -194,10 +185,10 @@ def _fit(
 
 
 def _whitening(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """T (L, R) with T Tᵀ the inverse of a positive semi-definite ``matrix`` (L, L), on the directions that it has.
+    """T (L, R) with T Tᵀ the pseudo-inverse of a positive semi-definite ``matrix`` (L, L), and 1 / (K⁻¹)_ll (L,).
 
-    And 1 / (K⁻¹)_ll for each row (L,), the Schur complement: how much of K_ll the other rows do not hold. ``eps`` is
-    the rounding of the entries, relative to their size.
+    The latter, the Schur complement, is what the other rows do not hold of K_ll. ``eps`` is the relative rounding of
+    the entries.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal()
@@ -223,7 +214,7 @@ def _principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1), mean
 
 
-def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Generator, *, rounds: int) -> Tensor:
+def _random_pivots(x: Tensor, kernel: Kernel, count: int, generator: torch.Generator, rounds: int) -> Tensor:
     """Block randomly pivoted Cholesky: indices (at most count,) of distinct rows of ``x``."""
     unexplained = kernel.diag(x).double().clamp_min(0.0)
     floor = 1e-6 * unexplained.sum()

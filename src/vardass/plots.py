@@ -78,12 +78,7 @@ def _headline(figure: Figure, title: str, subtitle: str = "") -> None:
 
 
 def diagnosis_figure(found: Diagnosis, *, title: str) -> Figure:
-    """Draw what `vardass.diagnose` found, with its advice below.
-
-    Panels: the mean loss of a batch by sampler, split into the discrepancy and finite-batch bias; and where they were
-    measured the noise of the gradient by sampler next to the gradients of discrepancy and task; the bandwidths of the
-    kernel; the classes.
-    """
+    """Draw what `vardass.diagnose` found: losses, gradients, bandwidths and classes as far as measured, and advice."""
     panels = [_draw_loss_parts]
     if found.gradient is not None:
         panels.append(_draw_gradients)
@@ -209,11 +204,9 @@ def _regression_figure(found: RegressionEvaluation, title: str) -> Figure:
             axes.plot(x, y, "o", markersize=3, alpha=0.5, color=colour, label=_label(domain))
         ends = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
         axes.plot(ends, ends, color=GREY, linewidth=1)
-        axes.set(xlim=ends, ylim=ends, box_aspect=1)
+        axes.set(xlim=ends, ylim=ends, box_aspect=1, xlabel="true", ylabel="predicted")
         scores = found.overall.columns.get(name, found.overall)
         axes.set_title(f"{_label(name)}: R² {scores.r2:.3f}, MAE {scores.mae:.3g}", **_PANEL)
-        axes.set_xlabel("true")
-        axes.set_ylabel("predicted")
         style_axes(axes)
     figure.axes[0].legend(fontsize=8, frameon=False)
     _headline(figure, f"Evaluation: {title}")
@@ -246,8 +239,7 @@ def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
     axes.set_xticks(places, labels, fontsize=label_size, rotation=0 if upright else 90)
     axes.set_yticks(places, labels, fontsize=label_size)
     axes.tick_params(length=0)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
+    axes.set(xlabel="predicted class", ylabel="true class")
     axes.set_title("samples (colour: share of row)" if classes <= _MOST_COUNTS else "share of row, in colour", **_PANEL)
     return image
 
@@ -263,7 +255,7 @@ def _text_inches(text: str, size: float) -> float:
 
 
 def _label(name: str) -> str:
-    """A name that is not too long, cut in the middle, as names often differ at their end; dollars are no formulas."""
+    """A name, cut in the middle if it is long; dollars are no formulas."""
     half = _LONGEST_LABEL // 2
     return (name if len(name) <= _LONGEST_LABEL else f"{name[:half]}…{name[1 - half :]}").replace("$", r"\$")
 
@@ -297,9 +289,7 @@ def _draw_reliability(axes: Axes, scores: ClassificationScores) -> None:
     sure, right = ([column[m] for m in full] for column in (bins.confidence.tolist(), bins.accuracy.tolist()))
     axes.vlines(sure, sure, right, color=ORANGE, linewidth=4, alpha=0.5, label="gap")
     axes.plot(sure, right, "o-", ms=4, color=BLUE, label="model")
-    axes.set_xlim(0.0, 1.0)
-    axes.set_ylim(0.0, 1.0)
-    axes.set_ylabel("share that is right")
+    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), ylabel="share that is right")
     axes.tick_params(labelbottom=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     axes.set_title("calibration", **_PANEL)
@@ -310,13 +300,12 @@ def _draw_confidences(axes: Axes, scores: ClassificationScores) -> None:
     counts = scores.reliability.counts.tolist()
     width = 1.0 / len(counts)
     axes.bar([(m + 0.5) * width for m in range(len(counts))], counts, width=0.92 * width, color=SKY)
-    axes.set_xlabel("probability of the predicted class")
-    axes.set_ylabel("samples")
+    axes.set(xlabel="probability of the predicted class", ylabel="samples")
     style_axes(axes, grid="y")
 
 
 def _draw_mistakes(axes: Axes, scores: ClassificationScores, shares: AxesImage, room: float) -> None:
-    """The scale of the matrix's colours, and the most frequent mistakes, as many as there is room for."""
+    """The scale of the matrix's colours, and as many of the most frequent mistakes as there is room for."""
     axes.set_axis_off()
     bar = axes.inset_axes((0.0, 1.0 - 0.45 / room, 1.0, 0.12 / room))
     axes.figure.colorbar(shares, cax=bar, orientation="horizontal", ticks=(0.0, 0.2, 0.5, 1.0))

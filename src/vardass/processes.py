@@ -53,11 +53,10 @@ class _Gather(torch.autograd.Function):
 def gather_rows(local: Tensor, group: Any = None) -> Tensor:
     """Rows (b, ...) of all processes, in the order of their ranks, with their gradient: (count b, ...).
 
-    For a loss of the whole batch: a discrepancy is no mean over samples, so a mean of the losses of parts is another
-    loss. Every process computes the same loss of the gathered rows; where gradients of all processes are averaged
-    afterwards, as DDP and FSDP do, each parameter then has the gradient of that loss. Weights are to be divided by the
-    number of processes, so that they sum to 1 again. ``local`` has the same shape on every process of ``group``, by
-    default all.
+    A discrepancy is no mean over samples, so it has to be computed of the whole batch. Every process computes the same
+    loss of the gathered rows; where gradients are then averaged, as DDP and FSDP do, each parameter has the gradient of
+    that loss. Weights have to be divided by the number of processes. ``local`` has the same shape on every process of
+    ``group``, by default all.
     """
     # not every backend exchanges half precision
     sent = (local.float() if local.dtype in (torch.float16, torch.bfloat16) else local).contiguous()
@@ -66,10 +65,10 @@ def gather_rows(local: Tensor, group: Any = None) -> Tensor:
 
 
 class Peers:
-    """The processes of a ``torch.distributed`` group, by default all; what fails on one fails on all.
+    """The processes of a ``torch.distributed`` group, by default all; an error on one is raised on all.
 
-    Every process has to call the same methods in the same order. Tensors in dictionaries, lists and tuples come to the
-    device of each process that is of the same type.
+    Every process has to call the same methods in the same order. Tensors in dictionaries, lists and tuples arrive on
+    the receiver's device of the same type.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -158,7 +157,7 @@ def count_cpus() -> int:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Let new processes use one thread: more would fight over the CPUs, and sums would depend on their number."""
+    """One thread for new processes: more would compete for the CPUs, and sums would depend on their number."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:
@@ -173,7 +172,7 @@ def one_thread_each() -> Iterator[None]:
 
 @contextmanager
 def quiet_workers() -> Iterator[None]:
-    """Let processes that are started within never see Ctrl-C, from their first moment on: it is for their parent."""
+    """Block Ctrl-C in processes that are started within: their parent handles it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

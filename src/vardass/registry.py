@@ -19,13 +19,13 @@ _WAYS = {"class": "a subclass of", "object": "a", "function": "a function"}
 class Registry(Mapping[str, T], Generic[T]):
     """A mapping of names to things, some of which are imported when they are first asked for.
 
-    An entry that is a text, ``"package.module:Name"``, is the home of the thing. So a room may name what a room above
-    it holds without importing it: the library knows the names of the paper's data sets and rivals. `find` is for names
-    that a user gives; ``registry[name]`` for names that are known. ``kind`` is what messages call the things.
+    An entry that is a text, ``"package.module:Name"``, is imported when it is asked for, so that a room may name what a
+    room above it holds. `find` is for names that a user gives; ``registry[name]`` for names that are known. ``kind`` is
+    what messages call the things.
 
-    With a class ``base`` there may be things of the user's own, which `find` takes as ``"package.module:Name"``: a
-    subclass ("class"), an "object" of it or a "function", as far as ``own`` allows. That is checked after the import
-    and before anything is called. Whoever reads names from a file calls ``refuse_code`` first: see SECURITY.md.
+    With a class ``base``, `find` also takes the user's own things as ``"package.module:Name"``: a subclass ("class"),
+    an "object" of it or a "function", as far as ``own`` allows, which is checked before anything is called. For names
+    from a file call ``refuse_code`` first: see SECURITY.md.
     """
 
     def __init__(
@@ -74,10 +74,9 @@ class Registry(Mapping[str, T], Generic[T]):
 
 @cache
 def declared_options(thing: Any) -> Mapping[str, Any]:
-    """Options of a function or class and their defaults, its own first.
+    """Options of a function or class, its own first, and their defaults, or ``inspect.Parameter.empty``.
 
-    They are the arguments that are keyword-only or have a default; of the constructors that a class inherits only the
-    keyword-only ones. An option without a default has ``inspect.Parameter.empty``.
+    They are the arguments that are keyword-only or have a default; of inherited constructors only keyword-only ones.
     """
     owners = [thing]
     if isinstance(thing, type):
@@ -96,8 +95,7 @@ def check_options(
 ) -> None:
     """Refuse an option that ``thing``, called ``what`` in the message, does not declare, naming the nearest one.
 
-    A function with ``**`` takes any; a class hands them on to its parents, which declare theirs. Names in ``besides``
-    are taken too, such as those of a function that options are handed on to; those in ``without`` are not the user's.
+    A function with ``**`` takes any. Names in ``besides`` are taken too, those in ``without`` are not.
     """
     if not isinstance(thing, type) and any(each.kind is each.VAR_KEYWORD for each in _parameters(thing)):
         return

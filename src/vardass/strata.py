@@ -38,7 +38,7 @@ class LowerBound:
 
 
 class StrataSummary:
-    """What is said of strata, whether or not their labels are held in memory."""
+    """Measures of strata, whether or not their labels are held in memory."""
 
     sizes: Tensor
     variance: float
@@ -149,7 +149,7 @@ class Strata(StrataSummary):
 
     @cached_property
     def weights(self) -> Tensor:
-        """The same as float32."""
+        """`exact_weights` as float32."""
         return self.exact_weights.float()
 
     @cached_property
@@ -177,9 +177,9 @@ class Strata(StrataSummary):
     def assign(self, new: ArrayLike, features: ArrayLike, *, kernel: KernelLike = "mmd") -> Tensor:
         """Find the stratum, of (m,), that each new sample adds least to: argmin_h Σ_{z in S_h} |φ(new) - φ(z)|².
 
-        That is by how much the objective (equation 8) would grow. The samples that ``min-sum`` made the strata of get
-        their own labels back where its descent went to the end: on the full kernel matrix, with ``tol=0`` and without
-        limits on sizes; elsewhere all but a few do. Takes m n kernel evaluations, a block at a time.
+        That is by how much the objective (equation 8) would grow. Samples that the strata were made of get their own
+        labels back, all but a few; all of them after ``min-sum`` on the full kernel matrix with ``tol=0`` and without
+        limits on sizes. Takes m n kernel evaluations, a block at a time.
 
         Parameters
         ----------
@@ -214,25 +214,6 @@ class Strata(StrataSummary):
     def to(self, device: torch.device | str) -> Strata:
         """Return the same strata with labels on ``device``."""
         return replace(self, labels=self.labels.to(device))
-
-    def summary(self) -> dict[str, Any]:
-        """Plain numbers for any logger."""
-        return {
-            "n": self.n,
-            "k": self.k,
-            "solver": self.solver,
-            "kernel": self.kernel,
-            "variance": self.variance,
-            "variance_stderr": self.variance_stderr,
-            "uniform_variance": self.uniform_variance,
-            "reduction": self.reduction,
-            "bound": None if self.bound is None else self.bound.variance,
-            "gap": self.gap,
-            "min_size": int(self.sizes.min()),
-            "max_size": int(self.sizes.max()),
-            "singletons": self.singletons,
-            **self.info,
-        }
 
     def to_dict(self) -> dict[str, Any]:
         """Labels as a tensor and everything else as plain values."""

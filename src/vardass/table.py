@@ -31,10 +31,7 @@ class Average:
 
     @property
     def whole(self) -> bool:
-        """Whether it can be compared: it has all tasks and repeats, and no run of a search is still to come.
-
-        A run of a search that failed is an outcome of the search, not a gap.
-        """
+        """Whether all tasks and repeats are there, and no run of a search, finished or failed, is missing."""
         averaged = self.repeats >= self.expected > 0 and self.tasks >= self.expected_tasks
         return averaged and self.runs + self.failed >= self.expected_runs
 

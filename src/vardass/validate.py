@@ -40,8 +40,7 @@ def _unusable(name: str, why: str) -> InputError:
 def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     """Return a tensor, an array or a list of numbers as a dense tensor without gradient, of its own dtype and device.
 
-    What numpy holds but torch does not is converted: other byte orders, negative strides, long doubles, and whole
-    numbers without sign.
+    Byte orders, negative strides, long doubles and unsigned numbers that torch does not know are converted.
     """
     if isinstance(values, Tensor):
         require_dense(values, name)
@@ -117,8 +116,7 @@ def _require_finite(x: Tensor, name: str, remedy: str = "drop these rows or fix 
 def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "weights") -> Tensor | None:
     """Return ``weights`` as an (n,) tensor of ``like``'s dtype and device, or None for None.
 
-    Values are checked only for weights on the CPU: on a GPU the check would stop the training loop to
-    wait for the device.
+    Values are checked on the CPU only: on a GPU the check would make the training loop wait for the device.
     """
     if weights is None:
         return None
@@ -210,15 +208,13 @@ def as_generator(seed: int | torch.Generator | None, device: torch.device | str 
         if seed.device.type == torch.device(device).type:
             return seed
         seed = int(torch.randint(2**62, (1,), generator=seed, device=seed.device))
-    return torch.Generator(device=device).manual_seed(check_seed(seed))
+    return torch.Generator(device=device).manual_seed(0 if seed is None else check_seed(seed))
 
 
 def check_seed(seed: Any) -> int:
-    """Return ``seed`` as a whole number that torch takes; None is 0."""
-    if seed is None:
-        return 0
+    """Return ``seed`` as a whole number that torch takes."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise _unusable("seed", f"must be a whole number or a torch.Generator, got {seed!r}; use seed=0")
+        raise _unusable("seed", f"must be a whole number, got {seed!r}; use seed=0")
     if not -(2**63) <= seed < 2**64:
         raise _unusable("seed", f"must be between -2**63 and 2**64 - 1, got {seed}; use a smaller one")
     return int(seed)
@@ -274,8 +270,7 @@ def shorten(names: Sequence[str]) -> str:
 def import_by_name(name: str, kind: str) -> Any:
     """Return the object that ``"package.module:Name"`` names.
 
-    The module must be importable: the current folder is not put on the path. ``Name`` may have dots, for an
-    attribute of a class.
+    The current folder is not put on the import path. ``Name`` may have dots, for an attribute of a class.
     """
     parts = _module_and_name(str(name))
     if parts is None:
@@ -305,8 +300,7 @@ def import_by_name(name: str, kind: str) -> Any:
 def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
     """Refuse what was read from a file if it names code that `import_by_name` would import.
 
-    To import a module is to run it. Whoever types a name, or writes it in a program, knows what it runs; whoever opens
-    a file need not.
+    To import a module is to run it, which someone who opens a file need not expect.
     """
     if trust_code:
         return

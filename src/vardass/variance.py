@@ -8,7 +8,6 @@ evaluations and no simulation. Sums are accumulated in double precision.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,17 +38,19 @@ def uniform_variance(features: ArrayLike, k: int, *, kernel: KernelLike, replace
         Without replacement the variance is (n - k)/(n - 1) times as large.
     """
     x = as_features(features)
-    return _variance(x, kernel, x.new_zeros(len(x), dtype=torch.long), k, replacement, "k", "rows")
+    k = check_count(k, "k", high=None if replacement else len(x), remedy=f"there are {len(x)} rows")
+    one = x.new_zeros(len(x), dtype=torch.long)
+    return stratified_variance(x, one, kernel=kernel, draws_per_stratum=k, replacement=replacement)
 
 
+@torch.no_grad()
 def stratified_variance(
     features: ArrayLike, labels: ArrayLike, *, kernel: KernelLike, draws_per_stratum: int = 1, replacement: bool = True
 ) -> float:
     """Variance of the stratified μ̂ = Σ_h w_h (mean of φ over the draws from S_h), w_h = |S_h|/n.
 
-    With one draw from each stratum this is the paper's Σ_h |S_h| Σ_{z in S_h} |φ(z) - μ_h|² / n²
-    (section 2.2). It takes Σ_h |S_h|² kernel evaluations, and at most 256 more for each row, since small
-    strata are evaluated together.
+    With one draw from each stratum this is the paper's Σ_h |S_h| Σ_{z in S_h} |φ(z) - μ_h|² / n² (section 2.2). It
+    takes Σ_h |S_h|² kernel evaluations, and at most 256 more for each row.
 
     Parameters
     ----------
@@ -65,27 +66,17 @@ def stratified_variance(
         Whether a row can be drawn twice from its stratum for one batch.
     """
     x = as_features(features)
-    given = as_labels(labels, len(x)).to(x.device)
-    return _variance(
-        x, kernel, given, draws_per_stratum, replacement, "draws_per_stratum", "rows in the smallest stratum"
-    )
-
-
-@torch.no_grad()
-def _variance(
-    x: Tensor, kernel: KernelLike, given: Tensor, draws: Any, replacement: bool, name: str, what: str
-) -> float:
-    """Σ_h c_h Σ_{i in h} |φ_i - μ_h|² for ``draws`` from each of the strata ``given`` (n,)."""
     fitted = fitted_kernel(kernel, x)
-    _, labels, sizes = torch.unique(given, return_inverse=True, return_counts=True)
+    _, strata, sizes = torch.unique(as_labels(labels, len(x)).to(x.device), return_inverse=True, return_counts=True)
     smallest = int(sizes.min())
-    remedy = f"there are {smallest} {what}; draw at least one, and no more without replacement"
-    draws = check_count(draws, name, high=None if replacement else smallest, remedy=remedy)
+    remedy = f"there are {smallest} rows in the smallest stratum; draw at least one, and no more without replacement"
+    high = None if replacement else smallest
+    draws = check_count(draws_per_stratum, "draws_per_stratum", high=high, remedy=remedy)
     m = sizes.double()
     scale = m / (len(x) ** 2 * draws)  # w_h² / (m_h draws)
     if not replacement:
         scale *= (m - draws) / (m - 1).clamp_min(1)
-    return max(0.0, float((scale * KernelView(x, fitted).scatter(labels, sizes)).sum()))
+    return max(0.0, float((scale * KernelView(x, fitted).scatter(strata, sizes)).sum()))
 
 
 # --- estimates, where all pairs would be too many
@@ -104,10 +95,7 @@ class BatchVariances:
 def judge_strata(
     seen: View, truth: KernelView, labels: Tensor, k: int, generator: torch.Generator, objective: float | None = None
 ) -> BatchVariances:
-    """Var(μ̂) of one draw from each of k strata and of k uniform draws, under the kernel itself.
-
-    ``seen`` is the view that the strata were made on, ``objective`` J of it, where it is known.
-    """
+    """Var(μ̂) of one draw from each of k strata and of k uniform draws; arguments as for `true_objective`."""
     squared = len(labels) ** 2
     total, total_error = true_objective(seen, truth, torch.zeros_like(labels), 1, generator)
     inside, error = true_objective(seen, truth, labels, k, generator, objective)

@@ -1,7 +1,7 @@
 """One domain seen through its kernel: the full matrix, low-rank features, or the kernel itself.
 
-All forms know K_ij of n points, the first two up to a common shift that leaves all distances
-d_ij = K_ii + K_jj - 2 K_ij alone. What is made of strata is the min-sum clustering cost of equation 8,
+All give K_ij of n points, the first two up to a common shift that leaves all distances
+d_ij = K_ii + K_jj - 2 K_ij alone, and the min-sum clustering cost of equation 8,
 
     J(S) = n² Var(μ̂) = Σ_h |S_h| Σ_{i in S_h} |φ_i - μ_h|² = ½ Σ_h Σ_{i,j in S_h} d_ij.
 """
@@ -26,10 +26,8 @@ from vardass.validate import row_blocks
 __all__ = ["EXACT_LIMIT", "ExactView", "KernelView", "LowRankView", "View"]
 
 EXACT_LIMIT = 2048
-"""Samples up to which all pairs are looked at: 16 MB of float32, on which work takes as long as on low-rank features.
-
-Beyond, the full matrix costs n², so low-rank features take its place, and sums over all pairs are estimated.
-"""
+"""Samples up to which all pairs are looked at: 16 MB of float32. Beyond, low-rank features take the place of the
+matrix, and sums over all pairs are estimated."""
 
 _BLOCK_NUMBERS = 2**22  # held at a time
 _PAIRS = 20_000  # random pairs that estimate a sum over all
@@ -40,8 +38,8 @@ _PACK_ROWS = 256  # small strata are evaluated together: a stratum of two rows i
 class View(ABC):
     """Kernel values K_ij of n points; ``diag`` (n,) is K_ii.
 
-    Sums of embeddings Σ w_i φ_i are held as rows of *totals*, whose products with points a view knows: by features,
-    or by those products themselves. ``residual`` (n,) is what totals miss of K_ii, None for nothing.
+    Sums of embeddings Σ w_i φ_i are rows of *totals*: of features, or of the products with all points. ``residual``
+    (n,) is what totals miss of K_ii, None for nothing.
     """
 
     diag: Tensor
@@ -145,10 +143,7 @@ class View(ABC):
         return distances.masked_fill_(sizes == 0, torch.inf)
 
     def coordinates(self, k: int, generator: torch.Generator) -> Tensor:
-        """Coordinates (n, r) in which points can be cut into k strata, those of the largest variance first.
-
-        Principal ones of some random columns: there is no need for all of them.
-        """
+        """Principal coordinates (n, r) of some random columns, in which points can be cut into k strata."""
         picks = torch.randperm(self.n, generator=generator, device=self.diag.device)[: 48 if k <= 32 else 64]
         columns = self.columns(picks)
         columns = columns - columns.mean(0)
@@ -190,10 +185,7 @@ class ExactView(View):
 
     @classmethod
     def centred(cls, matrix: Tensor) -> ExactView:
-        """That of a kernel ``matrix`` (n, n), which is changed in place so that its rows have the mean 0.
-
-        That changes no distance and keeps sums exact where the kernel is nearly constant.
-        """
+        """Make the rows of ``matrix`` (n, n) have the mean 0, in place; sums stay exact where it is nearly constant."""
         if (loops := compiled_loops(matrix)) is not None:
             loops.centre(matrix.numpy(), np.empty(len(matrix)), matrix.new_empty(len(matrix)).numpy())
         else:
@@ -232,9 +224,8 @@ class ExactView(View):
 class LowRankView(View):
     """K_ij ≈ <φ_i, φ_j> + r_i [i = j] with features φ (n, r), centred, and the exact residual diagonal r (n,).
 
-    The residual acts as a private direction of each point. It carries the part of the size penalty that the
-    features miss; without it large strata look too cheap. Columns are by falling variance, on a sample of the rows
-    where there are more than 1,024.
+    The residual is a private direction of each point. Without it large strata look too cheap. Columns are by falling
+    variance, on a sample of the rows where there are more than 1,024.
     """
 
     features: Tensor
@@ -254,17 +245,14 @@ class LowRankView(View):
 
     @cached_property
     def captured(self) -> float:
-        """Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the features; samplers see no other.
-
-        For an RBF mixture most of the rest is the near-identity part of large γ, out of reach at any rank.
-        """
+        """Share of the uniform draw's variance, Σ_i |φ_i - μ|², that lies in the features."""
         total = float(self.diag.sum(dtype=torch.float64))
         return 1.0 - float(self.residual.sum(dtype=torch.float64)) / total if total > 0 else 1.0
 
     def leading(self, rank: int | None = None, *, negligible: float = 0.0) -> LowRankView:
-        """The first ``rank`` columns at most, without the last that together hold only the share ``negligible``.
+        """At most ``rank`` columns, without the last that together hold only the share ``negligible``.
 
-        What these hold goes to the residual diagonal; the number that is kept is a multiple of eight.
+        What is dropped goes to the residual diagonal; what is not negligible is a multiple of eight columns.
         """
         rank = self.width if rank is None else rank
         if negligible > 0.0:

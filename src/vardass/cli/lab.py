@@ -56,9 +56,7 @@ def sweep(
     search_size: Annotated[int | None, typer.Option(help="Draws of the search, overriding the specification.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     retry: Annotated[int, typer.Option(help="How often a failed run is repeated.")] = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the runs and the estimated time.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and the estimated time.")] = False,
     trust_code: TrustCode = False,
     schema: Annotated[bool, schema_option(_schema)] = False,
 ) -> None:

@@ -57,18 +57,17 @@ def coral(
     include_mean : bool, optional
         Add the squared distance of the means, divided by d unless ``normalization`` is ``"none"``.
     correction : {"none", "batch", "population"}, optional
-        The factor f. ``"none"``: 1. ``"batch"``: 1 / (1 - Σ w²), which for uniform weights divides the
-        scatter by b - 1, as DomainBed and Deep CORAL do. ``"population"``: n / (n - 1), so that weights
-        size/n divide by n - 1, as the paper does. Compare samplers under one correction.
+        The factor f. ``"none"``: 1. ``"batch"``: 1 / (1 - Σ w²), for uniform weights b / (b - 1) as in DomainBed and
+        Deep CORAL. ``"population"``: n / (n - 1), as in the paper. Compare samplers under one correction.
     normalization : {"none", "d2", "4d2"}, optional
         Divide the covariance term by 1, d² or 4 d².
     population_x, population_y : int, optional
         Sizes n of the two data sets, for ``correction="population"``.
     estimator : {"v", "unbiased", "reference"}
-        ``"v"`` is the formula above. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
-        gradient of the loss of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both
-        take covariances about the ``mean`` of a `Bank`, which both domains must have: the products of centred features
-        are then the φ of ``vardass.losses.estimators``.
+        ``"v"`` is the formula above. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the loss
+        of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both take covariances about
+        the ``mean`` of a `Bank`, which both domains must have: the products of centred features are then the φ of
+        ``vardass.losses.estimators``.
 
     Returns
     -------
@@ -185,8 +184,7 @@ class CORALLoss(DiscrepancyLoss):
     def kernel(self, d: int) -> CoralKernel:
         """Return the kernel for which strata of features (n, d) reduce the variance of this loss's statistics.
 
-        With its μ halfway between the means of two batches, MMD² in this kernel is the loss, but for the factor f of
-        the covariances, which is near 1 and left out.
+        With its μ halfway between the means of two batches, MMD² in this kernel is the loss, but for the factor f.
         """
         multiple, power = _NORMALIZATIONS[self.normalization]
         mean_scale = 1.0 / d ** (power // 2) if self.include_mean else 0.0

@@ -1,23 +1,21 @@
-"""Batches of two domains, and what they say of the loss of all data: V-statistic, unbiased and reference estimators.
+"""Estimators of the loss of all data from batches of two domains: V-statistic, unbiased and reference.
 
 The loss of all data is D² = |μ_s - μ_t|² with μ = (1/n) Σ_i φ(z_i), for CORAL with the products of centred features
-as φ. A batch gives μ̂ = Σ_h w_h φ(z_h) with mean μ. There are three estimators, each with the gradient through
-the batch only.
+as φ. A batch gives μ̂ = Σ_h w_h φ(z_h) with mean μ. The gradient goes through the batch only.
 
 ``"v"``
     |μ̂_s - μ̂_t|². Its mean is D² + Var(μ̂_s) + Var(μ̂_t), and this excess rewards a network for shrinking its features.
 ``"unbiased"``
     Within a domain only pairs of independent rows count, with their due weights: rows of different strata weigh
     w_i w_j, distinct rows of one stratum w_i w_j W² / Σ_{i≠j} w_i w_j with W the stratum's weight (W² / (q (q - 1)) for
-    q draws). A stratum with one draw has no such pair: there a `Bank` stands in with the mean of κ(z_h, z_j) over
-    its members j, whose gradient counts twice, because only one side of each pair carries it. Rows that are
-    chosen to suit one another (ordered, balanced) are not independent across strata, so no pair of them will do.
+    q draws). For a stratum with one draw a `Bank` stands in with the mean of κ(z_h, z_j) over its members j, whose
+    gradient counts twice, because only one side of each pair carries it. Rows of ordered and balanced batches are
+    not independent, so no pair of them will do.
 ``"reference"``
     <μ̂_s - μ̂_t, B_s - B_t> with B the mean embeddings of two banks, and twice its gradient. It is linear in the batch,
     so weights that make μ̂ unbiased are all it takes, coupled rows or not.
 
-Mean and mean gradient of the latter two are those of D², where the rows of banks are those of the present network; a
-bank that lags behind makes them lag.
+Mean and mean gradient of the latter two are those of D², if the rows of banks are those of the present network.
 """
 
 from __future__ import annotations
@@ -33,18 +31,13 @@ from vardass.errors import InputError
 from vardass.kernels import Kernel
 from vardass.validate import ArrayLike, as_labels, as_weights, check_count, choose, require_dense
 
-_ESTIMATORS = {"v": "v", "unbiased": "unbiased", "reference": "reference", "u": "unbiased"}
-
-
-def estimator_name(name: str) -> str:
-    """The name in full: ``"u"`` is short for ``"unbiased"``."""
-    return _ESTIMATORS[choose(name, "estimator", _ESTIMATORS)]
+ESTIMATORS = ("v", "unbiased", "reference")
 
 
 class Bank(NamedTuple):
-    """The latest known features of a whole domain, such as `FeatureBank` keeps them.
+    """The latest known features of a whole domain, such as those of a `FeatureBank`.
 
-    Where n is large, rows drawn anew for each batch do as well; CORAL then needs the ``mean`` of all rows.
+    Rows drawn anew for each batch do as well; CORAL then needs the ``mean`` of all rows.
 
     Attributes
     ----------
@@ -80,8 +73,7 @@ class Batch(NamedTuple):
         another: `StratifiedBatchSampler` gives such batches, `OrderedBatchSampler` and `BalancedBatchSampler` do not.
     pool : int or inf, optional
         Samples of the data set that rows were drawn from without replacement, of which a stratum has its weight's
-        share; ``math.inf`` for draws with replacement. Strata must come with it, because the unbiased estimator of the
-        one is biased for the other.
+        share; ``math.inf`` for draws with replacement. Needed with ``strata``.
     bank : Bank or Tensor of shape (m, d), optional
         Features of the whole domain; a tensor is a bank of equal rows.
     domains : Tensor of shape (b,), optional
@@ -143,7 +135,7 @@ class DiscrepancyLoss(nn.Module):
 
     def __init__(self, estimator: str) -> None:
         super().__init__()
-        self.estimator = estimator_name(estimator)
+        self.estimator = choose(estimator, "estimator", ESTIMATORS)
 
     def forward(
         self,
@@ -272,21 +264,21 @@ def unbiased_pair_weights(side: CheckedBatch) -> Tensor:
 
 
 def _require_pairs(side: CheckedBatch, strata: Tensor) -> None:
-    """Two rows of each stratum, or members of it in the bank; looked at where the strata are on the CPU."""
+    """Two rows of each stratum, or members of it in the bank; checked where the strata are on the CPU."""
     s, bank = side.name, side.bank
-    if strata.device.type != "cpu":  # to look would make the training loop wait for the device
+    if strata.device.type != "cpu":  # the check would make the training loop wait for the device
         return
     ids, counts = torch.unique(strata, return_counts=True)
-    alone = ids[counts == 1]
-    if len(alone) == 0:
+    single = ids[counts == 1]
+    if len(single) == 0:
         return
     if bank is None or bank.strata is None:
         raise InputError(
-            f"{len(alone)} of {len(ids)} strata of {s} have one row, so no pair shows how they vary; pass a Batch with "
-            "bank=Bank(features, strata=sampler.strata.labels), draw twice from each stratum (draws_per_stratum=2), "
-            "or use estimator='reference'"
+            f"{len(single)} of {len(ids)} strata of {s} have one row, so no pair shows how they vary; pass a Batch "
+            "with bank=Bank(features, strata=sampler.strata.labels), draw twice from each stratum "
+            "(draws_per_stratum=2), or use estimator='reference'"
         )
-    absent = alone[~torch.isin(alone, bank.strata.cpu())]
+    absent = single[~torch.isin(single, bank.strata.cpu())]
     if len(absent):
         raise InputError(
             f"stratum {int(absent[0])} of {s} has no row in its bank; the bank's strata must be those that the batch "
@@ -303,11 +295,11 @@ def single_draw_terms(side: CheckedBatch, kernel: Kernel) -> Tensor | None:
     if side.strata is None or bank is None or bank.strata is None:
         return None
     labels, ids = bank.strata.to(side.z.device), side.strata.to(side.z.device)
-    alone = (ids[:, None] == ids).sum(1) == 1
-    member = (labels[:, None] == ids) & alone  # (m, b), at most one of each row
+    single = (ids[:, None] == ids).sum(1) == 1
+    member = (labels[:, None] == ids) & single  # (m, b), at most one of each row
     place = member.to(torch.uint8).argmax(1)
     share = bank.weights * member.any(1)
     values = kernel.paired(side.z[place], bank.rows).to(share.dtype) * share
     mass = share.new_zeros(len(ids)).index_add(0, place, share)
-    means = share.new_zeros(len(ids)).index_add(0, place, values) / torch.where(alone, mass, 1.0)
+    means = share.new_zeros(len(ids)).index_add(0, place, values) / torch.where(single, mass, 1.0)
     return with_doubled_gradient((side.w.square() * means).sum())

@@ -55,15 +55,14 @@ def mmd2(
     weights_x, weights_y : array of shape (n_x,) or (n_y,), optional
         Weights of the rows of a tensor, which sum to 1. None means uniform.
     kernel : Kernel, str or callable, optional
-        Anything that ``as_kernel`` takes; None is the paper's mixture. A kernel that takes a parameter from
-        data and is not fitted is fitted at each call, without gradient, on the two banks together or else, for
-        ``"v"`` only, on the two batches.
+        Anything that ``as_kernel`` takes; None is the paper's mixture. A kernel that is not fitted is fitted at each
+        call, without gradient, on the two banks or else, not for ``"unbiased"``, on the two batches.
     estimator : {"v", "unbiased", "reference"}
         ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
-        Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` (or ``"u"``) and ``"reference"`` have the mean and the mean
-        gradient of the MMD² of all data and may be negative: the former from pairs of independent rows, without
-        weights those of a uniform draw, else with the ``strata`` of a `Batch`; the latter against its ``bank``, for
-        any weights, and for rows that are coupled. See ``vardass.losses.estimators``.
+        Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the
+        MMD² of all data and may be negative: the former from pairs of independent rows, without weights those of a
+        uniform draw, else with the ``strata`` of a `Batch`; the latter against its ``bank``, for any weights, and for
+        rows that are coupled. See ``vardass.losses.estimators``.
     preset : {"paper", "domainbed"}, optional
         Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7.
 
@@ -158,9 +157,8 @@ def _bilinear(kernel: Kernel, z: Tensor, c: Tensor, rows: Tensor, v: Tensor) -> 
 class _MixtureForm(torch.autograd.Function):
     """Σ_ij P_ij Σ_γ exp(-γ |z_i - z_j|²) for a symmetric P.
 
-    The exponentials of the value are also those of its slope in |z_i - z_j|², and with P symmetric the
-    gradient takes one matrix product instead of two: the joint matrix then costs less than its three blocks
-    under plain autograd.
+    The exponentials of the value are also those of its slope in |z_i - z_j|², and with P symmetric the gradient takes
+    one matrix product instead of two.
     """
 
     @staticmethod

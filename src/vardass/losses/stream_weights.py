@@ -1,14 +1,12 @@
 """Weights for the batches of any stream, which bring each batch's statistics to their running mean.
 
-After the abstract of arXiv 2607.20374 (ARROW), a follow-up of the paper, and derived here: each batch is reweighted so
-that its statistics agree with their moving averages, by a relaxed problem. Ours is, for a batch of n rows with the
-statistics φ_i and their running mean μ,
+After the abstract of arXiv 2607.20374 (ARROW): for a batch of n rows with statistics φ_i and their running mean μ,
 
-    minimise |Σ_i w_i φ_i - μ|²  over  Σ_i w_i = 1,  0 ≤ w_i ≤ c/n,  Σ_i w_i² ≤ 1/(e n),    c = 4,
+    minimise |Σ_i w_i φ_i - μ|²  over  Σ_i w_i = 1,  0 ≤ w_i ≤ c/n,  Σ_i w_i² ≤ 1/(e n),    c = 4.
 
-a small convex problem. The bound of Σ w² is the relaxation. It binds in nearly every batch, so that each has the
-effective size e n: the V-statistic counts each row with itself, Σ_i w_i² κ(z_i, z_i), and with a fixed multiple of
-|w - 1/n|² as a penalty instead the variance of that sum took back much of the gain.
+The bound of Σ w² is the relaxation. It binds in nearly every batch, so that each has the effective size e n: the
+V-statistic counts each row with itself, Σ_i w_i² κ(z_i, z_i), and with a fixed multiple of |w - 1/n|² as a penalty
+instead the variance of that sum took back much of the gain.
 """
 
 from __future__ import annotations
@@ -31,24 +29,20 @@ _FREQUENCIES = 128  # random ones, for each bandwidth of a mixture
 class StreamWeights:
     """Weights for the batches of one domain, without strata, refresh or even a known number of samples.
 
-    Call it once with the features of each batch, from whatever loader; under several processes with the gathered one.
-    It adds them to the running statistics of the loss and returns weights under which the batch agrees with these; the
-    first batch has equal ones.
-
-    For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and Recht
-    2007), each bandwidth weighted by its |μ|²: one at which all samples look unlike one another has no mean to agree
-    with. For CORAL they are the covariance and, if the loss compares them, the mean.
+    Call it once with the features of each batch; under several processes with the gathered one. It adds them to the
+    running statistics of the loss and returns weights under which the batch agrees with these; the first batch has
+    equal ones. For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and
+    Recht 2007), each bandwidth weighted by its |μ|². For CORAL they are the covariance and, if the loss compares them,
+    the mean.
 
     The weights are not unbiased: they depend on the batch, and statistics lag behind features that move, by about
-    1.4 ``half_life`` batches. The page "Stream weights" has what that amounts to. The loader's batches must be random:
-    of samples in some order, say by class, the running mean is not that of the domain.
+    1.4 ``half_life`` batches (see the page "Stream weights"). The loader's batches must be random.
 
     Parameters
     ----------
     kernel : Kernel or name
         Of the loss: an `RBFMixture` (``"mmd"``, ``"rbf"``), a `CoralKernel` (``"coral"``, or the
-        ``CORALLoss(...).kernel(d)`` of a loss with other options) or a `LinearKernel`. What it takes from data, such as
-        ``scale="median"``, comes from the first batch.
+        ``CORALLoss(...).kernel(d)`` of a loss with other options) or a `LinearKernel`. It is fitted to the first batch.
     half_life : float
         Batches after which a batch counts half. A long one has less noise, a short one follows moving features.
     effective_size : float
@@ -208,11 +202,10 @@ _STIFFNESS, _RELAXATION = 0.3, 1.6  # of the splitting, for products with a mean
 
 @torch.no_grad()
 def matching_weights(products: Tensor, *, effective_size: float, most: float, steps: int = _STEPS) -> Tensor:
-    """Weights w of the rows of a batch that make wᵀ A w small; A (n, n) are inner products of their deviations.
+    """Weights w (n,) that make wᵀ A w small; A (n, n) are inner products of the rows' deviations.
 
-    The minimum over Σ w = 1, 0 ≤ w ≤ ``most``/n and Σ w² ≤ 1/(``effective_size`` n) is found by splitting (ADMM): in
-    turn the quadratic form on the plane Σ w = 1, which is one product with a fixed matrix, and the nearest points of
-    the box and of the ball. A fixed number of steps needs no look at the values, which would make a GPU wait.
+    The minimum over Σ w = 1, 0 ≤ w ≤ ``most``/n and Σ w² ≤ 1/(``effective_size`` n) is found by splitting (ADMM)
+    between the plane Σ w = 1, the box and the ball. With a fixed number of steps a GPU need not wait.
     """
     n = len(products)
     even, limit, radius = 1.0 / n, most / n, math.sqrt((1.0 / effective_size - 1.0) / n)

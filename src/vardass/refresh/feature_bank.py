@@ -18,7 +18,7 @@ _KEPT = 64  # batches that are written together
 
 
 class FeatureBank:
-    """The latest known features of n samples, so that a refresh costs no extra forward pass.
+    """The latest known features of n samples in single precision, so that a refresh costs no extra forward pass.
 
     Training computes the features of its batches anyway; `update` keeps them. Rows are then of different ages, and
     carry the noise of dropout and augmentation. `fill` computes all anew, for example before the first refresh.
@@ -26,11 +26,7 @@ class FeatureBank:
     Parameters
     ----------
     n : int
-        Number of samples.
-    d : int, optional
-        Width of the features; by default that of the first ones. The one (n, d) tensor is allocated then.
-    dtype : torch.dtype
-        Of the store; half precision halves its memory.
+        Number of samples. The first features say how wide the (n, d) tensor is.
     device : device
         Of the store. `update` transfers each batch to it: from a GPU to the default CPU store that waits for
         the batch to be computed, a store on the same GPU does not.
@@ -44,14 +40,9 @@ class FeatureBank:
     tensor([1., 0., 1., 0.])
     """
 
-    def __init__(
-        self, n: int, d: int | None = None, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, n: int, *, device: torch.device | str = "cpu") -> None:
         self.n = check_count(n, "n")
-        self.d = None if d is None else check_count(d, "d")
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise InputError(f"dtype must be a floating-point type, got {dtype!r}; use torch.float32")
-        self.dtype = dtype
+        self.d: int | None = None
         self.device = as_device(device)
         self._rows: Tensor | None = None
         self._is_known = torch.zeros(self.n, dtype=torch.bool, device=self.device)  # whether a row has features
@@ -69,7 +60,7 @@ class FeatureBank:
         self._write_kept()
 
     def keep(self, rows: Tensor, features: Tensor) -> None:
-        """Do what `update` does in a few microseconds: nothing is checked, and the batch is written when it is needed.
+        """`update` in a few microseconds: nothing is checked, and the batch is written later.
 
         ``rows`` (b,) are int64 and within range; neither they nor ``features`` (b, d) may be changed afterwards.
         """
@@ -79,7 +70,7 @@ class FeatureBank:
 
     def fill(self, model: Any, data: Any, **options: Any) -> None:
         """Compute all rows by a forward pass over ``data``, without augmentation; options of `extract_features`."""
-        features = extract_features(model, data, **{"out_device": self.device, "dtype": self.dtype, **options})
+        features = extract_features(model, data, out_device=self.device, **options)
         if len(features) != self.n:
             raise InputError(
                 f"the data set has {len(features)} samples, the bank n={self.n}; pass the one the bank was made for"
@@ -98,12 +89,12 @@ class FeatureBank:
                 )
             self.d = z.shape[1]
         if self._rows is None:
-            self._rows = torch.zeros(self.n, batches[0][1].shape[1], dtype=self.dtype, device=self.device)
+            self._rows = torch.zeros(self.n, batches[0][1].shape[1], device=self.device, dtype=torch.float32)
         rows, z = batches[0] if len(batches) == 1 else (torch.cat(parts) for parts in zip(*batches))
         rows = self._here(rows)
-        z = z.to(self.dtype) if z.element_size() > self.dtype.itemsize else z  # the smaller one travels
+        z = z.float() if z.element_size() > 4 else z  # the smaller one travels
         # index_copy_ lets any of several equal indices win: hand it the last row for all of them
-        self._rows.index_copy_(0, rows, self._here(z).to(self.dtype).index_select(0, _last_occurrence(rows)))
+        self._rows.index_copy_(0, rows, self._here(z).float().index_select(0, _last_occurrence(rows)))
         self._is_known[rows] = self._is_renewed[rows] = True
 
     def _here(self, x: Tensor) -> Tensor:
@@ -111,10 +102,7 @@ class FeatureBank:
         return x.to(self.device, non_blocking=self.device.type != "cpu")
 
     def features(self) -> Tensor:
-        """Return the features of all samples (n, d): the store itself, not a copy, so clone it to keep it.
-
-        Rows that are missing are an InputError.
-        """
+        """Return the features of all samples (n, d), none of which may be missing: the store itself, not a copy."""
         self._write_kept()
         count = int(self._is_known.sum())
         if self._rows is None or count < self.n:
@@ -141,25 +129,21 @@ class FeatureBank:
     ) -> Tensor:
         """How far a batch has moved from its stored rows, Σ_h w_h |φ_new - φ_bank|²; ask **before** `update`.
 
-        After a `mark` only rows count that still hold what they held then: others have been renewed since,
-        so their distance says less than the strata are out of date. If no row counts the result is NaN,
-        which `DriftRefresh` ignores. A bank that is renewed more slowly than the features move keeps a high
-        drift after a refresh; the remedy is `fill`.
-
-        ``kernel`` is the fitted one whose feature map φ is meant, None for the features themselves; ``weights`` (b,)
-        are those of the batch, None for equal ones.
+        After a `mark` only rows count that have not been updated since. If no row counts the result is NaN, which
+        `DriftRefresh` ignores. A bank that is updated more slowly than the features move keeps a high drift after a
+        refresh; the remedy is `fill`. ``kernel`` is a fitted one with the feature map φ, None for the features
+        themselves; ``weights`` (b,) are those of the batch, None for equal ones.
         """
         z = as_features(features, check_finite=False)
         rows = _as_rows(indices, len(z), self.n)
         fitted = as_kernel("linear" if kernel is None else kernel)
         self._write_kept()
-        precision = torch.promote_types(self.dtype, torch.float32)
         if self._rows is None:
-            return torch.full((), math.nan, dtype=precision, device=self.device)
+            return torch.full((), math.nan, device=self.device, dtype=torch.float32)
         if z.shape[1] != self.d:
             raise InputError(f"features have {z.shape[1]} columns, the bank holds d={self.d}")
-        rows, z = self._here(rows), self._here(z).to(precision)
-        squared = fitted.paired_distances(z, self._rows.index_select(0, rows).to(precision))
+        rows, z = self._here(rows), self._here(z).float()
+        squared = fitted.paired_distances(z, self._rows.index_select(0, rows))
         w = as_weights(weights, len(z), squared)
         counts = self._is_known[rows]
         if self._has_mark:
@@ -187,16 +171,10 @@ class FeatureBank:
             raise InputError(f"the state is of version {state['bank']!r}, this bank of {_STATE_VERSION}; fill it anew")
         if state["n"] != self.n or (None not in (self.d, state["d"]) and state["d"] != self.d):
             raise InputError(
-                f"the state has n={state['n']}, d={state['d']}, the bank n={self.n}, d={self.d}; make the bank for "
-                "the same data set and featuriser"
+                f"the state has n={state['n']}, d={state['d']}, the bank n={self.n}, d={self.d}; use one of that size"
             )
         rows = state["rows"]
-        if rows is None:
-            self._rows = None
-        elif self._rows is None:
-            self._rows = rows.to(self.device, self.dtype, copy=True)
-        else:  # it keeps its memory
-            self._rows.copy_(rows)
+        self._rows = None if rows is None else rows.to(self.device, torch.float32, copy=True)
         self.d = self.d if state["d"] is None else state["d"]
         self._is_known.copy_(state["is_known"])
         self._is_renewed.copy_(state["is_renewed"])
@@ -206,8 +184,7 @@ class FeatureBank:
 def _as_rows(indices: ArrayLike | list[int], count: int, n: int) -> Tensor:
     """Return ``indices`` as an int64 tensor (count,), checked to be within ``range(n)`` on the CPU only."""
     rows = torch.as_tensor(indices)
-    if rows.numel() == 0:
-        rows = rows.long()
+    rows = rows if rows.numel() else rows.long()
     if rows.ndim != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
         raise InputError(
             f"indices must be whole numbers of shape (b,), got {rows.dtype} of shape {tuple(rows.shape)}; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,6 @@ def extract_features(
     *,
     out_device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    eval_mode: bool = True,
     progress: Progress | None = None,
     batch_size: int = 256,
     device: torch.device | str | None = None,
@@ -30,33 +29,30 @@ def extract_features(
     autocast_dtype: torch.dtype | None = None,
     forward: Callable[[Any, Any], Tensor] | None = None,
     key: str | int | None = None,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> Tensor:
-    """Compute the features of every sample, in the order of the data set: (n, d).
+    """Compute the features of every sample in evaluation mode, in the order of the data set: (n, d).
 
     Pass a data set **without augmentation**: strata made from randomly cropped or noisy samples describe
-    the noise too. The global random state is left alone.
+    the noise too. The global random state and the training flags of modules are left alone.
 
     Parameters
     ----------
     model : nn.Module or callable
         The featuriser, on the device it is to run on.
     data : Dataset, Tensor of shape (n, ...), DataLoader or iterable of batches
-        A data set, also one wrapped by ``with_weights``. A DataLoader must keep the order and drop nothing.
+        A data set, also one wrapped by ``with_weights``. A DataLoader, for samples that need a ``collate_fn``, must
+        keep the order and drop nothing.
     out_device : device
         Where the result goes, batch by batch.
     dtype : torch.dtype
         Of the result.
-    eval_mode : bool
-        Switch dropout off and batch norm to its running statistics meanwhile. False leaves the modules as they are:
-        batch norm then also changes its statistics.
     progress : callable, optional
         ``progress(share_done, message)`` after each batch.
     batch_size : int
         Samples in a forward pass.
     device : device, optional
-        Where inputs go: by default where the model's first parameter is. Floating-point inputs of a model in half or
-        double precision become of that precision.
+        Of the inputs: by default that of the model's first parameter. Floating-point inputs get the precision of a
+        model in half or double precision.
     num_workers : int
         Worker processes that load samples.
     autocast_dtype : torch.dtype, optional
@@ -65,10 +61,7 @@ def extract_features(
     forward : callable, optional
         ``forward(model, inputs) -> (batch, d)``, where ``model(inputs)`` is not what you want.
     key : str or int, optional
-        Which part of a sample is the input: an entry of a mapping, a place in a tuple. By default the
-        sample itself, or the first part of a tuple.
-    collate_fn : callable, optional
-        As for DataLoader.
+        The input's entry of a mapping or place in a tuple; by default the sample itself, or the first part of a tuple.
 
     Examples
     --------
@@ -84,8 +77,8 @@ def extract_features(
     n = _row_count(data)
     pieces: list[Tensor] = []
     done, width = 0, None
-    loading = {"num_workers": num_workers, "collate_fn": collate_fn, "pin_memory": place.type == "cuda"}
-    with evaluation_mode(model) if eval_mode else nullcontext():
+    loading = {"num_workers": num_workers, "pin_memory": place.type == "cuda"}
+    with evaluation_mode(model):
         for batch in iterate(_batches(data, batch_size, **loading)):
             inputs = _placed(_inputs(batch, key), place, precision)
             # no cache: weights cast here have no graph, a surrounding autocast region must not reuse them
@@ -183,14 +176,14 @@ def _device_of(model: Any) -> torch.device:
 
 
 def _precision_of(model: Any) -> torch.dtype | None:
-    """What a model in half or double precision wants its inputs to be; None for one that takes them as they are."""
+    """Precision of the inputs of a model in half or double precision; None for others."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     kinds = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
     return kinds.pop() if len(kinds) == 1 and torch.float32 not in kinds else None
 
 
 def as_device(device: torch.device | str) -> torch.device:
-    """Return ``device``, checked to be there."""
+    """Return ``device``, checked to be usable."""
     try:
         place = torch.device(device)
         torch.empty(0, device=place)

@@ -1,7 +1,6 @@
 """When to recompute strata or a plan: policies that go by time, and one that goes by the drift of features.
 
-A policy is asked once a step. ``step`` counts the batches trained on so far over the whole run: ``due(0)``
-asks before the first batch, ``due(1)`` after it.
+A policy is asked once a step. ``step`` counts the batches of the whole run so far.
 """
 
 from __future__ import annotations
@@ -24,17 +23,14 @@ _STATE_VERSION = 1
 class RefreshPolicy(ABC):
     """Says at which steps to refresh (section 2.5 of the paper); for one of your own write ``due``."""
 
-    observes_drift: ClassVar[bool] = False  # whether `observe` is to be told the drift of each batch
+    observes_drift: ClassVar[bool] = False  # whether `observe` needs the drift of each batch
 
     @abstractmethod
     def due(self, step: int) -> bool:
         """Whether to refresh now, after ``step`` batches. The same step gets the same answer."""
 
-    def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:  # noqa: B027
-        """Take in Σ_h w_h |φ_new - φ_bank|² of one batch, from `FeatureBank.drift`; NaN says nothing.
-
-        ``scale`` divides it: the mean variance within strata, from `variance_within`.
-        """
+    def observe(self, drift: Tensor | float) -> None:  # noqa: B027
+        """Take the drift of one batch: `FeatureBank.drift` divided by `variance_within` strata; NaN is ignored."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the next answers depend on, in plain numbers and text; settings are not part of it."""
@@ -42,14 +38,15 @@ class RefreshPolicy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the policy that gave ``state`` was."""
+        mine = self.state_dict()
         check_state(state, self, ("policy", "version"))
-        for key, value in (("policy", type(self).__name__), ("version", _STATE_VERSION)):
-            if state[key] != value:
+        for key in ("policy", "version"):
+            if state[key] != mine[key]:
                 raise InputError(
-                    f"the state has {key}={state[key]!r}, this policy {key}={value!r}; "
+                    f"the state has {key}={state[key]!r}, this policy {key}={mine[key]!r}; "
                     "pass what the same kind of policy gave"
                 )
-        check_state(state, self, self.state_dict())
+        check_state(state, self, mine)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name, None)!r}" for name in declared_options(type(self)))
@@ -114,14 +111,14 @@ class GrowingRefresh(RefreshPolicy):
 class DriftRefresh(RefreshPolicy):
     """Refresh when the features have drifted from those that the strata were made from.
 
-    The drift of a batch, Σ_h w_h |φ_new - φ_bank|² divided by the mean variance within strata, costs no
-    extra forward pass. It is 1 when samples have moved as far as the members of a stratum are apart.
+    The drift of a batch, Σ_h w_h |φ_new - φ_bank|² divided by the mean variance within strata, is 1 when samples have
+    moved as far as the members of a stratum are apart. It costs no extra forward pass.
 
     Parameters
     ----------
     threshold : float
-        Refresh when the mean drift of the last ``window`` batches exceeds it. The default is a first
-        guess: gradient noise rose by 24 % at a drift of 0.11 and by 46 % at 0.38 on a small network.
+        For the mean drift of the last ``window`` batches. Gradient noise rose by 24 % at a drift of 0.11 and by 46 % at
+        0.38 on a small network.
     shortest, longest : int
         Least and most steps between refreshes.
     window : int
@@ -160,15 +157,13 @@ class DriftRefresh(RefreshPolicy):
         self._last: int | None = None  # step of the last refresh
         self._recent: deque[Tensor | float] = deque(maxlen=self.window)
 
-    def observe(self, drift: Tensor | float, *, scale: float = 1.0) -> None:
-        """Add the drift of one batch, divided by ``scale``, to the running mean."""
-        if not scale >= 0:
-            raise InputError(f"scale must not be negative, got {scale}; use vardass.variance.variance_within(...)")
+    def observe(self, drift: Tensor | float) -> None:
+        """Add the drift of one batch to the running mean."""
         value = torch.as_tensor(drift).detach()
         if value.ndim:
             raise InputError(f"drift must be one number, got shape {tuple(value.shape)}; use FeatureBank.drift")
         # kept as a tensor: nothing waits for the device before `due` wants to know
-        self._recent.append(value / scale)
+        self._recent.append(value)
 
     @property
     def drift(self) -> float:

@@ -1,8 +1,7 @@
-"""The glue of a training loop: policy, feature sources and samplers together; and where the seconds go."""
+"""Policy, feature sources and samplers of a training loop together, and the seconds that they take."""
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,9 +25,8 @@ FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 class Timer:
     """Add up the ``seconds`` spent in named parts of a run.
 
-    Parts may be nested: time counts for the innermost one only, so that the parts sum to the total. A CUDA ``device``
-    is waited for at the beginning and end of each part: calls only queue its work, whose time would be charged to
-    whichever part waits next. ``clock()`` gives seconds.
+    Parts may be nested: time counts for the innermost one only. A CUDA ``device`` is synchronised at the beginning and
+    end of each part, as calls only queue its work. ``clock()`` gives seconds.
     """
 
     def __init__(self, *, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -85,29 +83,26 @@ class Refresher:
     policy : RefreshPolicy
         When.
     samplers : sampler, or sequence or mapping of them
-        What to refresh. Names are those of the mapping, else "0", "1", ...; one whose ``needs_features`` is False is
-        left alone, and its features are not computed.
+        Names are those of the mapping, else "0", "1", ...; one whose ``needs_features`` is False is left alone, and its
+        features are not computed.
     sources : source, or sequence or mapping of the same length or names
-        From what: a `FeatureBank`, or a function without arguments that returns (n, d) features.
+        A `FeatureBank`, or a function without arguments that returns (n, d) features.
     groups : callable, optional
-        ``groups(step)`` is called before each refresh, under a process group by the first process only, and returns,
-        for samplers by name, further arguments of their ``refresh``: ``groups`` and ``shares``, such as
-        ``align_classes(...).by_domain``, or ``other``. An empty mapping leaves all as they are.
+        ``groups(step)`` is called before each refresh, under a process group by the first process only. It returns, for
+        samplers by name, further arguments of their ``refresh``, such as ``align_classes(...).by_domain``.
     timer : Timer, optional
         Gets the seconds, in the parts "features" and "solver".
     share : bool
         Under a process group of ``torch.distributed`` the first process decides, makes the strata and sends them to
-        the others, whose own might differ, by batch norm or by rounding; every process has to call `step`. False leaves
-        each process to itself.
+        the others, whose own might differ by rounding; every process has to call `step`. False leaves this out.
     group : ProcessGroup, optional
-        Of ``torch.distributed``: each source then gives the features of this process's own rows, which stay where they
-        are, and the strata are those of the rows of all processes, in the order of their ranks. Only for
-        `StratifiedBatchSampler` and policies that go by time; not with ``groups`` or ``min_movement``.
+        Of ``torch.distributed``: each source then gives the features of this process's own rows, and strata are those
+        of `stratify_over_processes`. Only for `StratifiedBatchSampler` and policies that go by time; not with
+        ``groups`` or ``min_movement``.
     min_movement : float
-        Leave a sampler alone whose features have moved by less than this share of their spread since it was last
-        refreshed, Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples. Only under policies that go by time, and where
-        ``groups`` has nothing new. At 0.001 the variance of the losses was up to 4 % above that of a new plan, at 0.01
-        up to 21 %.
+        Skip a sampler whose features have moved by less than this share of their spread since its last refresh,
+        Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples, under policies that go by time and without new ``groups``. At
+        0.001 the variance of the losses was up to 4 % above that of a new plan, at 0.01 up to 21 %.
 
     Examples
     --------
@@ -143,7 +138,7 @@ class Refresher:
                 "give each sampler the source of its data set"
             )
         self.groups, self.share, self.group = groups, share, group
-        self.min_movement = check_number(min_movement, "min_movement", low=0.0, below=math.inf, remedy="try 0.001")
+        self.min_movement = check_number(min_movement, "min_movement", low=0.0, remedy="try 0.001")
         self.worthwhile: Callable[[Any, Tensor], float | None] | None = None
         if group is not None:
             self._check_own_rows()
@@ -186,9 +181,9 @@ class Refresher:
     def step(self, step: int, *, now: bool = False) -> dict[str, Any] | None:
         """Refresh all samplers if it is time, or if ``now`` says so, after ``step`` batches.
 
-        Returns numbers for a logger: ``"step"``, and for each sampler ``"<name>/seconds_features"``,
-        ``"<name>/seconds_solver"`` and, where it has strata, ``"<name>/variance"``, ``"<name>/uniform_variance"`` and
-        ``"<name>/reduction"``. One whose features stood still has no variances. None if there was no refresh.
+        Returns numbers for a logger, None if there was no refresh: ``"step"``, and for each sampler
+        ``"<name>/seconds_features"``, ``"<name>/seconds_solver"`` and, where it has new strata, ``"<name>/variance"``,
+        ``"<name>/uniform_variance"`` and ``"<name>/reduction"``.
         """
         log: dict[str, Any] = {"step": step}
         due = self.policy.due(step)  # a policy that observes is asked at every step
@@ -206,7 +201,7 @@ class Refresher:
         return Peers() if self.share and process_group() is not None else None
 
     def _agreed(self, answer: bool) -> bool:
-        """That of the first process, on all."""
+        """The answer of the first process, on all."""
         return answer if self._peers is None else bool(self._peers.from_first(lambda: answer))
 
     def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
@@ -274,10 +269,10 @@ class Refresher:
             weights, labels = strata.exact_weights, strata.labels
         elif labels is None:
             labels = torch.zeros(len(features), dtype=torch.long, device=features.device)
-        self._take_kernel(name, features)
+        self._fit_kernel(name, features)
         self._scales[name] = variance_within(features, labels, kernel=self._kernels[name], weights=weights)
 
-    def _take_kernel(self, name: str, features: Tensor) -> None:
+    def _fit_kernel(self, name: str, features: Tensor) -> None:
         kernel = getattr(self.samplers[name], "kernel", None)
         self._kernels[name] = None if kernel is None else fitted_kernel(kernel, features)
 
@@ -286,8 +281,7 @@ class Refresher:
     ) -> None:
         """Store the features of a trained batch in the bank of sampler ``name``, and note their drift.
 
-        The drift is in the sampler's kernel, relative to the variance within its strata at the last refresh. Other
-        arguments are as for `FeatureBank.update` and `FeatureBank.drift`.
+        The drift is in the sampler's kernel, relative to the variance within its strata at the last refresh.
         """
         bank = self.sources.get(name)
         if not isinstance(bank, FeatureBank):
@@ -295,9 +289,9 @@ class Refresher:
             raise InputError(f"no feature bank named {name!r}; there are {banks or 'none'}")
         if self.policy.observes_drift and name in self._scales:
             if name not in self._kernels:  # a state was loaded that holds the scale, not the kernel
-                self._take_kernel(name, bank.features())
+                self._fit_kernel(name, bank.features())
             drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
-            self.policy.observe(drift, scale=self._scales[name])
+            self.policy.observe(drift / self._scales[name])
         bank.update(indices, features)
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,15 +305,13 @@ class Refresher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken."""
+        """Continue from where ``state`` was taken."""
         check_state(state, self, self.state_dict())
         if not {*state["scales"], *state["kernels"]} <= self.samplers.keys():
             raise InputError(f"the state is of samplers {sorted(state['scales'])}, here are {sorted(self.samplers)}")
         self.policy.load_state_dict(state["policy"])
         self.timer.load_state_dict(state["timer"])
-        self._scales = dict(state["scales"])
-        self._seen = dict(state["seen"])
-        self._kernels = {}
+        self._scales, self._seen, self._kernels = dict(state["scales"]), dict(state["seen"]), {}
         for name, part in state["kernels"].items():
             device = getattr(self.sources[name], "device", None)  # that of a bank: files are read on the CPU
             part = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in part.items()}

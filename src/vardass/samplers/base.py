@@ -53,10 +53,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
 
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
-    at a time. Its state is the present chunk and what the last refresh found; it is the same on every process,
-    and restoring it continues the stream bit for bit. A sampler of one's own writes ``_make_chunk``, and ``_fit``,
-    ``_extra_state`` and ``_load_extra_state`` if it takes something from features. An attribute ``strata``, a `Strata`
-    or None, is logged by `Refresher` if there is one, and ``kernel`` is what drift is measured in.
+    at a time. Its state, the same on every process, is the present chunk and what the last refresh found. A subclass
+    has ``_make_chunk``, and ``_fit``, ``_extra_state`` and ``_load_extra_state`` if it takes something from features.
+    `Refresher` logs an attribute ``strata``, a `Strata` or None, and measures drift in ``kernel``.
 
     Parameters
     ----------
@@ -71,10 +70,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     endless : bool
         Never stop; ``len`` is then undefined.
     num_replicas, rank : int, optional
-        Under several processes with one seed, process ``rank`` gets every ``num_replicas``-th batch; those left over
-        at the end of an epoch are dropped. By default those of the process group of ``torch.distributed``, if there is
-        one when the first batch is taken. ``num_replicas=1`` gives every process all batches: set it where a library
-        shares them out, as ``accelerator.prepare`` does. See also `shard`.
+        Process ``rank`` gets every ``num_replicas``-th batch; those left over at the end of an epoch are dropped. By
+        default those of the process group of ``torch.distributed`` when the first batch is taken. ``num_replicas=1``
+        gives every process all batches, for libraries that share them out, as ``accelerator.prepare`` does.
 
     Examples
     --------
@@ -107,8 +105,6 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             raise InputError(
                 f"batch_size={batch_size} needs at least {batch_size} samples, got n={n}; lower batch_size"
             )
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise InputError(f"seed must be a whole number, got {seed!r}; seed=0 is the default")
         self.seed = check_seed(seed)
         self.endless = bool(endless)
         self._total = self._default_batches() if batches is None else check_count(batches, "batches")
@@ -189,7 +185,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         """Make the next batches, a multiple of ``num_replicas``.
 
-        ``rounds`` is how many batches this process has had since the last refresh or epoch start.
+        This process has had ``rounds`` batches since the last refresh or the start of the epoch.
         """
 
     def _fit(self, features: Tensor) -> None:
@@ -206,9 +202,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """Forget what belongs to one epoch."""
 
     def _settings(self) -> dict[str, Any]:
-        """Options that the stream depends on, in plain values: a state of others is refused.
+        """Keyword-only arguments of all constructors with an attribute of the same name, in plain values.
 
-        They are the keyword-only arguments of all constructors that an attribute of the same name holds.
+        A state with other ones is refused.
         """
         names = [name for name in declared_options(type(self)) if name not in _NOT_COMPARED and hasattr(self, name)]
         values = {name: getattr(self, name) for name in names}
@@ -277,10 +273,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def refresh(self, features: ArrayLike) -> None:
         """Recompute strata or plan from the current ``features`` (n, d); they apply from the next batch on.
 
-        Batches that a DataLoader has already asked for keep the weights that they were drawn with. A state of
-        torchdata's StatefulDataLoader belongs to the last batch that arrived: if batches drawn before a refresh are
-        still on their way, refresh again after a restore. Under several processes let `Refresher` call this: it sends
-        what the first process found to all, as features may differ between them.
+        Batches that a DataLoader has asked for already keep their weights. A state of torchdata's StatefulDataLoader
+        belongs to the last batch that arrived: if batches drawn before a refresh are still on their way, refresh again
+        after a restore. Under several processes let `Refresher` call this: features may differ between them.
         """
         if not self.needs_features:
             return
@@ -306,7 +301,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         self._refreshes = state["refreshes"]
 
     def _drop_chunk(self) -> None:
-        """Let the next batch be the first of what was just fitted."""
+        """Draw the next batch from what was just fitted."""
         self._before_drop()
         self._base = self.position
         self._chunk = None
@@ -315,10 +310,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """Take note of the present chunk before it is dropped."""
 
     def sample_batches(self, count: int, *, seed: int = 0) -> Chunk:
-        """Draw ``count`` full batches from the present strata or plan, without moving the stream: (count, batch_size).
-
-        Samplers that visit each sample once draw from whole epochs, wherever in its epoch the stream is.
-        """
+        """Draw ``count`` full batches, of whole epochs, from the present strata or plan; the stream does not move."""
         count = check_count(count, "count")
         rows: list[Tensor] = []
         while sum(map(len, rows)) < count:
@@ -337,10 +329,10 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         return {**self.__dict__, "_started": False}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the stream depends on; the same on every process.
+        """Everything that the stream depends on after the last batch handed out; the same on every process.
 
-        It is that of the last batch handed out. Workers of a DataLoader ask ahead: there save the state of torchdata's
-        StatefulDataLoader, or that of a ``CheckpointedSampler``.
+        Workers of a DataLoader ask ahead: there save the state of torchdata's StatefulDataLoader, or that of a
+        ``CheckpointedSampler``.
         """
         return {
             "sampler": type(self).__name__,
@@ -395,7 +387,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
 
 
 def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexBatch]:
-    """Yield ``batches`` until ``sampler`` is iterated once more: two iterators would each get a part of its stream."""
+    """Yield ``batches`` until ``sampler`` is iterated again: two iterators would each get a part of its stream."""
     mine = sampler._iteration = object()
     for batch in batches:
         yield batch
@@ -408,11 +400,6 @@ def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexB
 
 def features_of_all(features: ArrayLike, n: int) -> Tensor:
     """Return the features of all ``n`` samples that a refresh was given, checked: (n, d)."""
-    if features is None:
-        raise InputError(
-            f"refresh got None where the features of n={n} samples belong; extract them first, for example "
-            "with extract_features, and draw uniform batches until then"
-        )
     x = as_features(features)
     if len(x) != n:
         raise InputError(
@@ -423,7 +410,7 @@ def features_of_all(features: ArrayLike, n: int) -> Tensor:
 
 
 def plain(value: Any) -> Any:
-    """A value as a state holds it, to be compared: numbers and text as they are, of other objects their type."""
+    """A value as a state holds it: numbers and text as they are, of other objects the name of their type."""
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     if isinstance(value, np.generic):
@@ -432,7 +419,7 @@ def plain(value: Any) -> Any:
 
 
 def kernel_name(kernel: KernelLike) -> str:
-    """A kernel in words that are the same in another process."""
+    """A text for a kernel that is the same in another process."""
     known = as_kernel(kernel)
     if isinstance(known, FunctionKernel):
         return getattr(known.function, "__qualname__", type(known.function).__name__)

@@ -1,9 +1,8 @@
 """The same classes on both sides of a batch: source samples by label, target samples by pseudo-label.
 
-Where class shares differ between domains, a discrepancy is lowered by mapping classes onto wrong ones. Batches that
-hold the same classes in the same shares do not ask for that (implicit class-conditioned alignment, Jiang et al. 2020,
-arXiv 2006.04996). `align_classes` makes groups and shares for the ``refresh`` of both samplers from source labels and
-the present network's predictions for the target. No target label is needed.
+Where class shares differ between domains, a discrepancy is lowered by mapping classes onto wrong ones. It is not if
+batches hold the same classes in the same shares (implicit class-conditioned alignment, Jiang et al. 2020, arXiv
+2006.04996). No target label is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["ALIGNMENT_KERNEL", "CLASS_SHARES", "EXPLAINED", "ClassAlignment", "a
 
 CLASS_SHARES = ("uniform", "target")
 ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
-"""By which networks are compared: bandwidths follow the median distance, so that shrinking features gains nothing."""
+"""For comparing networks: bandwidths follow the median distance, so that shrinking features gains nothing."""
 EXPLAINED = 0.35
 """Share of MMD² that class shares must explain to count as its cause: spoken digits, of equal shares, have at most
 0.17; sketches of PACS, whose shares differ, 0.38."""
@@ -63,11 +62,10 @@ def align_classes(
     smoothing: float = 0.75,
     min_size: int = 1,
 ) -> ClassAlignment:
-    """Group source samples by label and target samples by the class that the network gives them.
+    """Group source samples by label and target samples by predicted class, for the ``refresh`` of both samplers.
 
-    Every class that both domains have gets the same share on both sides. Batches of samplers that are refreshed with
-    the result are unbiased for the mixture Σ_c share_c P_c of each domain's classes, which is what discrepancy and task
-    loss are then of.
+    Every class that both domains have gets the same share on both sides. Batches are then unbiased for the mixture
+    Σ_c share_c P_c of each domain's classes.
 
     Parameters
     ----------
@@ -81,28 +79,25 @@ def align_classes(
         All classes alike; or as the pseudo-labels have them, smoothed: (1 - smoothing) m_c / m + smoothing / C for m_c
         of m.
     confidence : float
-        Target samples whose largest probability is below it are in no class, and so in no batch until a later
-        refresh finds them surer.
+        Target samples whose largest probability is below it are in no class, and so in no batch.
     floor : float
         Least share of a class, in parts of 1 / C. With ``"uniform"`` a class that has fewer pseudo-labels than rows in
-        a batch, m_c < strata / C, falls from 1 / C in proportion to m_c, so that no few samples stand for it, but not
-        below floor / C. A class that vanishes from the pseudo-labels keeps that much in the source, so that
-        the network does not unlearn it and it can come back; the target has its other classes in proportion.
+        a batch, m_c < strata / C, falls from 1 / C in proportion to m_c, but not below floor / C. A class that vanishes
+        from the pseudo-labels keeps that much in the source, so that the network does not unlearn it; the target has
+        its other classes in proportion.
     smoothing : float
-        Of ``"target"``. A class with a large share attracts pseudo-labels, which little smoothing lets run away: with
-        0.2 (one seed of PACS art to cartoon, CORAL) a class of 0.17 of the target rose to 0.48 of its pseudo-labels.
+        Of ``"target"``. A class with a large share attracts pseudo-labels: with 0.2 (one seed of PACS art to cartoon,
+        CORAL) a class of 0.17 of the target rose to 0.48 of its pseudo-labels.
     min_size : int
-        Least samples of a stratum, as the samplers have it. Smaller classes are left out, as if they had vanished.
+        Least samples of a stratum, as the samplers have it. Smaller classes are left out.
 
     Returns
     -------
     ClassAlignment
         Not aligned where pseudo-labels fill the rows of no more than half of the source's classes, as those of an
-        untrained or collapsed network do: batches of the few classes that it knows would make it worse. Nor where
-        they are of fewer than 1.5 classes in effect (the exponential of their entropy): the target then more likely
-        lies on one side of a boundary than has one class. Nor where classes have fewer samples than a batch has
-        strata. Where there are more classes than strata, the class with the least share is joined to the one that the
-        network confuses it with most, again and again; what is aligned is then these joint classes.
+        untrained or collapsed network do; where they are of fewer than 1.5 classes in effect (the exponential of their
+        entropy); and where classes have fewer samples than a batch has strata. Where there are more classes than
+        strata, the class with the least share is repeatedly joined to the one that the network confuses it with most.
 
     Examples
     --------

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from vardass.backend import compiled_loops
-from vardass.errors import InputError
-from vardass.kernels import Kernel
+from vardass.kernels import Kernel, overflow
 from vardass.strata import Strata
 from vardass.validate import row_blocks
 from vardass.view import LowRankView
@@ -33,22 +32,18 @@ NEGLIGIBLE = 0.01
 
 
 def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: torch.Generator) -> LowRankView:
-    """Kernel features that a plan looks at: (n, at most ``rank``) columns by falling variance.
+    """Kernel features of a plan: (n, at most ``rank``) columns by falling variance, all of an explicit feature map.
 
-    There are as many landmarks as columns if these are more than `PLAN_LANDMARKS`, but never more than half of the
-    samples: a landmark is seen through the others, so that all samples are alike. An explicit feature map keeps all its
-    columns.
+    There are at least as many landmarks as columns, but never more than half of the samples: a landmark is seen through
+    the others, so that all samples are alike.
     """
     landmarks = max(1, min(max(rank, PLAN_LANDMARKS), len(features) // 2))
     found: LowRankView | None = None
     with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # the matrix is not finite
-        found = LowRankView.of(features, kernel, rank, landmarks=landmarks, pivoting="diagonal", generator=generator)
+        found = LowRankView.of(features, kernel, rank, landmarks=landmarks, rounds=1, generator=generator)
     # swaps look at squares
     if found is None or not bool(torch.isfinite(found.features.square().sum() + found.residual.sum())):
-        raise InputError(
-            f"{kernel!r} overflows {features.dtype} on features of up to {float(features.abs().max()):.3g}; scale them "
-            "down or pass float64"
-        )
+        raise overflow(repr(kernel), features)
     return found
 
 
@@ -99,11 +94,10 @@ def couple_rows(
 ) -> Tensor:
     """Swap entries within columns to make every row's weighted mean close to zero.
 
-    Each round goes over the columns. Given the rest of the rows, E_t - w_h φ(P_th), the entries of column h are
-    matched to the rows of a group so that Σ_t <E_t - w_h φ(P_th), φ(P_th)> is small, which is what Σ |E_t|² depends
-    on: all inner products come from one matrix product, and entries of two rows are exchanged where that lowers the
-    sum, until no exchange does. In the first round a row consists of the columns that were matched so far. Torch makes
-    the exchanges of all rows that are each other's best at once, the compiled loop one after the other.
+    Each round goes over the columns. Given the rest of the rows, E_t - w_h φ(P_th), entries of column h are exchanged
+    between the rows of a group until no exchange lowers Σ_t <E_t - w_h φ(P_th), φ(P_th)>, on which Σ |E_t|² depends.
+    In the first round a row consists of the columns that were matched so far. Torch makes the exchanges of all rows
+    that are each other's best at once, the compiled loop one after the other.
 
     Parameters
     ----------

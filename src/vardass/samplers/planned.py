@@ -87,14 +87,13 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
 
     Each `refresh` makes strata, as `StratifiedBatchSampler` does, and then a table of ``plan_rows`` batches with one
     member of each stratum, in which every member of a stratum occurs equally often (to within one). Members are swapped
-    inside their columns until each row's weighted mean embedding is as close to that of the data set as it gets. Rows
-    come in random order; when they are used up, another table is made from the same features. Each batch is unbiased
-    for every function, whatever the swaps (see `vardass.samplers.plan`), and its variance on the features that the plan
-    looks at is at most that of the strata. Several draws from one stratum stay together and are swapped as one.
+    inside their columns to bring each row's weighted mean embedding close to that of the data set. Rows come in random
+    order; then another table is made. Each batch is unbiased for every function (see `vardass.samplers.plan`), and its
+    variance on the plan's features is at most that of the strata. Draws from one stratum are swapped together.
 
     Parameters
     ----------
-    n, batch_size, kernel, solver, groups, shares, seed, batches, endless, num_replicas, rank, strata_options
+    n, batch_size, kernel, options
         As for `StratifiedBatchSampler`.
     plan_rows : int
         Batches planned together. More give the swaps more choice and cost more time.
@@ -148,13 +147,12 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
 class BalancedBatchSampler(_Planned, EpochSampler):
     """Visit each sample once per epoch, in batches whose mean embedding is close to the full one.
 
-    A refresh cuts the samples into batch_size strata of equal size. In each epoch a batch takes one sample of
-    each stratum, and samples are swapped between batches inside their strata until each batch's mean embedding
-    is as close to that of the data set as it gets. All weights are equal, so any loss can be used. Batches come
-    in random order and every epoch is planned anew from a random start, so every sample is equally likely to be
-    in any batch and the batch mean of every function is unbiased. At most 128 batches are planned at a time, from
-    a random part of the epoch that has its mean. Uniform until the first `refresh`; one in mid-epoch plans what is
-    left of the epoch anew.
+    A refresh cuts the samples into batch_size strata of equal size. In each epoch a batch takes one sample of each
+    stratum, and samples are swapped between batches inside their strata to bring each batch's mean embedding close to
+    that of the data set. All weights are equal, so any loss can be used. Every epoch is planned anew from a random
+    start, so every sample is equally likely to be in any batch and the batch mean of every function is unbiased. At
+    most 128 batches are planned at a time, from a random part of the epoch that has its mean. Uniform until the first
+    `refresh`; one in mid-epoch plans what is left of the epoch anew.
 
     Parameters
     ----------
@@ -165,9 +163,8 @@ class BalancedBatchSampler(_Planned, EpochSampler):
     groups : array of shape (n,), optional
         Class labels, whose shares are balanced too. `refresh` may replace them.
     shares : array of shape (g,), optional
-        Shares that the groups 0 to g - 1 are to have in each batch instead of those of their samples, as for
-        `StratifiedBatchSampler`. Strata of equal size are then made within groups, and batches have weights, equal
-        within a group up to the rounding of sizes. An epoch of n / batch_size batches visits the samples of a group
+        Shares that the groups are to have in each batch, as for `StratifiedBatchSampler`. Strata of equal size are then
+        made within groups, and batches have weights. An epoch of n / batch_size batches visits the samples of a group
         equally often, to within one visit for each of its strata, and a refresh begins another one.
     plan_rank, swap_rounds : int
         As for `OrderedBatchSampler`.

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
-from vardass.samplers.base import Chunk, MinibatchSampler, derive_seed, plain
+from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed, plain
 from vardass.samplers.plan import cycle_table
-from vardass.solvers import stratify, stratify_groups
+from vardass.solvers import stratify, stratify_groups, stratify_over_processes
 from vardass.solvers.grouped import Groups
 from vardass.solvers.stratification import ALL_OPTIONS, option_names
 from vardass.strata import Strata
@@ -78,9 +78,8 @@ class GroupedSampler(MinibatchSampler, ABC):
 class StratifiedBatchSampler(GroupedSampler):
     """Draw from every stratum of the current features; uniform until the first `refresh`.
 
-    Each batch holds ``draws_per_stratum`` samples of each of ``batch_size / draws_per_stratum`` strata, in
-    stratum order, with weight size / n shared by the draws of a stratum (section 2.2 of the paper). The
-    weighted mean of any function over the batch is unbiased for its mean over the data set.
+    Each batch holds ``draws_per_stratum`` samples of each of ``batch_size / draws_per_stratum`` strata, in stratum
+    order, which share the weight size / n (section 2.2). The weighted mean of any function is unbiased.
 
     Parameters
     ----------
@@ -100,13 +99,12 @@ class StratifiedBatchSampler(GroupedSampler):
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions. `refresh` may replace them.
     shares : array of shape (g,), optional
-        Shares that the groups 0 to g - 1 are to have in each batch, in weight, instead of those of their samples: a
-        stratum of class c weighs share_c |S_h| / n_c. The weighted mean is then unbiased for the mixture
-        Σ_c share_c P_c of the classes, for a weighted task loss as well, and samples of group -1 or of a group with
-        share 0 are in no batch. See `vardass.samplers.class_alignment` for the same classes in both domains.
+        Shares that the groups 0 to g - 1 are to have in each batch, in weight, as for `stratify_groups`. The weighted
+        mean is then unbiased for the mixture Σ_c share_c P_c of the classes. See `vardass.samplers.class_alignment` for
+        the same classes in both domains.
     kernel_rank : int, optional
         Columns of the low-rank kernel features, which `stratify` calls ``rank``.
-    strata_options
+    options
         Passed to `stratify`: ``min_size``, ``equal``, ``restarts``, ``trials``, ...
 
     Attributes
@@ -139,20 +137,14 @@ class StratifiedBatchSampler(GroupedSampler):
         groups: ArrayLike | None = None,
         shares: ArrayLike | None = None,
         kernel_rank: int | None = None,
-        seed: int = 0,
-        batches: int | None = None,
-        endless: bool = False,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        **strata_options: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            n, batch_size, seed=seed, batches=batches, endless=endless, num_replicas=num_replicas, rank=rank
-        )
+        stream = {name: options.pop(name) for name in StreamOptions.__optional_keys__ if name in options}
+        super().__init__(n, batch_size, **stream)
         as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
         known = [name for name in option_names(solver) if name not in _OWN_OPTIONS]
-        for name in strata_options:
+        for name in options:
             if name not in known:
                 raise unknown(f"option of {type(self).__name__} with solver {solver!r}:", name, known)
         self.solver = solver
@@ -165,7 +157,7 @@ class StratifiedBatchSampler(GroupedSampler):
             )
         self._set_groups(groups, shares)
         self.kernel_rank = None if kernel_rank is None else check_count(kernel_rank, "kernel_rank", low=0)
-        self.strata_options = strata_options
+        self.strata_options = options  # of `stratify`
         self.strata: Strata | None = None
 
     @property
@@ -176,7 +168,7 @@ class StratifiedBatchSampler(GroupedSampler):
     @property
     def min_size(self) -> int:
         """Least samples of a stratum: ``min_size`` if it is set, else what draws without replacement need."""
-        return int(self.strata_options.get("min_size", self._smallest_size))
+        return int(self.strata_options.get("min_size", 1 if self.replacement else self.draws_per_stratum))
 
     def _fit(self, features: Tensor) -> None:
         self._stratify(features)
@@ -186,7 +178,8 @@ class StratifiedBatchSampler(GroupedSampler):
             "kernel": self.kernel,
             "solver": self.solver,
             "seed": derive_seed(self.seed, self._refreshes),
-            "warm_start": self._warm_start(),
+            # the other solvers begin with k-means++, which is a better start for them
+            "warm_start": self.strata if self.solver == "min-sum" else None,
             "min_size": self.min_size,
             "rank": self.kernel_rank,
             **self.strata_options,
@@ -197,10 +190,6 @@ class StratifiedBatchSampler(GroupedSampler):
             found = stratify(features, self.strata_count, kernel_features=kernel_features, **options)
         self._use(found)
 
-    def _warm_start(self) -> Strata | None:
-        """Earlier strata are the better start only for min-sum: the others begin with k-means++."""
-        return self.strata if self.solver == "min-sum" else None
-
     def use(self, strata: Strata) -> None:
         """Draw from given strata, for example loaded ones, from the next batch on."""
         self._use(strata)
@@ -210,7 +199,7 @@ class StratifiedBatchSampler(GroupedSampler):
     def refresh_over_processes(self, features: ArrayLike, group: Any) -> None:
         """As `refresh`, from the features of this process's own rows; every process of ``group`` has to call it.
 
-        The strata are those of ``stratify(..., group=group)``: samples are numbered through all processes.
+        The strata are those of `stratify_over_processes`: samples are numbered through all processes.
         """
         if type(self)._fit is not StratifiedBatchSampler._fit or self.groups is not None or self.strata_options:
             raise InputError(
@@ -218,13 +207,8 @@ class StratifiedBatchSampler(GroupedSampler):
                 "options of strata; use a StratifiedBatchSampler without them, or gather the features"
             )
         seed = derive_seed(self.seed, self._refreshes + 1)
-        self.use(
-            stratify(features, self.strata_count, kernel=self.kernel, rank=self.kernel_rank, seed=seed, group=group)
-        )
-
-    @property
-    def _smallest_size(self) -> int:
-        return 1 if self.replacement else self.draws_per_stratum
+        options: dict[str, Any] = {"kernel": self.kernel, "rank": self.kernel_rank, "seed": seed}
+        self.use(stratify_over_processes(features, self.strata_count, group, **options))
 
     def _use(self, strata: Strata) -> None:
         if not isinstance(strata, Strata):
@@ -238,10 +222,10 @@ class StratifiedBatchSampler(GroupedSampler):
                 "(batch_size / draws_per_stratum); make them from the features of this data set with that k"
             )
         smallest = int(strata.sizes.min())
-        if smallest < self._smallest_size:
+        if not self.replacement and smallest < self.draws_per_stratum:
             raise InputError(
                 f"a stratum has {smallest} samples, fewer than draws_per_stratum={self.draws_per_stratum} without "
-                f"replacement; make strata with min_size={self._smallest_size} or draw with replacement"
+                f"replacement; make strata with min_size={self.draws_per_stratum} or draw with replacement"
             )
         self.strata = strata.to("cpu")
         each = self.strata.exact_weights / self.draws_per_stratum
@@ -277,7 +261,6 @@ class StratifiedBatchSampler(GroupedSampler):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        if state["strata"] is None:
-            self.strata = None
-        else:
+        self.strata = None
+        if state["strata"] is not None:
             self._use(Strata.from_dict(state["strata"]))

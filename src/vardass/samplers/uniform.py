@@ -19,8 +19,7 @@ _DRAWS = 8192  # indices drawn at a time with replacement
 class EpochSampler(MinibatchSampler):
     """Base of samplers whose epoch visits each sample once: a chunk is what is left of the epoch, or its beginning.
 
-    Where batch_size does not divide n, a uniformly random remainder of each epoch is left out (``drop_last=True``) or
-    comes as a last, smaller batch, so every sample is as likely as any other to be in any batch.
+    Where batch_size does not divide n, a random remainder is left out (``drop_last=True``) or is a last, smaller batch.
     """
 
     _visits_once = True
@@ -50,7 +49,7 @@ class EpochSampler(MinibatchSampler):
         self._left = None
 
     def _before_drop(self) -> None:
-        """Only what this epoch has not visited is planned next, so the epoch still visits each sample once."""
+        """Plan next only what this epoch has not visited."""
         if self._chunk is None:
             return
         visited = torch.zeros(self.n, dtype=torch.bool)
@@ -114,7 +113,7 @@ class UniformBatchSampler(EpochSampler):
         Without replacement: leave out a random remainder, else make it a last, smaller batch.
     from_each : array of shape (n,), optional
         With replacement: group of each sample, such as its source domain. Batches have equally many samples of each
-        group, whatever the sizes of groups are, and no weights that would make up for it: DomainBed's batches.
+        group, without weights that would make up for it, as DomainBed's.
 
     Examples
     --------

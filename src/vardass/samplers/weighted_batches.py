@@ -18,8 +18,8 @@ __all__ = ["IndexBatch", "WeightedDataset", "with_weights"]
 class IndexBatch(list[int]):
     """A list of sample indices with the weights of the strata that they were drawn from.
 
-    A DataLoader asks for indices many batches ahead, so a weight that is looked up when the batch arrives may belong to
-    newer strata. Here the weights are part of the batch: they are pickled with it, and a slice keeps its share.
+    A DataLoader asks for indices many batches ahead, so weights that were looked up when a batch arrives could belong
+    to newer strata. These are pickled with the batch, and a slice keeps its share.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class WeightedDataset(Dataset[Any]):
         return [_append(sample, "stratum", np.int64(h)) for sample, h in zip(found, strata, strict=True)]
 
     def _notice_plain_indices(self, batch: Sequence[Any]) -> None:
-        """A batch sampler's batches know their weights; what wraps it, or is in its place, may have dropped them."""
+        """Say that weights may have been dropped on the way."""
         if any(isinstance(index, Sequence) for index in batch):
             raise InputError(
                 f"the loader asks for {len(batch)} batches as if each were one sample, such as {list(batch[0])}; pass "
@@ -117,17 +117,15 @@ def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
     """Wrap a map-style dataset so that each sample ends with its weight.
 
     ``(x, y)`` becomes ``(x, y, weight)``, a mapping gains the key ``"weight"``, anything else becomes
-    ``(sample, weight)``. Batches from a sampler without weights get 1 / batch size. Wrap last: a Subset around the
-    result would hand on bare indices, which get 1 / batch size and a warning.
+    ``(sample, weight)``. Batches without weights get 1 / batch size. Wrap last: a Subset around the result drops them.
 
     Parameters
     ----------
     dataset : map-style dataset
         Gives samples by number.
     strata : bool
-        Let each sample end with its weight and the number of its stratum, or have a key ``"stratum"`` too: what
-        `vardass.losses.Batch` holds for ``estimator="unbiased"``. Refused for batches whose samples depend on one
-        another.
+        Add the number of the stratum too, with the key ``"stratum"``, for ``estimator="unbiased"``. Refused for batches
+        whose samples depend on one another.
 
     Examples
     --------

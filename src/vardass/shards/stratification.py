@@ -332,7 +332,7 @@ class _Run(NamedTuple):
             "sizes": totals.sizes.long().tolist(),
             **asdict(variances),
             "solver": "min-sum",
-            "kernel": repr(rule.embedding.feature_map.kernel),
+            "kernel": repr(rule.kernel),
             "info": info,
         }
         write_text(self.folder / "strata.json", _json(result))
@@ -402,8 +402,8 @@ def _label_task(job: _Job, task: tuple[int, Part]) -> None:
     totals = Totals.zero(*rule.sums.shape)
     found, start = [], part.start
     for x in job.rows.blocks(part, job.width):
-        rule.embedding.feature_map.kernel.check_range(x)
-        problem = rule.embedding(x)
+        rule.kernel.check_range(x)
+        problem = rule.embed(x)
         labels = job.sampled.assign(problem, np.arange(start, start + len(x)))
         totals.add(problem, labels)
         found.append(labels.int())

@@ -72,9 +72,8 @@ def stratify_groups(
 ) -> Strata:
     """Partition samples into k strata, none of which crosses a group.
 
-    Each group gets strata in proportion to its share, at least one and at most one for each of its samples, so batches
-    that draw one sample from each stratum keep the shares: exactly in weight, and in count to within one sample unless
-    groups with a share below 1 / k take more, or those of few samples less.
+    Each group gets strata in proportion to its share, at least one and at most one for each of its samples. Batches
+    keep the shares exactly in weight, and in count to within one sample where these limits allow it.
 
     Parameters
     ----------
@@ -85,14 +84,12 @@ def stratify_groups(
     groups : array of shape (n,)
         Whole numbers, for example class labels.
     shares : array of shape (g,), optional
-        Share of group i in its entry i; groups are then numbered 0 to g - 1. Stratum h of group c weighs
-        share_c |S_h| / n_c, so that a draw from each stratum is unbiased for the mixture Σ_c share_c P_c, whatever
-        the groups' sizes. Samples of group -1, and of groups with share 0, are in no stratum. By default the shares
-        are those of the samples, n_c / n, and the mixture is the data set.
+        Shares of the groups 0 to g - 1, by default n_c / n. Stratum h of group c weighs share_c |S_h| / n_c, so that a
+        draw from each stratum is unbiased for the mixture Σ_c share_c P_c. Samples of group -1, and of groups with
+        share 0, are in no stratum.
     **options
         For `stratify`, which is called for each group with a kernel that was fitted to all samples in groups. A
-        ``warm_start`` is used where its strata respect the groups. Strata of ``equal`` size of more than 32,768 samples
-        in all are as bisection makes them.
+        ``warm_start`` is used where its strata respect the groups.
 
     Examples
     --------
@@ -113,7 +110,7 @@ def stratify_groups(
         )
     if options.get("bound"):
         raise InputError("bound is for strata without groups; leave it out or call stratify")
-    strata_of = share_out(found.counts, k, shares=found.shares, min_size=options.get("min_size", 1))
+    strata_of = share_out(found.counts, k, found.shares, min_size=options.get("min_size", 1))
     # fitted here: a mean or a scale is that of all samples, not of each group
     kernel = fitted_kernel(options.pop("kernel", "mmd"), x if shares is None else x[group >= 0])
     previous = _warm_labels(options.pop("warm_start", None), n, k, x.device)
@@ -162,10 +159,10 @@ def fits(counts: Tensor, k: int, *, min_size: int = 1) -> bool:
     return 0 < len(counts) <= k <= int(most.sum()) and int(most.min()) > 0
 
 
-def share_out(counts: Tensor, k: int, *, shares: Tensor | None = None, min_size: int = 1) -> Tensor:
-    """Share k strata among groups of ``counts`` (g,) samples: at least one, none below min_size, else in proportion.
+def share_out(counts: Tensor, k: int, shares: Tensor, *, min_size: int = 1) -> Tensor:
+    """Share k strata among groups of ``counts`` (g,) samples in proportion to ``shares`` (g,), which sum to 1.
 
-    In proportion to ``shares`` (g,), which sum to 1; by default to the counts.
+    Each gets at least one, and none gets strata of fewer than ``min_size`` samples.
     """
     most = counts // check_count(min_size, "min_size")
     if int(most.min()) == 0:
@@ -177,7 +174,7 @@ def share_out(counts: Tensor, k: int, *, shares: Tensor | None = None, min_size:
             f"{len(counts)} groups hold at most {int(most.sum())} strata of min_size={min_size}, got k={k}; "
             "lower min_size or batch_size"
         )
-    exact = counts.double() * k / counts.sum() if shares is None else shares * k
+    exact = shares * k
     given = exact.floor().long().clamp_min(1).minimum(most)
     while int(given.sum()) != k:
         wanted = exact - given
@@ -196,7 +193,7 @@ def _warm_labels(warm_start: Any, n: int, k: int, device: torch.device) -> Tenso
     return given_labels(warm_start, n, k, "warm_start", device)
 
 
-def _relative(labels: Tensor, start: int, share: int) -> Tensor | None:
-    """Earlier labels of one group counted from 0, or None where they do not fit the group."""
-    inside = (labels >= start) & (labels < start + share)
+def _relative(labels: Tensor, start: int, count: int) -> Tensor | None:
+    """Earlier labels of one group counted from 0, or None if they are not ``count`` strata from ``start`` on."""
+    inside = (labels >= start) & (labels < start + count)
     return labels - start if bool(inside.all()) else None

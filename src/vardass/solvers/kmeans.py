@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from vardass.backend import compiled_loops
-from vardass.errors import InputError
 from vardass.solvers.labels import Distances, SizeLimits, Solution, repair_sizes
-from vardass.validate import Progress, as_generator, check_count, row_blocks
+from vardass.validate import Progress, as_generator, check_count, check_number, row_blocks
 from vardass.view import View
 
 __all__ = ["centroid_objective", "dynamic_kmeans", "greedy_assignment", "kernel_kmeans"]
@@ -33,14 +32,13 @@ def dynamic_kmeans(
 ) -> Solution:
     """Alternate distance update and greedy weighted assignment (Algorithm 1).
 
-    Each iteration computes the distance of every point to every stratum mean (step 2) and builds new strata
-    from scratch with Algorithm 2 (step 3). The greedy strata can be worse than those before them, so the
-    best ones seen are kept and returned: the result is never worse than the start.
+    Each iteration computes the distance of every point to every stratum mean (step 2) and builds new strata with
+    Algorithm 2 (step 3), ``trials`` times, ``parallel`` rows at once. They can be worse than those before, so the best
+    ones are returned, which are never worse than the start. Algorithm 2 knows no size limits and may leave strata
+    empty; its strata are repaired.
 
     The paper names neither a stopping rule nor an iteration limit. Here the loop ends when ``patience``
-    iterations in a row brought no improvement of J, when J is 0, or after ``max_iter`` iterations. Algorithm 2 knows
-    no size limits and may leave strata empty; its strata are repaired before the next distance update. ``trials`` and
-    ``parallel`` are its random trials and the rows that it assigns at once; the paper takes 100 and 10.
+    iterations in a row brought no improvement of J, when J is 0, or after ``max_iter`` iterations.
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
     patience = check_count(patience, "patience")
@@ -52,7 +50,7 @@ def dynamic_kmeans(
     stale = n_iter = 0
     converged = best_cost == 0.0
     while n_iter < max_iter and not converged:
-        assigned = _best_of_trials(distances, trials, parallel, generator)
+        assigned = greedy_assignment(distances, trials=trials, parallel=parallel, generator=generator)
         current = repair_sizes(assigned, Distances(view, assigned, k, distances), limits)
         distances = view.centroid_distances(current, k)
         cost = centroid_objective(distances, current)
@@ -79,36 +77,17 @@ def centroid_objective(distances: Tensor, labels: Tensor) -> float:
     return float((own * sizes[labels]).sum())
 
 
-def greedy_assignment(
-    distances: Tensor,
-    *,
-    trials: int = 100,
-    parallel: int = 10,
-    generator: int | torch.Generator | None = None,
-) -> Tensor:
+def greedy_assignment(distances: Tensor, *, trials: int, parallel: int, generator: torch.Generator) -> Tensor:
     """Assign points to strata one after another, weighted by the sizes so far (Algorithm 2).
 
-    Point i goes to the stratum j with the smallest D_ij (n_j + 1), where n_j counts the points that j has
-    got so far. Each trial visits the points in its own random order; ``parallel`` points in a row see the
-    same n_j. The trial with the lowest cost Σ_i D_{i,a_i} |S_{a_i}| (equation 16 with D fixed) wins.
-    Among strata at distance 0 the emptiest is taken, otherwise ties go to the first. Infinite ``distances`` (n, k)
-    forbid a stratum, and some may be left empty.
+    Point i goes to the stratum j with the smallest D_ij (n_j + 1), where n_j counts the points that j has got so far.
+    Each trial visits the points in its own random order; ``parallel`` points in a row see the same n_j. The trial with
+    the lowest cost Σ_i D_{i,a_i} |S_{a_i}| (equation 16 with D fixed) wins. Among strata at distance 0 the emptiest is
+    taken, otherwise ties go to the first. Infinite ``distances`` (n, k) forbid a stratum, and some may be left empty.
     """
-    if distances.ndim != 2 or 0 in distances.shape or not distances.is_floating_point():
-        raise InputError(
-            f"distances must be real numbers of shape (n, k), got {distances.dtype} of shape {tuple(distances.shape)}"
-        )
-    if not bool((distances >= 0).all()):
-        raise InputError("distances must not be negative or NaN; clamp squared distances at 0")
-    trials = check_count(trials, "trials")
-    parallel = check_count(parallel, "parallel")
-    return _best_of_trials(distances, trials, parallel, as_generator(generator, distances.device))
-
-
-def _best_of_trials(distances: Tensor, trials: int, parallel: int, generator: torch.Generator) -> Tensor:
-    """Run Algorithm 2 in batches of trials that fit in memory and in cache; no check of the input."""
     n, k = distances.shape
     device = distances.device
+    # as many trials at a time as fit in memory and in cache
     together = max(1, min(_STEP_NUMBERS // (k * min(parallel, n)), _VISITS // n))
     best = torch.zeros(n, dtype=torch.int64, device=device)
     best_cost = torch.full((), torch.inf, dtype=torch.float64, device=device)
@@ -167,16 +146,15 @@ def kernel_kmeans(
 ) -> Solution:
     """Lloyd's algorithm in the kernel's feature space, without the size weights of equation 8.
 
-    Each iteration moves every point to the nearest stratum mean; strata left empty take the points farthest
-    from their own mean. The inertia Σ_h Σ_{i in S_h} |φ_i - μ_h|² never rises. The loop ends when no label
-    changes, when the inertia falls by no more than ``tol`` times itself (tight size limits can make it rise:
-    that iteration is then dropped), or after ``max_iter`` iterations. J, which it does not minimise, may rise.
+    Each iteration moves every point to the nearest stratum mean; empty strata take the points farthest from their own
+    mean. The loop ends when no label changes, when the inertia Σ_h Σ_{i in S_h} |φ_i - μ_h|² falls by no more than
+    ``tol`` times itself (tight size limits can make it rise: that iteration is then dropped), or after ``max_iter``
+    iterations. J, which it does not minimise, may rise.
 
     With a `LowRankView` of raw features and zero residual this is ordinary k-means.
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
-    if not tol >= 0.0:
-        raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no label changes")
+    tol = check_number(tol, "tol", low=0.0, remedy="0 ends when no label changes")
     best = labels
     distances = Distances(view, best, k)
     nearest, own = distances.nearest(best)

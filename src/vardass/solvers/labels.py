@@ -14,7 +14,7 @@ from torch import Tensor
 from vardass.backend import compiled_loops
 from vardass.errors import InputError
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_generator, as_tensor, check_count, row_blocks
+from vardass.validate import ArrayLike, as_generator, as_tensor, row_blocks
 from vardass.view import View
 
 __all__ = [
@@ -55,8 +55,8 @@ class Solution:
 class Distances:
     """|φ_i - μ_h|² of n points to k stratum means, of which any part can be asked for; infinite to empty strata.
 
-    A block of them is held at a time: a table would take 1 GB at n = 10^6 and k = 256. Where they are few they are
-    computed once, as a table (n, k), which can also be given.
+    Few are computed once, as a table (n, k), which can also be given; of many a block is held at a time, as a table
+    would take 1 GB at n = 10^6 and k = 256.
     """
 
     def __init__(self, view: View, labels: Tensor, k: int, table: Tensor | None = None) -> None:
@@ -111,10 +111,7 @@ class SizeLimits:
 
     @classmethod
     def of(cls, n: int, k: int, *, min_size: int = 1, max_size: int | None = None, equal: bool = False) -> SizeLimits:
-        """Check the limits against n points in k strata.
-
-        ``equal`` asks for sizes that differ by at most one.
-        """
+        """Check limits of at least 1 against n points in k strata; ``equal`` sizes differ by at most one."""
         if k > n:
             raise InputError(f"k={k} strata need at least {k} samples, got n={n}; lower k or batch_size")
         if equal:
@@ -126,15 +123,11 @@ class SizeLimits:
                 )
             return cls(low, high)
         high = n if max_size is None else max_size
-        if min_size < 1:
-            raise InputError(f"min_size must be at least 1, got {min_size}")
         if min_size * k > n:
             raise InputError(
                 f"min_size={min_size} with k={k} strata needs at least {min_size * k} samples, got n={n}; "
                 f"lower min_size to {n // k} or k to {n // min_size}"
             )
-        if high < min_size:
-            raise InputError(f"max_size={max_size} is below min_size={min_size}; raise max_size")
         if high * k < n:
             raise InputError(
                 f"max_size={high} with k={k} strata holds at most {high * k} samples, got n={n}; "
@@ -158,8 +151,7 @@ def repair_sizes(labels: Tensor, distances: Distances, limits: SizeLimits) -> Te
     if limits.hold(sizes):
         return labels
     own = distances.nearest(labels)[1]
-    # Phase 1 fills strata that are too small, phase 2 empties those that are too large. Each step serves one
-    # stratum with all the points it lacks or sheds, so there are at most 2k steps.
+    # first fill strata that are too small, then shrink those that are too large
     for h in (sizes < limits.low).nonzero().flatten().tolist():
         cost = _finite(distances.column(h)) - own
         while int(sizes[h]) < limits.low:
@@ -256,11 +248,9 @@ def given_labels(
 def kernel_kmeanspp(view: View, k: int, generator: int | torch.Generator | None = None) -> Tensor:
     """Draw k distinct seeds by k-means++ in the kernel's feature space (Algorithm 1, step 1): (k,) int64.
 
-    The first is uniform, each next one has a probability proportional to its squared distance
-    d_ij = K_ii + K_jj - 2 K_ij to the nearest seed so far; one candidate for each draw. When every point
-    left coincides with a seed the draw is uniform among the points not yet chosen.
+    The first is uniform, each next one has a probability proportional to its squared distance to the nearest seed so
+    far, and is uniform among the points not yet chosen where all of these coincide with a seed.
     """
-    k = check_count(k, "k", high=view.n, remedy="there is one seed for each stratum and none is drawn twice")
     diag = view.diag
     generator = as_generator(generator, diag.device)
     levels = torch.rand(k, dtype=torch.float64, generator=generator, device=diag.device)
@@ -287,8 +277,8 @@ def kernel_kmeanspp(view: View, k: int, generator: int | torch.Generator | None 
 def draw_by_mass(mass: Tensor, level: Tensor) -> Tensor:
     """Draw one column of each row of ``mass`` (count, m), with a probability in proportion to it: (count,).
 
-    ``level`` (count,) is uniform on [0, 1), in double precision: the draw is where the running sum of the
-    row passes that share of its total. Unlike torch.multinomial it takes any number of columns.
+    The draw is where the running sum of the row passes the share ``level`` (count,), uniform on [0, 1) in double
+    precision, of its total. Unlike torch.multinomial it takes any number of columns.
     """
     reached = mass.cumsum(1)
     # level < 1 in double precision leaves the product below the total, so an entry with mass is found
@@ -317,7 +307,6 @@ def random_balanced_labels(
     n: int, k: int, generator: int | torch.Generator | None = None, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Deal n points at random into k strata whose sizes differ by at most one: (n,) int64."""
-    k = check_count(k, "k", high=n, remedy="lower k or batch_size")
     return torch.randperm(n, generator=as_generator(generator, device), device=device) % k
 
 
@@ -328,12 +317,10 @@ _ENOUGH = 1024  # points of a part that its axis is found on
 def bisection_labels(features: Tensor, k: int, *, importance: Tensor | None = None) -> Tensor:
     """Cut n points (n, r), columns by falling variance, into k strata: labels (n,).
 
-    Each part is cut across its own principal axis in proportion to the number of strata that either side
-    will hold: O(n log k) work in ⌈log₂ k⌉ levels, on the host.
-
-    ``importance`` (n,) is what strata shall hold equal amounts of; without it sizes differ by at most one. The
-    min-sum cost of a part with m points of spread σ, cut into k' strata, falls as (m σ)² / k', so strata are best
-    given in proportion to m σ; for a kernel whose features have unequal lengths, those lengths are the spread.
+    Each part is cut across its own principal axis in proportion to the number of strata that either side will hold, in
+    ⌈log₂ k⌉ levels, on the host. Strata hold equal amounts of ``importance`` (n,); without it sizes differ by at most
+    one. The min-sum cost of a part with m points of spread σ, cut into k' strata, falls as (m σ)² / k', so strata are
+    best given in proportion to m σ; for a kernel whose features have unequal lengths, those lengths are the spread.
     """
     scale = features[:, :_AXES].abs().amax().clamp_min(torch.finfo(features.dtype).tiny)
     z = (features[:, :_AXES] / scale).cpu().numpy()  # so that squares stay finite

@@ -5,8 +5,8 @@ moves at once interact: with E_i = e_b(i) - e_a(i),
 
     ΔJ = -Σ_i gain_i + Σ_{i<j} d_ij <E_i, E_j>.
 
-A block proposes its best moves by one matrix product; the interactions among them are then computed exactly
-and the subset that is applied is chosen with them, so J never rises and no move is taken on faith.
+A block proposes its best moves by one matrix product; the interactions among them are then computed exactly, so J
+never rises.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vardass.backend import compiled_loops
-from vardass.errors import InputError
 from vardass.solvers.labels import SizeLimits, Solution
-from vardass.validate import Progress, check_count, row_blocks
+from vardass.validate import Progress, check_count, check_number, row_blocks
 from vardass.view import ExactView, LowRankView, View
 
 __all__ = ["EXCHANGED", "min_sum"]
@@ -33,8 +32,7 @@ _CANDIDATES = 512  # points of a block that are moved one after the other
 EXCHANGED = 32_768
 """Samples up to which points of full strata are exchanged.
 
-Beyond, a pass of exchanges takes longer than all the rest, and strata of equal size are within 2 % of the variance
-without it (n = 80,000, k = 8 to 128); in ten classes of 16,000 samples each within 0.2 %, in a quarter of the time.
+Beyond, a pass of exchanges takes longer than all the rest, for at most 2 % of the variance (n = 80,000, k = 8 to 128).
 """
 # Points of a stratum, on average, below which all points are exchanged, and in how many passes. A move to a small
 # stratum costs its size, so moves get stuck: exchanges gain 0.5 to 3 % there, most of it in three passes
@@ -166,7 +164,8 @@ class _LowRankState(_State):
         # through the change of each stratum's statistics: O(moves), not O(moves²)
         one = torch.ones_like(rows, dtype=self.diag.dtype)
         parts = torch.cat([one[:, None], self.diag[rows, None], self.features[rows]], 1)
-        change = _change(parts, source, target, self.k).double()
+        change = parts.new_zeros(self.k, parts.shape[1])
+        change = change.index_add_(0, target, parts).index_add_(0, source, parts, alpha=-1).double()
         crossed = change[:, 0] @ change[:, 1] - change[:, 2:].square().sum()
         return float(crossed - 2.0 * self.residual[rows].double().sum())
 
@@ -176,17 +175,7 @@ class _LowRankState(_State):
         self.sums.index_add_(0, source, features, alpha=-1).index_add_(0, target, features)
 
 
-def _change(parts: Tensor, source: Tensor, target: Tensor, k: int) -> Tensor:
-    """What each stratum gains when rows of ``parts`` (q, r) leave ``source`` for ``target``: (k, r)."""
-    change = parts.new_zeros(k, parts.shape[1])
-    return change.index_add_(0, target, parts).index_add_(0, source, parts, alpha=-1)
-
-
 _STATES: dict[type[View], type[_State]] = {ExactView: _ExactState, LowRankView: _LowRankState}
-
-
-def _start(view: View, labels: Tensor, k: int) -> _State:
-    return _STATES[type(view)](view, labels, k)
 
 
 def min_sum(
@@ -202,12 +191,11 @@ def min_sum(
 ) -> Solution:
     """Descend from ``labels`` (n,), within ``limits``, until a pass gains less than ``tol`` of the objective."""
     max_passes = check_count(max_passes, "max_passes", low=0)
-    if not tol >= 0.0:
-        raise InputError(f"tol must not be negative, got {tol}; 0 goes on until no move gains")
+    tol = check_number(tol, "tol", low=0.0, remedy="0 ends when no move gains")
     loops = compiled_loops(view.diag)
     if loops is not None and view.n <= 2 * _CANDIDATES:
         view = view.in_full()  # few points: the best-first moves of the full matrix
-    state = _start(view, labels, k)
+    state = _STATES[type(view)](view, labels, k)
     noise = 4.0 * torch.finfo(state.diag.dtype).eps
     objective = state.objective()
     passes, converged = 0, False
@@ -234,8 +222,7 @@ def min_sum(
 def _at_limit(sizes: Any, limits: SizeLimits, n: int) -> Any:
     """Which strata cannot lose or cannot take a point, as an array like ``sizes`` (k,).
 
-    Points go from and to the others by moves; only these need exchanges, unless strata are small. That no stratum gets
-    empty is not counted as a limit: it holds without limits too.
+    Only these need exchanges, unless strata are small. That no stratum gets empty is not counted as a limit.
     """
     return ((sizes <= limits.low) & (limits.low > 1)) | ((sizes >= limits.high) & (limits.high < n))
 
@@ -265,8 +252,7 @@ def _exchange(
 ) -> float:
     """Exchange points of strata that are at a limit, or ``for_all``, with others; return how much J fell.
 
-    Where these points are many each looks for a partner in its own block of rows, else among rows from everywhere,
-    other ones in each ``turn``.
+    Many such points have partners in their own block of rows, few among rows from everywhere, others in each ``turn``.
     """
     n = view.n
     at_limit = _at_limit(state.sizes, limits, n) | for_all
@@ -341,8 +327,7 @@ class _Part:
     def of(cls, view: View, state: _State, rows: Tensor, scores: Tensor, own: Tensor, block: slice | Tensor) -> _Part:
         """The points ``rows`` (q,) with their W (k, q), and that of their own strata (q,), on the host.
 
-        ``block`` are the same rows, as a slice where they are one, which copies less. Each step depends on the one
-        before, so they are made on the host: one transfer for each block.
+        ``block`` are the same rows, if possible as a slice, which copies less. One transfer for each block.
         """
         source = state.labels[rows]
         on_host = scores.scatter_(0, source[None], own[None]).cpu()
@@ -360,8 +345,7 @@ class _Part:
     def move_points(self, limits: SizeLimits, noise: float, worthwhile: float) -> float:
         """Descent by moves of one point, best first; returns the decrease of J.
 
-        One look at all gains proposes many moves. Each is checked again, exactly, against the moves made
-        since, before it is made.
+        Moves are proposed together, and each is checked, exactly, against the moves made since.
         """
         decrease = 0.0
         for _ in range(8 * len(self.labels)):

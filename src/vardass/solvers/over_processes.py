@@ -1,9 +1,8 @@
 """Strata of features that lie on several processes, and stay there.
 
-Rows are numbered through the processes of a group, those of the first before those of the second. A uniform sample of
-them goes to the first process, which turns its strata into a rule (`rule.py`); each process applies the rule to its own
-rows. The rule depends on the sample alone, and a label on the row and the rule, so the number of processes and the
-sizes of their shares make no difference. The messages, for m rows of the sample, d columns, rank r and k strata:
+A uniform sample of the rows goes to the first process, which turns its strata into a rule (`rule.py`); each process
+applies the rule to its own rows. The rule depends on the sample alone, and a label on the row and the rule, so the
+number of processes makes no difference. The messages, for m rows of the sample, d columns, rank r and k strata:
 
     every process to all      number, width and type of its rows
     every process to the first  its rows of the sample: m d numbers together, and 16,384 d for the variance
@@ -11,8 +10,7 @@ sizes of their shares make no difference. The messages, for m rows of the sample
     every process to all      the labels of its rows, four bytes each, and kr + 3k sums
     the first to all          the variances
 
-Up to m rows in all, the sample is everything: `stratify` on the first process makes the strata, and two messages less
-are needed.
+Up to m rows in all, the sample is everything: `stratify` on the first process makes the strata.
 """
 
 from __future__ import annotations
@@ -50,10 +48,25 @@ def stratify_over_processes(
     seed: int = 0,
     sample: int | None = None,
 ) -> Strata:
-    """Partition the rows of all processes of ``group``; `stratify` calls this where it is given one.
+    """Partition the rows of all processes of a ``torch.distributed`` ``group``, each of which has to call this.
 
-    ``features`` (n_p, d) are those of this process, which may have none; strata are found on ``sample`` rows, by
-    default those of `default_sample`. The result is that of all rows, the same on every process.
+    Parameters
+    ----------
+    features : tensor or array of shape (n_p, d)
+        Those of this process, which may have none. Rows are numbered through the processes, in the order of ranks.
+    k : int
+        Number of strata.
+    group : ProcessGroup
+        Its processes.
+    kernel, rank, seed
+        As for `stratify`.
+    sample : int, optional
+        Rows that strata are found on: by default 131,072, or 512 for each stratum if that is more.
+
+    Returns
+    -------
+    Strata
+        Those of all rows, the same on every process.
     """
     peers, known, clock = Peers(group), as_kernel(kernel), time.perf_counter()
     x, counts = _rows_of_all(peers, features, k)
@@ -82,11 +95,9 @@ def stratify_over_processes(
     sampled = SampledRule.from_state(peers.from_first(of_sample), known)  # a function as kernel cannot be sent
     planned = time.perf_counter()
     totals, labels = Totals.zero(*sampled.rule.sums.shape), []
-    for number, (theirs, sums) in enumerate(peers.to_all(lambda: _labelled(sampled, x, first))):
+    for theirs, sums in peers.to_all(lambda: _labelled(sampled, x, first)):
         labels.append(theirs.long().to(x.device))
         totals.add_totals(Totals(**sums))
-        assert len(theirs) == counts[number]
-
     passed = time.perf_counter()
 
     def judged() -> dict[str, Any]:
@@ -94,12 +105,8 @@ def stratify_over_processes(
         some = together[torch.from_numpy(np.searchsorted(wanted, judged_rows)).to(together.device)]
         value = vars(sampled.judge(totals, some, judged_rows, seed))
         info = {"uniform_stderr": value.pop("uniform_stderr"), "processes": peers.count, "sample": count}
-        info |= {
-            "rank": sampled.rule.sums.shape[1],
-            "seconds_sample": planned - clock,
-            "seconds_pass": passed - planned,
-        }
-        return {**value, "info": info, "kernel": repr(sampled.rule.embedding.feature_map.kernel)}
+        info |= {"rank": totals.sums.shape[1], "seconds_sample": planned - clock, "seconds_pass": passed - planned}
+        return {**value, "info": info, "kernel": repr(sampled.rule.kernel)}
 
     return Strata(torch.cat(labels), k, solver="min-sum", **peers.from_first(judged))
 
@@ -110,16 +117,16 @@ def _rows_of_all(peers: Peers, features: ArrayLike, k: int) -> tuple[Tensor, lis
     def mine() -> tuple[int, int, str, int]:
         return len(x := _checked(features)), x.shape[1], str(x.dtype), k
 
-    told = peers.to_all(mine)
+    found = peers.to_all(mine)
     for name, place in (("columns", 1), ("the type", 2), ("k", 3)):
-        kinds = [entry[place] for entry in told]
+        kinds = [entry[place] for entry in found]
         if len(set(kinds)) > 1:
             other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
             raise InputError(
                 f"processes must agree on {name}: the first has {kinds[0]}, process {other} {kinds[other]}; "
                 "compute all features by the same network"
             )
-    return _checked(features), [entry[0] for entry in told]
+    return _checked(features), [entry[0] for entry in found]
 
 
 def _checked(features: ArrayLike) -> Tensor:
@@ -134,8 +141,8 @@ def _labelled(sampled: SampledRule, x: Tensor, first: int) -> tuple[Tensor, dict
     totals = Totals.zero(*sampled.rule.sums.shape)
     labels = torch.empty(len(x), dtype=torch.int32)
     for rows in row_blocks(len(x), _BLOCK_ROWS) if len(x) else ():
-        sampled.rule.embedding.feature_map.kernel.check_range(x[rows])
-        problem = sampled.rule.embedding(x[rows])
+        sampled.rule.kernel.check_range(x[rows])
+        problem = sampled.rule.embed(x[rows])
         numbers: NDArray[np.int64] = np.arange(first + rows.start, first + rows.start + problem.n)
         found = sampled.assign(problem, numbers)
         totals.add(problem, found)

@@ -1,17 +1,16 @@
 """Strata of a sample, turned into a rule that gives any row its stratum.
 
 A row x adds Σ_{z in S_h} |φ(x) - φ(z)|² = m_h |φ(x) - μ|² + D_h - 2 <φ(x) - μ, F_h> to stratum h of the sample, with
-m_h its size, D_h = Σ |φ(z) - μ|² and F_h = Σ (φ(z) - μ). The least of these alone would be a bad rule. A solver moves
-one row at a time and sees sizes change, and rows of the sample hold on to their stratum, as no row is far from itself.
-New rows do neither: all that are alike would go to the one stratum that happens to be small. So each stratum has a
-price β_h instead of D_h, such that strata have the same shares of rows as in the sample. Prices are the dual variables
-of the transport of rows to strata of given sizes, found by Sinkhorn's iteration.
+m_h its size, D_h = Σ |φ(z) - μ|² and F_h = Σ (φ(z) - μ). By the least of these, all new rows that are alike would go
+to the one stratum that happens to be small, as sizes do not change. So each stratum has a price β_h instead of D_h,
+such that strata have the same shares of rows as in the sample. Prices are the dual variables of the transport of rows
+to strata of given sizes, found by Sinkhorn's iteration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from vardass.validate import as_generator, row_blocks
 from vardass.variance import BatchVariances
 from vardass.view import KernelView, LowRankView
 
-__all__ = ["JUDGED_ROWS", "Embedding", "Rule", "SampledRule", "Totals", "default_sample", "draw_rows", "fit_rule"]
+__all__ = ["JUDGED_ROWS", "Rule", "SampledRule", "Totals", "default_sample", "draw_rows", "fit_rule"]
 
 JUDGED_ROWS = 2**14
 """Rows on which it is measured what low-rank features miss of distances."""
@@ -35,24 +34,6 @@ _BLOCK_ROWS = 4096  # rows whose scores are computed together: they stay in cach
 _PRICED_ROWS = 2**16  # rows of the sample that prices are found on
 _ROUNDS, _ITERATIONS = 2, 12  # of prices; the smoothing is chosen anew in each round
 _SMOOTHING = 0.3  # of the median gap between the best and the second stratum of a row
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """Low-rank kernel features around a fixed centre."""
-
-    feature_map: FeatureMap
-    shift: Tensor | None  # (d,), taken from rows first; only for the linear kernel, for the sake of rounding
-    mean: Tensor  # (r,), of the features in the sample
-
-    def __call__(self, x: Tensor) -> LowRankView:
-        """Features of rows ``x`` (n, d), and what they miss of κ(z, z)."""
-        features, residual = self.feature_map(self.shifted(x))
-        return LowRankView(features.sub_(self.mean), residual)
-
-    def shifted(self, x: Tensor) -> Tensor:
-        """Rows as the kernel is to see them."""
-        return x if self.shift is None else x - self.shift
 
 
 @dataclass(frozen=True)
@@ -95,12 +76,14 @@ class Totals:
 
 @dataclass(frozen=True)
 class Rule:
-    """A fixed function from rows to strata.
+    """A fixed function from rows to strata: low-rank features around a fixed centre, and what rows add to strata.
 
     ``shares`` (k,), ``sums`` (k, r) and ``prices`` (k,) are m_h, F_h and β_h over the size of the sample.
     """
 
-    embedding: Embedding
+    feature_map: FeatureMap
+    shift: Tensor | None  # (d,), taken from rows first; only for the linear kernel, for the sake of rounding
+    mean: Tensor  # (r,), of the features in the sample
     shares: Tensor
     sums: Tensor
     prices: Tensor
@@ -109,6 +92,20 @@ class Rule:
     def k(self) -> int:
         """Number of strata."""
         return len(self.prices)
+
+    @property
+    def kernel(self) -> Kernel:
+        """The fitted kernel."""
+        return self.feature_map.kernel
+
+    def embed(self, x: Tensor) -> LowRankView:
+        """Features of rows ``x`` (n, d), and what they miss of κ(z, z)."""
+        features, residual = self.feature_map(self.shifted(x))
+        return LowRankView(features.sub_(self.mean), residual)
+
+    def shifted(self, x: Tensor) -> Tensor:
+        """Rows as the kernel is to see them."""
+        return x if self.shift is None else x - self.shift
 
     def assign(self, problem: LowRankView) -> Tensor:
         """Strata (n,) of embedded rows."""
@@ -134,16 +131,12 @@ class SampledRule:
 
     def state(self) -> dict[str, Any]:
         """Arrays, tensors and numbers that `from_state` makes the same of, for files and messages."""
-        rule, embedding = self.rule, self.rule.embedding
+        rule = self.rule
         return {
-            "kernel": embedding.feature_map.kernel.state(),
-            "landmarks": embedding.feature_map.landmarks,
-            "transform": embedding.feature_map.transform,
-            "shift": embedding.shift,
-            "mean": embedding.mean,
-            "shares": rule.shares,
-            "sums": rule.sums,
-            "prices": rule.prices,
+            "kernel": rule.kernel.state(),
+            "landmarks": rule.feature_map.landmarks,
+            "transform": rule.feature_map.transform,
+            **{name: getattr(rule, name) for name in ("shift", "mean", "shares", "sums", "prices")},
             "rows": self.rows,
             "labels": self.labels,
         }
@@ -152,8 +145,7 @@ class SampledRule:
     def from_state(cls, state: Mapping[str, Any], kernel: Kernel) -> SampledRule:
         """What `state` was taken of; ``kernel`` need not be fitted. Missing tensors are None."""
         feature_map = FeatureMap(kernel.with_state(state["kernel"]), state.get("landmarks"), state["transform"])
-        embedding = Embedding(feature_map, state.get("shift"), state["mean"])
-        rule = Rule(embedding, state["shares"], state["sums"], state["prices"])
+        rule = Rule(feature_map, state.get("shift"), *(state[name] for name in ("mean", "shares", "sums", "prices")))
         return cls(rule, state["rows"], state["labels"])
 
     def assign(self, problem: LowRankView, numbers: NDArray[np.int64]) -> Tensor:
@@ -169,10 +161,10 @@ class SampledRule:
         ``x`` (b, d), with their ``numbers`` (b,), are a sample that is independent of the rule's.
         """
         rule, n = self.rule, float(totals.sizes.sum())
-        problem = rule.embedding(x)
+        problem = rule.embed(x)
         labels = self.assign(problem, numbers)
         generator = as_generator(seed, x.device)
-        truth = KernelView(rule.embedding.shifted(x), rule.embedding.feature_map.kernel)
+        truth = KernelView(rule.shifted(x), rule.kernel)
 
         def judged(sums: Totals, groups: Tensor, draws: int) -> tuple[float, float]:
             pairs = float((sums.sizes * (sums.sizes - 1)).sum()) / 2
@@ -208,9 +200,8 @@ def fit_rule(x: Tensor, rows: NDArray[np.int64], k: int, kernel: Kernel, *, rank
     totals = Totals.zero(k, features.shape[1])
     totals.add(problem, labels)
     shares, sums, start = ((value / len(x)).to(features) for value in (totals.sizes, totals.sums, totals.spread))
-    unpriced = Rule(Embedding(feature_map, shift, mean), shares, sums, start)
-    rule = Rule(unpriced.embedding, shares, sums, _prices(unpriced, problem, generator))
-    return SampledRule(rule, rows, labels)
+    unpriced = Rule(feature_map, shift, mean, shares, sums, start)
+    return SampledRule(replace(unpriced, prices=_prices(unpriced, problem, generator)), rows, labels)
 
 
 def _prices(rule: Rule, problem: LowRankView, generator: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vardass.bounds import nearest_neighbour_bound
 from vardass.errors import InputError, VardassWarning
-from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel
+from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel, overflow
 from vardass.lowrank import DEFAULT_RANK
 from vardass.registry import Registry, check_options, declared_options
 from vardass.solvers.kmeans import dynamic_kmeans, kernel_kmeans
@@ -95,28 +95,25 @@ def stratify(
     min_size, max_size : int
         Limits on stratum sizes. ``min_size=2`` avoids singletons, which would be in every minibatch.
     equal : bool
-        Sizes that differ by at most one, so that losses without weights can be used. Points of different strata are
-        exchanged for up to 32,768 samples; beyond, strata are as bisection makes them.
+        Sizes that differ by at most one, so that losses without weights can be used. Beyond 32,768 samples strata are
+        as bisection makes them.
     rank : int, optional
-        Columns of the low-rank kernel features. By default the full kernel matrix is used for up to 2,048
+        Columns of the low-rank kernel features; 0 forces the full matrix. By default that is used for up to 2,048
         samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 24 columns for up to 8 strata,
-        64 for up to 32 and 128 for more, without those that hold next to nothing. 0 forces the full matrix.
-        ``kmeans`` needs neither.
+        64 for up to 32 and 128 for more, without those that hold next to nothing. ``kmeans`` needs neither.
     kernel_features : LowRankView, optional
-        Low-rank kernel features of these samples that are there already. They take the place of those that would be
-        computed for the default ``rank``.
+        Low-rank kernel features of these samples, instead of those that would be computed for the default ``rank``.
     seed : int or torch.Generator
         The same seed gives the same strata.
     restarts : int
         Independent starts; the best result is kept.
     bound : bool
-        Also compute what no partition can go below (costs about as much as the strata).
+        Also compute what no partition can go below.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
     group : ProcessGroup, optional
-        Of ``torch.distributed``: ``features`` are then those of this process alone, of which each may have any number,
-        and the strata those of the rows of all processes, in the order of their ranks. Every process has to call
-        this, with ``kernel``, ``rank`` and ``seed`` only. See `vardass.solvers.over_processes` for what is sent.
+        Of ``torch.distributed``: ``features`` are then those of this process alone, and the strata those of the rows of
+        all processes, see `vardass.solvers.stratify_over_processes`. Takes ``kernel``, ``rank`` and ``seed`` only.
     **options
         For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
         kernel-kmeans), ``max_passes``, ``tol`` (min-sum).
@@ -136,9 +133,15 @@ def stratify(
     if group is not None:
         from vardass.solvers.over_processes import stratify_over_processes  # which calls this function
 
-        _refuse_with_group(solver=solver, init=init, warm_start=warm_start, min_size=min_size, max_size=max_size)
-        _refuse_with_group(equal=equal, kernel_features=kernel_features, restarts=restarts, bound=bound)
-        _refuse_with_group(progress=progress, **options)
+        given: dict[str, Any] = {
+            "solver": solver,
+            "init": init,
+            "warm_start": warm_start,
+            "min_size": min_size,
+            "max_size": max_size,
+        }
+        given |= {"equal": equal, "kernel_features": kernel_features, "restarts": restarts, "bound": bound, **options}
+        _refuse_with_group(given)
         return stratify_over_processes(features, k, group, kernel=kernel, rank=rank, seed=check_seed(seed))
     started = time.perf_counter()
     x = as_features(features)
@@ -152,14 +155,17 @@ def stratify(
     fitted = fitted_kernel(kernel, x)
     if isinstance(fitted, FunctionKernel):
         _check_function_kernel(fitted, x)
-    if kernel_features is not None:
-        _check_kernel_features(kernel_features, n)
+    if kernel_features is not None and kernel_features.n != n:
+        raise InputError(
+            f"kernel_features have {kernel_features.n} rows, the features {n}; compute both from the same samples"
+        )
     if warm_start is not None:
         start = given_labels(warm_start, n, k, "warm_start", x.device)
     elif isinstance(init, str):
         start, _ = None, choose(init, "init", INITS)
     else:
         start = given_labels(init, n, k, "init", x.device)
+    is_valid_start = start is not None and limits.hold(torch.bincount(start, minlength=k))
     if isinstance(fitted, LinearKernel):  # distances stay, and far from the origin their rounding errors go
         x = x - x.mean(0)
 
@@ -173,9 +179,7 @@ def stratify(
         searched, info = _view(x, k, fitted, solver, rank, kernel_features, generator)
         seen = searched
     if not bool(torch.isfinite(searched.diag.double().sum())):  # k-means squares features, whatever the kernel does
-        raise InputError(
-            f"solver {solver!r} overflows {x.dtype} on features of up to {float(x.abs().max()):.3g}; scale them down"
-        )
+        raise overflow(f"solver {solver!r}", x)
     prepared = time.perf_counter()
     solution = None
     restarts = check_count(restarts, "restarts")
@@ -184,7 +188,7 @@ def stratify(
     elif k > 1 and _is_collapsed(searched, searched.diag if solver == "kmeans" else truth.diag):
         _warn_of_collapse(fitted, x)
         labels = random_balanced_labels(n, k, generator, x.device)
-        if start is not None and limits.hold(torch.bincount(start, minlength=k)):
+        if start is not None and is_valid_start:
             labels = start
         solution, restarts = Solution(labels, 0, searched.objective(labels, k), True), 0
     # no point can be moved then: cuts are recomputed, and compared with the earlier strata below
@@ -211,12 +215,7 @@ def stratify(
     value = judge_strata(seen, truth, labels, k, generator, solution.objective if seen is searched else None)
     # min-sum on the full matrix descends on the very variance that is judged: it cannot be worse
     descended = solver == "min-sum" and info["path"] == "exact"
-    if (
-        warm_start is not None
-        and start is not None
-        and not descended
-        and limits.hold(torch.bincount(start, minlength=k))
-    ):
+    if warm_start is not None and start is not None and is_valid_start and not descended:
         before = judge_strata(seen, truth, start, k, generator)
         if before.variance < value.variance:
             labels, value = start, before
@@ -246,7 +245,7 @@ def stratify(
     )
 
 
-def _refuse_with_group(**given: Any) -> None:
+def _refuse_with_group(given: Mapping[str, Any]) -> None:
     declared = declared_options(stratify)
     for name, value in given.items():
         default = declared.get(name)
@@ -320,17 +319,6 @@ def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
     )
 
 
-def _check_kernel_features(given: LowRankView, n: int) -> None:
-    if not isinstance(given, LowRankView):
-        raise InputError(
-            f"kernel_features must be LowRankView, got {type(given).__name__}; make them with LowRankView.of"
-        )
-    if len(given.features) != n:
-        raise InputError(
-            f"kernel_features have {len(given.features)} rows, the features {n}; compute both from the same samples"
-        )
-
-
 def _check_function_kernel(kernel: FunctionKernel, x: Tensor) -> None:
     """Reject an asymmetric user kernel, warn of one that is not positive semi-definite."""
     sample = x[:: max(1, len(x) // 128)][:128]
@@ -375,11 +363,7 @@ def solve(
     progress: Progress | None = None,
     **options: Any,
 ) -> Solution:
-    """Run one solver on ``view`` from ``start`` labels, or from the start named by ``init``.
-
-    ``"auto"`` is bisection for min-sum, with k-means++ tried too where few points make up most of the spread, and
-    k-means++ for the other solvers.
-    """
+    """Run one solver on ``view`` from ``start`` labels, or from the start named by ``init``; see `stratify`."""
     function = _SOLVERS[solver]
     check_options(f"solver {solver!r}", options, function, without=_SET_HERE)
     inits = [init]

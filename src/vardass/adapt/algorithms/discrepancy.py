@@ -13,8 +13,8 @@ from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, KernelLike
 from vardass.losses import Batch, CORALLoss, MMDLoss, StreamWeights
-from vardass.losses.estimators import estimator_name
-from vardass.validate import check_count, check_flag, check_number
+from vardass.losses.estimators import ESTIMATORS
+from vardass.validate import check_count, check_flag, check_number, choose
 
 
 class Discrepancy(Algorithm):
@@ -68,7 +68,7 @@ class Discrepancy(Algorithm):
         if self.confusion and self.units is not None:
             raise InputError(f"confusion={confusion} needs classes, but this is a regression; use confusion=0")
         self.full_strength = self.delay + self.ramp if self.penalty + self.confusion > 0.0 else 0
-        self.estimator = estimator_name(estimator)
+        self.estimator = choose(estimator, "estimator", ESTIMATORS)
         self.uses_banks = self.estimator != "v" and self.penalty > 0.0
         self.stream_weights = check_flag(stream_weights, "stream_weights")
         if self.stream_weights and self.estimator != "v":

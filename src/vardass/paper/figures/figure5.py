@@ -132,7 +132,7 @@ class FeatureHistory:
             if policy.observes_drift:
                 kernel, before = self.kernel.fit(z), step - 1
                 if found:  # the mean over all samples is what the drift of a weighted batch estimates
-                    policy.observe(float(kernel.paired_distances(z, self.features[found[-1]]).mean()), scale=scale)
+                    policy.observe(kernel.paired_distances(z, self.features[found[-1]]).mean() / scale)
             if any(policy.due(due) for due in range(before + 1, step + 1)):
                 found.append(place)
                 if policy.observes_drift:
