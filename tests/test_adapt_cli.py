@@ -348,10 +348,12 @@ def test_predict_refuses_other_data(files, folders, capsys):
     assert "trained on embeddings" in refused(capsys, files, "predict", files / "run", folders / "day")
     np.savez(files / "wide.npz", x=np.ones((5, 9), np.float32))
     assert "9 features" in refused(capsys, files, "predict", files / "run", files / "wide.npz")
-    same = ("predict", files / "run", files / "home.npz", "--out", files / "home.npz")
+    (files / "rows.csv").write_text("a,b,c,d\n1,2,3,4\n")
+    same = ("predict", files / "run", files / "rows.csv", "--out", files / "rows.csv")
     assert "the input" in refused(capsys, files, *same)
-    for name in ("other.npz", "table"):
-        (files / name).write_bytes(b"mine")
+    for name in ("home.npz", "other.npz", "table"):
+        if name != "home.npz":
+            (files / name).write_bytes(b"mine")
         other = ("predict", files / "run", files / "home.npz", "--out", files / name)
         assert "give it a name that ends with .csv" in refused(capsys, files, *other)
 
@@ -530,3 +532,30 @@ def test_small_networks_run_on_one_thread(kind, files, folders, tmp_path, monkey
     assert main([str(part) for part in command]) == 0
     assert threads == [1 if kind == "embeddings" else 2]
     assert torch.get_num_threads() == 2
+
+
+def test_predictions_replace_no_file_of_another_kind(files, capsys):
+    out = files / "run"
+    assert main([*map(str, adapt(files / "clinic.npz", files / "home.npz", out))]) == 0
+    own = (out / "predictions.csv").read_text()
+    (files / "notes.csv").write_text("mine\n")
+    for name, message in (
+        ("run/predictions.csv", "predictions of the run's own target"),
+        ("notes.csv", "something else"),
+    ):
+        assert main(["predict", str(out), str(files / "clinic.npz"), "--out", str(files / name)]) == 2
+        assert message in capsys.readouterr().err
+    assert (out / "predictions.csv").read_text() == own
+    assert (files / "notes.csv").read_text() == "mine\n"
+    for _ in range(2):  # its own may be replaced
+        assert main(["predict", str(out), str(files / "clinic.npz"), "--out", str(files / "new.csv")]) == 0
+
+
+def test_one_file_for_both_domains_and_batches_larger_than_a_domain_are_named(files, capsys):
+    assert main([*map(str, adapt(files / "home.npz", files / "home.npz", files / "run"))]) == 2
+    assert "home.npz is both source and target" in capsys.readouterr().err
+    np.savez(files / "few.npz", x=np.eye(6, 4, dtype=np.float32))
+    few = adapt(files / "clinic.npz", files / "few.npz", files / "run", "--batch-size", "9")
+    assert main([*map(str, few)]) == 2
+    said = "batches of 9 are larger than the target, which has 5 samples to train on (without those held out)"
+    assert said in capsys.readouterr().err

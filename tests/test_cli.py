@@ -240,6 +240,16 @@ def test_python_m_vardass(embeddings, tmp_path):
     assert failed.stderr == "error: no file at none.npy; check the name\n"
 
 
+def test_a_column_of_labels_is_no_feature(tmp_path, capsys):
+    rows = "".join(f"{i},{i % 7},{i % 2}\n" for i in range(40))
+    (tmp_path / "a.csv").write_text("f0,f1,labels\n" + rows)
+    (tmp_path / "b.csv").write_text("f0,f1,kind\n" + rows.replace(",1\n", ",odd\n").replace(",0\n", ",even\n"))
+    for name, more in (("a.csv", ()), ("b.csv", ("--labels", "kind"))):
+        code, out, err = run(capsys, "stratify", tmp_path / name, "--k", 4, "--json", *more)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["d"] == 2
+
+
 # bad input
 
 

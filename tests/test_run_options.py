@@ -70,6 +70,7 @@ def test_config_reads_what_a_run_wrote(tmp_path):
     [
         ({"steps": 1, "settings": ["steps=2"]}, "--set steps=2 and --steps 1 differ"),
         ({"penalty": 1.0, "algorithm_options": ["penalty=2"]}, "--penalty 1.0 and --option penalty=2 differ"),
+        ({"settings": ["pnealty=2"]}, "unknown setting 'pnealty'; did you mean 'penalty'?"),
         ({"penalty": 1.0, "settings": ["penalty=2"]}, "--set penalty=2 and --penalty 1.0 differ"),
         ({"sampler_options": ["k=1"], "settings": ["sampler_options.k=2"]}, "--sampler-option k=1 differ"),
         (

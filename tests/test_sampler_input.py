@@ -37,6 +37,30 @@ def test_batches_larger_than_the_data_are_refused(make: Any) -> None:
         make(8, 2, num_replicas=5)
 
 
+@pytest.mark.parametrize(
+    "make", [UniformBatchSampler, StratifiedBatchSampler, OrderedBatchSampler, BalancedBatchSampler]
+)
+def test_one_call_makes_any_sampler(make: Any) -> None:
+    sampler = make(N, batch_size=K, kernel="mmd", seed=0)
+    sampler.refresh(cloud())
+    assert len(next(iter(sampler))) == K
+    with pytest.raises(InputError, match="unknown kernel 'nope'"):
+        make(N, K, kernel="nope")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_size": 7}, "min_size=7 with k=4 strata needs at least 28 samples, got n=26; lower min_size to 6"),
+        ({"max_size": 6}, "max_size=6 with k=4 strata holds at most 24 samples"),
+        ({"min_size": "2"}, "min_size must be a whole number, got '2'"),
+    ],
+)
+def test_sizes_that_no_strata_can_have_are_refused_before_the_first_refresh(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        StratifiedBatchSampler(N, K, **options)
+
+
 @pytest.mark.parametrize("make", [UniformBatchSampler, BalancedBatchSampler])
 def test_more_processes_than_batches_without_replacement_are_refused(make: Any) -> None:
     with pytest.raises(InputError, match=r"n=8 samples make 4 batches.*num_replicas=5 processes; lower batch_size"):
@@ -49,6 +73,7 @@ def test_more_processes_than_batches_without_replacement_are_refused(make: Any) 
     [
         ("stratified", torch.ones(N + 1, 3), rf"features have {N + 1} rows.*n={N} samples; pass the features of the"),
         ("ordered", None, "features must be real numbers, got NoneType"),
+        ("uniform", torch.ones(N + 1, 3), rf"features have {N + 1} rows.*n={N} samples"),  # as of all other samplers
         ("balanced", torch.full((N, 3), torch.nan), rf"NaN or infinite values in {N} of {N} rows.*drop these rows"),
     ],
 )
@@ -170,6 +195,7 @@ RESTORED = ("groups", "shares")  # by the state
 SET_BY_CALLER = ("seed", "endless", "num_replicas", "rank", "warm_start", "progress")
 REPORTED = ("bound",)  # of strata: they change nothing
 SET_BY_SAMPLER = {
+    UniformBatchSampler: ("kernel",),  # which it has no use for
     StratifiedBatchSampler: ("kernel_features",),
     OrderedBatchSampler: ("kernel_features", "replacement"),
     PairedBatchSampler: ("other_batch_size",),  # must be batch_size

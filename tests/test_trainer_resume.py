@@ -235,6 +235,12 @@ def test_a_folder_in_use_and_other_settings_are_refused(tmp_path: Path) -> None:
         Trainer(resumable(steps=4), SPLITS, tmp_path).run()
     with pytest.raises(InputError, match=r"has lr=0.001, this one lr=0.5"):
         Trainer(resumable(steps=8, lr=0.5), SPLITS, tmp_path).run(resume=True)
+    with pytest.raises(InputError, match=r"has lr=0.001, this one lr=0.5"):  # defaults of options may follow from it
+        Trainer(resumable(steps=8, lr=0.5, algorithm_options={"penalty": 2.0}), SPLITS, tmp_path).run(resume=True)
+    with pytest.raises(
+        InputError, match=r"algorithm_options=\{'penalty': None\}, this one .*=\{'penalty': 2.0\}; resume"
+    ):
+        Trainer(resumable(steps=8, algorithm_options={"penalty": 2.0}), SPLITS, tmp_path).run(resume=True)
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(InputError, match="not a whole checkpoint"):
@@ -261,7 +267,9 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_a_model(
 
     torch_save = torch.save
     monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(InputError, match="No space left on device; the one before it is whole"):
+    with pytest.raises(
+        InputError, match="No space left on device; make room, and resume, as the one before it is whole"
+    ):
         Trainer(settings, SPLITS, tmp_path).run()
     assert load_checkpoint(tmp_path / "checkpoint.pt")["state"]["step"] == 3 * (failing - 1)
     model, about = load_model(tmp_path)

@@ -318,3 +318,11 @@ def test_strata_travel_with_the_weights() -> None:
     for batch in (next(iter(coupled)), IndexBatch([0, 1])):
         with pytest.raises(InputError, match=r"without strata.*estimator='reference'"):
             with_weights(Indices(), strata=True).__getitems__(batch)
+
+
+def test_a_sampler_of_more_samples_than_the_data_set_has_is_named() -> None:
+    loader = DataLoader(with_weights(TensorDataset(torch.zeros(5, 1))), batch_sampler=UniformBatchSampler(20, 10))
+    with pytest.raises(
+        InputError, match=r"sample 1?\d was asked for, but the data set has 5; make the sampler with n="
+    ):
+        next(iter(loader))

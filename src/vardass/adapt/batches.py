@@ -339,6 +339,12 @@ def training_streams(
             if together:
                 options |= {"role": name, "other_batch_size": sizes["target" if name == "source" else "source"]}
             seed = named_seed("sampler", "pair" if together else name, config.seed)
+            if batch_size > len(inputs):
+                raise InputError(
+                    f"batches of {batch_size} are larger than the {name}, which has {len(inputs)} samples to train on "
+                    "(without those held out); lower batch_size",
+                    field="batch_size",
+                )
             sampler = make_sampler(config.sampler, len(inputs), batch_size, seed=seed, **options)
         algorithm.processes.part(sampler.batch_size)  # refuses a size that cannot be shared
         augmented = config.augment in (name, "both")

@@ -69,13 +69,18 @@ class RunFolder:
         content = load_checkpoint(self.path / CHECKPOINT_FILE)
         # a rate that falls to 0 at the last step depends on where that is
         may_change = [name for name in _MAY_CHANGE if name != "steps" or config.lr_schedule != "cosine"]
-        for name, value in config.to_json().items():
+        # options last: their defaults may follow from the other settings
+        for name, value in sorted(config.to_json().items(), key=lambda item: isinstance(item[1], dict)):
             before = content["config"].get(name)
-            if name not in may_change and before != value:
-                raise InputError(
-                    f"the run in {self.path} has {name}={before!r}, this one {name}={value!r}; resume with the same "
-                    "settings, or choose another folder"
-                )
+            if name in may_change or before == value:
+                continue
+            if isinstance(before, dict) and isinstance(value, dict):
+                differing = [key for key in {**before, **value} if before.get(key) != value.get(key)]
+                before, value = ({key: each.get(key) for key in differing} for each in (before, value))
+            raise InputError(
+                f"the run in {self.path} has {name}={before!r}, this one {name}={value!r}; resume with the same "
+                "settings, or choose another folder"
+            )
         state: dict[str, Any] = content["state"]
         return state
 
@@ -110,9 +115,11 @@ def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) ->
         reason = error if isinstance(error, OSError) else error.__context__  # torch wraps what the file raised
         if not isinstance(reason, OSError):
             raise
-        kept = "the one before it is whole" if Path(path).exists() else "there is none before it"
+        remedy = "start again in another folder"
+        if Path(path).exists():
+            remedy = "resume, as the one before it is whole"
         raise InputError(
-            f"the checkpoint {path} cannot be written: {reason.strerror or reason}; {kept}; make room, and resume"
+            f"the checkpoint {path} cannot be written: {reason.strerror or reason}; make room, and {remedy}"
         ) from reason
 
 
@@ -131,6 +138,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "permissions"
             ) from error
         reason = str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
+        if isinstance(error, OSError):
+            reason = "its end is missing"
         raise InputError(
             f"{file} ({file.stat().st_size} bytes) is damaged, not a whole checkpoint: {reason}; put a copy of it in "
             "its place, or start the run anew in another folder"

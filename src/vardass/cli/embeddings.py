@@ -38,6 +38,7 @@ KERNEL = "mmd (the paper's RBF mixture), rbf, coral or linear."
 GAMMAS = "Gammas of mmd or rbf, such as 0.1,1,10."
 SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
+LABELS = "Column of labels, which are no features; in .npz files an array."
 PARTS = "Files in parts"
 _SAMPLE = "Number of random rows {} \\[65536]."
 
@@ -151,7 +152,7 @@ def compare(
     ] = False,
     rank: Rank = None,
     key: Annotated[str | None, typer.Option(help="Array of .npz files.")] = None,
-    labels: Annotated[str, typer.Option(help="Label column, excluded from the features.")] = "labels",
+    labels: Annotated[str, typer.Option(help=LABELS)] = "labels",
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,

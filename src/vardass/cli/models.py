@@ -24,7 +24,7 @@ from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import DATA_FILE, reading_of
 from vardass.adapt.scores import Evaluation, RegressionEvaluation, evaluate_domains, labelled_domains
 from vardass.adapt.selection import outputs
-from vardass.cli.embeddings import check_folder, check_output, csv_text, make_folder
+from vardass.cli.embeddings import begins_with, check_folder, check_output, csv_text, make_folder
 from vardass.cli.run_options import TrustCode, parse_pairs
 from vardass.cli.terminal import print_json, print_line, save_picture, titled_table
 from vardass.data.domains import Domain, Task, find_sample
@@ -65,9 +65,11 @@ def predict(
     """Predict a class with confidence for each sample, as CSV (sample, class, confidence); in a regression, numbers."""
     data = data.expanduser()
     if out is not None:
-        check_output("--out", out, data)
         if out.suffix.lower() != ".csv":
             raise InputError(f"--out {out} is a table as CSV; give it a name that ends with .csv")
+        check_output("--out", out, data, is_ours=lambda path: begins_with(path, "sample,"))
+        if out.resolve() == (run / PREDICTIONS_FILE).resolve():
+            raise InputError(f"--out {out} holds the predictions of the run's own target; choose another name")
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
     domain = domain_from_path(data, about, how, key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)

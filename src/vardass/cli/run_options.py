@@ -16,7 +16,7 @@ from rich.markup import escape
 from vardass.adapt.config import RunConfig
 from vardass.adapt.run_folder import CONFIG_FILE
 from vardass.errors import InputError
-from vardass.validate import refuse_code
+from vardass.validate import choose, refuse_code
 
 DATA_PANEL = "Data and files"
 _METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
@@ -158,6 +158,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if penalty is not None:
         ask("penalty", penalty, f"--penalty {penalty}")
     for name, value in parse_pairs("--set", pairs).items():
+        choose(name.partition(".")[0], "setting", (*_SCHEMA, "penalty"))
         ask(name, value, f"--set {name}={value}")
     settings = {**_DEFAULTS, **({} if file is None else _read_config(file.expanduser(), trust_code))}
     for owner, options in _OWNED.items():

@@ -16,6 +16,7 @@ from vardass.cli.embeddings import (
     COLUMNS,
     GAMMAS,
     KERNEL,
+    LABELS,
     PARTS,
     SCALE,
     Engine,
@@ -58,6 +59,7 @@ def stratify(
     warm_start: Annotated[Path | None, typer.Option(help="Strata file to start from.")] = None,
     bound: Annotated[bool, typer.Option(help="Compute a lower bound on the variance of any strata.")] = True,
     key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
+    labels: Annotated[str, typer.Option(help=LABELS)] = "labels",
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help="Strata file; default: FILE.strata.npz.")] = None,
     labels_csv: Annotated[Path | None, typer.Option(help="Also write the stratum of each row to this file.")] = None,
@@ -76,6 +78,7 @@ def stratify(
     paths = expand(files)
     given: dict[str, Any] = {"sample": sample, "workers": workers, "engine": engine}
     options: dict[str, Any] = {"kernel": chosen, "rank": rank, "seed": seed}
+    reading: dict[str, Any] = {"columns": columns, "leave_out": [labels]}
     refused = {
         "--solver": solver != "min-sum",
         "--min-size": min_size != 1,
@@ -90,24 +93,24 @@ def stratify(
         source = common_folder(paths)
         out = source.with_name(source.stem + ".strata") if out is None else out
         with progress_bar() as progress:
-            strata = stratify_shards(paths, k, out=out, columns=columns, progress=progress, **given, **options)
+            strata = stratify_shards(paths, k, out=out, progress=progress, **reading, **given, **options)
         d, seconds, written = strata.d, _seconds(strata), [out]
     else:
         (source,) = paths
         out = source.with_name(source.stem + ".strata.npz") if out is None else out
         clock = time.perf_counter()
-        features = read_embeddings(source, key=key, columns=columns)
+        features = read_embeddings(source, key=key, **reading)
         n, d = features.shape
         check_count(k, "--k", high=n, remedy=f"{source} has {n:,} rows, each stratum at least one")
         start = None if warm_start is None else Strata.load(warm_start)
         written = _check_outputs(source, out, labels_csv)  # before the work, not after it
-        reading = time.perf_counter() - clock
+        seconds_read = time.perf_counter() - clock
         options |= {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
         options |= {"bound": bound, "warm_start": start}
         with progress_bar() as progress:
             strata = make_strata(features, k, progress=progress, **options)
         _save(strata, out, labels_csv)
-        seconds = {"read": reading, **_seconds(strata)}
+        seconds = {"read": seconds_read, **_seconds(strata)}
     if as_json:
         record = {"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)}
         print_json({**record, "labels_csv": None if labels_csv is None else str(labels_csv)})

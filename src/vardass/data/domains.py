@@ -308,7 +308,8 @@ class Task:
         names = [domain.name for domain in domains]
         if len(set(names)) < len(names):
             raise InputError(
-                f"task {self.name!r} has domains {names}, two of one name; rename one, names seed the splits"
+                f"task {self.name!r} has domains {names}, two of one name; rename a file or folder, as "
+                "names seed the splits"
             )
         _same_prediction(self.sources[0], self.target)
         classes = self.sources[0].class_names

@@ -213,7 +213,8 @@ def open_embeddings(path: PathLike, key: str | None = None) -> Iterator[Embeddin
     path = as_path(path)
     ending = path.suffix.lower()
     if ending not in EMBEDDING_ENDINGS:
-        raise InputError(f"{path} ends in {ending!r}; give a .npy, .npz, .csv or .parquet file")
+        what = "is a folder" if path.is_dir() else f"ends in {ending!r}"
+        raise InputError(f"{path} {what}; give a .npy, .npz, .csv or .parquet file")
     try:
         file = path.open("rb")
     except FileNotFoundError:

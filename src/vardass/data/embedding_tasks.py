@@ -262,7 +262,11 @@ def _as_classes(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
     if values.dtype.kind == "f":
         whole = np.where(np.isfinite(values), values, 0.5)
         if (whole != np.round(whole)).any():
-            raise InputError(f"{what} hold {values[whole != np.round(whole)][0]}, no whole number")
+            rows = (whole != np.round(whole)).nonzero()[0]
+            raise InputError(
+                f"{what} hold {values[rows[0]]}, no whole number, in {len(rows)} of {n} rows, the first in "
+                f"{row_name(rows[0])}; correct or drop these rows, or give --regression to predict numbers"
+            )
         return values.astype(np.int64)
     return values
 

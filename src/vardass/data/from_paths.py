@@ -279,6 +279,9 @@ def task_from_paths(
     The labels of the target are loaded if they are there, and stay hidden until the model is chosen. ``{name}`` in
     ``labels`` stands for the name of the file without ending.
     """
+    for path in sources:
+        if path.exists() and target.exists() and path.samefile(target):
+            raise InputError(f"{path} is both source and target; give two sets of data")
     if kind != "features":
         if regression:
             raise InputError(

@@ -346,7 +346,9 @@ def _open(path: str) -> Any:
             return image
     except FileNotFoundError:
         raise InputError(f"no image at {path}; check the path, or unpack the data set again") from None
-    except (OSError, SyntaxError, ValueError, EOFError, pillow.DecompressionBombError) as error:
+    except pillow.DecompressionBombError as error:
+        raise InputError(f"the image {path} is too large: {str(error).partition(',')[0]}; make it smaller") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
         reason = "not an image" if isinstance(error, pillow.UnidentifiedImageError) else str(error) or "damaged"
         size = Path(path).stat().st_size if Path(path).is_file() else 0
         raise InputError(

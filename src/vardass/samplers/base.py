@@ -277,11 +277,11 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         belongs to the last batch that arrived: if batches drawn before a refresh are still on their way, refresh again
         after a restore. Under several processes let `Refresher` call this: features may differ between them.
         """
+        x = features_of_all(features, self.n)
         if not self.needs_features:
             return
         if self._has_begun:
             self._join_process_group()
-        x = features_of_all(features, self.n)
         self._refreshes += 1
         try:
             self._fit(x)

@@ -14,6 +14,7 @@ from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive
 from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify, stratify_groups, stratify_over_processes
 from vardass.solvers.grouped import Groups
+from vardass.solvers.labels import SizeLimits
 from vardass.solvers.stratification import ALL_OPTIONS, option_names
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_labels, as_tensor, check_count, unknown
@@ -158,6 +159,12 @@ class StratifiedBatchSampler(GroupedSampler):
         self._set_groups(groups, shares)
         self.kernel_rank = None if kernel_rank is None else check_count(kernel_rank, "kernel_rank", low=0)
         self.strata_options = options  # of `stratify`
+        limits = {name: options[name] for name in ("min_size", "max_size") if options.get(name) is not None}
+        for name, limit in limits.items():
+            check_count(limit, name)
+        # refuses what no strata can have
+        limits["min_size"] = self.min_size
+        SizeLimits.of(self.n, self.strata_count, equal=bool(options.get("equal", False)), **limits)
         self.strata: Strata | None = None
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
+from vardass.kernels import KernelLike, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions
 from vardass.validate import ArrayLike, as_labels
 
@@ -106,6 +107,8 @@ class UniformBatchSampler(EpochSampler):
     ----------
     n, batch_size, seed, batches, endless, num_replicas, rank
         As for `MinibatchSampler`.
+    kernel : Kernel, name or callable
+        Not used: with it the sampler takes the place of any other in the same code.
     replacement : bool
         Draw each batch anew from all samples, as DomainBed does, instead of visiting each sample once in an
         epoch.
@@ -129,6 +132,7 @@ class UniformBatchSampler(EpochSampler):
         n: int,
         batch_size: int,
         *,
+        kernel: KernelLike = "mmd",
         replacement: bool = False,
         drop_last: bool = True,
         from_each: ArrayLike | None = None,
@@ -136,6 +140,7 @@ class UniformBatchSampler(EpochSampler):
     ) -> None:
         self.replacement = bool(replacement)
         self._visits_once = not self.replacement
+        as_kernel(kernel)  # refuses an unknown one
         super().__init__(n, batch_size, drop_last=drop_last, **options)
         self._groups = None if from_each is None else self._members(from_each)
         self.from_each = None if self._groups is None else [len(group) for group in self._groups]

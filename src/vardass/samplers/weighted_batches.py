@@ -82,7 +82,15 @@ class WeightedDataset(Dataset[Any]):
                 self._notice_plain_indices(batch)
             weights = [1.0 / len(batch)] * len(batch)
         fetch = getattr(self.dataset, "__getitems__", None)
-        samples = fetch(list(batch)) if callable(fetch) else [self.dataset[i] for i in batch]
+        try:
+            samples = fetch(list(batch)) if callable(fetch) else [self.dataset[i] for i in batch]
+        except IndexError as error:
+            if max(batch) < len(self.dataset):
+                raise
+            raise InputError(
+                f"sample {max(batch)} was asked for, but the data set has {len(self.dataset)}; make the sampler with "
+                "n=len(dataset)"
+            ) from error
         found = [_append(sample, "weight", np.float32(weight)) for sample, weight in zip(samples, weights, strict=True)]
         if not self.strata:
             return found

@@ -144,6 +144,7 @@ def stratify_shards(
     out: PathLike,
     kernel: KernelLike = "mmd",
     columns: Columns | None = None,
+    leave_out: Sequence[str] = (),
     sample: int | None = None,
     rank: int | None = None,
     seed: int = 0,
@@ -166,8 +167,8 @@ def stratify_shards(
         same paths.
     kernel : Kernel, name or callable
         See `stratify`; fitted to the sample unless it is fitted.
-    columns : str or sequence, optional
-        See `read_embeddings`.
+    columns, leave_out
+        Which columns are features, see `read_embeddings`.
     sample : int, optional
         Rows, drawn uniformly from all files, that kernel, landmarks and strata are found on. By default 131,072, or 512
         for each stratum if that is more. They keep the strata that were found for them.
@@ -192,6 +193,7 @@ def stratify_shards(
         "k": k,
         "kernel": kernel_name(unfitted),
         "columns": columns if columns is None or isinstance(columns, str) else list(columns),
+        "leave_out": list(leave_out),
         "sample": sample,
         "rank": rank,
         "seed": check_seed(seed),
@@ -200,7 +202,9 @@ def stratify_shards(
     if (folder / "strata.json").exists():
         return ShardStrata.load(folder)
     check_count(k, "k", high=sum(shard.rows for shard in shards), remedy="lower --k, each stratum needs a row")
-    run = _Run(folder, ShardRows(shards, columns, (), engine, workers), unfitted, settings, progress or silent)
+    run = _Run(
+        folder, ShardRows(shards, columns, tuple(leave_out), engine, workers), unfitted, settings, progress or silent
+    )
     with locked(folder / "work", work="stratify"):
         remove_temporary(folder / "work")  # of workers that were killed
         try:
@@ -227,7 +231,7 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
         others = folder.iterdir() if manifest is None and folder.is_dir() else iter(())
         if folder.is_file() or any(not path.name.startswith(".") for path in others):
             raise InputError(f"{folder} exists and holds no strata; choose another --out")
-        shards = open_shards(paths, settings["columns"])
+        shards = open_shards(paths, settings["columns"], settings["leave_out"])
         folder.mkdir(parents=True, exist_ok=True)
         files = [{**asdict(shard), "path": str(shard.path)} for shard in shards]
         write_text(folder / "manifest.json", _json({**settings, "files": files}))
