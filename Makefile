@@ -14,6 +14,7 @@ setup: $(STAMP) ## make .venv with all that is needed
 
 # torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing into .venv: some minutes the first time"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'

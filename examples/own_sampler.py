@@ -29,5 +29,5 @@ class BandSampler(MinibatchSampler):
 
 z = torch.randn(500, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([4.0, 1.0, 1.0, 1.0])
 vardass.Refresher(vardass.RefreshEvery(100), BandSampler(500, 8), lambda: z).step(0)  # works like the built-in samplers
-uniform = vardass.UniformBatchSampler(500, 8)
-print(vardass.variance_report({"uniform": uniform, "bands": BandSampler(500, 8)}, z, kernel="linear"))
+samplers = {"uniform": lambda n: vardass.UniformBatchSampler(n, 8), "bands": lambda n: BandSampler(n, 8)}
+print(vardass.variance_report(samplers, z, kernel="linear"))

@@ -494,7 +494,7 @@ def test_few_fractions_are_names_of_classes_in_a_table(tmp_path: Path) -> None:
 
 def test_a_cell_that_is_missing_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("f0,price\n1,2.5\n2,none\n3,1.5\n")
-    with pytest.raises(InputError, match="have 'none' where a number is expected in 1 of 3 rows, the first in row 2"):
+    with pytest.raises(InputError, match="have 'none' where a number is expected in 1 of 3 cells, the first in row 2"):
         read_labelled(tmp_path / "a.csv", labels="price", regression=True)
 
 

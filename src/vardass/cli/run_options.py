@@ -39,7 +39,14 @@ _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "netwo
 _DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
 _SHOWN = {
     "network": "the paper's for its data sets, else a small one for the data",
-    "class_shares": "none; vardass adapt: uniform where sampler and algorithm allow it",
+    "penalty": "1",
+}
+# where adapt has the settings of ``RunConfig.recommended``
+_RECOMMENDED = {
+    "penalty": "3 for mmd and coral, 3 b / 32 for batches of b < 32",
+    "steps": "3000; for images and sounds on a CPU 60 epochs, at least 600 steps",
+    "sampler": "for mmd and coral stratified, with strata of equal size; else balanced",
+    "class_shares": "for mmd and coral uniform, where the sampler allows it; else none",
 }
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
@@ -51,12 +58,12 @@ TrustCode = Annotated[bool, typer.Option("--trust-code", help=_TRUST)]
 
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace ``**given`` of a command by options for all settings of a run, in panels; None is not given."""
+    shown = {**_SHOWN, **(_RECOMMENDED if command.__name__ == "adapt" else {})}
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    usual = r"\[default: 1; vardass adapt: 3, less for batches below 32]"
-    penalty = f"Weight λ of the discrepancy, the same as --option penalty=... {usual}"
+    penalty = rf"Weight λ of the discrepancy, the same as --option penalty=... \[default: {shown['penalty']}]"
     made = [
         _parameter("penalty", float, typer.Option(help=penalty, rich_help_panel=_METHOD)),
-        *(_option(name, schema) for name, schema in _SCHEMA.items()),
+        *(_option(name, schema, shown.get(name)) for name, schema in _SCHEMA.items()),
         _parameter("settings", list[str], typer.Option("--set", help=_SETTINGS, rich_help_panel=DATA_PANEL)),
         _parameter("config", Path, typer.Option(help=_CONFIG, rich_help_panel=DATA_PANEL)),
         _parameter("trust_code", bool, typer.Option("--trust-code", help=_TRUST, rich_help_panel=DATA_PANEL)),
@@ -74,7 +81,7 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _option(name: str, schema: Mapping[str, Any]) -> inspect.Parameter:
+def _option(name: str, schema: Mapping[str, Any], shown: str | None) -> inspect.Parameter:
     panel = next((panel for panel, names in _PANELS.items() if name in names.split()), _TRAINING)
     parts = _alternatives(schema)
     kind: Any = _TYPES.get(parts[0].get("type", ""), str) if len(parts) == 1 else str  # what only `_value` reads
@@ -87,7 +94,7 @@ def _option(name: str, schema: Mapping[str, Any]) -> inspect.Parameter:
         text += f" One of {', '.join(choices)}."
     if kind == list[str]:
         text += " key=value; repeatable."
-    default = _SHOWN.get(name) or _DEFAULTS.get(name, schema.get("default"))
+    default = shown or _DEFAULTS.get(name, schema.get("default"))
     if default is not None and default is not False:
         text += f" [default: {default}]"
     return _parameter(name, kind, typer.Option(*flags, help=escape(text), rich_help_panel=panel))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from vardass.errors import MissingExtraError
@@ -36,9 +36,10 @@ def progress_bar() -> Iterator[Report | None]:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
+        # what does not fit is cut here, not at the times
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, expand=True) as bars:
         task = bars.add_task("starting", total=1.0)
         yield lambda fraction, message: bars.update(task, completed=fraction, description=message)
 

@@ -186,6 +186,10 @@ class Algorithm(nn.Module):
         """Return logits (b, num_classes), or numbers in their own units."""
         return self.readout(self.features(x))
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what `predict` does."""
+        return self.predict(x)
+
     def source_features(self, source: Batch) -> Tensor:
         """Return z of a source batch, of all processes."""
         return self.processes.whole(self.features(source.x))
