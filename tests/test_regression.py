@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -510,7 +511,8 @@ def test_what_else_is_refused(files: Path, capsys: Any) -> None:
         assert message in capsys.readouterr().err
     (files / "pictures" / "cat").mkdir(parents=True)
     (files / "pictures" / "cat" / "a.png").write_bytes(b"")
-    pictures = ("--source", files / "pictures", "--target", files / "pictures")
+    shutil.copytree(files / "pictures", files / "sketches")
+    pictures = ("--source", files / "pictures", "--target", files / "sketches")
     assert call("adapt", *pictures, *QUICK, "--out", files / "o") == 2
     assert "images in class folders, which are no numbers" in capsys.readouterr().err
     sweep = files / "sweep.yaml"

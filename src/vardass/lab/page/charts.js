@@ -100,7 +100,7 @@ function lineChart(title, drawn, options = {}) {
 
   function draw() {
     const width = Math.max(240, holder.clientWidth);
-    const [height, left, right, top, bottom] = [228, 46, 22, 14, 40];
+    const [height, left, right, top, bottom] = [228, 54, 22, 14, 40];
     let low = Math.min(...drawn.flatMap((line) => line.points.map((point) => point.low)));
     let high = Math.max(...drawn.flatMap((line) => line.points.map((point) => point.high)));
     if (options.include !== undefined) [low, high] = [Math.min(low, options.include), Math.max(high, options.include)];
@@ -274,7 +274,10 @@ function update() {
   fill(picks.task, tasks.length > 1 ? [ALL, ...tasks] : tasks);
   const present = curves.series.filter((one) => one.data === picks.data.value).map((one) => curves.cells[one.cell].algorithm);
   const timed = seconds.filter((one) => one.data === picks.data.value).map((one) => one.algorithm);
-  fill(picks.algorithm, unique([...present, ...timed]));
+  // the one with the most to compare comes first
+  const count = (name) => unique(curves.series.filter((one) => one.data === picks.data.value
+    && curves.cells[one.cell].algorithm === name).map((one) => one.cell)).length;
+  fill(picks.algorithm, unique([...present, ...timed]).sort((a, b) => count(b) - count(a)));
   drawLegend();
   drawCharts();
 }

@@ -342,6 +342,8 @@ def _series(record: Record, cell: int) -> dict[str, Any]:
     lines = _thinned(lines)
     values = {}
     for name in (*_CURVES, *_VARIANCES):
+        if name == "score" and record.spec.config.get("selection") == "last":  # the number of the step
+            continue
         column = [short(number(line.get(name))) for line in lines]
         if any(value is not None for value in column):
             values[name] = column
