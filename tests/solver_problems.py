@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vardass.kernels import RBFMixture
-from vardass.solvers.kmeans import dynamic_kmeans, kernel_kmeans
+from vardass.paper.kmeans import dynamic_kmeans, kernel_kmeans
 from vardass.solvers.labels import SizeLimits, Solution, start_labels, within_limits
 from vardass.view import ExactView, LowRankView, View
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from solver_problems import SOLVERS, exact, gen, greedy_cost, linear, points, run, sizes_of
 from vardass.errors import InputError
-from vardass.solvers import kmeans as kmeans_module
-from vardass.solvers.kmeans import _greedy_in_order, greedy_assignment, kernel_kmeans
+from vardass.paper import kmeans as kmeans_module
+from vardass.paper.kmeans import _greedy_in_order, greedy_assignment, kernel_kmeans
 from vardass.solvers.labels import SizeLimits, random_balanced_labels, start_labels
 from vardass.view import ExactView, LowRankView, View
 

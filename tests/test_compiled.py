@@ -23,7 +23,7 @@ from vardass.view import ExactView, LowRankView
 
 pytest.importorskip("numba")
 min_sum = importlib.import_module("vardass.solvers.min_sum")
-dynamic_kmeans = importlib.import_module("vardass.solvers.kmeans")
+dynamic_kmeans = importlib.import_module("vardass.paper.kmeans")
 
 
 def gen(seed: int = 0) -> torch.Generator:

@@ -18,7 +18,7 @@ from vardass.paper.figures.figure3 import (
     single_moves,
     trials_of_budget,
 )
-from vardass.solvers.kmeans import greedy_assignment
+from vardass.paper.kmeans import greedy_assignment
 
 DOUBLE = torch.float64
 TINY = Effort(problems=1, trials=(1, 10), parallel=(1, 10), fixed_trials=10, runs=10, repeats=3)

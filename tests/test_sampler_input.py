@@ -202,11 +202,19 @@ SET_BY_SAMPLER = {
 }
 OF_GREEDY = {"trials", "parallel", "patience", "max_iter"}
 SAMPLERS = {find_sampler(name).kind for name in SAMPLER_NAMES}
+
+
+def passed_on(kind: Any) -> list[str]:
+    if not issubclass(kind, StratifiedBatchSampler):
+        return []
+    return [name for solver in ("min-sum", "dynamic-kmeans") for name in kind.passed_on(solver)]
+
+
 EACH_OPTION = sorted(
     (
         (kind, option)
         for kind in SAMPLERS
-        for option in {*declared_options(kind), *getattr(kind, "passed_on", ())}
+        for option in {*declared_options(kind), *passed_on(kind)}
         if option not in (*RESTORED, *REPORTED, *SET_BY_CALLER, *SET_BY_SAMPLER.get(kind, ()))
     ),
     key=str,

@@ -327,7 +327,7 @@ def test_a_terminal_sees_step_loss_variance_and_time(tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     text = " ".join(shown.decode().split())
-    for part in ("of 400", "loss ", "variance reduced ", "training ", "solver "):
+    for part in ("left 0:00:00", "of 400", "loss ", "variance reduced ", "solver "):
         assert part in text, part
     summary = json.loads(out)  # the bar is not in the way of what a program reads
     assert summary["steps"] == 400

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from solver_problems import exact, gen, low_rank_with_residual, points
 from vardass.kernels import RBFMixture
+from vardass.paper.kmeans import centroid_objective
 from vardass.solvers import labels as labels_module
-from vardass.solvers.kmeans import centroid_objective
 from vardass.solvers.labels import Distances, random_balanced_labels
 from vardass.variance import true_objective
 from vardass.view import EXACT_LIMIT, ExactView, KernelView, LowRankView, View

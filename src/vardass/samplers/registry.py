@@ -74,9 +74,9 @@ def make_sampler(
     those of the sampler, and of ``stratify`` where it makes strata; they override what the name sets.
     """
     kind, preset = _KINDS.find(name), find_sampler(name).preset
-    passed_on = getattr(kind, "passed_on", ())
-    check_options(f"sampler {name!r}", options, kind, besides=passed_on, without=_SET_BY_CALLER)
     given: dict[str, Any] = {**preset, **options}
+    passed_on = kind.passed_on(given.get("solver", "min-sum")) if issubclass(kind, StratifiedBatchSampler) else ()
+    check_options(f"sampler {name!r}", options, kind, besides=passed_on, without=_SET_BY_CALLER)
     if "kernel" in declared_options(kind):
         given.setdefault("kernel", kernel)
     sampler = kind(n, batch_size, seed=seed, endless=True, **given)

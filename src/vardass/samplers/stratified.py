@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from vardass.samplers.plan import cycle_table
 from vardass.solvers import stratify, stratify_groups, stratify_over_processes
 from vardass.solvers.grouped import Groups
 from vardass.solvers.labels import SizeLimits
-from vardass.solvers.stratification import ALL_OPTIONS, option_names
+from vardass.solvers.stratification import option_names
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_labels, as_tensor, check_count, unknown
 from vardass.view import LowRankView
@@ -123,9 +123,6 @@ class StratifiedBatchSampler(GroupedSampler):
     (8, 1.0)
     """
 
-    # options of `stratify`, of which each solver checks its own
-    passed_on: ClassVar[tuple[str, ...]] = tuple(name for name in ALL_OPTIONS if name not in _OWN_OPTIONS)
-
     def __init__(
         self,
         n: int,
@@ -144,7 +141,7 @@ class StratifiedBatchSampler(GroupedSampler):
         super().__init__(n, batch_size, **stream)
         as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
-        known = [name for name in option_names(solver) if name not in _OWN_OPTIONS]
+        known = self.passed_on(solver)
         for name in options:
             if name not in known:
                 raise unknown(f"option of {type(self).__name__} with solver {solver!r}:", name, known)
@@ -166,6 +163,11 @@ class StratifiedBatchSampler(GroupedSampler):
         limits["min_size"] = self.min_size
         SizeLimits.of(self.n, self.strata_count, equal=bool(options.get("equal", False)), **limits)
         self.strata: Strata | None = None
+
+    @staticmethod
+    def passed_on(solver: str = "min-sum") -> list[str]:
+        """Options that go to `stratify` with this solver."""
+        return [name for name in option_names(solver) if name not in _OWN_OPTIONS]
 
     @property
     def strata_count(self) -> int:

@@ -15,7 +15,6 @@ from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, Kernel, KernelLike, LinearKernel, fitted_kernel, overflow
 from vardass.lowrank import DEFAULT_RANK
 from vardass.registry import Registry, check_options, declared_options
-from vardass.solvers.kmeans import dynamic_kmeans, kernel_kmeans
 from vardass.solvers.labels import (
     INITS,
     SizeLimits,
@@ -31,7 +30,7 @@ from vardass.validate import ArrayLike, Progress, as_features, as_generator, che
 from vardass.variance import judge_strata
 from vardass.view import EXACT_LIMIT, ExactView, KernelView, LowRankView, View
 
-__all__ = ["ALL_OPTIONS", "BASELINE_EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
+__all__ = ["BASELINE_EXACT_LIMIT", "SOLVERS", "option_names", "solve", "stratify"]
 
 BASELINE_EXACT_LIMIT = 32_768
 """`EXACT_LIMIT` of solvers other than min-sum: they are defined on the full matrix, so memory is the limit (4 GiB)."""
@@ -40,9 +39,9 @@ _SOLVERS: Registry[Callable[..., Solution]] = Registry(
     "solver",
     {
         "min-sum": min_sum,
-        "dynamic-kmeans": dynamic_kmeans,
-        "kernel-kmeans": kernel_kmeans,
-        "kmeans": kernel_kmeans,
+        "dynamic-kmeans": "vardass.paper.kmeans:dynamic_kmeans",
+        "kernel-kmeans": "vardass.paper.kmeans:kernel_kmeans",
+        "kmeans": "vardass.paper.kmeans:kernel_kmeans",
     },
 )
 _SET_HERE = ("limits", "labels", "generator", "progress")  # arguments of a solver that are no options of its own
@@ -345,10 +344,6 @@ def option_names(solver: str) -> list[str]:
 
 def _solver_options(function: Callable[..., Solution]) -> list[str]:
     return sorted(name for name in declared_options(function) if name not in _SET_HERE)
-
-
-ALL_OPTIONS = tuple(dict.fromkeys(name for solver in SOLVERS for name in option_names(solver)))
-"""Options of `stratify` with any solver."""
 
 
 def solve(

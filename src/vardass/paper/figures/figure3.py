@@ -21,9 +21,9 @@ from torch import Tensor
 from vardass.data import load_watch, standardise
 from vardass.paper.figures import Claim, FigureResult
 from vardass.paper.interior_point import relaxed_solution
+from vardass.paper.kmeans import centroid_objective, greedy_assignment
 from vardass.paper.theory import spearman
 from vardass.plots import BLACK, BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, style_axes
-from vardass.solvers.kmeans import centroid_objective, greedy_assignment
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
