@@ -90,7 +90,7 @@ def test_resampling_removes_what_would_be_folded():
     rate, new = 40_000, 10_000
     tone = torch.sin(2 * math.pi * 9000 * torch.arange(rate, dtype=torch.float64) / rate)  # above 5 kHz
     assert float(af.resample(tone, rate, new)[200:-200].abs().max()) < 1e-2
-    with pytest.raises(InputError, match=r"ratio 44101:16000 need a filter .* shares a large divisor"):
+    with pytest.raises(InputError, match=r"ratio 44101:16000 take a filter .* shares a large divisor"):
         af.resample(torch.zeros(10), 44_101, 16_000)
 
 

@@ -1,11 +1,11 @@
-"""Sound: files read with soundfile in the workers, resampled, and turned into mel bands under PCEN, in plain torch."""
+"""Sound: files read with soundfile in the workers, resampled, and turned into mel bands under PCEN."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from vardass.data.file_dataset import FileDataset
-from vardass.errors import InputError
+from vardass.errors import InputError, needs_extra
 from vardass.files import PathLike
 from vardass.validate import check_count, check_number, choose
 
 AUDIO_ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".au", ".caf")
-_KERNEL_LIMIT = 1 << 24  # entries of a polyphase filter bank: 64 MB
-_ZERO_CROSSINGS = 16  # of the resampling filter, on each side
-_BLOCK = 256
+_MOST_PHASES = 10_000  # of a resampling filter
 
 
 @dataclass(frozen=True)
@@ -173,37 +171,19 @@ def _soundfile() -> Any:
 
 
 def resample(wave: Tensor, rate: int, new_rate: int) -> Tensor:
-    """Change the sampling rate of ``wave``, shape (..., n), to a result of length ceil(n new_rate / rate).
-
-    Band-limited, by polyphase filters: sinc at 0.945 of the lower Nyquist frequency, under a squared cosine of 16 zero
-    crossings on each side.
-    """
+    """Change the sampling rate of ``wave``, shape (..., n), to a result of length ceil(n new_rate / rate)."""
     if rate == new_rate:
         return wave
+    with needs_extra("audio"):
+        from scipy.signal import resample_poly
     divisor = math.gcd(rate, new_rate)
-    old, new = rate // divisor, new_rate // divisor
-    length = math.ceil(wave.shape[-1] * new / old)
-    bank = _polyphase(old, new).to(wave)
-    width = (bank.shape[-1] - old) // 2
-    padded = torch.nn.functional.pad(wave.reshape(-1, 1, wave.shape[-1]), (width, width + old))
-    phases = torch.nn.functional.conv1d(padded, bank[:, None], stride=old)  # (rows, new, steps)
-    return phases.transpose(1, 2).flatten(1)[:, :length].reshape(*wave.shape[:-1], length)
-
-
-@lru_cache(maxsize=16)
-def _polyphase(old: int, new: int) -> Tensor:
-    """One filter for each of the ``new`` positions that an output sample can have between ``old`` input samples."""
-    cutoff = 0.945 * min(old, new)  # zero crossings per unit of time, which is ``old`` input samples
-    width = math.ceil(_ZERO_CROSSINGS * old / cutoff)
-    if new * (2 * width + old) > _KERNEL_LIMIT:
+    up, down = new_rate // divisor, rate // divisor
+    if up > _MOST_PHASES:
         raise InputError(
-            f"rates in the ratio {old}:{new} need a filter of {new * (2 * width + old)} entries, more than "
-            f"{_KERNEL_LIMIT}; use a rate that shares a large divisor with the other"
+            f"rates in the ratio {down}:{up} take a filter for each of {up} positions, more than {_MOST_PHASES}; use "
+            "a rate that shares a large divisor with the other"
         )
-    inputs = torch.arange(-width, width + old, dtype=torch.float64) / old
-    outputs = torch.arange(new, dtype=torch.float64) / new
-    t = ((inputs - outputs[:, None]) * cutoff).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)
-    return torch.sinc(t) * torch.cos(math.pi * t / (2 * _ZERO_CROSSINGS)) ** 2 * (cutoff / old)
+    return torch.from_numpy(resample_poly(wave.numpy(), up, down, axis=-1)).to(wave.dtype)
 
 
 def mel_filters(bands: int, fft_size: int, rate: int, *, low: float, high: float | None) -> Tensor:
@@ -246,32 +226,16 @@ def mel_spectrogram(wave: Tensor, filters: Tensor, *, fft_size: int, hop: int) -
     return energy.reshape(*wave.shape[:-1], *energy.shape[-2:])
 
 
-def smooth(energy: Tensor, s: float) -> Tensor:
-    """Running mean over the last axis: M_0 = E_0, M_t = (1 - s) M_{t-1} + s E_t.
-
-    Blocks of frames are products with a triangular matrix, since M_t = (1-s)^{t+1} M_{-1} + s sum_j (1-s)^{t-j} E_j.
-    """
-    frames = energy.shape[-1]
-    step = torch.arange(min(_BLOCK, frames), device=energy.device, dtype=energy.dtype)
-    lag = step[:, None] - step
-    matrix = torch.where(lag >= 0, s * (1.0 - s) ** lag.clamp(min=0), 0.0)
-    decay = (1.0 - s) ** (step + 1)
-    state = energy[..., :1]
-    parts = []
-    for start in range(0, frames, _BLOCK):
-        block = energy[..., start : start + _BLOCK]
-        count = block.shape[-1]
-        parts.append(block @ matrix[:count, :count].T + state * decay[:count])
-        state = parts[-1][..., -1:]
-    return torch.cat(parts, -1)
-
-
 def pcen(energy: Tensor, *, s: float, alpha: float, delta: float, r: float, eps: float) -> Tensor:
     """Per-channel energy normalisation: (E / (eps + M)^alpha + delta)^r - delta^r, M the running mean of E.
 
     Divides each band by its recent mean, so steady noise and the recorder's gain go and calls stay (Wang et al.,
-    ICASSP 2017, whose constants are those of `FrontEnd`). ``energy`` has shape (..., bands, frames).
+    ICASSP 2017, whose constants are those of `FrontEnd`). ``energy`` has shape (..., bands, frames), and
+    M_0 = E_0, M_t = (1 - s) M_{t-1} + s E_t.
     """
-    ratio = energy / (eps + smooth(energy, s)) ** alpha
+    with needs_extra("audio"):
+        from scipy.signal import lfilter
+    means, _ = lfilter([s], [1.0, s - 1.0], energy.numpy(), zi=(1.0 - s) * energy[..., :1].numpy())
+    ratio = energy / (eps + torch.from_numpy(means).to(energy.dtype)) ** alpha
     result: Tensor = (ratio + delta) ** r - delta**r
     return result
