@@ -15,6 +15,7 @@ from torch import Tensor
 
 from conftest import gen
 from vardass import lowrank
+from vardass.errors import VardassWarning
 from vardass.kernels import RBFMixture, as_kernel
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler, StratifiedBatchSampler, plan
 from vardass.samplers.plan import _match, couple_rows, cycle_table, row_errors
@@ -433,3 +434,10 @@ def test_plans_are_not_spent_on_telling_landmarks_from_other_samples(
         fit = lowrank._fit
         patch.setattr(lowrank, "_fit", lambda *given, leave_one_out: fit(*given, leave_one_out=False))
         assert found < 0.8 * noise()
+
+
+def test_features_that_are_all_alike_are_said_and_give_random_batches() -> None:
+    sampler = BalancedBatchSampler(40, 4, seed=0)
+    with pytest.warns(VardassWarning, match="all 40 samples are alike .* batches are random, as none are better"):
+        sampler.refresh(torch.ones(40, 3))
+    assert sorted(index for batch in sampler for index in batch) == list(range(40))

@@ -220,8 +220,8 @@ def _verdict(strata: Strata | ShardStrata) -> list[str]:
     if "captured" in strata.info:
         captured, rank = 100 * float(strata.info["captured"]), strata.info.get("rank", "?")
         lines.append(f"strata were found on features of rank {rank}, which hold {captured:.3g} % of the variance")
-    if strata.variance > 0.8 * strata.uniform_variance and "scale=1.0" in strata.kernel:
-        lines.append("the kernel is close to the identity on these features, where no strata help; try --scale median")
+    if strata.variance > 0.6 * strata.uniform_variance and "scale=1.0" in strata.kernel:
+        lines.append("with these bandwidths most features are far apart, where strata help little; try --scale median")
     return lines
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from vardass.errors import InputError
-from vardass.kernels import KernelLike, as_kernel, fitted_kernel
+from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, StreamOptions, derive_seed
 from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, cycle_table, plan_features
 from vardass.samplers.stratified import GroupedSampler, StratifiedBatchSampler
@@ -17,6 +17,7 @@ from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
 from vardass.solvers.labels import SizeLimits, bisection_labels
 from vardass.solvers.min_sum import min_sum
+from vardass.solvers.stratification import is_collapsed, warn_of_collapse
 from vardass.strata import Strata
 from vardass.validate import ArrayLike, as_generator, check_count
 from vardass.view import LowRankView
@@ -41,8 +42,7 @@ class _Planned(GroupedSampler):
         self._features: Tensor | None = None
         self._residual = 0.0  # error of a sample that is not worth a further sweep
 
-    def _plan_view(self, features: Tensor) -> LowRankView:
-        kernel = fitted_kernel(self.kernel, features)
+    def _plan_view(self, features: Tensor, kernel: Kernel) -> LowRankView:
         generator = as_generator(derive_seed(self.seed, self._refreshes), features.device)
         return plan_features(features, kernel, self.plan_rank, generator=generator)
 
@@ -132,7 +132,7 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
         self.plan_rows = check_count(plan_rows, "plan_rows", low=2)
 
     def _fit(self, features: Tensor) -> None:
-        view = self._plan_view(features)
+        view = self._plan_view(features, fitted_kernel(self.kernel, features))
         self._stratify(features, view)  # strata of many samples are found on the same features
         self._plan_on(view)
 
@@ -200,9 +200,12 @@ class BalancedBatchSampler(_Planned, EpochSampler):
         self.plan_labels: Tensor | None = None  # without: strata (n,) that the plan takes its columns from
 
     def _fit(self, features: Tensor) -> None:
-        view = self._plan_view(features)
+        kernel = fitted_kernel(self.kernel, features)
+        view = self._plan_view(features, kernel)
+        if is_collapsed(view, kernel.diag(features)):
+            warn_of_collapse(kernel, features, "batches are random")
         if self.shares is not None and self.groups is not None:
-            kernel, seed = fitted_kernel(self.kernel, features), derive_seed(self.seed, self._refreshes)
+            seed = derive_seed(self.seed, self._refreshes)
             options: dict[str, Any] = {"kernel": kernel, "seed": seed, "equal": True}
             found = stratify_groups(features, self.batch_size, self.groups, shares=self.shares, **options)
             self.strata, self.plan_labels = found.to("cpu"), None

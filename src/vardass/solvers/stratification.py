@@ -184,8 +184,8 @@ def stratify(
     restarts = check_count(restarts, "restarts")
     if k == n:  # a stratum for each sample: nothing to look for
         solution, restarts = Solution(torch.arange(n, device=x.device), 0, 0.0, True), 0
-    elif k > 1 and _is_collapsed(searched, searched.diag if solver == "kmeans" else truth.diag):
-        _warn_of_collapse(fitted, x)
+    elif k > 1 and is_collapsed(searched, searched.diag if solver == "kmeans" else truth.diag):
+        warn_of_collapse(fitted, x, "strata are random and of equal size")
         labels = random_balanced_labels(n, k, generator, x.device)
         if start is not None and is_valid_start:
             labels = start
@@ -301,17 +301,18 @@ def _view(
 _COLLAPSED = 32.0  # units of rounding
 
 
-def _is_collapsed(view: View, diag: Tensor) -> bool:
+def is_collapsed(view: View, diag: Tensor) -> bool:
     """Whether no point is farther from the mean than the rounding of kernel values κ(z, z) = ``diag`` (n,)."""
     rounding = torch.finfo(diag.dtype).eps * float(diag.double().mean())
     return float(view.spread.max()) <= _COLLAPSED * rounding
 
 
-def _warn_of_collapse(kernel: Kernel, x: Tensor) -> None:
+def warn_of_collapse(kernel: Kernel, x: Tensor, outcome: str) -> None:
+    """Say that no strata or batches are better than random ones, and what was made."""
     spread = float((x - x.mean(0)).abs().max())
     warnings.warn(
         f"all {len(x)} samples are alike to {kernel!r} in {x.dtype}: they differ from their mean by up to {spread:.3g} "
-        f"in features of up to {float(x.abs().max()):.3g}; strata are random and of equal size, as none are better; "
+        f"in features of up to {float(x.abs().max()):.3g}; {outcome}, as none are better; "
         "look for collapsed features, scale them up or use RBFMixture(scale='median') and float64",
         VardassWarning,
         stacklevel=4,  # past no_grad, which wraps stratify
