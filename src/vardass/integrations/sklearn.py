@@ -217,7 +217,7 @@ class MMDAdapter(ClassifierMixin, _Adapter):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError(
-                f"a classifier needs samples of two classes, got 1 class, {self.classes_[0]!r}; add others"
+                f"a classifier needs samples of two classes, got 1 class, {self.classes_.tolist()[0]!r}; add others"
             )
         return X, codes, [str(name) for name in self.classes_]
 
