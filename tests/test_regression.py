@@ -503,7 +503,7 @@ def test_what_else_is_refused(files: Path, capsys: Any) -> None:
     given = ("--source", files / "here.npz", "--target", files / "there.npz", *QUICK, "--out", files / "o")
     for more, message in (
         (("--algorithm", "cdan"), "use erm, mmd, coral, dann or arm"),
-        (("--class-shares", "target"), "class_shares='target' needs classes"),
+        (("--class-shares", "uniform"), "class_shares='uniform' needs classes"),
         (("--selection", "source-accuracy"), "use one of source-r2, last, oracle"),
         (("--holdout", 0), "split with holdout above 0, or choose by 'last'"),
     ):
