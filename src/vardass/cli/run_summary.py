@@ -26,7 +26,6 @@ REPORT_FILE, RESULT_FILE = "report.md", "result.json"
 _SCORES = {
     "target_entropy": "target entropy, nats (lower = more confident)",
     "target_information": "target information, nats (more is better)",
-    "target_density": "target neighbourhood density (more is better)",
     "mmd": "MMD² of held-out features (less is better)",
 }
 _READ_LAST = "labels read only now, after the model was chosen"
