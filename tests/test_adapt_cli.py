@@ -218,7 +218,7 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
         patch.setattr(adapt_module, "progress_bar", stopping_bar)
         code, _, err = run(capsys, *command)
     assert code == 130
-    assert "after step 15 of 30; repeat the command with --resume" in err
+    assert "stopped after step 15 of 30; all is saved in" in err
     assert not (halves / "predictions.csv").exists()
     assert "--resume" in refused(capsys, files, *command)
     other = adapt(files / "clinic.npz", files / "bare" / "home.npz", halves, "--resume")
@@ -261,7 +261,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(files):
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "repeat the command with --resume" in err
+    assert "(--resume) continues" in err
     assert "Traceback" not in err
     assert (files / "run/checkpoint.pt").exists()
 

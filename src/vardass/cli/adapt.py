@@ -309,9 +309,7 @@ def _run(
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
             timed = tell_time(progress, tell)
             result = trainer.run(resume=resume, progress=report)
-        if result.interrupted:
-            done = f"interrupted after step {result.step} of {config.steps}"
-            note(f"{done}; repeat the command with --resume to go on in {out}")
+        if result.interrupted:  # the trainer has said where
             raise typer.Exit(130)
         if not has_stepped:
             note(f"nothing was left to do: the run in {out} has had all of its {config.steps:,} steps")

@@ -103,11 +103,8 @@ def export(
 def load_run(run: Path, *, device: str = "auto", trust_code: bool) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
     """The chosen model of a run, what its file says of it, and how its samples were read."""
     run = run.expanduser()
-    file = run / MODEL_FILE if run.is_dir() else run
-    if not file.is_file():
-        raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
-    algorithm, about = load_model(file, device=pick_device(device), trust_code=trust_code)
-    return algorithm, about, reading_of(file, about)
+    algorithm, about = load_model(run, device=pick_device(device), trust_code=trust_code)
+    return algorithm, about, reading_of(run, about)
 
 
 # --- predictions ----------------------------------------------------------------------------------------
