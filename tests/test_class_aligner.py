@@ -92,13 +92,7 @@ def test_groups_of_the_target_are_what_the_network_predicts_at_the_refresh() -> 
     assert trainer.strata.classes(7) == {}
 
 
-def test_target_shares_and_a_confidence() -> None:
-    trainer = Trainer(config(steps=60, class_shares="target", class_options={"start": 40, "smoothing": 0.2}), SPLITS)
-    trainer.run()
-    sampler: Any = trainer.streams["source"].sampler
-    counts = torch.bincount(trainer.streams["target"].sampler.groups, minlength=3).double()  # type: ignore[attr-defined]
-    torch.testing.assert_close(sampler.shares, 0.8 * counts / counts.sum() + 0.2 / 3)
-    assert float(sampler.shares[2]) > 0.4  # the source has 2 of 15
+def test_samples_below_the_confidence_are_left_out() -> None:
     before = Trainer(config(steps=8), SPLITS)
     before.run()
     before.algorithm.eval()
@@ -157,7 +151,7 @@ def test_recommended_settings_align_where_the_sampler_can() -> None:
     assert RunConfig.recommended(batch_size=8).algorithm_options["penalty"] == 0.75
     for changes in ({"sampler": "uniform"}, {"refresh_every": 0}, {"algorithm": "dann"}):
         assert RunConfig.recommended(**changes).class_shares == "none"
-    assert RunConfig.recommended(class_shares="target").class_options == {}
+    assert RunConfig.recommended(class_shares="uniform").class_options == {}
     assert RunConfig.recommended(algorithm_options={"penalty": 5.0}).algorithm_options["penalty"] == 5.0
 
 
@@ -183,7 +177,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(sampler: str, tmp_path: Path) -> 
         ({"algorithm": "erm", "algorithm_options": {}}, "aligns source and target, but 'erm' draws no target batches"),
         ({"refresh_every": 0}, "takes predictions at each refresh, got refresh_every=0"),
         ({"sampler": "kmeans-inputs"}, "takes predictions at each refresh"),
-        ({"class_shares": "equal"}, "unknown class_shares 'equal'"),
+        ({"class_shares": "target"}, "unknown class_shares 'target'"),
         (
             {"class_options": {"confidenc": 1}},
             "unknown option of class_shares: 'confidenc'; did you mean 'confidence'",
@@ -216,13 +210,13 @@ def test_a_sweep_compares_a_sampler_with_and_without(tmp_path: Path) -> None:
     }
     with pytest.raises(InputError, match="which sampler 'uniform' has not"):
         load(
-            tmp_path, changed(algorithms=["mmd"], samplers=["uniform"], grid={"class_shares": ["none", "target"]})
+            tmp_path, changed(algorithms=["mmd"], samplers=["uniform"], grid={"class_shares": ["none", "uniform"]})
         ).runs()
 
 
 def test_options_of_the_command_line() -> None:
     found = settings_of(
-        {"class_shares": "target", "class_options": ["floor=0.5"], "settings": ["class_options.start=7"]}
+        {"class_shares": "uniform", "class_options": ["floor=0.5"], "settings": ["class_options.start=7"]}
     )
-    assert found["class_shares"] == "target"
+    assert found["class_shares"] == "uniform"
     assert found["class_options"] == {"floor": 0.5, "start": 7}

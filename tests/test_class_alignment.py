@@ -262,13 +262,6 @@ def test_both_domains_have_the_same_classes_in_each_batch() -> None:
                     assert float(weights[classes[batch] == group].sum()) == pytest.approx(1 / 3)
 
 
-def test_target_shares_are_those_of_the_pseudo_labels_smoothed() -> None:
-    labels = torch.arange(40) % 2
-    aligned = align_classes(labels, logits_of([0] * 30 + [1] * 10, 2), strata=4, shares="target", smoothing=0.2)
-    for domain in aligned:
-        assert domain["shares"].tolist() == pytest.approx([0.8 * 0.75 + 0.1, 0.8 * 0.25 + 0.1])
-
-
 def test_unsure_samples_are_in_no_class() -> None:
     logits = torch.cat([logits_of([0] * 10 + [1] * 10, 2), logits_of([0] * 5, 2, sureness=0.1)])
     aligned = align_classes(torch.arange(20) % 2, logits, strata=4, confidence=0.9)
@@ -362,10 +355,8 @@ def test_small_classes_are_left_out_where_strata_have_a_least_size() -> None:
     ("given", "message"),
     [
         ({"source_labels": torch.tensor([0, 3])}, r"source_labels lie in 0..3, target_logits have 2 columns"),
-        ({"shares": "equal"}, "unknown shares 'equal'"),
         ({"confidence": 1.5}, "confidence must be .* at most 1"),
         ({"floor": -0.1}, "floor must be"),
-        ({"smoothing": 1.1}, "smoothing must be"),
         ({"strata": 0}, "strata must be at least 1"),
     ],
 )

@@ -99,7 +99,7 @@ def test_demo_shows_what_its_files_hold_and_goes_on(tmp_path, capsys, monkeypatc
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--steps", 0), ("--pairs", 0), ("--pairs", 5), ("--processes", 0), ("--jobs", -1), ("--seeds", -1)],
+    [("--steps", 0), ("--pairs", 0), ("--pairs", 5), ("--jobs", 0), ("--jobs", -1), ("--repeats", -1)],
 )
 def test_bad_options_are_refused_before_anything_is_made(tmp_path, capsys, option, value):
     folder = tmp_path / "demo"

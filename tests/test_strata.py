@@ -56,7 +56,6 @@ def test_every_derived_number_of_a_small_example() -> None:
     assert strata.reduction == 4.0
     assert strata.gap == pytest.approx(0.25)
     assert strata.singletons == 1
-    assert strata.size_histogram() == {"1": 1, "2-3": 1, "4-7": 1}
 
 
 @settings(max_examples=50, deadline=None)
@@ -69,7 +68,6 @@ def test_members_and_weights_of_any_strata(n: int, data: st.DataObject) -> None:
     assert float(strata.weights.double().sum()) == pytest.approx(1.0, abs=1e-6)
     for h in range(k):
         assert strata.members(h).tolist() == (labels == h).nonzero().flatten().tolist()
-    assert sum(strata.size_histogram().values()) == k
     assert strata.singletons == sum(int((labels == h).sum()) == 1 for h in range(k))
 
 
@@ -77,20 +75,6 @@ def test_weights_of_many_samples_sum_to_one() -> None:
     labels = torch.arange(1_000_003) % 7
     strata = Strata(labels, 7, variance=0.1, uniform_variance=0.2)
     assert float(strata.weights.double().sum()) == pytest.approx(1.0, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "histogram"),
-    [
-        ([1, 1], {"1": 2}),
-        ([2, 3, 3], {"2-3": 3}),
-        ([4, 7, 8, 15, 16], {"4-7": 2, "8-15": 2, "16-31": 1}),
-        ([1, 9], {"1": 1, "2-3": 0, "4-7": 0, "8-15": 1}),
-    ],
-)
-def test_histogram_ranges_double(sizes: list[int], histogram: dict[str, int]) -> None:
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    assert Strata(labels, len(sizes), variance=0.0, uniform_variance=0.0).size_histogram() == histogram
 
 
 def test_reduction_and_gap_where_a_variance_is_zero() -> None:

@@ -16,7 +16,6 @@ from vardass.files import atomic_write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
     from vardass.adapt.scores import ClassificationScores, Evaluation, RegressionEvaluation
 
@@ -153,7 +152,6 @@ def _draw_classes(axes: Axes, found: Diagnosis) -> None:
 _MOST_COUNTS = 20  # classes whose cells have room for a number
 _MOST_LABELS = 70
 _LONGEST_LABEL = 18  # characters
-_LEAST_ROOM = 2.0  # inches for a list of mistakes
 _DOMAIN_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 
 
@@ -170,20 +168,14 @@ def evaluation_figure(found: Evaluation | RegressionEvaluation, *, title: str) -
     scores = found.overall
     classes = len(scores.classes)
     side = _matrix_side(classes)
-    right = 3.4
-    figure = new_figure(side + 2.2 + right + 2.2, side + 2.4)
+    widths = side, 2.2, 3.4
+    figure = new_figure(sum(widths) + 2.2, side + 2.4)
     figure.set_layout_engine("constrained", rect=(0.0, 0.0, 1.0, 1.0 - 0.75 / (side + 2.4)), wspace=0.03)
-    columns = figure.add_gridspec(1, 3, width_ratios=(side, 2.2, right))
+    columns = figure.add_gridspec(1, 3, width_ratios=widths)
     confusion = figure.add_subplot(columns[0])
-    shares = _draw_confusion(confusion, scores)
+    _draw_confusion(confusion, scores)
     _draw_recalls(figure.add_subplot(columns[1], sharey=confusion), found, side)
-    room = side - 3.2  # below the panels of the last column
-    rows = columns[2].subgridspec(3, 1, height_ratios=(2.4, 0.8, max(0.01, room)))
-    reliability = figure.add_subplot(rows[0])
-    _draw_reliability(reliability, scores)
-    _draw_confidences(figure.add_subplot(rows[1], sharex=reliability), scores)
-    if room > _LEAST_ROOM:
-        _draw_mistakes(figure.add_subplot(rows[2]), scores, shares, room)
+    _draw_reliability(figure.add_subplot(columns[2]), scores)
     low, high = scores.accuracy_interval
     parts = [
         f"{scores.n:,} samples of {len(found.domains)} domain{'s' if len(found.domains) > 1 else ''}",
@@ -214,7 +206,7 @@ def _regression_figure(found: RegressionEvaluation, title: str) -> Figure:
     return figure
 
 
-def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
+def _draw_confusion(axes: Axes, scores: ClassificationScores) -> None:
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     classes = len(scores.classes)
@@ -222,7 +214,7 @@ def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
     colours = LinearSegmentedColormap.from_list("shares", ["#FFFFFF", SKY, "#003A5D"]).with_extremes(bad="#EEEEEE")
     # without numbers by the root of the share, so that rare mistakes are seen
     norm = PowerNorm(1.0 if classes <= _MOST_COUNTS else 0.5, vmin=0.0, vmax=1.0)
-    image = axes.imshow(shares, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    axes.imshow(shares, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     if classes <= _MOST_COUNTS:
         size = 10 if classes <= 8 else 7
         for i, row in enumerate(scores.confusion.tolist()):
@@ -240,8 +232,8 @@ def _draw_confusion(axes: Axes, scores: ClassificationScores) -> AxesImage:
     axes.set_yticks(places, labels, fontsize=label_size)
     axes.tick_params(length=0)
     axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_title("samples (colour: share of row)" if classes <= _MOST_COUNTS else "share of row, in colour", **_PANEL)
-    return image
+    scale = "share of row: white 0, light blue 0.25, dark blue 1"
+    axes.set_title("samples (colour: share of row)" if classes <= _MOST_COUNTS else scale, **_PANEL)
 
 
 def _matrix_side(classes: int) -> float:
@@ -289,31 +281,8 @@ def _draw_reliability(axes: Axes, scores: ClassificationScores) -> None:
     sure, right = ([column[m] for m in full] for column in (bins.confidence.tolist(), bins.accuracy.tolist()))
     axes.vlines(sure, sure, right, color=ORANGE, linewidth=4, alpha=0.5, label="gap")
     axes.plot(sure, right, "o-", ms=4, color=BLUE, label="model")
-    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), ylabel="share that is right")
-    axes.tick_params(labelbottom=False)
+    axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), box_aspect=1, anchor="N")
+    axes.set(xlabel="probability of the predicted class", ylabel="share that is right")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     axes.set_title("calibration", **_PANEL)
     style_axes(axes)
-
-
-def _draw_confidences(axes: Axes, scores: ClassificationScores) -> None:
-    counts = scores.reliability.counts.tolist()
-    width = 1.0 / len(counts)
-    axes.bar([(m + 0.5) * width for m in range(len(counts))], counts, width=0.92 * width, color=SKY)
-    axes.set(xlabel="probability of the predicted class", ylabel="samples")
-    style_axes(axes, grid="y")
-
-
-def _draw_mistakes(axes: Axes, scores: ClassificationScores, shares: AxesImage, room: float) -> None:
-    """The scale of the matrix's colours, and as many of the most frequent mistakes as there is room for."""
-    axes.set_axis_off()
-    bar = axes.inset_axes((0.0, 1.0 - 0.45 / room, 1.0, 0.12 / room))
-    axes.figure.colorbar(shares, cax=bar, orientation="horizontal", ticks=(0.0, 0.2, 0.5, 1.0))
-    bar.set_title("share of row", **_PANEL)
-    names = {name: place for place, name in enumerate(scores.classes)}
-    lines = [
-        f"{_label(one)} as {_label(other)}: {count:,} ({100 * count / int(scores.support[names[one]]):.0f} %)"
-        for one, other, count in scores.most_confused(min(20, int((room - 1.2) / 0.18)))
-    ]
-    text = "\n".join(["most frequent mistakes", *lines]) if lines else ""
-    axes.text(0.0, 1.0 - 1.05 / room, text, fontsize=8.5, va="top", linespacing=1.4)

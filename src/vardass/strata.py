@@ -64,13 +64,6 @@ class StrataSummary:
         """Strata of one sample, which is then part of every minibatch; ``min_size=2`` avoids them."""
         return int((self.sizes == 1).sum())
 
-    def size_histogram(self) -> dict[str, int]:
-        """Number of strata by size, in ranges that double: {"1": 2, "2-3": 5, "4-7": 1, ...}."""
-        powers = self.sizes.double().log2().floor().long()
-        counts = torch.bincount(powers).tolist()
-        first = next(p for p, c in enumerate(counts) if c)
-        return {(str(2**p) if p == 0 else f"{2**p}-{2 ** (p + 1) - 1}"): c for p, c in enumerate(counts) if p >= first}
-
 
 @dataclass(frozen=True, eq=False)
 class Strata(StrataSummary):

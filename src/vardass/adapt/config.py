@@ -22,7 +22,6 @@ from vardass.adapt.networks import NETWORK_NAMES, pretrained_source
 from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.strata_updater import POLICY_NAMES, ClassAligner, make_policy
-from vardass.samplers.class_alignment import CLASS_SHARES
 from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
@@ -144,20 +143,19 @@ class RunConfig(BaseModel):
         "sampler uniform-replacement draws so many of each, others batch_size times the sources from their union.",
     )
     target_batch_size: Count | None = Field(None, description="Target samples in a batch; batch_size by default.")
-    class_shares: Annotated[str, _one_of("none", "source", *CLASS_SHARES)] = Field(
+    class_shares: Annotated[str, _one_of("none", "source", "uniform")] = Field(
         "none",
         description="Shares of the classes in each batch. source: strata of the source are made within its classes. "
-        "uniform or target: both domains have the same classes in a batch, all alike or in the shares of the target's "
-        "predictions; the target's classes are the network's predictions, updated at each refresh. That helps where "
-        "class shares differ between the domains, and hurts where predictions are poor. For samplers with strata.",
+        "uniform: both domains have the same classes in a batch, all alike; those of the target are the network's "
+        "predictions, updated at each refresh. That helps where class shares differ between the domains, and hurts "
+        "where predictions are poor. For samplers with strata.",
     )
     class_options: Options = Field(
         default_factory=dict,
-        description="Options of class_shares uniform and target: start (step of the first alignment, 300), early (an "
+        description="Options of class_shares uniform: start (step of the first alignment, 300), early (an "
         "earlier step at which classes are aligned if different class shares explain enough of the discrepancy, off), "
         "explained (how much is enough, 0.35), confidence (target samples whose largest probability is lower are left "
-        "out, 0), floor (least share of a class in parts of 1 / classes, 0.2), smoothing (of the target's shares "
-        "towards equal ones, 0.75).",
+        "out, 0), floor (least share of a class in parts of 1 / classes, 0.2).",
     )
     lr: Annotated[float, Field(gt=0.0), _checked(check_number, low=0.0)] = Field(
         default_factory=_usual_rate,

@@ -103,10 +103,10 @@ class ClassificationScores:
         """Classes without a sample: their recall is not defined."""
         return tuple(name for name, count in zip(self.classes, self.support.tolist(), strict=True) if not count)
 
-    def most_confused(self, count: int = 3) -> list[tuple[str, str, int]]:
-        """The most frequent mistakes, as (class, what it was taken for, samples); fewer if there are not so many."""
+    def most_confused(self) -> list[tuple[str, str, int]]:
+        """Up to three of the most frequent mistakes, as (class, what it was taken for, samples)."""
         wrong = self.confusion.clone().fill_diagonal_(0).flatten()
-        order = wrong.argsort(descending=True, stable=True)[:count].tolist()
+        order = wrong.argsort(descending=True, stable=True)[:3].tolist()
         size = len(self.classes)
         pairs = [(self.classes[i // size], self.classes[i % size], int(wrong[i])) for i in order]
         return [pair for pair in pairs if pair[2]]

@@ -23,7 +23,7 @@ from vardass.refresh import FeatureBank, Refresher, RefreshEvery, RefreshPolicy,
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.refresh.policies import POLICIES
 from vardass.registry import check_options
-from vardass.samplers.class_alignment import CLASS_SHARES, EXPLAINED, align_classes, explained_by_shares
+from vardass.samplers.class_alignment import EXPLAINED, align_classes, explained_by_shares
 from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
 from vardass.validate import Progress, as_generator, check_count, check_number, choose
@@ -57,7 +57,7 @@ def make_policy(config: RunConfig) -> RefreshPolicy:
 
 # --- classes ------------------------------------------------------------------------------------------
 
-_STEPS, _SHARES = ("start", "early"), ("explained", "confidence", "floor", "smoothing")  # options
+_STEPS, _SHARES = ("start", "early"), ("explained", "confidence", "floor")  # options
 _START = 300  # steps before the first pseudo-labels: a network that is not adapted yet gives many wrong ones
 
 
@@ -80,10 +80,10 @@ class ClassAligner:
         for name, stream in streams.items():
             if getattr(stream.sampler, "strata_count", None) is None:
                 raise InputError(
-                    f"class_shares={config.class_shares!r} needs groups with shares, which the {name} sampler "
+                    f"class_shares='uniform' needs groups with shares, which the {name} sampler "
                     f"({type(stream.sampler).__name__}) has not; use stratified, ordered or balanced"
                 )
-        _need_target(config.class_shares, algorithm.name, uses_target="target" in streams)
+        _need_target(algorithm.name, uses_target="target" in streams)
 
     @staticmethod
     def check(config: RunConfig) -> None:
@@ -93,10 +93,10 @@ class ClassAligner:
                 check_count(value, name, low=0)
             else:
                 check_number(value, name, low=0.0, high=math.inf if name == "explained" else 1.0)
-        if config.class_shares not in CLASS_SHARES:
+        if config.class_shares != "uniform":
             return
-        what = f"class_shares={config.class_shares!r}"
-        _need_target(config.class_shares, config.algorithm, uses_target=find_algorithm(config.algorithm).uses_target)
+        what = "class_shares='uniform'"
+        _need_target(config.algorithm, uses_target=find_algorithm(config.algorithm).uses_target)
         check_takes_shares(config.sampler, what)
         if config.refresh_every == 0 or find_sampler(config.sampler).of_inputs:
             raise InputError(
@@ -122,7 +122,6 @@ class ClassAligner:
         found = align_classes(
             source.labels.cpu(),
             logits,
-            shares=self.config.class_shares,
             strata=(samplers[0].strata_count, samplers[1].strata_count),
             min_size=max(sampler.min_size for sampler in samplers),
             **self.options,
@@ -132,10 +131,10 @@ class ClassAligner:
         return found.by_domain
 
 
-def _need_target(shares: str, algorithm: str, *, uses_target: bool) -> None:
+def _need_target(algorithm: str, *, uses_target: bool) -> None:
     if not uses_target:
         raise InputError(
-            f"class_shares={shares!r} aligns source and target, but {algorithm!r} draws no target batches; use "
+            f"class_shares='uniform' aligns source and target, but {algorithm!r} draws no target batches; use "
             "class_shares='none'",
             field="class_shares",
         )
@@ -174,7 +173,7 @@ class StrataUpdater:
             for name, stream in streams.items()
             if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
         }
-        self.classes = ClassAligner(config, algorithm, streams) if config.class_shares in CLASS_SHARES else None
+        self.classes = ClassAligner(config, algorithm, streams) if config.class_shares == "uniform" else None
         # nobody looks at the banks before the next refresh
         self._only_keeps = not (policy.observes_drift or algorithm.uses_banks)
         self._rows: dict[str, Tensor] = {}  # of the banks, as `with_banks` hands them on

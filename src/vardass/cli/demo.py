@@ -53,12 +53,10 @@ _NOTES = (
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for data, strata, runs, numbers and the page.")],
-    repeats: Annotated[int, typer.Option("--repeats", "--seeds", help="Runs to average, each with its own seed.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Runs to average, each with its own seed.")] = 3,
     steps: Annotated[int, typer.Option(help="Steps of each training run.")] = 600,
     pairs: Annotated[int, typer.Option(help=f"Source-target pairs to train on, 1 to {_PAIRS}.")] = _PAIRS,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "--processes", help="Concurrent runs; by default one for each CPU.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Concurrent runs; by default one for each CPU.")] = None,
 ) -> None:
     """Show on real smart-watch data how much variance strata save and how that affects training.
 

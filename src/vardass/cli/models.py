@@ -103,11 +103,8 @@ def export(
 def load_run(run: Path, *, device: str = "auto", trust_code: bool) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
     """The chosen model of a run, what its file says of it, and how its samples were read."""
     run = run.expanduser()
-    file = run / MODEL_FILE if run.is_dir() else run
-    if not file.is_file():
-        raise InputError(f"there is no model at {file}; give the folder that vardass adapt --out wrote")
-    algorithm, about = load_model(file, device=pick_device(device), trust_code=trust_code)
-    return algorithm, about, reading_of(file, about)
+    algorithm, about = load_model(run, device=pick_device(device), trust_code=trust_code)
+    return algorithm, about, reading_of(run, about)
 
 
 # --- predictions ----------------------------------------------------------------------------------------
@@ -138,14 +135,6 @@ class Predictions:
         """Accuracy for the true classes (n,)."""
         return {"accuracy": float((self.classes == labels).double().mean())}
 
-    def overview(self) -> tuple[tuple[str, str], list[tuple[str, str]], str]:
-        """Header and rows of a table for a report, and a remark on it."""
-        total, sure = max(1, len(self.classes)), self.confidences
-        rows = [(name, f"{count:,} ({100 * count / total:.1f} %)") for name, count in self.to_dict().items()]
-        low = 100 * float((sure < 0.5).double().mean())
-        remark = f"Mean confidence {100 * float(sure.mean()):.1f} %; {low:.1f} % of samples are below 50 %."
-        return ("class", "samples"), rows, remark if len(sure) else ""
-
     def to_csv(self) -> str:
         """A table with the columns sample, class and confidence."""
         rows = zip(self.samples, self.classes.tolist(), self.confidences.tolist(), strict=True)
@@ -171,11 +160,6 @@ class PredictedNumbers:
     def scores(self, labels: Tensor) -> dict[str, float]:
         """`regression_scores` for the true numbers (n, m)."""
         return regression_scores(self.values, labels)
-
-    def overview(self) -> tuple[tuple[str, str], list[tuple[str, str]], str]:
-        """Header and rows of a table for a report, and no remark."""
-        found = {name: [f"{key} {value:.6g}" for key, value in of.items()] for name, of in self.to_dict().items()}
-        return ("number", "predictions"), [(name, ", ".join(texts)) for name, texts in found.items()], ""
 
     def to_csv(self) -> str:
         """A table with a column for the sample and one for each number."""

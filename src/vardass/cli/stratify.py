@@ -21,16 +21,14 @@ from vardass.cli.embeddings import (
     SCALE,
     Engine,
     Workers,
-    begins_with,
     check_output,
     chosen_kernel,
     common_folder,
     in_parts,
 )
-from vardass.cli.terminal import bar, plain_table, print_json, print_line, progress_bar, shares_table
+from vardass.cli.terminal import print_json, print_line, progress_bar, shares_table
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
-from vardass.files import atomic_write
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.shards import ShardStrata, stratify_shards
 from vardass.shards.files import expand
@@ -41,7 +39,6 @@ from vardass.validate import check_count
 _SOLVER = "min-sum, dynamic-kmeans (the paper's), kmeans, kernel-kmeans."
 _FILES = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or several .npy or .parquet files, or a quoted pattern."
 _SAMPLE = "Rows used to find the strata; default: 131072, or 512 for each stratum if that is more."
-_CSV_HEADER = "row,stratum,weight\n"
 
 
 def stratify(
@@ -62,7 +59,6 @@ def stratify(
     labels: Annotated[str, typer.Option(help=LABELS)] = "labels",
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help="Strata file; default: FILE.strata.npz.")] = None,
-    labels_csv: Annotated[Path | None, typer.Option(help="Also write the stratum of each row to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     sample: Annotated[int | None, typer.Option(help=_SAMPLE, rich_help_panel=PARTS)] = None,
     workers: Workers = None,
@@ -86,7 +82,6 @@ def stratify(
         "--equal": equal,
         "--warm-start": warm_start is not None,
         "--key": key is not None,
-        "--labels-csv": labels_csv is not None,
     }
     strata: Strata | ShardStrata
     if in_parts(paths, given, refused):
@@ -94,7 +89,7 @@ def stratify(
         out = source.with_name(source.stem + ".strata") if out is None else out
         with progress_bar() as progress:
             strata = stratify_shards(paths, k, out=out, progress=progress, **reading, **given, **options)
-        d, seconds, written = strata.d, _seconds(strata), [out]
+        d, seconds = strata.d, _seconds(strata)
     else:
         (source,) = paths
         out = source.with_name(source.stem + ".strata.npz") if out is None else out
@@ -103,37 +98,25 @@ def stratify(
         n, d = features.shape
         check_count(k, "--k", high=n, remedy=f"{source} has {n:,} rows, each stratum at least one")
         start = None if warm_start is None else Strata.load(warm_start)
-        written = _check_outputs(source, out, labels_csv)  # before the work, not after it
+        if out.suffix != ".npz":  # before the work, not after it
+            raise InputError(f"strata are written as .npz, got --out {out}; give it a name that ends with .npz")
+        check_output("--out", out, source, is_ours=_holds_strata)
         seconds_read = time.perf_counter() - clock
         options |= {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
         options |= {"bound": bound, "warm_start": start}
         with progress_bar() as progress:
             strata = make_strata(features, k, progress=progress, **options)
-        _save(strata, out, labels_csv)
+        strata.save(out)
         seconds = {"read": seconds_read, **_seconds(strata)}
     if as_json:
-        record = {"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)}
-        print_json({**record, "labels_csv": None if labels_csv is None else str(labels_csv)})
+        print_json({"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)})
     else:
-        _print_report(strata, f"{source.name}: {strata.n:,} samples, {d:,} features", seconds, written)
+        _print_report(strata, f"{source.name}: {strata.n:,} samples, {d:,} features", seconds, out)
 
 
 def _seconds(strata: Strata | ShardStrata) -> dict[str, float]:
     parts = {name: value for name, value in strata.info.items() if name.startswith("seconds_")}
     return {name.removeprefix("seconds_"): float(value) for name, value in parts.items()}
-
-
-def _check_outputs(source: Path, out: Path, labels_csv: Path | None) -> list[Path]:
-    """The files that will be written, each of which may be."""
-    if out.suffix != ".npz":
-        raise InputError(f"strata are written as .npz, got --out {out}; for text use --labels-csv")
-    check_output("--out", out, source, is_ours=_holds_strata)
-    if labels_csv is None:
-        return [out]
-    if labels_csv.absolute() == out.absolute():
-        raise InputError(f"--out and --labels-csv are the same file {out}; choose two names")
-    check_output("--labels-csv", labels_csv, source, is_ours=lambda path: begins_with(path, _CSV_HEADER))
-    return [out, labels_csv]
 
 
 def _holds_strata(path: Path) -> bool:
@@ -142,18 +125,6 @@ def _holds_strata(path: Path) -> bool:
     except InputError:
         return False
     return True
-
-
-def _save(strata: Strata, out: Path, labels_csv: Path | None) -> None:
-    if labels_csv is None:
-        strata.save(out)
-        return
-    weights = [f"{weight:.9g}" for weight in strata.weights.tolist()]
-    with atomic_write(labels_csv) as file:
-        file.write(_CSV_HEADER.encode())
-        rows = enumerate(strata.labels.tolist())
-        file.writelines(f"{row},{label},{weights[label]}\n".encode() for row, label in rows)
-        strata.save(out)  # in here, so that both files appear or neither
 
 
 def _record(strata: Strata | ShardStrata) -> dict[str, Any]:
@@ -168,7 +139,6 @@ def _record(strata: Strata | ShardStrata) -> dict[str, Any]:
         "min_size": int(sizes.min()),
         "median_size": float(sizes.double().quantile(0.5)),
         "max_size": int(sizes.max()),
-        "size_histogram": strata.size_histogram(),
         "info": {name: value for name, value in strata.info.items() if not name.startswith("seconds_")},
     }
 
@@ -177,7 +147,7 @@ def _without_replacement(strata: Strata | ShardStrata) -> float:
     return (strata.n - strata.k) / (strata.n - 1) if strata.n > 1 else 0.0
 
 
-def _print_report(strata: Strata | ShardStrata, data: str, seconds: dict[str, float], written: list[Path]) -> None:
+def _print_report(strata: Strata | ShardStrata, data: str, seconds: dict[str, float], out: Path) -> None:
     """Print variances, bound, sizes, seconds and where the strata are; 80 columns unless a path is long."""
     console = Console(highlight=False)
     line = partial(print_line, console)
@@ -196,19 +166,15 @@ def _print_report(strata: Strata | ShardStrata, data: str, seconds: dict[str, fl
     for sentence in _verdict(strata):
         line(sentence)
     console.print()
-    sizes, histogram = strata.sizes, strata.size_histogram()
+    sizes = strata.sizes
     median = float(sizes.double().quantile(0.5))
     line(f"samples in a stratum: {int(sizes.min())} to {int(sizes.max())}, median {median:g}", "bold")
-    table = plain_table("right", "right", "left")
-    for label, count in histogram.items():
-        table.add_row(label, f"{count} strata", bar(count / max(histogram.values()), console))
-    console.print(table)
     if strata.singletons:
         line(f"{strata.singletons} strata of one sample, which is in every batch; --min-size 2 avoids them")
     console.print()
     compiled = " (compiling included, once for each machine)" if were_compiled() else ""
     line("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()) + compiled)
-    line(f"written: {', '.join(map(str, written))}")
+    line(f"written: {out}")
 
 
 def _verdict(strata: Strata | ShardStrata) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -106,14 +106,6 @@ def save_picture(draw: Callable[[], Any], path: Path) -> list[Path]:
     return save_figure(draw(), path)
 
 
-def plain_table(*justify: Literal["left", "right"]) -> Table:
-    """A table without lines and header."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for side in justify:
-        table.add_column(justify=side, no_wrap=True)
-    return table
-
-
 def titled_table(titles: Sequence[str]) -> Table:
     """A table without lines; all columns but the first are numbers."""
     table = Table(box=None, pad_edge=False)
@@ -124,16 +116,13 @@ def titled_table(titles: Sequence[str]) -> Table:
 
 def shares_table(rows: Sequence[tuple[str, float, float, str]], whole: float, console: Console) -> Table:
     """A line for each name, value, standard error and style, with the value's share of ``whole`` as a bar."""
-    table = plain_table("left", "right", "right", "left")
-    plus_minus = "+-" if console.options.ascii_only else "±"
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for column in range(4):
+        table.add_column(justify="right" if column in (1, 2) else "left", no_wrap=True)
+    plus_minus, mark = ("+-", "#") if console.options.ascii_only else ("±", "█")
     for name, value, error, style in rows:
         share = value / whole if whole > 0 else 0.0
         shown = f"{value:.4g} {plus_minus} {error:.1g}" if error > 0 else f"{value:.4g}"
-        table.add_row(name, shown, f"{100 * share:.1f} %", bar(share, console), style=style)
+        bar = mark * min(_BAR, max(int(share > 0), round(_BAR * share)))
+        table.add_row(name, shown, f"{100 * share:.1f} %", bar, style=style)
     return table
-
-
-def bar(share: float, console: Console) -> Text:
-    """A bar of a share between 0 and 1."""
-    mark = "#" if console.options.ascii_only else "█"
-    return Text(mark * min(_BAR, max(int(share > 0), round(_BAR * share))))

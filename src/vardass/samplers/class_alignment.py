@@ -15,11 +15,10 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture, fitted_kernel
 from vardass.solvers.grouped import fits
-from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
+from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number
 
-__all__ = ["ALIGNMENT_KERNEL", "CLASS_SHARES", "EXPLAINED", "ClassAlignment", "align_classes", "explained_by_shares"]
+__all__ = ["ALIGNMENT_KERNEL", "EXPLAINED", "ClassAlignment", "align_classes", "explained_by_shares"]
 
-CLASS_SHARES = ("uniform", "target")
 ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
 """For comparing networks: bandwidths follow the median distance, so that shrinking features gains nothing."""
 EXPLAINED = 0.35
@@ -56,15 +55,13 @@ def align_classes(
     target_logits: ArrayLike,
     *,
     strata: int | tuple[int, int],
-    shares: str = "uniform",
     confidence: float = 0.0,
     floor: float = 0.2,
-    smoothing: float = 0.75,
     min_size: int = 1,
 ) -> ClassAlignment:
     """Group source samples by label and target samples by predicted class, for the ``refresh`` of both samplers.
 
-    Every class that both domains have gets the same share on both sides. Batches are then unbiased for the mixture
+    Every class that both domains have gets the same share in both. Batches are then unbiased for the mixture
     Σ_c share_c P_c of each domain's classes.
 
     Parameters
@@ -75,19 +72,13 @@ def align_classes(
         Of the present network, before the softmax.
     strata : int or two of them
         Strata of a batch (of source and target, where they differ): batch_size / draws_per_stratum.
-    shares : {"uniform", "target"}
-        All classes alike; or as the pseudo-labels have them, smoothed: (1 - smoothing) m_c / m + smoothing / C for m_c
-        of m.
     confidence : float
         Target samples whose largest probability is below it are in no class, and so in no batch.
     floor : float
-        Least share of a class, in parts of 1 / C. With ``"uniform"`` a class that has fewer pseudo-labels than rows in
-        a batch, m_c < strata / C, falls from 1 / C in proportion to m_c, but not below floor / C. A class that vanishes
-        from the pseudo-labels keeps that much in the source, so that the network does not unlearn it; the target has
-        its other classes in proportion.
-    smoothing : float
-        Of ``"target"``. A class with a large share attracts pseudo-labels: with 0.2 (one seed of PACS art to cartoon,
-        CORAL) a class of 0.17 of the target rose to 0.48 of its pseudo-labels.
+        Least share of a class, in parts of 1 / C. A class with fewer pseudo-labels than rows in a batch,
+        m_c < strata / C, falls from 1 / C in proportion to m_c, but not below floor / C. A class that vanishes from the
+        pseudo-labels keeps that much in the source, so that the network does not unlearn it; the target has its other
+        classes in proportion.
     min_size : int
         Least samples of a stratum, as the samplers have it. Smaller classes are left out.
 
@@ -106,10 +97,8 @@ def align_classes(
     >>> aligned.target["groups"].tolist(), aligned.target["shares"].tolist()
     ([0, 1, 1], [0.5, 0.5])
     """
-    choose(shares, "shares", CLASS_SHARES)
     confidence = check_number(confidence, "confidence", low=0.0, high=1.0)
     floor = check_number(floor, "floor", low=0.0, high=1.0)
-    smoothing = check_number(smoothing, "smoothing", low=0.0, high=1.0)
     wanted = [check_count(k, "strata") for k in (strata if isinstance(strata, tuple) else (strata, strata))]
     probabilities = as_features(target_logits, "target_logits").double().softmax(1)
     classes = probabilities.shape[1]
@@ -131,9 +120,7 @@ def align_classes(
     present = int((known > 0).sum())
     if 2.0 * float(filled[known > 0].sum()) <= present or (present > 1 and _effective(seen) < FEWEST_CLASSES):
         return plain
-    estimated = (1.0 - smoothing) * classes * seen / seen.sum() + smoothing
-    share = (filled if shares == "uniform" else estimated).clamp_min(floor)
-    share = share.masked_fill(known < min_size, 0.0)
+    share = filled.clamp_min(floor).masked_fill(known < min_size, 0.0)
     joint = _joined(share, probabilities, min(wanted))
     count = int(joint.max()) + 1
     total = share.new_zeros(count).index_add_(0, joint, share)
