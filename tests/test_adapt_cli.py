@@ -119,7 +119,8 @@ def test_adapt_embeddings_writes_everything(files, capsys):
     assert "drawing" in shown
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [10, 20, 30]
-    assert "| predicted classes | most often" in (out / "report.md").read_text()
+    report = (out / "report.md").read_text()
+    assert "| cat |" in report
     model, about = vardass.adapt.load_model(out)
     assert list(about["class_names"]) == list(CLASSES)
     assert model.num_classes == 3

@@ -393,7 +393,7 @@ def test_a_run_from_files_to_predictions(files: Path, capsys: Any) -> None:
     assert found["target_r2"] == pytest.approx(r2_score(truth, predicted), abs=1e-6)
     assert found["target_rmse"] == pytest.approx(root_mean_squared_error(truth, predicted), rel=1e-5)
     assert found["predicted"]["labels"]["mean"] == pytest.approx(predicted.mean(), rel=1e-6)
-    assert "source validation R²" in (run / "report.md").read_text()
+    assert "Predicted numbers of the target" in (run / "report.md").read_text()
 
     assert call("predict", run, files / "there.npz") == 0
     assert capsys.readouterr().out == (run / "predictions.csv").read_text()

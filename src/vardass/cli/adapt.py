@@ -145,7 +145,7 @@ def adapt(
         scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
         measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
         learnt = splits.source_train.known_labels()
-        _show(Summary(task.name, result, predictions, scores, measured_on, learnt, doctor), out, as_json)
+        _show(Summary(task.name, result, predictions, scores, measured_on, learnt, doctor), out, data, as_json)
 
 
 @with_run_options
@@ -203,7 +203,7 @@ def train(
         scores = {name: final[f"target_{name}"] for name in SCORE_NAMES[config.regression]}
         known = None if None in scores.values() else scores
         doctor, labels = short_form(result, splits), splits.source_train.known_labels()
-        _show(Summary(f"{dataset} {task}", result, predictions, known, tested, labels, doctor), out, as_json)
+        _show(Summary(f"{dataset} {task}", result, predictions, known, tested, labels, doctor), out, data, as_json)
 
 
 def tasks(
@@ -355,9 +355,9 @@ def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
         raise InputError(f"one of the options {options} has a value of the wrong type: {error}; change it") from error
 
 
-def _show(summary: Summary, out: Path, as_json: bool) -> None:
+def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -> None:
     write_text(out / PREDICTIONS_FILE, summary.predictions.to_csv())
-    report = write_report(summary, out)
+    report = write_report(summary, out, data)
     if summary.one_class is not None:
         note(f"warning: {summary.one_class}")
     written = [out / MODEL_FILE, out / PREDICTIONS_FILE, out / METRICS_FILE, report]

@@ -135,6 +135,14 @@ class Predictions:
         """Accuracy for the true classes (n,)."""
         return {"accuracy": float((self.classes == labels).double().mean())}
 
+    def overview(self) -> tuple[tuple[str, str], list[tuple[str, str]], str]:
+        """Header and rows of a table for a report, and a remark on it."""
+        total, sure = max(1, len(self.classes)), self.confidences
+        rows = [(name, f"{count:,} ({100 * count / total:.1f} %)") for name, count in self.to_dict().items()]
+        low = 100 * float((sure < 0.5).double().mean())
+        remark = f"Mean confidence {100 * float(sure.mean()):.1f} %; {low:.1f} % of samples are below 50 %."
+        return ("class", "samples"), rows, remark if len(sure) else ""
+
     def to_csv(self) -> str:
         """A table with the columns sample, class and confidence."""
         rows = zip(self.samples, self.classes.tolist(), self.confidences.tolist(), strict=True)
@@ -160,6 +168,11 @@ class PredictedNumbers:
     def scores(self, labels: Tensor) -> dict[str, float]:
         """`regression_scores` for the true numbers (n, m)."""
         return regression_scores(self.values, labels)
+
+    def overview(self) -> tuple[tuple[str, str], list[tuple[str, str]], str]:
+        """Header and rows of a table for a report, and no remark."""
+        found = {name: [f"{key} {value:.6g}" for key, value in of.items()] for name, of in self.to_dict().items()}
+        return ("number", "predictions"), [(name, ", ".join(texts)) for name, texts in found.items()], ""
 
     def to_csv(self) -> str:
         """A table with a column for the sample and one for each number."""

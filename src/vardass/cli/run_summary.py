@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from rich.text import Text
 from torch import Tensor
 
 from vardass.adapt.model import RunResult
-from vardass.adapt.run_folder import CONFIG_FILE, DATA_FILE
 from vardass.adapt.selection import FIRST_BEST, SCORE_NAMES
 from vardass.backend import were_compiled
 from vardass.cli.models import PredictedNumbers, Predictions
@@ -149,14 +148,25 @@ def print_summary(summary: Summary, written: Sequence[Path]) -> None:
     print_line(console, f"written: {', '.join(map(str, written))}")
 
 
-def write_report(summary: Summary, folder: Path) -> Path:
+def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> Path:
     """Write ``report.md``, whose path is returned, and ``result.json`` for programs."""
+
+    def table(header: tuple[str, str], rows: Iterable[tuple[str, Any]]) -> str:
+        return markdown(header, [(name, str(value)) for name, value in rows], right=False)
+
+    header, rows, remark = summary.predictions.overview()
     parts = [
         f"# {quote_markdown(summary.task)}",
-        markdown(("", ""), summary.rows(), right=False),
+        table(("", ""), summary.rows()),
         "" if summary.one_class is None else f"**{quote_markdown(summary.one_class)}**",
-        f"`{RESULT_FILE}` counts the predictions, `{DATA_FILE}` and `{CONFIG_FILE}` hold how data were read, and all "
-        "settings. `vardass report RUN`, where RUN is this folder, draws losses, scores, variance and time; "
+        f"## Predicted {'numbers' if summary.result.config.regression else 'classes'} of the target",
+        table(header, rows),
+        remark,
+        "## Data",
+        table(("", ""), [(name, value) for name, value in data.items() if name != "scale"]),
+        "## Settings",
+        table(("setting", "value"), summary.result.config.to_dict().items()),
+        "`vardass report RUN`, where RUN is this folder, draws losses, scores, variance and time; "
         "`vardass predict RUN DIR` predicts other samples.",
     ]
     write_text(folder / REPORT_FILE, "\n\n".join(part for part in parts if part) + "\n")
