@@ -137,14 +137,6 @@ def domain_loss(logits: Tensor, n_source: int, shares: Tensor, *, smoothing: flo
     return (shares * F.binary_cross_entropy_with_logits(logits, labels, reduction="none")).sum()
 
 
-def _hidden_width(width: int | str, inputs: int) -> int:
-    """Return a discriminator's width; ``"auto"`` is 4 times its inputs, between 32 and 1024."""
-    if isinstance(width, str):
-        choose(width, "discriminator_width", ("auto",))
-        return min(_REFERENCE_WIDTH, max(32, 4 * inputs))
-    return check_count(width, "discriminator_width")
-
-
 def _discriminator(inputs: int, width: int) -> nn.Sequential:
     """Return TLlib's: two hidden layers with BatchNorm and ReLU, one logit that means "source"."""
     return nn.Sequential(
@@ -174,9 +166,8 @@ class DANN(Adversarial):
         loss. ``"alternating"`` is DomainBed's: of every 1 + ``d_steps_per_g_step`` steps one trains the
         network on task - λ domain and the others train the discriminator, with two logits and the mean over
         all rows. There both optimisers are Adam with betas (0.5, 0.9).
-    discriminator_width : int or "auto", optional
-        None: 1024 for ``"grl"``, 256 for ``"alternating"``. ``"auto"``: 4 times the features, within 32 and
-        1024.
+    discriminator_width : int, optional
+        By default 1024 for ``"grl"``, 256 for ``"alternating"``.
     discriminator_depth, discriminator_dropout
         Of the alternating form: linear layers, and dropout before each ReLU.
     d_steps_per_g_step : int
@@ -196,7 +187,7 @@ class DANN(Adversarial):
         num_classes: int,
         *,
         adversary: str = "grl",
-        discriminator_width: int | str | None = None,
+        discriminator_width: int | None = None,
         discriminator_depth: int = 3,
         discriminator_dropout: float = 0.0,
         d_steps_per_g_step: int = 1,
@@ -207,13 +198,12 @@ class DANN(Adversarial):
         self.adversary = choose(adversary, "adversary", ("grl", "alternating"))
         self.grad_penalty = check_number(grad_penalty, "grad_penalty", low=0.0)
         self.d_steps_per_g_step = check_count(d_steps_per_g_step, "d_steps_per_g_step")
-        inputs = network.feature_dim
+        if discriminator_width is None:
+            discriminator_width = _REFERENCE_WIDTH if self.adversary == "grl" else _DOMAINBED_WIDTH
+        inputs, width = network.feature_dim, check_count(discriminator_width, "discriminator_width")
         depth = check_count(discriminator_depth, "discriminator_depth", low=2)
         dropout = check_number(discriminator_dropout, "discriminator_dropout", low=0.0, below=1.0)
         with seeded(self.seed):
-            if discriminator_width is None:
-                discriminator_width = _REFERENCE_WIDTH if self.adversary == "grl" else _DOMAINBED_WIDTH
-            width = _hidden_width(discriminator_width, inputs)
             if self.adversary == "grl":
                 self.discriminator = _discriminator(inputs, width)
             else:
@@ -287,8 +277,8 @@ class CDAN(Adversarial):
     ----------
     entropy : bool
         CDAN+E: rows weigh in proportion to 1 + exp(-H) with H the entropy of the prediction.
-    discriminator_width : int or "auto"
-        ``"auto"``: 4 times the inputs, within 32 and 1024.
+    discriminator_width : int
+        Units of its hidden layers.
     **shared
         See ``Adversarial`` and ``Algorithm``; ``sharpness`` makes this SDAT.
     """
@@ -301,14 +291,14 @@ class CDAN(Adversarial):
         num_classes: int,
         *,
         entropy: bool = False,
-        discriminator_width: int | str = 1024,
+        discriminator_width: int = _REFERENCE_WIDTH,
         **shared: Any,
     ) -> None:
         super().__init__(network, num_classes, **shared)
         self.entropy = check_flag(entropy, "entropy")
-        inputs = network.feature_dim * num_classes
+        width = check_count(discriminator_width, "discriminator_width")
         with seeded(self.seed):
-            self.discriminator = _discriminator(inputs, _hidden_width(discriminator_width, inputs))
+            self.discriminator = _discriminator(network.feature_dim * num_classes, width)
 
     def domain(self, z_s: Tensor, z_t: Tensor, logits_s: Tensor, source: Batch, target: Batch) -> Tensor:
         """Return the binary cross-entropy over the rows of both batches; predictions carry no gradient."""

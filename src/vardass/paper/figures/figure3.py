@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vardass.data import load_watch, standardise
 from vardass.paper.figures import Claim, FigureResult
-from vardass.paper.interior_point import relaxed_solution
+from vardass.paper.interior_point import relaxed_objective, relaxed_solution
 from vardass.paper.kmeans import centroid_objective, greedy_assignment
 from vardass.paper.theory import spearman
 from vardass.plots import BLACK, BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, style_axes
@@ -159,11 +159,6 @@ def single_moves(distances: Tensor, labels: Tensor) -> Tensor:
         labels[best // k] = best % k
 
 
-def relaxed_value(distances: Tensor, shares: Tensor) -> float:
-    """Value of equation 16 at ``shares`` U (n, k): Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)."""
-    return float(shares.sum(0) @ (distances * shares).sum(0))
-
-
 def trials_of_budget(parallel: int, scale: Effort) -> int:
     """Trials that take as many sequential steps as ``fixed_trials`` with ten rows at once."""
     return max(1, scale.steps // -(-POINTS // parallel))
@@ -196,7 +191,7 @@ def losses_of(
     shares = relaxed_solution(distances)
     seconds = time.process_time() - clock
     rounded = shares.argmax(1)
-    losses = {_RELAXED: relaxed_value(distances, shares)}
+    losses = {_RELAXED: float(relaxed_objective(distances, shares))}
     losses["interior point, rounded"] = centroid_objective(distances, rounded)
     rows += [MeasuredLoss("a", number, name, 0, 0, loss, seconds) for name, loss in losses.items()]
     add("a", "interior point, then single moves", lambda: single_moves(distances, rounded))
@@ -222,7 +217,7 @@ def _claims(numbers: pd.DataFrame, scale: Effort, splits: Sequence[float]) -> tu
     means = excess.mean()
     poor = 100.0 * ((100.0 + _line(numbers, "b", _GREEDY)["mean"][1]) / (100.0 + means[_GREEDY]) - 1.0)
     average, budget = (_line(numbers, "c", name)["mean"] for name in ("one trial", "fixed steps"))
-    trend = spearman(torch.tensor(average.index), torch.tensor(average.to_numpy()))
+    trend = spearman(average.index.to_numpy(), average.to_numpy())
     last, best = scale.parallel[-1], min(scale.parallel[1:], key=lambda p: float(budget[p]))
     lowered, wins = (int((excess[name] < excess[_GREEDY]).sum()) for name in (_AFTER, _MOVES))
     return (
