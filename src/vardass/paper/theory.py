@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from vardass.errors import InputError
@@ -194,8 +193,15 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
 
     Exactly 1 or -1 for equal or opposite orders, since twice the centred ranks are whole numbers.
     """
-    x, y = (2.0 * rankdata(values) - (len(values) + 1) for values in (a, b))
-    return float(x @ y / math.sqrt((x @ x) * (y @ y)))
+    x, y = _centred_ranks(a), _centred_ranks(b)
+    return float(x @ y / (x.square().sum() * y.square().sum()).sqrt())
+
+
+def _centred_ranks(values: ArrayLike) -> Tensor:
+    """Twice the average ranks, less their mean n + 1."""
+    _, place, counts = torch.unique(torch.as_tensor(values), return_inverse=True, return_counts=True)
+    twice_rank: Tensor = 2 * counts.cumsum(0) - counts + 1
+    return twice_rank[place].double() - (len(place) + 1)
 
 
 def _as_vector(values: ArrayLike, name: str) -> Tensor:
