@@ -232,7 +232,7 @@ def scale_factors(count: int, generator: torch.Generator) -> Tensor:
 
 def rho(table: pd.DataFrame, target: str = "target") -> float:
     """Rank correlation of a column with the surrogate."""
-    return spearman(table[target].to_numpy(), table["surrogate"].to_numpy())
+    return spearman(*(torch.tensor(table[name].to_numpy()) for name in (target, "surrogate")))
 
 
 def rho_text(value: float) -> str:

@@ -217,7 +217,7 @@ def _claims(numbers: pd.DataFrame, scale: Effort, splits: Sequence[float]) -> tu
     means = excess.mean()
     poor = 100.0 * ((100.0 + _line(numbers, "b", _GREEDY)["mean"][1]) / (100.0 + means[_GREEDY]) - 1.0)
     average, budget = (_line(numbers, "c", name)["mean"] for name in ("one trial", "fixed steps"))
-    trend = spearman(average.index.to_numpy(), average.to_numpy())
+    trend = spearman(torch.tensor(average.index), torch.tensor(average.to_numpy()))
     last, best = scale.parallel[-1], min(scale.parallel[1:], key=lambda p: float(budget[p]))
     lowered, wins = (int((excess[name] < excess[_GREEDY]).sum()) for name in (_AFTER, _MOVES))
     return (
