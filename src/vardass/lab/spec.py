@@ -46,7 +46,6 @@ class Sweep:
     """A sweep that was read and checked."""
 
     name: str
-    source: str
     text: str
     specification: Specification
     _runs: list[RunSpec] = field(repr=False)
@@ -149,7 +148,7 @@ def load_sweep(
         count = spec.repeats * spec.tasks * spec.cells * spec.search.size
         if count > _MOST_RUNS:
             raise InputError(f"the sweep has {count:,} runs, more than {_MOST_RUNS:,}; lower repeats or search.size")
-        return Sweep(spec.name or stem, source, text, spec, _expand(spec))
+        return Sweep(spec.name or stem, text, spec, _expand(spec))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
@@ -256,8 +255,6 @@ def _spelt(task: str, known: Sequence[str], dataset: str) -> str:
         if dataset in DATASETS and "->" not in task:
             raise InputError(f"task {task!r} has no arrow; write it as 'source->target'")
         return task
-    if dataset == "humpbacks" and task not in known and task in map(str, range(1, len(known) + 1)):
-        return known[int(task) - 1]
     if "+" in task and "->" in task and all("->" in name for name in known):
         domains = list(dict.fromkeys(name.partition("->")[0] for name in known))
         sources, target = parse_pair(task, domains, dataset)

@@ -87,7 +87,7 @@ class PairedBatchSampler(MinibatchSampler):
         **options: Unpack[StreamOptions],
     ) -> None:
         super().__init__(n, batch_size, **options)
-        as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
+        as_kernel(kernel)  # refuses an unknown one before the first refresh
         self.kernel = kernel
         self.role = choose(role, "role", ("source", "target"))
         self.other_batch_size = batch_size if other_batch_size is None else other_batch_size
@@ -103,7 +103,7 @@ class PairedBatchSampler(MinibatchSampler):
             )
         self._features: Tensor | None = None  # centred on the mean of each domain; of both, source first, or of its own
         self._sizes: list[int] = []  # samples of the domains that they are of
-        self._other: Tensor | None = None  # what a refresh was given
+        self._other: Tensor | None = None  # features of the other domain, during a refresh
 
     def refresh(self, features: ArrayLike, *, other: ArrayLike | None = None) -> None:
         """As for `MinibatchSampler.refresh`, with the features (n', d) of the ``other`` domain."""

@@ -2,8 +2,7 @@
 
 As in the paper n = 100, k = 16 and the input is Euclidean distances between random embeddings: (a) 10 rows at once and
 10⁵ trials against two alternatives, (b) 1 to 10⁵ trials with 10 rows at once, (c) 1 to 20 rows at once with 100 trials.
-The paper's Humpbacks embeddings are not published, so embeddings are smart-watch windows, and it shows one problem
-where here ten are averaged.
+The paper shows one problem with unpublished embeddings; here ten problems with smart-watch windows are averaged.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ __all__ = ["figure3"]
 
 POINTS, STRATA = 100, 16
 PARALLEL = 10
-POOR = 5.0
-"""Per cent above the best of all trials from which a single run counts as the paper's "poor"."""
+POOR = 5.0  # per cent above the best of all trials from which a single run counts as the paper's "poor"
 
 _GREEDY, _AFTER = "Algorithm 2", "Algorithm 2, then single moves"
 _MOVES, _RELAXED = "single moves", "interior point, relaxed"
@@ -86,8 +84,6 @@ QUICK = Effort(
 
 
 class MeasuredLoss(NamedTuple):
-    """One loss."""
-
     panel: str
     problem: int
     method: str
