@@ -32,7 +32,7 @@ from vardass.registry import declared_options
 from vardass.samplers.registry import make_sampler
 from vardass.validate import choose, refuse_code, unknown
 
-__all__ = ["Sweep", "load_sweep", "preset_names", "sweep_schema"]
+__all__ = ["Sweep", "load_sweep", "preset_names"]
 
 _MOST_RUNS = 1_000_000
 _ENDINGS = (".yaml", ".yml")
@@ -96,8 +96,8 @@ def load_sweep(
     path_or_preset : path or str
         A YAML file, or one of `preset_names`. A file comes first.
     roots : mapping of str to path, optional
-        Folders of data by name; they override those of the file and start at the working directory, while
-        the file's begin at the file's folder.
+        Folders of data by name, instead of the file's. They are relative to the working directory, the file's to
+        the file's folder.
     data : sequence of str, optional
         Names of the data to keep; by default all.
     seed, repeats, search_size : int, optional
@@ -107,16 +107,10 @@ def load_sweep(
     trust_code : bool
         Import what the file names as ``package.module:Name``, which runs that code.
 
-    Raises
-    ------
-    InputError
-        With the file, the place in it, what is wrong, and the nearest known name.
-
     Notes
     -----
-    A setting can be said for the sweep, its data, an algorithm and a sampler; what is said last, in this order,
-    counts. What is searched gives way to all of them.
-    Of the points of a search the first has the defaults (``first: defaults``, as in DomainBed) or is drawn too.
+    A setting can be given for the sweep, its data, an algorithm and a sampler; the last of these counts. What is given
+    is not searched.
 
     Examples
     --------
@@ -151,11 +145,6 @@ def load_sweep(
         return Sweep(spec.name or stem, text, spec, _expand(spec))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-def sweep_schema() -> dict[str, Any]:
-    """JSON schema of a sweep's file, with which editors complete keys and mark mistakes."""
-    return Specification.model_json_schema()
 
 
 def preset_names() -> tuple[str, ...]:

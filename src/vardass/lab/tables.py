@@ -159,11 +159,10 @@ def _discrepancy_table(data: DataResults) -> Table | None:
 
 
 def _seconds_tables(results: Results) -> list[Table]:
-    """Table 3: seconds of a whole run by sampler and data set, over all finished runs, chosen or not.
+    """Table 3: seconds of a whole run (``Record.wall``) by sampler and data set, over all finished runs.
 
     As in the paper, runs of CORAL and MMD count; if there are none, those of all algorithms. Further tables have the
-    ratio to uniform batches (over the runs that both have) and the parts of a run. The whole is ``Record.wall``, which
-    has evaluation and repeated attempts in it.
+    ratio to uniform batches (over the runs that both have) and the parts of a run.
     """
     timed = {name: runs for name, data in results.items() if (runs := _timed(data))}
     if not timed:
@@ -258,11 +257,6 @@ class SamplerComparison:
     p: float | None = None
     equivalence_p: float | None = None
 
-    @property
-    def ablation(self) -> bool:
-        """Whether it is about ERM, whose loss the sampler should not matter to: a family of tests of its own."""
-        return self.label.algorithm == "erm"
-
     def verdict(self, within: str) -> str:
         """What the tests show. A difference that was not shown is open, unless it is shown to be small."""
         if not self.gain.whole:
@@ -277,10 +271,9 @@ class SamplerComparison:
 def compare_samplers(
     results: Results, samplers: Sequence[str] = ("uniform", "vardass"), *, ratios: bool = False
 ) -> list[SamplerComparison]:
-    """Every sampler against uniform batches and against VaRDASS, repeat by repeat.
+    """Every sampler against reference samplers, repeat by repeat, by accuracy or ratios of the trained discrepancy.
 
-    By accuracy, or by ratios of the discrepancy that an algorithm trains on. Holm's correction is over all comparisons
-    of whole cells, those of ERM apart.
+    Holm's correction is over all comparisons of whole cells, those of ERM apart.
     """
     found: list[SamplerComparison] = []
     for sampler in samplers:
@@ -294,8 +287,8 @@ def compare_samplers(
                 if not ratios or label.algorithm in _DISCREPANCIES:
                     gain = data.gain(label, reference, ratio_of=_DISCREPANCIES[label.algorithm] if ratios else None)
                     found.append(SamplerComparison(data.name, label, reference, gain))
-    for ablation in (False, True):
-        family = [i for i, one in enumerate(found) if one.ablation == ablation and one.gain.whole]
+    for is_erm in (False, True):  # the sampler should not matter to ERM's loss: a family of tests of its own
+        family = [i for i, one in enumerate(found) if (one.label.algorithm == "erm") == is_erm and one.gain.whole]
         shown = holm([found[i].gain.result.p for i in family])
         equal = holm([found[i].gain.result.equivalence_p for i in family])
         for i, p, equivalence_p in zip(family, shown, equal):

@@ -118,8 +118,7 @@ class Adversarial(Algorithm):
 def domain_shares(source: Batch, target: Batch, like: Tensor, *, balanced: bool) -> Tensor:
     """Return the weight of each row of the concatenated batches in a domain loss: (b_s + b_t,), sum 1.
 
-    Each domain has one half if ``balanced``, else the share of its rows, which for uniform weights is the
-    plain mean over all rows; within a domain the sampling weights apply.
+    Each domain has one half if ``balanced``, else the share of its rows; within a domain sampling weights apply.
     """
     n_s, n_t = source.size, target.size
     share_s = 0.5 if balanced else n_s / (n_s + n_t)
@@ -162,10 +161,9 @@ class DANN(Adversarial):
     Parameters
     ----------
     adversary : {"grl", "alternating"}
-        ``"grl"`` is TLlib's: one step for all, gradient reversal, one logit, each domain one half of the
-        loss. ``"alternating"`` is DomainBed's: of every 1 + ``d_steps_per_g_step`` steps one trains the
-        network on task - λ domain and the others train the discriminator, with two logits and the mean over
-        all rows. There both optimisers are Adam with betas (0.5, 0.9).
+        ``"grl"`` is TLlib's: gradient reversal, one logit, each domain one half of the loss. ``"alternating"`` is
+        DomainBed's: of every 1 + ``d_steps_per_g_step`` steps one trains the network on task - λ domain and the others
+        train the discriminator, with two logits and the mean over all rows; Adam has betas (0.5, 0.9).
     discriminator_width : int, optional
         By default 1024 for ``"grl"``, 256 for ``"alternating"``.
     discriminator_depth, discriminator_dropout
@@ -337,10 +335,9 @@ def ascended(algorithm: Algorithm, source: Batch, target: Batch | None, backward
 
 @contextmanager
 def at_ascent(parameters: Sequence[nn.Parameter], rho: float) -> Iterator[None]:
-    """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, w again.
+    """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, exactly w again.
 
-    The old values are kept and put back, rather than the difference subtracted, so that none is left of it. Nothing
-    moves where |g| is not finite, as after an overflow of a scaled loss.
+    Nothing moves where |g| is not finite, as after an overflow of a scaled loss.
     """
     moved = [parameter for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():

@@ -152,9 +152,8 @@ def _load_humpbacks(
 ) -> Task:
     """Task with one program as target, given by its folder or position by name, and the others as sources.
 
-    The study that the paper cites is published (Napoli and White, DCASE 2023), but its code and clips are not to be
-    had; `FrontEnd` and its defaults are ours. The paper's "Domain 1" to "Domain 4" are not named there: the position
-    of a folder by name is not its number in the paper's table.
+    Code and clips of the study (Napoli and White, DCASE 2023) are not published; the defaults of `FrontEnd` are ours.
+    The position of a folder by name is not the number of a domain in the paper's table.
     """
     folder = locate(root, [], inside=[], info=HUMPBACKS.where)
     names = [entry.name for entry in subfolders(folder)]
@@ -211,9 +210,8 @@ def environments(task: str, total: int = 3168) -> dict[str, list[tuple[str, str,
     background, class, count) takes ``count`` images, or all if None, of ``spawrious224/<group>/<background>/<class>``.
 
     One-to-one (O2O): in training 97% and 87% of a class's images are on its own background, the rest on a
-    filler that all classes share; environment 1 takes from group 0, environment 2 from group 1, and the test takes
-    both groups. Many-to-many (M2M): classes come in pairs that exchange backgrounds between the two training
-    environments; the test has both new backgrounds for each class; all from group 0.
+    filler that all classes share; environments 1 and 2 take from groups 0 and 1. Many-to-many (M2M): classes come in
+    pairs that exchange backgrounds between the two training environments.
     """
     train, test, filler = BACKGROUNDS[choose(task, "task of spawrious", BACKGROUNDS, any_case=True)]
     result: dict[str, list[tuple[str, str, str, int | None]]] = {"train-1": [], "train-2": [], "test": []}
@@ -241,11 +239,9 @@ def _load_spawrious(
 ) -> Task:
     """Task with two training environments as sources and the test environment as target.
 
-    Of each folder the first images by name are taken; the published code takes them in the order in which the
-    file system lists them. Augmentation mirrors and recolours the images but does not crop them, as in DomainBed.
-    The defaults are the published benchmark: ``per_class`` images of each class in each training environment, and all
-    of the test's folders. The paper states 18,664 examples and not which; ``per_class=1167, test_per_folder=1166``
-    gives that many, 2 · 4 · 1,167 + 8 · 1,166, as nearly even as can be.
+    Of each folder the first images by name are taken. The defaults are the published benchmark: ``per_class`` images of
+    each class in each training environment, and all of the test's folders. The paper states 18,664 examples and not
+    which; ``per_class=1167, test_per_folder=1166`` gives that many.
     """
     task = choose(task.replace("_", "-"), "task of spawrious", BACKGROUNDS, any_case=True)
     check_count(per_class, "per_class")

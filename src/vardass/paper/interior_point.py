@@ -22,10 +22,9 @@ def relaxed_solution(distances: Tensor) -> Tensor:
 
         min_U Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)   subject to   0 <= U_ij <= 1,  Σ_j U_ij = 1.
 
-    The minimum need not be integral, contrary to what the paper infers from total unimodularity: that makes
-    the *vertices* of the feasible set integral, but the objective has the convex term D_ij U_ij² in each
-    entry, so its minimum need not be a vertex. For one point, two strata and D = (1, 1) the relaxed value is
-    0.5 at U = (1/2, 1/2), while either integral U costs 1.
+    The minimum need not be integral, contrary to what the paper infers from total unimodularity: that makes the
+    *vertices* of the feasible set integral, but the term D_ij U_ij² is convex, so the minimum need not be a vertex. For
+    D = (1, 1) it is 0.5 at U = (1/2, 1/2), while either integral U costs 1.
 
     The method is primal-dual with a logarithmic barrier and starts from U = 1/k. The Hessian of column j is
     1 d_jᵀ + d_j 1ᵀ, so a Newton step costs O(n k² + k³) rather than O(n³ k³). Where the Hessian is not

@@ -97,12 +97,10 @@ def log_stirling2(n: int, k: int) -> float:
 def log_worst_case_error(n: int, k: int, rho: float, growth: float) -> float:
     """Log of Theorem 2's bound K √(p (p² - 1)(1 - ρ) / 6) on the loss variance given up by the surrogate.
 
-    p = S(n, k) is the number of partitions of n rows into k strata, hence the logarithm; ``rho`` the Spearman
-    correlation of Var(L̂_MMD) and Var(μ̂) over all of them; ``growth`` K, the most that Var(L̂_MMD) grows from one
-    partition to the next in rank. No error can exceed K (p - 1), so the bound says something only for
-    1 - ρ < 6 (p - 1)/(p (p + 1)), a ρ within about 6/p of one. It is ``-inf`` for ρ = 1, or where there is only one
-    partition. The printed proof bounds δ_1 by the sum of squares; the displacement that equals the error's l - 1 is
-    δ_l. The bound is the same.
+    p = S(n, k) is the number of partitions of n rows into k strata; ``rho`` the Spearman correlation of Var(L̂_MMD) and
+    Var(μ̂) over all of them; ``growth`` K, the most that Var(L̂_MMD) grows from one partition to the next in rank. As no
+    error can exceed K (p - 1), the bound says something only for a ρ within about 6/p of one. It is ``-inf`` for ρ = 1
+    or p = 1. The printed proof bounds δ_1 where it needs δ_l; the bound is the same.
     """
     log_p = log_stirling2(n, k)
     return _log_error(log_p, rho, growth, log_p)
