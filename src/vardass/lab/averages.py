@@ -1,8 +1,7 @@
 """Records as pandas tables: what is compared, the best run of each search, and the one average behind every table.
 
 Accuracy is averaged over the tasks of a repeat first, then over repeats, and its error is over repeats: all runs of a
-repeat share hyper-parameters, seeds and splits, so its tasks are not independent. Tables and page ask `DataResults` for
-it, and for who is best, so that no two of them can disagree.
+repeat share hyper-parameters, seeds and splits, so its tasks are not independent.
 """
 
 from __future__ import annotations
@@ -187,11 +186,8 @@ class Difference(NamedTuple):
 
     low: float | None = None  # 95 % interval of Student's t
     high: float | None = None
-    # two-sided t test of no difference; None if all repeats are the same, where the test says nothing
-    p: float | None = None
-    # two one-sided t tests (TOST): small if the difference is shown to be within the margin. A large one shows
-    # nothing, as a large ``p`` does not show that there is no difference
-    equivalence_p: float | None = None
+    p: float | None = None  # two-sided t test of no difference; None if all repeats are the same
+    equivalence_p: float | None = None  # two one-sided t tests (TOST) that the difference is within the margin
 
 
 def difference(means: Iterable[float], *, margin: float) -> Difference:
@@ -298,10 +294,7 @@ class DataResults:
         return Average(*mean_and_error(means), *counts)
 
     def gain(self, label: Label, reference: Label, *, ratio_of: str | None = None) -> Gain:
-        """How much more accuracy a label has than another, by the same average over the tasks and repeats of both.
-
-        With ``ratio_of`` it is about the ratios of another number, as differences of logarithms.
-        """
+        """Difference in accuracy of two labels over the tasks and repeats of both, or log-ratio of ``ratio_of``."""
         metric = ratio_of or "target_accuracy"
         one, other = self.values(label, metric), self.values(reference, metric)
         with np.errstate(divide="ignore", invalid="ignore"):

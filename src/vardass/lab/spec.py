@@ -268,10 +268,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _expand(spec: Specification) -> list[RunSpec]:
-    """Runs of a sweep: repeats outermost, then data and tasks, algorithms, samplers, grid, and the search.
-
-    Each configuration is made once, so that one which cannot be run is refused before any is.
-    """
+    """Runs of a sweep: repeats outermost, then data and tasks, algorithms, samplers, grid, and the search."""
     cells = [list(_cells(spec, part)) for part in spec.data]
     runs: list[RunSpec] = []
     for repeat in range(spec.repeats):
@@ -358,7 +355,8 @@ def _cell(
     _try_run(config)
     own = {name: each for name, each in space.items() if name in spec.search.own}
     for trial in (config, *(_nest(config, {name: v}) for name, each in own.items() for v in each.extremes())):
-        _try_parts(trial)
+        _once(_try_algorithm, trial["algorithm"], trial["algorithm_options"])
+        _once(_try_network, trial["network"], trial["network_options"])
     return _Cell({"algorithm": algorithm.label, "sampler": sampler.label, **point}, config, space)
 
 
@@ -398,12 +396,6 @@ _TRIED = (
     *("kernel_rank", "plan_rank", "swap_rounds"),
 )
 _ROWS, _BATCH = 128, 8
-
-
-def _try_parts(config: Mapping[str, Any]) -> None:
-    """Refuse options that the algorithm or the network does not have, or values that they cannot use."""
-    _once(_try_algorithm, config["algorithm"], config["algorithm_options"])
-    _once(_try_network, config["network"], config["network_options"])
 
 
 def _try_run(config: Mapping[str, Any]) -> None:

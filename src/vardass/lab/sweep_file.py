@@ -1,7 +1,4 @@
-"""What a sweep's file may say: the checks of its content, their messages and a schema for editors, from one source.
-
-Settings of runs are checked by ``RunConfig``, options by what they belong to.
-"""
+"""What a sweep's file may say. Settings of runs are checked by ``RunConfig``, options by what they belong to."""
 
 from __future__ import annotations
 

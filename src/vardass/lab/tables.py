@@ -47,10 +47,9 @@ _MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the p
 
 
 def _accuracy_table(data: DataResults) -> Table | None:
-    """Table 1: target accuracy by sampler (rows) and algorithm (columns), one table for each data set.
+    """Table 1: target accuracy by sampler (rows) and algorithm (columns), for each data set.
 
-    Algorithms beyond ERM, CORAL and MMD have a column if they were run with more than one sampler. ERM is shown
-    but not compared.
+    Algorithms beyond ERM, CORAL and MMD have a column if they were run with more than one sampler.
     """
     samplers: dict[str, set[str]] = defaultdict(set)
     for label in data.labels:
@@ -128,10 +127,7 @@ def _splits_table(data: DataResults) -> Table | None:
 
 
 def _discrepancy_table(data: DataResults) -> Table | None:
-    """Appendix B: MMD² or CORAL between held-out source and target features of the chosen models.
-
-    Each algorithm is judged by the discrepancy that it trains on. ERM, which trains on none, is shown for comparison.
-    """
+    """Appendix B: the discrepancy that an algorithm trains on, of held-out features of the chosen models; and ERM's."""
     judged = [label for label in data.labels if label.algorithm in _DISCREPANCIES]
     found = {label: data.average(label, metric=_DISCREPANCIES[label.algorithm]) for label in judged}
     trained = {label.algorithm for label, average in found.items() if average.repeats}

@@ -134,7 +134,6 @@ class Theorem4:
     var_r: float  # Var(R̂) of the estimate around the batch mean, as the proof derives it
     var_r_known_mean: float  # Var(R̂') around the known mean: what stratification for CORAL minimises
     var_r_as_printed: float  # the theorem's first line as printed, without the factor 2 of the trace: too small
-    identity_gap: float  # var_r less the third line, γ²(Var(R̂') + 2 Tr(A²Σ)² - 4 Tr(A³Σ²)): zero up to rounding
 
 
 def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theorem4:
@@ -143,7 +142,8 @@ def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theore
     With a = sizes/n, A = diag(a), C = I - 1aᵀ and γ = n/(n - 1), R̂ = Σ |S_h| (z_h - μ̂)²/(n - 1) is
     γ zᵀACz, so
 
-        Var(R̂) = γ² (2 Tr((ACΣ)²) + 4 μᵀACΣACμ),   Var(R̂') = 2 Tr((AΣ)²) + 4 μᵀACΣACμ.
+        Var(R̂) = γ² (2 Tr((ACΣ)²) + 4 μᵀACΣACμ) = γ² (Var(R̂') + 2 Tr(A²Σ)² - 4 Tr(A³Σ²)),
+        Var(R̂') = 2 Tr((AΣ)²) + 4 μᵀACΣACμ.
 
     AC = CᵀAC = A - aaᵀ is symmetric, so the last term is (μ - μ_s)ᵀAΣA(μ - μ_s) as printed. Two slips of
     the paper: the first line lacks the factor 2 that the proof and the third line have, and the proof's
@@ -177,12 +177,10 @@ def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theore
     mean_term = 4.0 * float((a.square() * s * (mu - a @ mu).square()).sum())
     var_r = gamma2 * (2.0 * trace + mean_term)
     var_known = 2.0 * float((a * s).square().sum()) + mean_term
-    cross = 2.0 * float((a.square() * s).sum()) ** 2 - 4.0 * float((a**3 * s.square()).sum())
     return Theorem4(
         var_r=var_r,
         var_r_known_mean=var_known,
         var_r_as_printed=gamma2 * (trace + mean_term),
-        identity_gap=var_r - gamma2 * (var_known + cross),
     )
 
 

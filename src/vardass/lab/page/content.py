@@ -356,7 +356,7 @@ def _series(record: Record, cell: int) -> dict[str, Any]:
 
 
 def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most `MOST_POINTS`, evenly, with the first and the last."""
+    """At most `MOST_POINTS`, evenly spaced, with the first and the last."""
     if len(lines) <= MOST_POINTS:
         return lines
     return [lines[round(place * (len(lines) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]

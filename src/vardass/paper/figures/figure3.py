@@ -59,10 +59,8 @@ class Effort:
     trials: tuple[int, ...]  # numbers of trials of Algorithm 2 in panel b; the last one is that of panel a
     parallel: tuple[int, ...]  # rows assigned at once in panel c
     fixed_trials: int  # trials in panel c
-    # trials to average over in all: a number of T trials is repeated ``runs`` / T times, at least once and at most
-    # ``repeats`` times
-    runs: int
-    repeats: int
+    runs: int  # T trials are repeated ``runs`` / T times, at least once
+    repeats: int  # and at most so often
 
     @property
     def steps(self) -> int:
