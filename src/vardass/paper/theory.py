@@ -49,8 +49,7 @@ def lemma1_variance(mean_difference: ArrayLike, cov_s: ArrayLike, cov_t: ArrayLi
 def theorem1_variance(variance_mu: float | Tensor, m: ArrayLike, cov_t: ArrayLike) -> Tensor:
     """Var(L̂_MMD) as a function of v = Var(μ̂_s) when Σ_s = (v/d) I (proof of Theorem 1).
 
-    It is (2/d) v² + (4/d) v (mᵀm + Tr Σ_t) + 2 Tr(Σ_t²) + 4 mᵀ Σ_t m, which increases with v: a partition
-    that minimises the variance of the mean embedding minimises that of the loss.
+    It is (2/d) v² + (4/d) v (mᵀm + Tr Σ_t) + 2 Tr(Σ_t²) + 4 mᵀ Σ_t m, which increases with v.
 
     Parameters
     ----------
@@ -109,8 +108,7 @@ def log_worst_case_error(n: int, k: int, rho: float, growth: float) -> float:
 def log_expected_error(n: int, k: int, rho: float, growth: float) -> float:
     """Log of Theorem 3's K √((p² - 1)(1 - ρ) / 6), for rank displacements that are all of one size.
 
-    Parameters and result are those of `log_worst_case_error`. It is the error where Var(L̂_MMD) grows by
-    exactly K with each rank, and a bound on it otherwise.
+    Arguments are those of `log_worst_case_error`. It is exact where Var(L̂_MMD) grows by K with each rank, else a bound.
     """
     return _log_error(log_stirling2(n, k), rho, growth, 0.0)
 
