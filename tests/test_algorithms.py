@@ -528,7 +528,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: value("mmd", "mmd", estimator="unbiased"), "depend on one another"),
     (lambda: value("coral", "coral", estimator="reference"), "x has no bank"),
     (lambda: build("dann", {"adversary": "alternate"}), "did you mean 'alternating'"),
-    (lambda: build("dann", {"discriminator_width": "big"}), "auto"),
+    (lambda: build("dann", {"discriminator_width": "big"}), "must be a whole number, got 'big'"),
     (lambda: build("dann", {"discriminator_width": 0}), "discriminator_width must be at least 1, got 0"),
     (lambda: build("dann", {"adversary": "alternating", "discriminator_width": 0}), "discriminator_width must be"),
     (lambda: build("cdan+els", {"smoothing": 0.51}), "at most 0.5, got 0.51; beyond one half"),
@@ -555,5 +555,3 @@ def test_options_are_listed_with_defaults() -> None:
     assert algorithm_options("mcc")["temperature"] == 2.5
     wide = make_algorithm("cdan", plain_network(), 2).discriminator
     assert [m.out_features for m in wide if isinstance(m, nn.Linear)] == [1024, 1024, 1]
-    small = make_algorithm("cdan", plain_network(), 2, discriminator_width="auto").discriminator
-    assert small[0].out_features == 32

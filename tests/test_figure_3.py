@@ -14,10 +14,10 @@ from vardass.paper.figures.figure3 import (
     Effort,
     losses_of,
     random_problem,
-    relaxed_value,
     single_moves,
     trials_of_budget,
 )
+from vardass.paper.interior_point import relaxed_objective
 from vardass.paper.kmeans import greedy_assignment
 
 DOUBLE = torch.float64
@@ -75,9 +75,9 @@ def test_relaxed_value_is_the_loss_where_nothing_is_split() -> None:
     distances = torch.rand(7, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 1, 2, 0, 0, 1])
     whole = torch.nn.functional.one_hot(labels, 3).double()
-    assert relaxed_value(distances, whole) == pytest.approx(loss_by_definition(distances, labels), rel=1e-12)
+    assert relaxed_objective(distances, whole) == pytest.approx(loss_by_definition(distances, labels), rel=1e-12)
     one_point = torch.ones(1, 2, dtype=DOUBLE)
-    assert relaxed_value(one_point, 0.5 * one_point) == 0.5  # both whole assignments cost 1
+    assert relaxed_objective(one_point, 0.5 * one_point) == 0.5  # both whole assignments cost 1
 
 
 def test_budget_counts_sequential_steps() -> None:

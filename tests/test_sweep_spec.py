@@ -20,7 +20,8 @@ from vardass.data import named_seed, task_names
 from vardass.errors import InputError
 from vardass.lab.record import RunSpec
 from vardass.lab.search import draw, named_space
-from vardass.lab.spec import Sweep, sweep_schema
+from vardass.lab.spec import Sweep
+from vardass.lab.sweep_file import Specification
 from vardass.lab.yaml_file import dump_yaml, parse_yaml
 
 
@@ -371,7 +372,7 @@ def test_data_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_schema_for_editors_knows_what_the_file_may_say() -> None:
-    schema = sweep_schema()
+    schema = Specification.model_json_schema()
     json.dumps(schema)
     assert set(schema["required"]) == {"data", "algorithms"}
     assert not schema["additionalProperties"]

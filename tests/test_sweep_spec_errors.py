@@ -50,12 +50,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     # values that the setting, option or part cannot have
     ({"repeats": None}, "repeats must be a whole number, got None"),
     ({"seed": -1}, "seed must be at least 0, got -1"),
-    ({"holdout": 1.0}, "holdout must be a number of at least 0 and below 1, got 1.0"),
+    ({"holdout": 1.0}, "holdout: input should be less than 1, got 1.0"),
     (
         {"holdout": 0, "settings": {"selection": "source-accuracy"}},
         "holdout is 0, but selection 'source-accuracy' needs held-out samples; raise holdout",
     ),
-    ({"unlabelled_fraction": 0}, "unlabelled_fraction must be a number above 0 and at most 1, got 0; 0.5 is usual"),
+    ({"unlabelled_fraction": 0}, "unlabelled_fraction: input should be greater than 0, got 0"),
     ({"name": 5}, "name must be a text, got 5; put it in quotes"),
     ({"settings": {"steps": 1.5}}, "settings.steps must be a whole number, got 1.5"),
     ({"settings": {"tensorboard": "yes"}}, "settings.tensorboard must be true or false, got 'yes'"),

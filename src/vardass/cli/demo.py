@@ -192,7 +192,7 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
             "" if noisy is None else f"{noisy:.3f}",
             _with_error(accuracy),
             "" if gain is None else _with_error(gain.average, "+"),
-            "" if gain is None else f"{gain.wins}/{gain.pairs}",
+            "" if gain is None else f"{gain.wins}/{gain.wins + gain.ties + gain.losses}",
         )
     console.print(table)
     console.print(_NOTES)

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,9 +40,9 @@ _SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 def _schema() -> dict[str, Any]:
-    from vardass.lab.spec import sweep_schema
+    from vardass.lab.sweep_file import Specification
 
-    return sweep_schema()
+    return Specification.model_json_schema()
 
 
 def sweep(
@@ -111,7 +112,7 @@ def status(
     from vardass.lab.sweep import status as look
 
     found = look(folder)
-    print(json.dumps(found.to_dict(), allow_nan=False) if as_json else _report(found))
+    print(json.dumps(asdict(found), allow_nan=False) if as_json else _report(found))
 
 
 def _roots(given: list[str] | None) -> dict[str, str]:

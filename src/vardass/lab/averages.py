@@ -1,8 +1,7 @@
 """Records as pandas tables: what is compared, the best run of each search, and the one average behind every table.
 
 Accuracy is averaged over the tasks of a repeat first, then over repeats, and its error is over repeats: all runs of a
-repeat share hyper-parameters, seeds and splits, so its tasks are not independent. Tables and page ask `DataResults` for
-it, and for who is best, so that no two of them can disagree.
+repeat share hyper-parameters, seeds and splits, so its tasks are not independent.
 """
 
 from __future__ import annotations
@@ -172,9 +171,9 @@ def best_of(averages: Mapping[Key, Average | None], *, decimals: int = 1, lowest
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float | None, float | None]:
-    """Mean and its standard error: sample standard deviation (n - 1) by the root of n.
+    """Mean, and its standard error from the sample standard deviation (n - 1), None for fewer than two values.
 
-    The error is None for fewer than two values, the mean for none. DomainBed, and perhaps the paper, divide by n.
+    DomainBed, and perhaps the paper, divide by n.
     """
     found = np.array(list(values))
     if not len(found):
@@ -187,11 +186,8 @@ class Difference(NamedTuple):
 
     low: float | None = None  # 95 % interval of Student's t
     high: float | None = None
-    # two-sided t test of no difference; None if all repeats are the same, where the test says nothing
-    p: float | None = None
-    # two one-sided t tests (TOST): small if the difference is shown to be within the margin. A large one shows
-    # nothing, as a large ``p`` does not show that there is no difference
-    equivalence_p: float | None = None
+    p: float | None = None  # two-sided t test of no difference; None if all repeats are the same
+    equivalence_p: float | None = None  # two one-sided t tests (TOST) that the difference is within the margin
 
 
 def difference(means: Iterable[float], *, margin: float) -> Difference:
@@ -210,10 +206,7 @@ def difference(means: Iterable[float], *, margin: float) -> Difference:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's correction: the family-wise p value of each test. scipy has none.
-
-    A test without a p value stays without, but counts as one of the family.
-    """
+    """Holm's correction, which scipy lacks: family-wise p values. A test without one counts as part of the family."""
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     floor = 0.0
@@ -236,11 +229,6 @@ class Gain:
     ties: int
     losses: int
     whole: bool  # whether both labels are
-
-    @property
-    def pairs(self) -> int:
-        """Tasks and repeats that both have."""
-        return self.wins + self.ties + self.losses
 
 
 def number(value: Any) -> float | None:
@@ -294,8 +282,8 @@ class DataResults:
     ) -> Average:
         """Mean over tasks within a repeat first, then mean and standard error over repeats.
 
-        Tasks that the label has no value of at all are left out, which its mark says. A repeat that lacks one
-        of the others does not count, so that no two repeats are over different tasks.
+        Tasks without any value are left out, which the mark says. A repeat that lacks one of the others does not count,
+        so that all repeats are over the same tasks.
         """
         tasks = self.tasks if task is None else (task,)
         values = self.values(label, metric)[:, [self.tasks.index(name) for name in tasks]]
@@ -306,10 +294,7 @@ class DataResults:
         return Average(*mean_and_error(means), *counts)
 
     def gain(self, label: Label, reference: Label, *, ratio_of: str | None = None) -> Gain:
-        """How much more accuracy a label has than another, by the same average over the tasks and repeats of both.
-
-        With ``ratio_of`` it is about the ratios of another number, as differences of logarithms.
-        """
+        """Difference in accuracy of two labels over the tasks and repeats of both, or log-ratio of ``ratio_of``."""
         metric = ratio_of or "target_accuracy"
         one, other = self.values(label, metric), self.values(reference, metric)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -338,10 +323,9 @@ def _repeat_means(values: FloatArray) -> tuple[FloatArray, int]:
 
 
 def collect(records: Iterable[Record]) -> dict[str, DataResults]:
-    """Choose the model of each label, task and repeat, by ``result["score"]`` alone, for each data set.
+    """Choose the model of each label, task and repeat by its score, for each data set.
 
-    Target labels play no part: the score is what the run's validator gave. A run without a score is chosen only if
-    there is no other. Two different runs in one place are refused: averages over both would mean nothing.
+    A run without a score is chosen only if there is no other. Two different runs in one place are refused.
     """
     slots: dict[tuple[str, Label, str, int, int], Record] = {}
     for record in records:
@@ -376,8 +360,7 @@ def _check_same(one: Record, other: Record) -> None:
 def current_records(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
     """Records of a sweep, and how many were left out because a run of the present sweep took their place.
 
-    Sweeps that share a folder add up. If one was changed and run again, two runs may have the same data, task, cell,
-    repeat and number of the search: then those that ``plan.json`` names count.
+    Where two runs have the same data, task, cell, repeat and search number, those that ``plan.json`` names count.
     """
     records = read_records(path)
     plan = read_json(Path(path) / PLAN_FILE) if Path(path).is_dir() else {}

@@ -1,11 +1,8 @@
 """Where the runs of a sweep are done: on this machine, or on a Ray cluster.
 
 An engine is a function ``run_all(todo, work, *, jobs, on_done, tick)``. It does each `Attempt` in its own folder of
-``work``, ``jobs`` at a time, hands every `AttemptResult` to ``on_done`` in the calling thread, does what ``on_done``
-returns once more, and returns when all are done.
-
-A run whose worker died resumes from its checkpoint; that is no failure of the run. So that a run which kills its
-worker each time does not go on for ever, see `Crashes`.
+``work``, ``jobs`` at a time, and calls ``on_done`` with its `AttemptResult`, which may return a further attempt. A run
+whose worker died resumes from its checkpoint and has not failed, up to the limits of `Crashes`.
 """
 
 from __future__ import annotations
@@ -92,12 +89,11 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 class Crashes:
-    """Runs that were under way when a worker died, and what becomes of them.
+    """Counts the crashes of workers for each run that was under way.
 
-    Nobody knows which of the runs under way killed the worker, if any did. Therefore a run that was under way in
-    `LIMIT` crashes without a new checkpoint in between waits until all others are done, and then runs alone. `LIMIT`
-    more crashes without a new checkpoint, and it has failed. If `HOPELESS` runs in a row are lost and nothing finishes
-    or writes a checkpoint, the machine is at fault, and the sweep stops.
+    Any of these runs may have killed the worker. A run with `LIMIT` crashes since its last checkpoint therefore waits
+    until all others are done and then runs alone; after `LIMIT` more it has failed. If `HOPELESS` runs in a row are
+    lost without a result or a checkpoint, the sweep stops.
     """
 
     LIMIT = 3
@@ -110,11 +106,11 @@ class Crashes:
         self.fruitless = 0  # lost runs since one ended or wrote a checkpoint
 
     def is_suspect(self, attempt: Attempt) -> bool:
-        """Whether the run has to run alone."""
+        """Whether the run must run alone."""
         return self._counts[attempt.spec.run_id] >= self.LIMIT
 
     def add(self, attempt: Attempt, cause: BaseException) -> AttemptResult | None:
-        """Count a crash; the run's outcome if it is the last straw."""
+        """Count a crash; return the failure if it is one too many."""
         name = attempt.spec.run_id
         checkpoint = self.work / name / CHECKPOINT_FILE
         mark = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
@@ -148,10 +144,7 @@ def drive(
     on_done: OnDone,
     tick: Tick,
 ) -> None:
-    """Keep ``width`` attempts under way until all are done; ``lost`` is what a future raises if its worker died.
-
-    No more are handed to the workers, so those that were handed over are under way.
-    """
+    """Keep ``width`` attempts under way until all are done; ``lost`` is what a future raises if its worker died."""
     waiting, suspects = deque(todo), deque[Attempt]()
     crashes = Crashes(work)
     under_way: dict[Future[AttemptResult], Attempt] = {}
@@ -195,11 +188,9 @@ _should_stop: list[Callable[[], bool]] = []  # of a worker, filled once when it 
 def _run_local(todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick) -> None:
     """Do all runs in ``jobs`` processes with one thread each; default: as many as there are CPUs.
 
-    The processes stay for many runs, so that torch is imported once. A single job has a process of its own too: a
-    crash of native code or a lack of memory then takes the run, not the sweep. Workers exit when their parent is
-    gone. Ctrl-C lets each run finish its step and write a checkpoint; a second one kills the workers.
-
-    Workers are started afresh, hence a script that calls this needs ``if __name__ == "__main__":``.
+    A single job has a process of its own too, so that a crash ends the run and not the sweep. Workers exit with their
+    parent. Ctrl-C lets each run finish its step and write a checkpoint; a second one kills the workers. Workers are
+    spawned, hence a script that calls this needs ``if __name__ == "__main__":``.
     """
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
@@ -252,12 +243,9 @@ def _attempt_local(attempt: Attempt, folder: Path) -> AttemptResult:
 def _run_on_ray(todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done: OnDone, tick: Tick) -> None:
     """Do all runs as tasks of one CPU each, at most ``jobs`` at a time; default: as many as Ray has CPUs.
 
-    With ``RAY_ADDRESS`` in the environment they run on that cluster, else on a Ray of their own on this machine. Where
-    there are GPUs, each run that does not ask for the CPU gets one.
-
-    Records come back through Ray, so the nodes need not share a file system. Without a shared one, a run whose worker
-    died starts from the beginning instead of from its checkpoint, and of a failed run only the message is kept, not
-    the log. Each node needs vardass and the data, at the same path.
+    They run on the cluster at ``RAY_ADDRESS``, else on a local Ray. Where there are GPUs, each run that does not ask
+    for the CPU gets one. Each node needs vardass and the data, at the same path. Without a shared file system, a run
+    whose worker died starts from the beginning, and of a failed run only the message is kept.
     """
     with ray_session(jobs) as ray:
         resources = ray.cluster_resources()
@@ -276,10 +264,10 @@ def _run_on_ray(todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_don
         try:
             drive(todo, work, width=width, submit=submit, lost=lost, on_done=on_done, tick=tick)
         finally:
-            left = dict(under_way)
-            for task in left.values():
+            unfinished = dict(under_way)
+            for task in unfinished.values():
                 ray.cancel(task)  # as Ctrl-C would, so that the run writes a checkpoint
-            wait(left, timeout=_PATIENCE)
+            wait(unfinished, timeout=_PATIENCE)
 
 
 def _attempt_on_ray(attempt: Attempt, work: str) -> AttemptResult:

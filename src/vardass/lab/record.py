@@ -54,9 +54,9 @@ class RunSpec:
 
     @cached_property
     def run_id(self) -> str:
-        """Name made from all that determines the result; the data's place and the machine's do not.
+        """Name made from all that determines the result, so not the folder of the data or the machine.
 
-        Settings that have their defaults are left out, so that one which is added later renames no run.
+        Settings that have their defaults are left out, so that a setting added later renames no run.
         """
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "root"}
         content["data_options"] = {k: v for k, v in self.data_options.items() if k not in _NOT_NAMED_BY}
@@ -133,8 +133,8 @@ class Record:
 def versions() -> dict[str, str | None]:
     """Of vardass with its commit, Python, torch and numpy.
 
-    The commit is that of the checkout which vardass is imported from, with ``-dirty`` if files were changed, or the
-    one that pip installed it from; None where neither is known.
+    The commit is that of the checkout, with ``-dirty`` if files were changed, or the one that pip installed from; None
+    where neither is known.
     """
     return {
         "vardass": vardass.__version__,

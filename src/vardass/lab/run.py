@@ -55,13 +55,11 @@ class Stopped(Exception):
 def execute(
     spec: RunSpec, folder: Path, *, attempt: int = 1, wall_before: float = 0.0, stop: Callable[[], bool] | None = None
 ) -> Record:
-    """Do a run, or what is left of it, and write its record to ``folder``, which is locked for as long as it takes.
+    """Do a run and write its record to ``folder``, which is locked meanwhile.
 
-    A run that was killed resumes from its checkpoint, bit for bit. Data are kept for the next runs of this process on
-    the same task. What the run prints goes to ``log.txt``. Times include those of earlier attempts, ``wall_before``
-    those that the folder does not know of.
-
-    `Stopped` is raised if ``stop``, which is asked after each step, said so, or on Ctrl-C.
+    A run that was killed resumes from its checkpoint, bit for bit. What the run prints goes to ``log.txt``. Times
+    include those of earlier attempts, ``wall_before`` those that the folder does not know of. `Stopped` is raised on
+    Ctrl-C, or if ``stop``, which is called after each step, returns True.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,17 +146,14 @@ def _task(dataset: str, task: str, root: str | None, options: str) -> Task:
 
 
 def _trainer(config: RunConfig, splits: TaskSplits, folder: Path) -> Trainer:
-    """A trainer that resumes from the folder's checkpoint, which is removed if it is damaged or of other settings.
-
-    One that cannot be read just now may be whole: it stays, and the error is raised.
-    """
+    """A trainer that resumes from the folder's checkpoint, which is removed if it is damaged or of other settings."""
     before = RunFolder(folder)
     if before.has_checkpoint:
         try:
             print(f"resuming from step {before.load(config, resume=True)['step']}")
         except InputError as error:
             if isinstance(error.__cause__, OSError | ModuleNotFoundError):
-                raise
+                raise  # the checkpoint may be whole
             print(f"starting from the beginning, as the checkpoint cannot be used: {error}")
             empty(folder, keep=(LOG_FILE, LOCK_FILE, HOLDER_FILE, PROGRESS_FILE))
     target = splits.target_test
@@ -170,8 +165,7 @@ def _trainer(config: RunConfig, splits: TaskSplits, folder: Path) -> Trainer:
 def _discrepancies(result: RunResult, splits: TaskSplits) -> dict[str, float | None]:
     """MMD² with the paper's kernel (equation 2) and CORAL (section 2.3) of the chosen model's held-out features.
 
-    ``coral_relative`` is CORAL over the mean of |R_s|² and |R_t|². It does not change with the scale of the features,
-    which noisy batches shrink: what the plain value loses by that is no alignment.
+    ``coral_relative`` is CORAL over the mean of |R_s|² and |R_t|², as noisy batches shrink features.
     """
     if not len(splits.source_val) or not len(splits.target_test):
         return dict.fromkeys(("mmd2", "coral", "coral_relative"))

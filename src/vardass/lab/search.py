@@ -103,11 +103,9 @@ class Distribution(Section):
 
 
 def draw(space: Mapping[str, Distribution], *, seed: int, repeat: int, search: int) -> dict[str, Any]:
-    """Draw a value of each key.
+    """Draw a value of each key, which depends on (seed, repeat, search, key) and nothing else.
 
-    Each depends on (seed, repeat, search, key) and nothing else: all samplers and algorithms try the same values, so
-    that their differences are not those of luck in the search, and a key that is added, or a longer search, leaves the
-    other draws as they were. Libraries for searches draw in sequence and have neither.
+    So all samplers and algorithms try the same values, and a further key or a longer search changes no other draw.
     """
     # 53 bits: a quantile below 1
     return {key: each.at((named_seed("draw", seed, repeat, search, key) >> 9) / 2**53) for key, each in space.items()}
@@ -165,9 +163,7 @@ SPACE_NAMES = tuple(SPACES)
 def named_space(name: str, algorithm: str = "erm", options: Mapping[str, Any] | None = None) -> dict[str, Distribution]:
     """Space of DomainBed or of the paper for an algorithm, with a dot for options; only its own options are in it.
 
-    ARM's batch has 8 samples of each source. DomainBed's λ is 10^U(-2, 2) for DANN, here for CDAN too, and 10^U(-1, 1)
-    for the others; its alternating form of DANN has learning rate and weight decay of the discriminator apart from
-    those of the network. Neither the paper nor DomainBed has ranges for SDAT's ρ and ELS's ε.
+    ARM's batch has 8 samples of each source. DomainBed has no CDAN, which here searches as DANN does.
     """
     space = dict(SPACES.find(name))
     known = algorithm_options(algorithm)

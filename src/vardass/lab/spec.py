@@ -32,7 +32,7 @@ from vardass.registry import declared_options
 from vardass.samplers.registry import make_sampler
 from vardass.validate import choose, refuse_code, unknown
 
-__all__ = ["Sweep", "load_sweep", "preset_names", "sweep_schema"]
+__all__ = ["Sweep", "load_sweep", "preset_names"]
 
 _MOST_RUNS = 1_000_000
 _ENDINGS = (".yaml", ".yml")
@@ -46,7 +46,6 @@ class Sweep:
     """A sweep that was read and checked."""
 
     name: str
-    source: str
     text: str
     specification: Specification
     _runs: list[RunSpec] = field(repr=False)
@@ -97,8 +96,8 @@ def load_sweep(
     path_or_preset : path or str
         A YAML file, or one of `preset_names`. A file comes first.
     roots : mapping of str to path, optional
-        Folders of data by name; they override those of the file and start at the working directory, while
-        the file's begin at the file's folder.
+        Folders of data by name, instead of the file's. They are relative to the working directory, the file's to
+        the file's folder.
     data : sequence of str, optional
         Names of the data to keep; by default all.
     seed, repeats, search_size : int, optional
@@ -108,16 +107,10 @@ def load_sweep(
     trust_code : bool
         Import what the file names as ``package.module:Name``, which runs that code.
 
-    Raises
-    ------
-    InputError
-        With the file, the place in it, what is wrong, and the nearest known name.
-
     Notes
     -----
-    A setting can be said for the sweep, its data, an algorithm and a sampler; what is said last, in this order,
-    counts. What is searched gives way to all of them.
-    Of the points of a search the first has the defaults (``first: defaults``, as in DomainBed) or is drawn too.
+    A setting can be given for the sweep, its data, an algorithm and a sampler; the last of these counts. What is given
+    is not searched.
 
     Examples
     --------
@@ -149,14 +142,9 @@ def load_sweep(
         count = spec.repeats * spec.tasks * spec.cells * spec.search.size
         if count > _MOST_RUNS:
             raise InputError(f"the sweep has {count:,} runs, more than {_MOST_RUNS:,}; lower repeats or search.size")
-        return Sweep(spec.name or stem, source, text, spec, _expand(spec))
+        return Sweep(spec.name or stem, text, spec, _expand(spec))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-def sweep_schema() -> dict[str, Any]:
-    """JSON schema of a sweep's file, with which editors complete keys and mark mistakes."""
-    return Specification.model_json_schema()
 
 
 def preset_names() -> tuple[str, ...]:
@@ -256,8 +244,6 @@ def _spelt(task: str, known: Sequence[str], dataset: str) -> str:
         if dataset in DATASETS and "->" not in task:
             raise InputError(f"task {task!r} has no arrow; write it as 'source->target'")
         return task
-    if dataset == "humpbacks" and task not in known and task in map(str, range(1, len(known) + 1)):
-        return known[int(task) - 1]
     if "+" in task and "->" in task and all("->" in name for name in known):
         domains = list(dict.fromkeys(name.partition("->")[0] for name in known))
         sources, target = parse_pair(task, domains, dataset)
@@ -282,10 +268,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _expand(spec: Specification) -> list[RunSpec]:
-    """Runs of a sweep: repeats outermost, then data and tasks, algorithms, samplers, grid, and the search.
-
-    Each configuration is made once, so that one which cannot be run is refused before any is.
-    """
+    """Runs of a sweep: repeats outermost, then data and tasks, algorithms, samplers, grid, and the search."""
     cells = [list(_cells(spec, part)) for part in spec.data]
     runs: list[RunSpec] = []
     for repeat in range(spec.repeats):
@@ -372,7 +355,8 @@ def _cell(
     _try_run(config)
     own = {name: each for name, each in space.items() if name in spec.search.own}
     for trial in (config, *(_nest(config, {name: v}) for name, each in own.items() for v in each.extremes())):
-        _try_parts(trial)
+        _once(_try_algorithm, trial["algorithm"], trial["algorithm_options"])
+        _once(_try_network, trial["network"], trial["network_options"])
     return _Cell({"algorithm": algorithm.label, "sampler": sampler.label, **point}, config, space)
 
 
@@ -412,12 +396,6 @@ _TRIED = (
     *("kernel_rank", "plan_rank", "swap_rounds"),
 )
 _ROWS, _BATCH = 128, 8
-
-
-def _try_parts(config: Mapping[str, Any]) -> None:
-    """Refuse options that the algorithm or the network does not have, or values that they cannot use."""
-    _once(_try_algorithm, config["algorithm"], config["algorithm_options"])
-    _once(_try_network, config["network"], config["network_options"])
 
 
 def _try_run(config: Mapping[str, Any]) -> None:

@@ -46,11 +46,10 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Records of a sweep, also of one that is under way or was killed.
+    """Records of a sweep, which may be under way or killed: one for each run, finished rather than failed.
 
     ``path`` is the folder of a sweep, any folder with files named ``*records.jsonl`` or ``*records.jsonl.gz``, or one
-    such file. There is one record for each run, in the order of writing: finished rather than failed, and else the
-    latest. A line that a crash cut off is left out; the sweep repairs it when it is started again.
+    such file. A line that a crash cut off is left out.
     """
     place = Path(path)
     if not place.exists():
@@ -137,10 +136,7 @@ class SweepStore:
     @classmethod
     @contextmanager
     def open(cls, path: str | os.PathLike[str]) -> Iterator[SweepStore]:
-        """Lock the folder, made if need be, repair what a crash left, and take over records of finished runs.
-
-        Nothing is changed where another sweep is at work or records have another format.
-        """
+        """Lock the folder, repair what a crash left, and take over records of finished runs."""
         place = Path(path)
         if place.exists() and not place.is_dir():
             raise InputError(f"{place} is a file; name a folder for the sweep")
@@ -185,8 +181,7 @@ class SweepStore:
                 written += os.write(self._handle, line[written:])
             os.fsync(self._handle)
         except OSError as error:
-            # half a line would be repaired at the next start anyway
-            with suppress(OSError):
+            with suppress(OSError):  # half a line would be repaired at the next start anyway
                 os.ftruncate(self._handle, before)
             raise InputError(
                 f"cannot write {self.path / RECORDS_FILE}: {error.strerror}; all {len(self.done)} records before are "

@@ -6,9 +6,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import vardass
 from vardass.errors import InputError
@@ -67,13 +66,13 @@ def run_sweep(
 ) -> SweepResult:
     """Do all runs that have not finished yet, and write their records to ``folder``.
 
-    It may be killed at any moment and started again with the same or more runs: finished ones are not done again,
-    those under way resume from their checkpoints, and failed ones are tried again.
+    It may be killed at any moment and started again with the same or more runs: unfinished ones resume from their
+    checkpoints, and failed ones are tried again.
 
     Parameters
     ----------
     runs : sequence of RunSpec
-        Runs by their content; a run that occurs twice is done once.
+        A run that occurs twice is done once.
     folder : path
         Of this sweep alone, made if need be. See ``vardass.lab.store``.
     engine : {"local", "ray"}
@@ -81,8 +80,7 @@ def run_sweep(
     jobs : int, optional
         Runs at a time; default: the number of CPUs.
     retry : int
-        How often a run that failed is tried again before it is recorded as failed. A worker that dies does not count,
-        see ``vardass.lab.engines``.
+        How often a run that failed is tried again before it is recorded as failed; deaths of workers do not count.
     progress : callable, optional
         ``progress(share_done, message)`` about once a second.
     text : str, optional
@@ -91,8 +89,7 @@ def run_sweep(
     Raises
     ------
     InputError
-        If another sweep is at work in the folder, it cannot be written to, or the disk is full. All records are safe
-        then.
+        If another sweep is at work in the folder, it cannot be written to, or the disk is full; records stay safe.
     """
     if jobs is not None:
         check_count(jobs, "jobs")
@@ -215,10 +212,6 @@ class Status:
     jobs: int  # runs at a time
     seconds_left: float | None  # estimate from the mean time of finished runs; None as long as there is none
     half_line: bool  # whether a crash cut off the last record; starting the sweep again repairs it
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
-        return asdict(self)
 
 
 def status(folder: str | os.PathLike[str]) -> Status:

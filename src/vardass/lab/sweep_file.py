@@ -1,7 +1,4 @@
-"""What a sweep's file may say: the checks of its content, their messages and a schema for editors, from one source.
-
-Settings of runs are checked by ``RunConfig``, options by what they belong to.
-"""
+"""What a sweep's file may say. Settings of runs are checked by ``RunConfig``, options by what they belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from vardass.data.registry import DATASETS, find_dataset
 from vardass.errors import InputError
 from vardass.lab.search import SPACE_NAMES, Distribution
 from vardass.lab.yaml_file import Section, as_mapping, at, check_content
-from vardass.validate import check_number, choose, unknown
+from vardass.validate import choose, unknown
 
 __all__ = ["AlgorithmSection", "DataSection", "SamplerSection", "Specification", "full_name"]
 
@@ -112,17 +109,6 @@ def _list(given: Any) -> list[Any]:
     if not given:
         raise InputError("is an empty list; give at least one entry")
     return given
-
-
-def _task(given: Any) -> str:
-    # the tasks of humpbacks may be given by position
-    return str(given) if isinstance(given, int) and not isinstance(given, bool) else _text(given)
-
-
-def _share(given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 < given <= 1.0:
-        raise InputError(f"must be a number above 0 and at most 1, got {given!r}; 0.5 is usual")
-    return float(given)
 
 
 def _space(given: Any) -> str | dict[str, Distribution]:
@@ -251,7 +237,7 @@ class DataSection(SettingsSection):
     root: Text | None = Field(
         default=None, description="Folder of the files; a relative one begins at the file's folder."
     )
-    tasks: Annotated[list[Annotated[str, BeforeValidator(_task)]], BeforeValidator(_list)] = Field(
+    tasks: Annotated[list[Text], BeforeValidator(_list)] = Field(
         default=["all"], description="Names of tasks, or 'all'."
     )
     options: Options = Field(default_factory=dict, description="Of the data set's loader, such as cache: true.")
@@ -311,11 +297,15 @@ class Specification(SettingsSection):
     grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)] = Field(
         default_factory=dict, description="Settings with the values to compare; each combination is a cell."
     )
-    holdout: Annotated[float, BeforeValidator(lambda share: check_number(share, "holdout", low=0.0, below=1.0))] = (
-        Field(default=0.2, description="Share of each domain that is held out.")
+    holdout: float = Field(
+        default=0.2, ge=0.0, lt=1.0, strict=True, description="Share of each domain that is held out."
     )
-    unlabelled_fraction: Annotated[float, BeforeValidator(_share)] = Field(
-        default=0.5, description="Share of the rest of the target that is trained on without labels."
+    unlabelled_fraction: float = Field(
+        default=0.5,
+        gt=0.0,
+        le=1.0,
+        strict=True,
+        description="Share of the rest of the target that is trained on without labels.",
     )
     data: Annotated[list[DataSection], BeforeValidator(_list)] = Field(
         description="the file needs data, algorithms and samplers"

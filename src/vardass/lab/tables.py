@@ -41,18 +41,15 @@ PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _WHOLE = "whole run"
 _SAYS_FORM = ("accuracy", "methods", "refresh", "splits", "discrepancy", "pairs")  # tables that say CORAL's form
 _MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, whatever was trained on"
-_REFRESH = "Table 4: target accuracy (%) by steps T between refreshes"
-_DISCREPANCY = "Discrepancy of source and target after training"
 
 
 # --- Table 1, 2, 4 and the appendix ------------------------------------------------------------------
 
 
 def _accuracy_table(data: DataResults) -> Table | None:
-    """Table 1: target accuracy by sampler (rows) and algorithm (columns), one table for each data set.
+    """Table 1: target accuracy by sampler (rows) and algorithm (columns), for each data set.
 
-    Algorithms beyond ERM, CORAL and MMD have a column if they were run with more than one sampler. ERM is shown
-    but not compared.
+    Algorithms beyond ERM, CORAL and MMD have a column if they were run with more than one sampler.
     """
     samplers: dict[str, set[str]] = defaultdict(set)
     for label in data.labels:
@@ -70,7 +67,6 @@ def _accuracy_table(data: DataResults) -> Table | None:
 
 def _methods_tables(results: Results) -> list[Table]:
     """Table 2: methods of domain adaptation with uniform batches, and with this package's, on all data sets."""
-    title = "Table 2: target accuracy (%) by method"
 
     def belongs(label: Label) -> bool:
         return label.sampler in UNIFORM or (label.sampler in OURS and label.algorithm != "erm")
@@ -78,13 +74,13 @@ def _methods_tables(results: Results) -> list[Table]:
     labels = sorted({label for data in results.values() for label in data.labels if belongs(label)})
     shown = {name: data for name, data in results.items() if set(labels) & set(data.labels)}
     if not shown:
-        return [Table("methods", title, notes=("no runs with uniform or stratified batches",))]
+        return []
     rows = []
     for label in labels:
         found = (data.average(label, scale=100) if label in data.labels else None for data in shown.values())
         rows.append(TableRow(label.method_name, tuple(found), label=label))
     groups = [_column(rows, j) for j in range(len(shown))]
-    return [_table("methods", title, "Method", list(shown), rows, groups)]
+    return [_table("methods", "Table 2: target accuracy (%) by method", "Method", list(shown), rows, groups)]
 
 
 def _refresh_table(data: DataResults) -> Table | None:
@@ -101,7 +97,8 @@ def _refresh_table(data: DataResults) -> Table | None:
         found[label.without(every)][label.setting(every)] = data.average(label, scale=100)
     rows = [TableRow(label.method_name, tuple(map(own.get, steps)), label=label) for label, own in found.items()]
     groups = [[(i, j) for j in range(len(steps))] for i in range(len(rows))]
-    title, columns = f"{_REFRESH}, {data.name}", [f"T={step}" for step in steps]
+    title = f"Table 4: target accuracy (%) by steps T between refreshes, {data.name}"
+    columns = [f"T={step}" for step in steps]
     return _table("refresh", title, "Method", columns, rows, groups, data=data.name)
 
 
@@ -130,10 +127,7 @@ def _splits_table(data: DataResults) -> Table | None:
 
 
 def _discrepancy_table(data: DataResults) -> Table | None:
-    """Appendix B: MMD² or CORAL between held-out source and target features of the chosen models.
-
-    Each algorithm is judged by the discrepancy that it trains on. ERM, which trains on none, is shown for comparison.
-    """
+    """Appendix B: the discrepancy that an algorithm trains on, of held-out features of the chosen models; and ERM's."""
     judged = [label for label in data.labels if label.algorithm in _DISCREPANCIES]
     found = {label: data.average(label, metric=_DISCREPANCIES[label.algorithm]) for label in judged}
     trained = {label.algorithm for label, average in found.items() if average.repeats}
@@ -146,7 +140,8 @@ def _discrepancy_table(data: DataResults) -> Table | None:
         if label.algorithm == "erm" and label.sampler in UNIFORM:
             entries = tuple(data.average(label, metric=metric) for metric in metrics.values())
             rows.append(TableRow(f"{label.method_name} (no adaptation)", entries, block=1))
-    title, columns = f"{_DISCREPANCY}, {data.name}", [ALGORITHMS[name] for name in metrics]
+    title = f"Discrepancy of source and target after training, {data.name}"
+    columns = [ALGORITHMS[name] for name in metrics]
     more: dict[str, Any] = {
         "decimals": _significant_decimals(rows),
         "lowest": True,
@@ -160,16 +155,14 @@ def _discrepancy_table(data: DataResults) -> Table | None:
 
 
 def _seconds_tables(results: Results) -> list[Table]:
-    """Table 3: seconds of a whole run by sampler and data set, over all finished runs, chosen or not.
+    """Table 3: seconds of a whole run (``Record.wall``) by sampler and data set, over all finished runs.
 
     As in the paper, runs of CORAL and MMD count; if there are none, those of all algorithms. Further tables have the
-    ratio to uniform batches (over the runs that both have) and the parts of a run. The whole is ``Record.wall``, which
-    has evaluation and repeated attempts in it.
+    ratio to uniform batches (over the runs that both have) and the parts of a run.
     """
-    title = "Table 3: seconds of a run by sampler"
     timed = {name: runs for name, data in results.items() if (runs := _timed(data))}
     if not timed:
-        return [Table("seconds", title, notes=("no finished runs",))]
+        return []
     kinds = sorted({kind for runs in timed.values() for kind in runs})
     columns = list(timed)
     whole, ratios = (
@@ -183,7 +176,7 @@ def _seconds_tables(results: Results) -> list[Table]:
             notes.append(f"{name}: no runs of CORAL or MMD; over {', '.join(counted)}")
     more: dict[str, Any] = {"decimals": _seconds_decimals(whole), "lowest": True, "notes": notes, "unit": "runs"}
     groups = [_column(whole, j) for j in range(len(columns))]
-    tables = [_table("seconds", title, "Sampler", columns, whole, groups, **more)]
+    tables = [_table("seconds", "Table 3: seconds of a run by sampler", "Sampler", columns, whole, groups, **more)]
     if any(ratio is not None for row in ratios for ratio in row.entries):
         ratio_title = "Table 3, times uniform: seconds of a run by those with uniform batches"
         more = {"decimals": [2] * len(columns), "notes": ["over the runs that both samplers finished"]}
@@ -260,11 +253,6 @@ class SamplerComparison:
     p: float | None = None
     equivalence_p: float | None = None
 
-    @property
-    def ablation(self) -> bool:
-        """Whether it is about ERM, whose loss the sampler should not matter to: a family of tests of its own."""
-        return self.label.algorithm == "erm"
-
     def verdict(self, within: str) -> str:
         """What the tests show. A difference that was not shown is open, unless it is shown to be small."""
         if not self.gain.whole:
@@ -279,10 +267,9 @@ class SamplerComparison:
 def compare_samplers(
     results: Results, samplers: Sequence[str] = ("uniform", "vardass"), *, ratios: bool = False
 ) -> list[SamplerComparison]:
-    """Every sampler against uniform batches and against VaRDASS, repeat by repeat.
+    """Every sampler against reference samplers, repeat by repeat, by accuracy or ratios of the trained discrepancy.
 
-    By accuracy, or by ratios of the discrepancy that an algorithm trains on. Holm's correction is over all comparisons
-    of whole cells, those of ERM apart.
+    Holm's correction is over all comparisons of whole cells, those of ERM apart.
     """
     found: list[SamplerComparison] = []
     for sampler in samplers:
@@ -296,8 +283,8 @@ def compare_samplers(
                 if not ratios or label.algorithm in _DISCREPANCIES:
                     gain = data.gain(label, reference, ratio_of=_DISCREPANCIES[label.algorithm] if ratios else None)
                     found.append(SamplerComparison(data.name, label, reference, gain))
-    for ablation in (False, True):
-        family = [i for i, one in enumerate(found) if one.ablation == ablation and one.gain.whole]
+    for is_erm in (False, True):  # the sampler should not matter to ERM's loss: a family of tests of its own
+        family = [i for i, one in enumerate(found) if (one.label.algorithm == "erm") == is_erm and one.gain.whole]
         shown = holm([found[i].gain.result.p for i in family])
         equal = holm([found[i].gain.result.equivalence_p for i in family])
         for i, p, equivalence_p in zip(family, shown, equal):
@@ -307,21 +294,20 @@ def compare_samplers(
 
 def _pairs_tables(results: Results) -> list[Table]:
     """Paired differences with tests."""
-    title = "Pairs: difference in target accuracy (points) in the same repeats"
-    comparisons = compare_samplers(results)
-    if not comparisons:
-        return [Table("pairs", title, notes=("no sampler was run beside uniform batches or VaRDASS",))]
     rows = []
-    for one in comparisons:
+    for one in compare_samplers(results):
         low, high, *_ = one.gain.result
         interval = None if low is None else f"{low:.1f} to {high:.1f}"
         rows.append(_comparison_row(one, "−", one.gain.average, interval, f"within {POINTS:g}"))
+    if not rows:
+        return []
     note = (
         "difference, interval and t tests are over repeats, each the mean of its tasks, since the tasks of a repeat "
         "share seeds and hyper-parameters; wins are counted by task and repeat; Holm's correction is over all complete "
         f"rows, those of ERM apart; within {POINTS:g}: two one-sided tests that the difference is below {POINTS:g} "
         f"point either way, also with Holm's correction; open: neither was shown at {LEVEL:g}"
     )
+    title = "Pairs: difference in target accuracy (points) in the same repeats"
     return [_comparison_table("pairs", title, ["difference", "wins / ties / losses"], f"within {POINTS:g}", rows, note)]
 
 
@@ -373,48 +359,43 @@ def _summary(results: Results) -> list[Table]:
             others[name] = data
         else:
             found.append(table)
-    return found + _methods_tables(others) if others or not found else found
+    return found + _methods_tables(others)
 
 
 # --- all of them -------------------------------------------------------------------------------------
 
-Maker = Callable[[Results], list[Table]]
+
+def _each(make: Callable[[DataResults], Table | None]) -> Callable[[Results], list[Table]]:
+    """One table for each data set that has what it needs."""
+    return lambda results: [table for data in results.values() if (table := make(data)) is not None]
 
 
-def _each(make: Callable[[DataResults], Table | None], kind: str, title: str, missing: str) -> Maker:
-    """One table for each data set that has what it needs; an empty one that says what is missing if none has."""
-
-    def tables(results: Results) -> list[Table]:
-        found = [table for data in results.values() if (table := make(data)) is not None]
-        return found or [Table(kind, title, notes=(missing,))]
-
-    return tables
-
-
-_discrepancies = _each(
-    _discrepancy_table, "discrepancy", _DISCREPANCY, "no finished runs of CORAL or MMD with a discrepancy"
-)
-_MAKERS: dict[str, Maker] = {
-    "1": _each(_accuracy_table, "accuracy", "Table 1: target accuracy by sampler", "no runs of ERM, CORAL or MMD"),
-    "2": _methods_tables,
-    "3": _seconds_tables,
-    "4": _each(_refresh_table, "refresh", _REFRESH, "no runs whose refresh_every is part of the sweep's grid"),
-    "splits": _each(_splits_table, "splits", "Target accuracy by task", "no data set has more than one task"),
-    "discrepancy": lambda results: _discrepancies(results) + _ratio_tables(results),
-    "pairs": _pairs_tables,
+_discrepancies = _each(_discrepancy_table)
+# makers of tables by name, and what is missing where they make none
+_MAKERS: dict[str, tuple[Callable[[Results], list[Table]], str]] = {
+    "summary": (_summary, "no runs with uniform or stratified batches"),
+    "1": (_each(_accuracy_table), "no runs of ERM, CORAL or MMD"),
+    "2": (_methods_tables, "no runs with uniform or stratified batches"),
+    "3": (_seconds_tables, "no finished runs"),
+    "4": (_each(_refresh_table), "no runs whose refresh_every is part of the sweep's grid"),
+    "splits": (_each(_splits_table), "no data set has more than one task"),
+    "discrepancy": (
+        lambda results: _discrepancies(results) + _ratio_tables(results),
+        "no finished runs of CORAL or MMD with a discrepancy",
+    ),
+    "pairs": (_pairs_tables, "no sampler was run beside uniform batches or VaRDASS"),
 }
-TABLE_NAMES = ("summary", *_MAKERS, "all")
+TABLE_NAMES = (*_MAKERS, "all")
 
 
 def make_tables(results: Results, which: str = "summary") -> list[Table]:
-    """All tables of a name; ``"all"`` are those of all names that have rows."""
+    """All tables of a name, or a note that says what is missing; ``"all"`` are those of all names but the summary."""
     choose(which, "table", TABLE_NAMES)
-    if which == "summary":
-        found = _summary(results)
+    if which == "all":
+        found = [table for name, (make, _) in _MAKERS.items() if name != "summary" for table in make(results)]
     else:
-        names = _MAKERS if which == "all" else (which,)
-        found = [table for name in names for table in _MAKERS[name](results)]
-        found = [table for table in found if table.rows] if which == "all" else found
+        make, missing = _MAKERS[which]
+        found = make(results) or [Table(which, f"Table {which}", notes=(missing,))]
     return [_with_forms(table, results) for table in found]
 
 

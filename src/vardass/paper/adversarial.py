@@ -118,8 +118,7 @@ class Adversarial(Algorithm):
 def domain_shares(source: Batch, target: Batch, like: Tensor, *, balanced: bool) -> Tensor:
     """Return the weight of each row of the concatenated batches in a domain loss: (b_s + b_t,), sum 1.
 
-    Each domain has one half if ``balanced``, else the share of its rows, which for uniform weights is the
-    plain mean over all rows; within a domain the sampling weights apply.
+    Each domain has one half if ``balanced``, else the share of its rows; within a domain sampling weights apply.
     """
     n_s, n_t = source.size, target.size
     share_s = 0.5 if balanced else n_s / (n_s + n_t)
@@ -135,14 +134,6 @@ def domain_loss(logits: Tensor, n_source: int, shares: Tensor, *, smoothing: flo
     labels = torch.full_like(logits, smoothing)
     labels[:n_source] = 1.0 - smoothing
     return (shares * F.binary_cross_entropy_with_logits(logits, labels, reduction="none")).sum()
-
-
-def _hidden_width(width: int | str, inputs: int) -> int:
-    """Return a discriminator's width; ``"auto"`` is 4 times its inputs, between 32 and 1024."""
-    if isinstance(width, str):
-        choose(width, "discriminator_width", ("auto",))
-        return min(_REFERENCE_WIDTH, max(32, 4 * inputs))
-    return check_count(width, "discriminator_width")
 
 
 def _discriminator(inputs: int, width: int) -> nn.Sequential:
@@ -170,13 +161,11 @@ class DANN(Adversarial):
     Parameters
     ----------
     adversary : {"grl", "alternating"}
-        ``"grl"`` is TLlib's: one step for all, gradient reversal, one logit, each domain one half of the
-        loss. ``"alternating"`` is DomainBed's: of every 1 + ``d_steps_per_g_step`` steps one trains the
-        network on task - λ domain and the others train the discriminator, with two logits and the mean over
-        all rows. There both optimisers are Adam with betas (0.5, 0.9).
-    discriminator_width : int or "auto", optional
-        None: 1024 for ``"grl"``, 256 for ``"alternating"``. ``"auto"``: 4 times the features, within 32 and
-        1024.
+        ``"grl"`` is TLlib's: gradient reversal, one logit, each domain one half of the loss. ``"alternating"`` is
+        DomainBed's: of every 1 + ``d_steps_per_g_step`` steps one trains the network on task - λ domain and the others
+        train the discriminator, with two logits and the mean over all rows; Adam has betas (0.5, 0.9).
+    discriminator_width : int, optional
+        By default 1024 for ``"grl"``, 256 for ``"alternating"``.
     discriminator_depth, discriminator_dropout
         Of the alternating form: linear layers, and dropout before each ReLU.
     d_steps_per_g_step : int
@@ -196,7 +185,7 @@ class DANN(Adversarial):
         num_classes: int,
         *,
         adversary: str = "grl",
-        discriminator_width: int | str | None = None,
+        discriminator_width: int | None = None,
         discriminator_depth: int = 3,
         discriminator_dropout: float = 0.0,
         d_steps_per_g_step: int = 1,
@@ -207,13 +196,12 @@ class DANN(Adversarial):
         self.adversary = choose(adversary, "adversary", ("grl", "alternating"))
         self.grad_penalty = check_number(grad_penalty, "grad_penalty", low=0.0)
         self.d_steps_per_g_step = check_count(d_steps_per_g_step, "d_steps_per_g_step")
-        inputs = network.feature_dim
+        if discriminator_width is None:
+            discriminator_width = _REFERENCE_WIDTH if self.adversary == "grl" else _DOMAINBED_WIDTH
+        inputs, width = network.feature_dim, check_count(discriminator_width, "discriminator_width")
         depth = check_count(discriminator_depth, "discriminator_depth", low=2)
         dropout = check_number(discriminator_dropout, "discriminator_dropout", low=0.0, below=1.0)
         with seeded(self.seed):
-            if discriminator_width is None:
-                discriminator_width = _REFERENCE_WIDTH if self.adversary == "grl" else _DOMAINBED_WIDTH
-            width = _hidden_width(discriminator_width, inputs)
             if self.adversary == "grl":
                 self.discriminator = _discriminator(inputs, width)
             else:
@@ -287,8 +275,8 @@ class CDAN(Adversarial):
     ----------
     entropy : bool
         CDAN+E: rows weigh in proportion to 1 + exp(-H) with H the entropy of the prediction.
-    discriminator_width : int or "auto"
-        ``"auto"``: 4 times the inputs, within 32 and 1024.
+    discriminator_width : int
+        Units of its hidden layers.
     **shared
         See ``Adversarial`` and ``Algorithm``; ``sharpness`` makes this SDAT.
     """
@@ -301,14 +289,14 @@ class CDAN(Adversarial):
         num_classes: int,
         *,
         entropy: bool = False,
-        discriminator_width: int | str = 1024,
+        discriminator_width: int = _REFERENCE_WIDTH,
         **shared: Any,
     ) -> None:
         super().__init__(network, num_classes, **shared)
         self.entropy = check_flag(entropy, "entropy")
-        inputs = network.feature_dim * num_classes
+        width = check_count(discriminator_width, "discriminator_width")
         with seeded(self.seed):
-            self.discriminator = _discriminator(inputs, _hidden_width(discriminator_width, inputs))
+            self.discriminator = _discriminator(network.feature_dim * num_classes, width)
 
     def domain(self, z_s: Tensor, z_t: Tensor, logits_s: Tensor, source: Batch, target: Batch) -> Tensor:
         """Return the binary cross-entropy over the rows of both batches; predictions carry no gradient."""
@@ -347,10 +335,9 @@ def ascended(algorithm: Algorithm, source: Batch, target: Batch | None, backward
 
 @contextmanager
 def at_ascent(parameters: Sequence[nn.Parameter], rho: float) -> Iterator[None]:
-    """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, w again.
+    """Within the block the parameters are w + ρ g/(|g| + 1e-12), g their present gradients; after it, exactly w again.
 
-    The old values are kept and put back, rather than the difference subtracted, so that none is left of it. Nothing
-    moves where |g| is not finite, as after an overflow of a scaled loss.
+    Nothing moves where |g| is not finite, as after an overflow of a scaled loss.
     """
     moved = [parameter for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():

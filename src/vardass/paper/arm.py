@@ -25,20 +25,17 @@ class ARM(Algorithm):
 
     A context network's outputs are averaged over a support set, ``support_size`` samples of one domain, and joined to
     each of its inputs: for images (c, h, w) three 5x5 convolutions give one more channel, as in DomainBed; for
-    vectors (d,) two linear layers give 16 more columns. Where several sources are united in a batch, each
-    has support sets of its own; the last one of a domain is filled up with samples before it, so that all have one
-    size, in training as in evaluation. A domain with fewer samples in a batch has one set of all of them. In training
-    sets are drawn at random in each step, as batches from strata have an order, and the average uses the sampling
-    weights; in evaluation they are consecutive samples. The target is used only at prediction, so what `features` and
-    `predict` are given must come from one domain.
+    vectors (d,) two linear layers give 16 more columns. The last support set of a domain is filled up with samples
+    before it; a domain with fewer samples in a batch has one set of all of them. In training sets are drawn at random
+    in each step and averages use the sampling weights; in evaluation sets are consecutive samples, so what `features`
+    and `predict` are given must come from one domain.
 
     The first layer of ``network`` is widened in place.
 
     Parameters
     ----------
     support_size : int
-        Samples of a support set; DomainBed's batches of ARM have 8 of each source (``batch_per_source`` of
-        ``RunConfig``). A batch of the union has fewer of some, and so smaller contexts than evaluation.
+        Samples of a support set; DomainBed's batches have 8 of each source (``batch_per_source`` of ``RunConfig``).
     **common
         See ``Algorithm``.
     """
@@ -160,9 +157,8 @@ def _image_context(channels: int) -> nn.Sequential:
 def widen_input(network: Network, extra: int) -> None:
     """Let the first layer of ``network`` take ``extra`` more channels (images) or columns (vectors), in place.
 
-    A convolution's new channels copy the weights of the old ones in turn (new channel i is a copy of channel
-    i mod c), which keeps a pretrained filter meaningful; columns of a linear layer have no such likeness and
-    get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
+    New channel i of a convolution copies channel i mod c, which keeps a pretrained filter meaningful; new columns of a
+    linear layer get a fresh initialisation. A linear first layer sees images flattened, channel by channel.
     """
     shape = network.input_shape or ()
     before_head = (module for module in network.modules() if module is not network.head)

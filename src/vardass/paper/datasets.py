@@ -47,7 +47,6 @@ def _load_camelyon17(
     root: PathLike | None,
     *,
     per_hospital: int | None = 2800,
-    subset_seed: int = 0,
     size: Size = 224,
     cache: bool = False,
     interpolation: str = "bilinear",
@@ -56,8 +55,8 @@ def _load_camelyon17(
 
     The paper has one split, five domains and 14,000 patches of the 455,954, and does not say which. Here: the target
     is hospital 2, WILDS's test hospital, and the four others are sources (``"hospital-2"``); and of each hospital
-    ``per_hospital`` = 14,000 / 5 patches are kept (None for all), drawn uniformly without replacement by a generator
-    seeded with ``subset_seed`` and the hospital, so classes have about the shares that they have in WILDS (one half).
+    ``per_hospital`` = 14,000 / 5 patches are kept (None for all), the same ones in every run, drawn uniformly
+    without replacement, so classes have about the shares that they have in WILDS (one half).
     Patches have 96 pixels; ``size`` 224 is DomainBed's.
     """
     task = choose(task, "task of camelyon17", _camelyon17_names(), any_case=True)
@@ -67,9 +66,7 @@ def _load_camelyon17(
     sources = _TRAIN_HOSPITALS if task == "wilds" else tuple(i for i in range(_HOSPITALS) if i != target)
 
     def domain(hospital: int) -> Domain:
-        chosen = _subset(
-            [patch for patch in patches if patch.hospital == hospital], hospital, per_hospital, subset_seed
-        )
+        chosen = _subset([patch for patch in patches if patch.hospital == hospital], hospital, per_hospital)
         missing = next((patch.path for patch in chosen if not patch.path.is_file()), None)
         if missing is not None:
             raise InputError(
@@ -82,7 +79,7 @@ def _load_camelyon17(
     return Task(task, tuple(domain(hospital) for hospital in sources), domain(target))
 
 
-def _subset(patches: Sequence[_Patch], hospital: int, count: int | None, seed: int) -> list[_Patch]:
+def _subset(patches: Sequence[_Patch], hospital: int, count: int | None) -> list[_Patch]:
     if not patches:
         raise InputError(
             f"metadata.csv has 0 patches of hospital {hospital}; unpack the data set again\n{CAMELYON17.layout}"
@@ -95,7 +92,7 @@ def _subset(patches: Sequence[_Patch], hospital: int, count: int | None, seed: i
         high=len(patches),
         remedy="lower per_hospital, or use None for all",
     )
-    generator = torch.Generator().manual_seed(named_seed("camelyon17", seed, hospital))
+    generator = torch.Generator().manual_seed(named_seed("camelyon17", 0, hospital))
     rows = torch.randperm(len(patches), generator=generator)[:count].sort().values
     return [patches[i] for i in rows.tolist()]
 
@@ -152,24 +149,21 @@ def _load_humpbacks(
     *,
     front_end: FrontEnd | Mapping[str, Any] | None = None,
     cache: bool = False,
-    programs: int = _PROGRAMS,
 ) -> Task:
     """Task with one program as target, given by its folder or position by name, and the others as sources.
 
-    The study that the paper cites is published (Napoli and White, DCASE 2023), but its code and clips are not to be
-    had; `FrontEnd` and its defaults are ours. The paper's "Domain 1" to "Domain 4" are not named there: the position
-    of a folder by name is not its number in the paper's table.
+    Code and clips of the study (Napoli and White, DCASE 2023) are not published; the defaults of `FrontEnd` are ours.
+    The position of a folder by name is not the number of a domain in the paper's table.
     """
     folder = locate(root, [], inside=[], info=HUMPBACKS.where)
     names = [entry.name for entry in subfolders(folder)]
-    if len(names) != programs:
+    if len(names) != _PROGRAMS:
         raise InputError(
-            f"{folder} has {len(names)} program folders ({names}), not {programs}; sort the clips so, or use the data "
+            f"{folder} has {len(names)} program folders ({names}), not {_PROGRAMS}; sort the clips so, or use the data "
             f"set 'audio' for other folders\n{HUMPBACKS.where}"
         )
-    positions = [str(i + 1) for i in range(programs)]
-    if task not in names and task in positions:
-        task = names[positions.index(task)]
+    if task not in names and task in _humpback_names():
+        task = names[int(task) - 1]
     task = choose(task, "task of humpbacks", names, any_case=True)
     sources = [folder / name for name in names if name != task]
     return folder_task(
@@ -216,9 +210,8 @@ def environments(task: str, total: int = 3168) -> dict[str, list[tuple[str, str,
     background, class, count) takes ``count`` images, or all if None, of ``spawrious224/<group>/<background>/<class>``.
 
     One-to-one (O2O): in training 97% and 87% of a class's images are on its own background, the rest on a
-    filler that all classes share; environment 1 takes from group 0, environment 2 from group 1, and the test takes
-    both groups. Many-to-many (M2M): classes come in pairs that exchange backgrounds between the two training
-    environments; the test has both new backgrounds for each class; all from group 0.
+    filler that all classes share; environments 1 and 2 take from groups 0 and 1. Many-to-many (M2M): classes come in
+    pairs that exchange backgrounds between the two training environments.
     """
     train, test, filler = BACKGROUNDS[choose(task, "task of spawrious", BACKGROUNDS, any_case=True)]
     result: dict[str, list[tuple[str, str, str, int | None]]] = {"train-1": [], "train-2": [], "test": []}
@@ -246,11 +239,9 @@ def _load_spawrious(
 ) -> Task:
     """Task with two training environments as sources and the test environment as target.
 
-    Of each folder the first images by name are taken; the published code takes them in the order in which the
-    file system lists them. Augmentation mirrors and recolours the images but does not crop them, as in DomainBed.
-    The defaults are the published benchmark: ``per_class`` images of each class in each training environment, and all
-    of the test's folders. The paper states 18,664 examples and not which; ``per_class=1167, test_per_folder=1166``
-    gives that many, 2 · 4 · 1,167 + 8 · 1,166, as nearly even as can be.
+    Of each folder the first images by name are taken. The defaults are the published benchmark: ``per_class`` images of
+    each class in each training environment, and all of the test's folders. The paper states 18,664 examples and not
+    which; ``per_class=1167, test_per_folder=1166`` gives that many.
     """
     task = choose(task.replace("_", "-"), "task of spawrious", BACKGROUNDS, any_case=True)
     check_count(per_class, "per_class")
@@ -299,6 +290,7 @@ backgrounds: beach desert dirt jungle mountain snow; classes: bulldog corgi dach
 # --- Office-Home: 65 kinds of everyday things as art, clip art, product pictures and photographs ---
 
 OFFICE_HOME_DOMAINS = {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"}
+_OFFICE_HOME_CLASSES = 65
 
 
 def _office_home_names(root: PathLike | None = None) -> tuple[str, ...]:
@@ -313,12 +305,11 @@ def _load_office_home(
     size: Size = 224,
     cache: bool = False,
     interpolation: str = "bilinear",
-    class_count: int = 65,
 ) -> Task:
     """Task with one domain as source and one as target, such as ``"A-C"``, the paper's twelve pairs.
 
     ``root`` is the folder of the four domains, or the one around it; ``RealWorld`` and ``Real_World`` are found as
-    well. ``class_count`` classes must be there.
+    well.
     """
     task = choose(task, "task of office-home", _office_home_names(), any_case=True)
     inside = ("OfficeHomeDataset_10072016", "office_home", "OfficeHome", "Office-Home")
@@ -326,9 +317,10 @@ def _load_office_home(
     letters = task.split("-")
     places = [_domain_folder(folder, OFFICE_HOME_DOMAINS[letter]) for letter in letters]
     classes = [entry.name for entry in subfolders(places[0])]
-    if len(classes) != class_count:
+    if len(classes) != _OFFICE_HOME_CLASSES:
         raise InputError(
-            f"{places[0]} has {len(classes)} classes, not {class_count}; unpack the data set again\n{OFFICE_HOME.where}"
+            f"{places[0]} has {len(classes)} classes, not {_OFFICE_HOME_CLASSES}; unpack the data set again\n"
+            f"{OFFICE_HOME.where}"
         )
     options: Any = {"class_names": classes, "size": size, "cache": cache, "interpolation": interpolation}
     source, target = (

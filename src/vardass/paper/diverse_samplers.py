@@ -30,11 +30,10 @@ _SQUARES = 2**22  # squared entries of eigenvectors held at a time
 class DiverseBatchSampler(MinibatchSampler):
     """Base of samplers whose batch spreads over the data: uniform until the first `refresh`, without repeats.
 
-    Batches are drawn some tens at a time, with memory for that many numbers per sample. Under several processes each
-    of them draws all batches.
+    Batches are drawn some tens at a time. Each of several processes draws all batches.
     """
 
-    _has_told = False  # that it goes low rank
+    _has_warned = False  # that it works on low-rank features
 
     def __init__(
         self,
@@ -59,8 +58,8 @@ class DiverseBatchSampler(MinibatchSampler):
             return self.kernel_rank
         if self.n <= EXACT_LIMIT:
             return 0
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"{type(self).__name__} is defined on the full kernel matrix of {self.n:,} samples; above "
                 f"{EXACT_LIMIT:,} it works on {default} low-rank features, so it is not the published sampler; give "
@@ -117,9 +116,8 @@ def _check_values(values: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
 class _MassTable:
     """Masses of n samples for each of several batches, from which one sample a batch is drawn at a time.
 
-    A draw looks at the sums of blocks first and then into one block, which costs one pass over the masses. Where a
-    batch has no mass left the draw is uniform among the samples that it lacks. ``mass`` (count, n) is a view to be
-    written to, not negative; a drawn sample's mass is set to zero and must stay there.
+    A draw chooses a block by its sum, then a sample in it. Without any mass it is uniform among the samples not yet in
+    the batch. ``mass`` (count, n) is a view to be written to, not negative; drawn samples keep zero mass.
     """
 
     def __init__(self, count: int, n: int, like: Tensor) -> None:
@@ -154,14 +152,11 @@ class KMeansPlusPlusBatchSampler(DiverseBatchSampler):
     """Each batch is one run of k-means++ seeding in the kernel's feature space.
 
     The first sample is uniform, each next one has a probability proportional to its squared kernel distance
-    d_ij = κ(z_i, z_i) + κ(z_j, z_j) - 2 κ(z_i, z_j) to the nearest sample so far, one candidate for each
-    draw. Samples that coincide with chosen ones are taken only when no other is left. Batches are
-    independent of each other, hold distinct samples, and carry no weights: rare regions are drawn more often
-    than their share on purpose, so batch means are *not* unbiased for those of the data set. Uniform until the
-    first `refresh`.
+    d_ij = κ(z_i, z_i) + κ(z_j, z_j) - 2 κ(z_i, z_j) to the nearest sample so far. Batches are independent of each
+    other, hold distinct samples, and carry no weights: rare regions are drawn more often than their share on purpose,
+    so batch means are *not* unbiased for those of the data set. Uniform until the first `refresh`.
 
-    On the low-rank path κ(z_i, z_j) is approximated for i ≠ j while κ(z_i, z_i) stays exact, so copies of a
-    sample are still a little apart for kernels with a residual (see `vardass.lowrank`).
+    On the low-rank path κ(z_i, z_i) stays exact, so copies of a sample are a little apart for kernels with a residual.
 
     Parameters
     ----------
@@ -251,20 +246,18 @@ def _tolerance(diag: Tensor) -> float:
 class DPPBatchSampler(DiverseBatchSampler):
     """Each batch S of size k is drawn with probability det(L_S) / e_k, L being the kernel matrix of the data.
 
-    The sampler is exact (Kulesza and Taskar 2012, section 5): k eigenvectors of L are chosen by the
-    elementary symmetric polynomials e_l of its eigenvalues, in logarithms, then k samples by the projection on
-    their span. The decomposition is kept between refreshes. Batches are independent of each other, hold
-    distinct samples, and carry no weights: samples unlike the others are drawn more often than their share on
-    purpose, so batch means are *not* unbiased for those of the data set. Uniform until the first `refresh`.
+    The sampler is exact (Kulesza and Taskar 2012, section 5): k eigenvectors of L are chosen by the elementary
+    symmetric polynomials e_l of its eigenvalues, then k samples by the projection on their span. Batches are
+    independent of each other, hold distinct samples, and carry no weights: samples unlike the others are drawn more
+    often than their share on purpose, so batch means are *not* unbiased for those of the data set. Uniform until the
+    first `refresh`.
 
-    Beyond 2,048 samples L = Φ Φᵀ with kernel features Φ (n, kernel_rank), decomposed through the small matrix
-    Φᵀ Φ: memory is linear in n. What Φ misses of the kernel, its residual diagonal, is left out, so the
-    rank of L is at most kernel_rank.
+    Beyond 2,048 samples L = Φ Φᵀ with kernel features Φ (n, kernel_rank), without their residual diagonal.
 
     Parameters
     ----------
     n, batch_size, seed, batches, endless, num_replicas, rank
-        As for `MinibatchSampler`; ``rank`` is that of the process.
+        As for `MinibatchSampler`.
     kernel : Kernel, name or callable
         L is its matrix on the features, not centred. The numerical rank of L must be at least batch_size: with
         ``"linear"`` a batch has at most as many samples as the features have columns.

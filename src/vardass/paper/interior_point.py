@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["relaxed_solution"]
+__all__ = ["relaxed_objective", "relaxed_solution"]
 
 _TO_BOUNDARY = 0.995  # share of the way to the nearest bound that a step may go
 _LAST_BARRIER = 1e-8
 _MOST_STEPS = 300
+
+
+def relaxed_objective(distances: Tensor, shares: Tensor) -> Tensor:
+    """Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij) (equation 16) at ``shares`` U (n, k)."""
+    return shares.sum(0) @ (distances * shares).sum(0)
 
 
 def relaxed_solution(distances: Tensor) -> Tensor:
@@ -17,10 +22,9 @@ def relaxed_solution(distances: Tensor) -> Tensor:
 
         min_U Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)   subject to   0 <= U_ij <= 1,  Σ_j U_ij = 1.
 
-    The minimum need not be integral, contrary to what the paper infers from total unimodularity: that makes
-    the *vertices* of the feasible set integral, but the objective has the convex term D_ij U_ij² in each
-    entry, so its minimum need not be a vertex. For one point, two strata and D = (1, 1) the relaxed value is
-    0.5 at U = (1/2, 1/2), while either integral U costs 1.
+    The minimum need not be integral, contrary to what the paper infers from total unimodularity: that makes the
+    *vertices* of the feasible set integral, but the term D_ij U_ij² is convex, so the minimum need not be a vertex. For
+    D = (1, 1) it is 0.5 at U = (1/2, 1/2), while either integral U costs 1.
 
     The method is primal-dual with a logarithmic barrier and starts from U = 1/k. The Hessian of column j is
     1 d_jᵀ + d_j 1ᵀ, so a Newton step costs O(n k² + k³) rather than O(n³ k³). Where the Hessian is not
@@ -42,10 +46,6 @@ class _Barrier:
         zero = torch.zeros_like(eye)
         # column j of the Hessian is V_j C V_jᵀ with V_j = (1, d_j); C is its own inverse
         self.swap = torch.cat([torch.cat([zero, eye], 1), torch.cat([eye, zero], 1)], 0)
-
-    def value(self, u: Tensor) -> Tensor:
-        """Scaled objective Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)."""
-        return u.sum(0) @ (self.d * u).sum(0)
 
     def gradient(self, u: Tensor) -> Tensor:
         """∂/∂U_ij = Σ_l D_lj U_lj + D_ij Σ_l U_lj."""
@@ -119,7 +119,7 @@ class _Barrier:
     def _line_search(self, u: Tensor, step: Tensor, barrier: float) -> float:
         """Largest of the halved steps that lowers the barrier function enough; 0 if none does."""
         slope = self.gradient(u)
-        linear, quadratic = (slope * step).sum(), self.value(step)
+        linear, quadratic = (slope * step).sum(), relaxed_objective(self.d, step)
         descent = float(linear - barrier * (step / u).sum())
         size = _largest_step(u, step)
         ratio = step / u

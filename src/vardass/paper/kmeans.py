@@ -33,12 +33,9 @@ def dynamic_kmeans(
     """Alternate distance update and greedy weighted assignment (Algorithm 1).
 
     Each iteration computes the distance of every point to every stratum mean (step 2) and builds new strata with
-    Algorithm 2 (step 3), ``trials`` times, ``parallel`` rows at once. They can be worse than those before, so the best
-    ones are returned, which are never worse than the start. Algorithm 2 knows no size limits and may leave strata
-    empty; its strata are repaired.
-
-    The paper names neither a stopping rule nor an iteration limit. Here the loop ends when ``patience``
-    iterations in a row brought no improvement of J, when J is 0, or after ``max_iter`` iterations.
+    Algorithm 2 (step 3), ``trials`` times, ``parallel`` rows at once; empty strata and violated size limits are
+    repaired. The best strata are returned, never worse than the start. The paper names no stopping rule: here the loop
+    ends when ``patience`` iterations in a row did not lower J, when J is 0, or after ``max_iter`` iterations.
     """
     max_iter = check_count(max_iter, "max_iter", low=0)
     patience = check_count(patience, "patience")

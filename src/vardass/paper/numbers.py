@@ -33,14 +33,11 @@ _OFFICE_HOME = {
 
 @cache
 def paper_numbers() -> dict[str, Any]:
-    """All of the paper's tables.
+    """All of the paper's tables as printed.
 
-    Returns
-    -------
-    dict
-        ``"accuracy"`` (Table 1), ``"refresh"`` (4), ``"splits"`` and ``"discrepancy"`` (appendix) by data set, and
-        ``"methods"`` (2) and ``"seconds"`` (3). Each table has ``"columns"``, ``"rows"`` (lists of mean and
-        standard error or None, by name) and ``"bold"`` (pairs of row and column), all as printed.
+    ``"accuracy"`` (Table 1), ``"refresh"`` (4), ``"splits"`` and ``"discrepancy"`` (appendix) by data set, and
+    ``"methods"`` (2) and ``"seconds"`` (3). Each has ``"columns"``, ``"rows"`` (lists of mean and standard error or
+    None, by name) and ``"bold"`` (pairs of row and column).
     """
     text = resources.files("vardass.paper").joinpath("numbers.json").read_text(encoding="utf-8")
     numbers: dict[str, Any] = json.loads(text)

@@ -1,8 +1,7 @@
 """Quadruplets of two source and two target samples that are always drawn together, so that their noise cancels.
 
-After the abstract of arXiv 2607.20367 (PSDA), a follow-up of the paper, and derived here. This much is known of it:
-observations are paired within and across domains into quadruplets that are always drawn together, by linear assignments
-that minimise the variance of the gradient.
+Derived from the abstract of arXiv 2607.20367 (PSDA), a follow-up of the paper: observations are paired within and
+across domains into quadruplets by linear assignments that minimise the variance of the gradient.
 
 Within a domain pairs make Σ |φ_i + φ_j - 2μ|² small, with φ the features of the loss's kernel: a linear assignment
 between the halves of a random split. Across domains pairs of the source are assigned to pairs of the target so that
@@ -11,8 +10,8 @@ of a plan, drawn without replacement, then has
 
     E|D̂ - D̄|² = (Q - K) / (K (Q - 1)) · (1/Q) Σ_q |d_q - D̄|²,   D̄ = (1/Q) Σ_q d_q,
 
-and the difference D̂ is all that MMD² and its gradient depend on. Which samples meet changes no sample's chance to be
-drawn: they come in random order, and the assignment only permutes them. So each batch is unbiased in either domain.
+and the difference D̂ is all that MMD² and its gradient depend on. Samples come in random order and the assignment only
+permutes them, so each batch is unbiased in either domain.
 
 The assignments are made by exchanges (`couple_rows`): on trained features their sums were within 2 % of the exact ones.
 """
@@ -38,9 +37,8 @@ class PairedBatchSampler(MinibatchSampler):
 
     Make both with the same seed, refresh both at the same time with the features of both domains,
     ``refresh(features, other=features_of_the_other)``, and take their batches in step: the samples 2q and 2q + 1 of
-    both batches are a quadruplet. Each sampler makes the same plan of both domains and hands out its own side. All
-    weights are equal, so any loss can be used. Without ``other`` samples are paired within the domain only. Uniform
-    until the first `refresh`. Derived from the abstract of arXiv 2607.20367, not the authors' program.
+    both batches are a quadruplet. Weights are equal, so any loss can be used. Without ``other`` samples are paired
+    within the domain only. Uniform until the first `refresh`. Derived from the abstract of arXiv 2607.20367 alone.
 
     Parameters
     ----------
@@ -87,7 +85,7 @@ class PairedBatchSampler(MinibatchSampler):
         **options: Unpack[StreamOptions],
     ) -> None:
         super().__init__(n, batch_size, **options)
-        as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
+        as_kernel(kernel)  # refuses an unknown one before the first refresh
         self.kernel = kernel
         self.role = choose(role, "role", ("source", "target"))
         self.other_batch_size = batch_size if other_batch_size is None else other_batch_size
@@ -103,7 +101,7 @@ class PairedBatchSampler(MinibatchSampler):
             )
         self._features: Tensor | None = None  # centred on the mean of each domain; of both, source first, or of its own
         self._sizes: list[int] = []  # samples of the domains that they are of
-        self._other: Tensor | None = None  # what a refresh was given
+        self._other: Tensor | None = None  # features of the other domain, during a refresh
 
     def refresh(self, features: ArrayLike, *, other: ArrayLike | None = None) -> None:
         """As for `MinibatchSampler.refresh`, with the features (n', d) of the ``other`` domain."""

@@ -49,8 +49,7 @@ def lemma1_variance(mean_difference: ArrayLike, cov_s: ArrayLike, cov_t: ArrayLi
 def theorem1_variance(variance_mu: float | Tensor, m: ArrayLike, cov_t: ArrayLike) -> Tensor:
     """Var(L̂_MMD) as a function of v = Var(μ̂_s) when Σ_s = (v/d) I (proof of Theorem 1).
 
-    It is (2/d) v² + (4/d) v (mᵀm + Tr Σ_t) + 2 Tr(Σ_t²) + 4 mᵀ Σ_t m, which increases with v: a partition
-    that minimises the variance of the mean embedding minimises that of the loss.
+    It is (2/d) v² + (4/d) v (mᵀm + Tr Σ_t) + 2 Tr(Σ_t²) + 4 mᵀ Σ_t m, which increases with v.
 
     Parameters
     ----------
@@ -97,12 +96,10 @@ def log_stirling2(n: int, k: int) -> float:
 def log_worst_case_error(n: int, k: int, rho: float, growth: float) -> float:
     """Log of Theorem 2's bound K √(p (p² - 1)(1 - ρ) / 6) on the loss variance given up by the surrogate.
 
-    p = S(n, k) is the number of partitions of n rows into k strata, hence the logarithm; ``rho`` the Spearman
-    correlation of Var(L̂_MMD) and Var(μ̂) over all of them; ``growth`` K, the most that Var(L̂_MMD) grows from one
-    partition to the next in rank. No error can exceed K (p - 1), so the bound says something only for
-    1 - ρ < 6 (p - 1)/(p (p + 1)), a ρ within about 6/p of one. It is ``-inf`` for ρ = 1, or where there is only one
-    partition. The printed proof bounds δ_1 by the sum of squares; the displacement that equals the error's l - 1 is
-    δ_l. The bound is the same.
+    p = S(n, k) is the number of partitions of n rows into k strata; ``rho`` the Spearman correlation of Var(L̂_MMD) and
+    Var(μ̂) over all of them; ``growth`` K, the most that Var(L̂_MMD) grows from one partition to the next in rank. As no
+    error can exceed K (p - 1), the bound says something only for a ρ within about 6/p of one. It is ``-inf`` for ρ = 1
+    or p = 1. The printed proof bounds δ_1 where it needs δ_l; the bound is the same.
     """
     log_p = log_stirling2(n, k)
     return _log_error(log_p, rho, growth, log_p)
@@ -111,8 +108,7 @@ def log_worst_case_error(n: int, k: int, rho: float, growth: float) -> float:
 def log_expected_error(n: int, k: int, rho: float, growth: float) -> float:
     """Log of Theorem 3's K √((p² - 1)(1 - ρ) / 6), for rank displacements that are all of one size.
 
-    Parameters and result are those of `log_worst_case_error`. It is the error where Var(L̂_MMD) grows by
-    exactly K with each rank, and a bound on it otherwise.
+    Arguments are those of `log_worst_case_error`. It is exact where Var(L̂_MMD) grows by K with each rank, else a bound.
     """
     return _log_error(log_stirling2(n, k), rho, growth, 0.0)
 
@@ -136,7 +132,6 @@ class Theorem4:
     var_r: float  # Var(R̂) of the estimate around the batch mean, as the proof derives it
     var_r_known_mean: float  # Var(R̂') around the known mean: what stratification for CORAL minimises
     var_r_as_printed: float  # the theorem's first line as printed, without the factor 2 of the trace: too small
-    identity_gap: float  # var_r less the third line, γ²(Var(R̂') + 2 Tr(A²Σ)² - 4 Tr(A³Σ²)): zero up to rounding
 
 
 def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theorem4:
@@ -145,7 +140,8 @@ def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theore
     With a = sizes/n, A = diag(a), C = I - 1aᵀ and γ = n/(n - 1), R̂ = Σ |S_h| (z_h - μ̂)²/(n - 1) is
     γ zᵀACz, so
 
-        Var(R̂) = γ² (2 Tr((ACΣ)²) + 4 μᵀACΣACμ),   Var(R̂') = 2 Tr((AΣ)²) + 4 μᵀACΣACμ.
+        Var(R̂) = γ² (2 Tr((ACΣ)²) + 4 μᵀACΣACμ) = γ² (Var(R̂') + 2 Tr(A²Σ)² - 4 Tr(A³Σ²)),
+        Var(R̂') = 2 Tr((AΣ)²) + 4 μᵀACΣACμ.
 
     AC = CᵀAC = A - aaᵀ is symmetric, so the last term is (μ - μ_s)ᵀAΣA(μ - μ_s) as printed. Two slips of
     the paper: the first line lacks the factor 2 that the proof and the third line have, and the proof's
@@ -179,12 +175,10 @@ def theorem4(means: ArrayLike, variances: ArrayLike, sizes: ArrayLike) -> Theore
     mean_term = 4.0 * float((a.square() * s * (mu - a @ mu).square()).sum())
     var_r = gamma2 * (2.0 * trace + mean_term)
     var_known = 2.0 * float((a * s).square().sum()) + mean_term
-    cross = 2.0 * float((a.square() * s).sum()) ** 2 - 4.0 * float((a**3 * s.square()).sum())
     return Theorem4(
         var_r=var_r,
         var_r_known_mean=var_known,
         var_r_as_printed=gamma2 * (trace + mean_term),
-        identity_gap=var_r - gamma2 * (var_known + cross),
     )
 
 

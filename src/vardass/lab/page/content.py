@@ -14,7 +14,7 @@ from vardass.lab.averages import POINTS, UNIFORM, DataResults, Label, collect, n
 from vardass.lab.page.folder import Found
 from vardass.lab.record import Record
 from vardass.lab.tables import PARTS, compare_samplers
-from vardass.table import Average
+from vardass.table import Average, entry_mean
 
 __all__ = ["MOST_CURVES", "MOST_POINTS", "duration", "page_content", "short"]
 
@@ -52,7 +52,7 @@ def page_content(found: Found) -> dict[str, Any]:
         "grid": list(dict.fromkeys(name for row in rows for name, _ in row["label"].grid)),
         "rows": rows,
         "score_name": "R²" if _is_regression(found) else "accuracy",
-        "measured": {name for row in rows for name in ("gain", *_MEANS) if _is_known(row[name])},
+        "measured": {name for row in rows for name in ("gain", *_MEANS) if entry_mean(row[name]) is not None},
         "tasks": [_by_task(data) for data in results.values() if len(data.tasks) > 1],
         "confusion": _confusion(found),
         "evaluated_classes": len(found.evaluation.get("overall", {}).get("classes", {})),
@@ -120,10 +120,6 @@ def _gains(results: Mapping[str, DataResults]) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def _is_known(value: float | Average | None) -> bool:
-    return (value.mean if isinstance(value, Average) else value) is not None
 
 
 def _by_task(data: DataResults) -> dict[str, Any]:
@@ -360,7 +356,7 @@ def _series(record: Record, cell: int) -> dict[str, Any]:
 
 
 def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most `MOST_POINTS`, evenly, with the first and the last."""
+    """At most `MOST_POINTS`, evenly spaced, with the first and the last."""
     if len(lines) <= MOST_POINTS:
         return lines
     return [lines[round(place * (len(lines) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]

@@ -77,10 +77,9 @@ def draw_figure(result: FigureResult) -> Figure:
 
 
 def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[str, Any] | None = None) -> list[Path]:
-    """Write ``figureN.png``, ``.svg``, ``.csv``, ``.md`` and ``.json`` into ``out``, each whole or not at all.
+    """Write ``figureN.png``, ``.svg``, ``.csv``, ``.md`` and ``.json`` into the folder ``out``; return their paths.
 
-    ``out`` is a folder, made if it is missing; ``provenance`` are further entries of the JSON file, such as the
-    command. Returns the five files, in the order above.
+    ``provenance`` are further entries of the JSON file, such as the command.
     """
     require_matplotlib()
     import matplotlib
@@ -122,8 +121,7 @@ NUMBERS = tuple(map(int, _FIGURES))
 def make_figure(number: int, *, seed: int = 0, quick: bool = False, progress: Progress | None = None) -> FigureResult:
     """Compute one figure of the paper, 1 to 5.
 
-    The same seed gives the same numbers, apart from seconds. ``quick`` is a version scaled down to seconds, to see that
-    it works; its numbers are rougher. ``progress(fraction, message)`` is called meanwhile.
+    The same seed gives the same numbers, apart from seconds. ``quick`` takes seconds and gives rougher numbers.
     """
     if isinstance(number, bool) or number not in NUMBERS:
         raise InputError(f"there is no figure {number!r}; choose one of {', '.join(map(str, NUMBERS))}")

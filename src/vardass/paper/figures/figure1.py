@@ -1,9 +1,7 @@
 """Figure 1: whether a small variance of the mean embedding means a small variance of the MMD loss.
 
 The paper ranks Var(L̂_MMD) of Lemma 1 against Var(μ̂) = Tr Σ for random covariances Σ with m = 1, Σ_t = 0 and four
-dimensions d. It says neither which d nor how the covariances are drawn. Here d = 1, 4, 16, 64, m is the vector of
-ones, and covariances are drawn in three ways. Below, the same for random partitions of real data, with the exact
-variance of the loss instead of Lemma 1's Gaussian one.
+dimensions d. Here the same is done for random partitions of real data too, also with the exact variance of the loss.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["figure1"]
 
 DIMENSIONS = (1, 4, 16, 64)
-LIMIT = 0.99
-"""The paper: correlations are all above this."""
+LIMIT = 0.99  # the paper: correlations are all above this
 COVARIANCES = {
     "full, scaled": ("full Σ, two decades of scale", BLUE, "o"),
     "full": ("full Σ, one scale", VERMILION, "^"),
@@ -177,8 +174,7 @@ def _draw(figure: Figure, numbers: pd.DataFrame) -> None:
 
 # --- shared with figure 2: moments of strata, random covariances, panels of target against surrogate ---
 #
-# Lemma 1 and Theorem 4 take batch means or draws to be Gaussian, and the paper turns to simulation for the rest. One
-# independent draw from each stratum needs neither: with x_h the deviation of the draw from its stratum's mean, both
+# Neither Gaussian draws nor simulation are needed: with x_h the deviation of the draw from its stratum's mean, both
 # losses are polynomials in the x_h whose mixed terms are uncorrelated, and four moments of each stratum suffice.
 
 _DECADES = 2.0  # powers of ten that the scales of one population cover where they vary

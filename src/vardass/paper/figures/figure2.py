@@ -1,10 +1,7 @@
 """Figure 2: whether a small variance of R̂' means a small variance of R̂, for CORAL.
 
 R̂ is the stratified covariance around the batch mean, R̂' around the known mean. As in the paper there are k = 8 strata
-with sizes in the ratio 1, ..., k, normal (above) and lognormal (below). The paper estimates both variances by Monte
-Carlo simulation and gives neither the dimensions nor the distribution of the strata's parameters. Here both variances
-are exact, d = 1, 2, 8, 32, and parameters are drawn as in `random_strata`, with and without a scale of its own for each
-partition.
+with sizes in the ratio 1, ..., k, normal and lognormal. Both variances are exact; the paper simulates them.
 """
 
 from __future__ import annotations
@@ -41,10 +38,8 @@ SCALES = {
     "one scale": ("one scale for all partitions", VERMILION, "^"),
 }
 STRATA = 8
-NEAR_MONOTONIC = 0.99
-"""Rank correlation that counts as the paper's "near-monotonic", which it does not put in numbers."""
-SAME_SIZE = 0.1
-"""Difference of target and surrogate that does not count."""
+NEAR_MONOTONIC = 0.99  # rank correlation that counts as the paper's "near-monotonic"
+SAME_SIZE = 0.1  # difference of target and surrogate that does not count
 _LOG_SPREAD = 0.5  # the lognormal's exponent is half as wide as the normal: its fourth moment grows as exp(8 s²)
 
 

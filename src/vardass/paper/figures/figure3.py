@@ -2,8 +2,7 @@
 
 As in the paper n = 100, k = 16 and the input is Euclidean distances between random embeddings: (a) 10 rows at once and
 10⁵ trials against two alternatives, (b) 1 to 10⁵ trials with 10 rows at once, (c) 1 to 20 rows at once with 100 trials.
-The paper's Humpbacks embeddings are not published, so embeddings are smart-watch windows, and it shows one problem
-where here ten are averaged.
+The paper shows one problem with unpublished embeddings; here ten problems with smart-watch windows are averaged.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from vardass.data import load_watch, standardise
 from vardass.paper.figures import Claim, FigureResult
-from vardass.paper.interior_point import relaxed_solution
+from vardass.paper.interior_point import relaxed_objective, relaxed_solution
 from vardass.paper.kmeans import centroid_objective, greedy_assignment
 from vardass.paper.theory import spearman
 from vardass.plots import BLACK, BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, style_axes
@@ -34,8 +33,7 @@ __all__ = ["figure3"]
 
 POINTS, STRATA = 100, 16
 PARALLEL = 10
-POOR = 5.0
-"""Per cent above the best of all trials from which a single run counts as the paper's "poor"."""
+POOR = 5.0  # per cent above the best of all trials from which a single run counts as the paper's "poor"
 
 _GREEDY, _AFTER = "Algorithm 2", "Algorithm 2, then single moves"
 _MOVES, _RELAXED = "single moves", "interior point, relaxed"
@@ -61,10 +59,8 @@ class Effort:
     trials: tuple[int, ...]  # numbers of trials of Algorithm 2 in panel b; the last one is that of panel a
     parallel: tuple[int, ...]  # rows assigned at once in panel c
     fixed_trials: int  # trials in panel c
-    # trials to average over in all: a number of T trials is repeated ``runs`` / T times, at least once and at most
-    # ``repeats`` times
-    runs: int
-    repeats: int
+    runs: int  # T trials are repeated ``runs`` / T times, at least once
+    repeats: int  # and at most so often
 
     @property
     def steps(self) -> int:
@@ -86,8 +82,6 @@ QUICK = Effort(
 
 
 class MeasuredLoss(NamedTuple):
-    """One loss."""
-
     panel: str
     problem: int
     method: str
@@ -159,11 +153,6 @@ def single_moves(distances: Tensor, labels: Tensor) -> Tensor:
         labels[best // k] = best % k
 
 
-def relaxed_value(distances: Tensor, shares: Tensor) -> float:
-    """Value of equation 16 at ``shares`` U (n, k): Σ_j (Σ_i U_ij) (Σ_i D_ij U_ij)."""
-    return float(shares.sum(0) @ (distances * shares).sum(0))
-
-
 def trials_of_budget(parallel: int, scale: Effort) -> int:
     """Trials that take as many sequential steps as ``fixed_trials`` with ten rows at once."""
     return max(1, scale.steps // -(-POINTS // parallel))
@@ -196,7 +185,7 @@ def losses_of(
     shares = relaxed_solution(distances)
     seconds = time.process_time() - clock
     rounded = shares.argmax(1)
-    losses = {_RELAXED: relaxed_value(distances, shares)}
+    losses = {_RELAXED: float(relaxed_objective(distances, shares))}
     losses["interior point, rounded"] = centroid_objective(distances, rounded)
     rows += [MeasuredLoss("a", number, name, 0, 0, loss, seconds) for name, loss in losses.items()]
     add("a", "interior point, then single moves", lambda: single_moves(distances, rounded))

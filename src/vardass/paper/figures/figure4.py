@@ -1,8 +1,7 @@
 """Figure 4: variance of the estimator against the batch size, for the paper's solver and its three ablations.
 
-The paper takes 1,000 feature embeddings of Humpbacks and an RBF kernel with unit bandwidth. Here they are features of
-a small network trained on the smart-watch data, in the unit of their median distance; beside it stands the unit
-bandwidth on the distances as they are.
+The paper takes embeddings of Humpbacks and an RBF kernel with unit bandwidth. Here they are features of a small network
+trained on the smart-watch data, in the unit of their median distance and as they are.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["figure4"]
 
-# unit bandwidth: for distances in the unit of their median, as raw ones are far above 1, where exp(-d²) is 0; and for
-# distances as they are, as in the paper
+# unit bandwidth for distances in the unit of their median, as raw ones are far above 1, where exp(-d²) is 0; and raw
 KERNELS = {"median": RBFMixture(gammas=(1.0,), scale="median"), "raw": RBFMixture(gammas=(1.0,))}
 PAPER, OURS = "VaRDASS (paper)", "min-sum (ours)"
 SOLVERS = {"k-means": "kmeans", "kernel k-means": "kernel-kmeans", PAPER: "dynamic-kmeans", OURS: "min-sum"}

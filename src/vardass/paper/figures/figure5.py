@@ -1,13 +1,10 @@
 """Figure 5: variance of the estimator through training, for different times T between refreshes.
 
-The paper follows one run on Humpbacks with k = 32 and a learning rate of 1e-4. Here it is a small network on the
-smart-watch data that comes with the package, with the same k and learning rate. The features of all source samples are
-recorded every few steps of one run, and every way to refresh is followed on them afterwards, so that ways differ in
-nothing else. The variance of the present strata on the present features is exact, between refreshes too.
-
-In training the features spread, and the variance of every way to draw grows with them. How much strata have aged is
-therefore their variance next to that of new strata on the same features, and policies are compared with refreshes of
-the same number at equal distances.
+The paper follows one run on Humpbacks; here it is a small network on the smart-watch data, with the same k and learning
+rate. The features of all source samples are recorded every few steps of one run, and every way to refresh is followed
+on them afterwards, so that ways differ in nothing else. In training the features spread, and the variance of every way
+to draw grows with them. How much strata have aged is therefore their variance next to that of new strata on the same
+features, and policies are compared with refreshes of the same number at equal distances.
 """
 
 from __future__ import annotations
@@ -40,8 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["figure5"]
 
 BATCH_SIZE = 32
-LOST = 0.05
-"""A schedule does negligible harm where it loses no more than this share of what refreshing gains."""
+LOST = 0.05  # a schedule does negligible harm where it loses no more than this share of what refreshing gains
 NEVER = "never again"
 POLICIES = ("growing T", "on drift")
 
@@ -121,9 +117,9 @@ class FeatureHistory:
         return self._made[maker, place]
 
     def places(self, policy: RefreshPolicy) -> list[int]:
-        """Where a policy refreshes; what is due between two recorded steps is refreshed at the second.
+        """Where a policy refreshes: at the recorded step that follows one at which it is due.
 
-        One that goes by drift is told the exact one, and asked, at recorded steps only.
+        A policy that goes by drift observes the exact drift, at recorded steps only.
         """
         found: list[int] = []
         scale = 1.0
