@@ -13,10 +13,15 @@ help: ## this list
 setup: $(STAMP) ## make .venv with all that is needed
 
 # torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build.
-$(STAMP): pyproject.toml constraints.txt
+READY := .venv/.ready
+$(READY): pyproject.toml constraints.txt
 	@echo "installing into .venv: some minutes the first time"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[adapt,cli,fast,lab,plot]'
+	touch $(READY)
+
+$(STAMP): $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
@@ -46,7 +51,7 @@ floors: $(STAMP) ## tests of the integrations with the lowest versions that pypr
 test-slow: $(STAMP) ## tests that take minutes: processes killed again and again
 	$(BIN)/python -m pytest -m slow
 
-demo: $(STAMP) ## what the package does, on embedded data, in minutes
+demo: $(READY) ## what the package does, on embedded data, in minutes
 	$(BIN)/vardass demo --out demo
 
 docs: $(STAMP) ## the documentation, in site/index.html
