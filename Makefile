@@ -12,17 +12,18 @@ help: ## this list
 
 setup: $(STAMP) ## make .venv with all that is needed
 
-# torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build.
+# torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build. Modules are compiled
+# when they are first imported, which most never are.
 READY := .venv/.ready
 $(READY): pyproject.toml constraints.txt
 	@echo "installing into .venv: some minutes the first time"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[adapt,cli,fast,lab,plot]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt torch
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[adapt,cli,fast,lab,plot]'
 	touch $(READY)
 
 $(STAMP): $(READY)
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
 # the report's page is tested in a real browser; without one those tests are skipped and say so
