@@ -12,8 +12,8 @@ help: ## this list
 
 setup: $(STAMP) ## make .venv with all that is needed
 
-# torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build. Modules are compiled
-# when they are first imported, which most never are.
+# torch first and pinned: a looser pin, here or through another package, would fetch a CUDA build. The
+# demo imports few modules of these packages; tests start many processes, for which all are compiled at once.
 READY := .venv/.ready
 $(READY): pyproject.toml constraints.txt
 	@echo "installing into .venv: some minutes the first time"
@@ -24,6 +24,7 @@ $(READY): pyproject.toml constraints.txt
 
 $(STAMP): $(READY)
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 	touch $(STAMP)
 
 # the report's page is tested in a real browser; without one those tests are skipped and say so
