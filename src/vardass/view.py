@@ -287,8 +287,13 @@ class LowRankView(View):
         return values
 
     def block(self, rows: Tensor | slice) -> Tensor:
-        picked, points = self.features[rows], torch.arange(self.n, device=self.diag.device)[rows]
-        return picked @ picked.T + self.residual[rows] * (points[:, None] == points)
+        picked, residual = self.features[rows], self.residual[rows]
+        values = picked @ picked.T
+        if isinstance(rows, slice):
+            values.diagonal().add_(residual)
+        else:  # a point may be in ``rows`` more than once
+            values += residual * (rows[:, None] == rows)
+        return values
 
     def multiply(self, right: Tensor) -> Tensor:
         features = self.features.to(right.dtype)

@@ -34,9 +34,11 @@ EXCHANGED = 32_768
 
 Beyond, a pass of exchanges takes longer than all the rest, for at most 2 % of the variance (n = 80,000, k = 8 to 128).
 """
-# Points of a stratum, on average, below which all points are exchanged, and in how many passes. A move to a small
-# stratum costs its size, so moves get stuck: exchanges gain 0.5 to 3 % there, most of it in three passes
-_SMALL, _SMALL_PASSES = 16, 3
+_SMALL = 16
+# Points of a stratum, on average, below which all points are exchanged. A move to a small stratum costs its size, so
+# moves get stuck: exchanges gain 0.5 to 3 % there
+_EXCHANGES = 3
+# passes with exchanges of all points, in small strata or those of equal size; more gain less than 0.5 %
 _NEAREST = 8  # strata that a point is compared with where there are many
 _ROUNDS = 4  # of moves between the nearest strata until these are looked for again
 _FAR = 1.0  # typical changes of a score beyond which a point need not be looked at in a round
@@ -199,8 +201,8 @@ def min_sum(
     noise = 4.0 * torch.finfo(state.diag.dtype).eps
     objective = state.objective()
     passes, converged = 0, False
-    # sizes that differ by at most one are all at a limit
-    for_all = _SMALL_PASSES if view.n < _SMALL * k and limits.high - limits.low > 1 else 0
+    are_even = limits.high - limits.low <= 1  # so that all are at a limit
+    for_all = _EXCHANGES if are_even or view.n < _SMALL * k else 0
     while passes < max_passes and not converged:
         rounds = 1
         if loops is not None:
@@ -208,7 +210,7 @@ def min_sum(
         else:
             blocks = row_blocks(view.n, state.block_rows())
             gained = sum(_move_some(view, state, block, limits, noise, 0.1 * tol * objective) for block in blocks)
-        if view.n <= EXCHANGED:
+        if view.n <= EXCHANGED and (for_all > 0 or not are_even):
             gained += _exchange(view, state, limits, noise, passes, for_all=for_all > 0)
             for_all -= 1
         passes += rounds
