@@ -10,8 +10,9 @@ from torch import Tensor
 
 Scale: TypeAlias = Mapping[str, Any]
 
-FLOOR = 0.01  # of the median column's deviation
+HARDLY = 0.01  # of what the target varies
 CLIP = 8.0
+_MOST_ROWS = 10_000  # of the target that are looked at
 
 
 def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
@@ -24,16 +25,20 @@ def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
     return (features - rows.mean(0)) / torch.where(deviation > 0, deviation, 1.0)
 
 
-def robust_scale(reference: Tensor) -> dict[str, Any]:
-    """How to scale columns by those of ``reference`` (m, d), robustly, for `scale_columns`.
+def robust_scale(reference: Tensor, target: Tensor) -> dict[str, Any]:
+    """How to scale columns by those of ``reference`` (m, d), such as the sources, robustly, for `scale_columns`.
 
-    A column that hardly varies in the sources may vary much in the target, where dividing by its deviation would
-    let it tower above all others. So a column whose deviation is below 1% of the median column's is divided by the
-    median deviation, and scaled values are cut at ±8. The columns should be of one unit, as those of embeddings are.
+    A column that hardly varies in the sources may vary much in the ``target`` (n, d), where dividing by its deviation
+    would let it tower above all others. So where its deviation is below 1% of the distance that nine tenths of the
+    target's values keep from their median, it is divided by that distance, and scaled values are cut at ±8. Each column
+    is judged by itself, so columns may have different units.
     """
     deviation = reference.std(0, correction=0)
-    typical = deviation[deviation > 0].median() if bool((deviation > 0).any()) else deviation.new_ones(())
-    deviation = torch.where(deviation < FLOOR * typical, typical, deviation)
+    some = target[:: -(-len(target) // _MOST_ROWS)]
+    apart = (some - some.median(0).values).abs()
+    reach = apart.kthvalue(-(-9 * len(apart) // 10), dim=0).values  # a few absurd values do not count
+    deviation = torch.where(deviation < HARDLY * reach, reach, deviation)
+    deviation = torch.where(deviation > 0, deviation, 1.0)
     return {"mean": reference.mean(0).tolist(), "deviation": deviation.tolist(), "clip": CLIP}
 
 

@@ -111,7 +111,7 @@ def diagnose(
     penalty = check_number(penalty, "penalty", low=0.0)
     batches = check_count(batches, "batches", low=2, remedy="a variance needs two values")
     max_rows = check_count(max_rows, "max_rows", low=2)
-    robust = robust_scale(x)
+    robust = robust_scale(x, y)
     unclipped = {**robust, "clip": None}
     beyond = max(float((scale_columns(z, unclipped).abs() > CLIP).double().mean()) for z in (x, y))
     if scale:

@@ -320,7 +320,7 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence
 
 
 def standardise_task(task: Task) -> Task:
-    """Scale all columns by mean and deviation of the sources together, with a floor and a clip; see `robust_scale`."""
+    """Scale all columns by mean and deviation of the sources together, robustly; see `robust_scale`."""
     tables = []
     for domain in (*task.sources, task.target):
         if not isinstance(domain.dataset, TensorInputs) or domain.dataset.tensor.ndim != 2:
@@ -330,7 +330,7 @@ def standardise_task(task: Task) -> Task:
         tables.append(domain.dataset.tensor)
         column_names = domain.dataset.column_names
     reference = torch.cat(tables[:-1])
-    scale = robust_scale(reference)
+    scale = robust_scale(reference, tables[-1])
     constant = (reference == reference[0]).all(0).nonzero().flatten().tolist()
     if constant and len(reference) > 1:
         column = constant[0]
