@@ -35,7 +35,8 @@ from vardass.analysis.coresets import coreset
 from vardass.data import load_watch, standardise
 from vardass.kernels import Kernel
 from vardass.shards import stratify_shards
-from vardass.variance import stratified_variance, uniform_variance, variance_within
+from vardass.variance import stratified_variance, uniform_variance
+from vardass.view import KernelView
 
 D = 64
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -117,9 +118,23 @@ def variances(x: Tensor, labels: Labels, k: int, kernel: Kernel) -> float:
     x, found = x[::step], torch.as_tensor(labels).long()[::step]
     if len(x) <= EXACT:
         return stratified_variance(x, found, kernel=kernel) / uniform_variance(x, k, kernel=kernel)
+    view, generator = KernelView(x, kernel.fit(x)), torch.Generator().manual_seed(0)
     shares = torch.bincount(found).double() / len(x)
-    inside = variance_within(x, found, kernel=kernel, weights=shares.square())
-    return k * inside / variance_within(x, torch.zeros_like(found), kernel=kernel)
+    inside = spread_to_partners(view, found, generator) @ shares[found]
+    return k * float(inside / spread_to_partners(view, torch.zeros_like(found), generator).sum())
+
+
+def spread_to_partners(view: KernelView, labels: Tensor, generator: torch.Generator) -> Tensor:
+    """½ |φ_i - φ_j|² (m - 1) / m for a random other j of the m rows of i's stratum: its mean is the stratum's σ²."""
+    order = labels.argsort(stable=True)
+    sizes = torch.bincount(labels)
+    size, start = sizes[labels[order]], (sizes.cumsum(0) - sizes)[labels[order]]
+    hop = 1 + (torch.rand(view.n, dtype=torch.float64, generator=generator) * (size - 1)).long()
+    partner = torch.empty_like(order)
+    partner[order] = order[start + (torch.arange(view.n) - start + hop) % size]
+    rows = torch.arange(view.n).split(100_000)
+    squared = torch.cat([view.pair_distances(part, partner[part]).double() for part in rows])
+    return 0.5 * squared * (1.0 - 1.0 / sizes[labels])
 
 
 # --- one set of rows ---

@@ -1,4 +1,4 @@
-"""The loop of three_lines.py, with strata from the features that training computes anyway, renewed when these drift.
+"""The loop of three_lines.py, with strata from the features that training computes anyway.
 
 A feature bank keeps the features of each training batch, so a refresh needs no extra forward pass.
 
@@ -40,8 +40,7 @@ loaders = [DataLoader(vardass.with_weights(data[name]), batch_sampler=samplers[n
 banks = {name: vardass.FeatureBank(len(dataset)) for name, dataset in data.items()}
 for name, bank in banks.items():
     bank.fill(featuriser, inputs[name])  # the only full pass, so that every row is known at the first refresh
-policy = vardass.DriftRefresh(threshold=0.3, shortest=100, longest=200)
-refresher = vardass.Refresher(policy, samplers, banks)
+refresher = vardass.Refresher(vardass.RefreshEvery(100), samplers, banks)
 
 refreshes = 0
 for step, ((xs, ys, rows, ws), (xt, target_rows, wt)) in enumerate(zip(*loaders)):
@@ -49,8 +48,8 @@ for step, ((xs, ys, rows, ws), (xt, target_rows, wt)) in enumerate(zip(*loaders)
         break
     refreshes += refresher.step(step) is not None
     zs, zt = featuriser(xs), featuriser(xt)
-    refresher.observe("source", rows, zs, weights=ws)  # store in the bank and measure the drift
-    refresher.observe("target", target_rows, zt, weights=wt)
+    banks["source"].update(rows, zs)
+    banks["target"].update(target_rows, zt)
     loss = cross_entropy(classifier(zs), ys, reduction="none") @ ws + vardass.mmd2(zs, zt, weights_x=ws, weights_y=wt)
     optimiser.zero_grad()
     loss.backward()

@@ -1,14 +1,16 @@
 """Bring data that no setting was chosen on into the layouts that ``vardass`` reads.
 
-    pip download --no-deps --only-binary :all: --python-version 36 --platform manylinux1_x86_64 --abi cp36m scikit-multiflow==0.3.0
+    pip download --no-deps --only-binary :all: --python-version 36 --platform manylinux1_x86_64 --abi cp36m \\
+        scikit-multiflow==0.3.0
     unzip -d multiflow scikit_multiflow*.whl
     apt-get download dataset-fashion-mnist && dpkg-deb -x dataset-fashion-mnist*.deb fashion
-    python results/make_other_data.py multiflow/skmultiflow/data/datasets fashion/usr/share/datasets/fashion-mnist ../evidence
+    python results/make_other_data.py multiflow/skmultiflow/data/datasets \\
+        fashion/usr/share/datasets/fashion-mnist ../evidence
 
-OUT/covtype/<area>.npz      forest cover by wilderness area: 10 measurements and 40 soil types; the three classes of all three areas
+OUT/covtype/<area>.npz      forest cover by wilderness area: 10 measurements, 40 soil types; classes of all areas
 OUT/elec/<quarter>.npz      electricity prices up or down, by quarter of the time
 OUT/weather/<season>.npz    rain or none, by season of the year
-OUT/fashion/<change>.npz    Fashion-MNIST, 14 x 14: plain, turned by 30 to 60 degrees, noisy, blurred; no picture is in two domains
+OUT/fashion/<change>.npz    Fashion-MNIST, 14 x 14: plain, turned by 30 to 60 degrees, noisy, blurred; no picture twice
 
 At most 3,000 samples in each domain.
 """
@@ -56,18 +58,25 @@ def weather(source: Path, out: Path) -> None:
 
 
 def fashion(source: Path, out: Path) -> None:
-    pixels = np.frombuffer(gzip.decompress((source / "train-images-idx3-ubyte.gz").read_bytes()), "u1", offset=16).reshape(-1, 28, 28)
-    labels = np.frombuffer(gzip.decompress((source / "train-labels-idx1-ubyte.gz").read_bytes()), "u1", offset=8)
+    files = (("images-idx3", 16), ("labels-idx1", 8))
+    images, labels = (
+        np.frombuffer(gzip.decompress((source / f"train-{kind}-ubyte.gz").read_bytes()), "u1", offset=offset)
+        for kind, offset in files
+    )
+    pixels = images.reshape(-1, 28, 28)
     rng = np.random.default_rng(0)
     changes = {
         "plain": lambda image: image,
         "turned": lambda image: image.rotate(float(rng.uniform(30, 60)), Image.Resampling.BILINEAR),
-        "noisy": lambda image: Image.fromarray(np.clip(np.asarray(image) + rng.normal(0, 60, (28, 28)), 0, 255).astype("u1")),
+        "noisy": lambda image: Image.fromarray(
+            np.clip(np.asarray(image) + rng.normal(0, 60, (28, 28)), 0, 255).astype("u1")
+        ),
         "blurred": lambda image: image.filter(ImageFilter.GaussianBlur(2)),
     }
     for number, (name, change) in enumerate(changes.items()):
         part = slice(number * _MOST, (number + 1) * _MOST)
-        small = [np.asarray(change(Image.fromarray(image)).resize((14, 14), Image.Resampling.BOX)) for image in pixels[part]]
+        changed = (change(Image.fromarray(image)) for image in pixels[part])
+        small = [np.asarray(image.resize((14, 14), Image.Resampling.BOX)) for image in changed]
         _save(out / "fashion", name, np.stack(small).reshape(_MOST, -1) / 255, labels[part])
 
 

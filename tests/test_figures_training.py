@@ -20,7 +20,7 @@ from vardass.paper.figures.figure5 import (
     solver_noise,
     summarise,
 )
-from vardass.refresh import DriftRefresh, RefreshEvery
+from vardass.refresh import RefreshEvery
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify
 from vardass.variance import stratified_variance, uniform_variance
@@ -115,11 +115,6 @@ def test_ordered_batches_have_less_variance_than_their_strata():
     assert variances(record, [0], "ordered")[0] < 0.8 * variances(record, [0], "min-sum")[0]
 
 
-def test_policies_that_observe_are_told_and_refresh_when_their_limit_is_passed():
-    assert len(history().places(DriftRefresh(threshold=0.2, shortest=1, window=1))) > 1
-    assert history().places(DriftRefresh(threshold=1e6, shortest=1, window=1)) == [0]
-
-
 # --- what the numbers say -----------------------------------------------------------------------------
 
 STEPS = range(0, 400, 5)
@@ -130,12 +125,11 @@ def made_up(growth, late=1.0, spread=0.0, growing=None):
 
     The variance of all strata changes by ``spread`` a step. ``growing`` are the refreshes of the growing schedule.
     """
-    periods = {"T = 10": 10, "T = 50": 50, "T = 100": 100, "on drift": 50, "never again": 400}
+    periods = {"T = 10": 10, "T = 50": 50, "T = 100": 100, "never again": 400}
     refreshes = {name: list(range(0, 400, period)) for name, period in periods.items()}
     refreshes["growing T"] = growing or [0, 25, 50, 75, 100, 150, 200]
-    for name in ("growing T", "on drift"):
-        places = evenly_spaced(len(refreshes[name]), len(STEPS))
-        refreshes[f"{name}, evenly"] = [STEPS[place] for place in places]
+    places = evenly_spaced(len(refreshes["growing T"]), len(STEPS))
+    refreshes["growing T, evenly"] = [STEPS[place] for place in places]
 
     def variance(at, step):
         age = step - max(refresh for refresh in at if refresh <= step)
@@ -179,13 +173,12 @@ def test_a_schedule_that_keeps_most_of_the_variance_reduction_may_still_do_harm(
     assert not held(1e-3, **made)[3]
 
 
-def test_policies_are_compared_at_equal_numbers_of_refreshes():
+def test_schedules_are_compared_at_equal_numbers_of_refreshes():
     assert [STEPS[place] for place in evenly_spaced(7, len(STEPS))] == [0, 55, 110, 170, 225, 285, 340]
-    for name in ("growing T", "on drift"):
-        counts = [
-            row["refreshes"] for way in (name, f"{name}, evenly") for row in select(quick(5), step=55, batches=way)
-        ]
-        assert counts[0] == counts[1] > 0
+    counts = [
+        row["refreshes"] for way in ("growing T", "growing T, evenly") for row in select(quick(5), step=55, batches=way)
+    ]
+    assert counts[0] == counts[1] > 0
 
 
 def test_summary_has_means_and_counts():

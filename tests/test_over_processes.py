@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from vardass import DriftRefresh, Refresher, RefreshEvery, StratifiedBatchSampler, mmd2, stratify
+from vardass import Refresher, RefreshEvery, StratifiedBatchSampler, mmd2, stratify
 from vardass.errors import InputError, VardassError
 from vardass.kernels import RBFMixture
 from vardass.processes import gather_rows
@@ -143,8 +143,6 @@ def test_what_needs_all_features_on_one_process_is_refused(tmp_path: Path) -> No
             stratify(x, K, max_passes=3, group=group)
         with pytest.raises(InputError, match="OrderedBatchSampler needs the features of all"):
             OrderedBatchSampler(N, K).refresh_over_processes(x, group)
-        with pytest.raises(InputError, match="DriftRefresh"):
-            Refresher(DriftRefresh(), StratifiedBatchSampler(N, K), lambda: x, group=group)
         with pytest.raises(InputError, match=r"min_movement=0\.1 needs"):
             Refresher(RefreshEvery(1), StratifiedBatchSampler(N, K), lambda: x, group=group, min_movement=0.1)
         with pytest.raises(InputError, match="n=1200, k=8"):

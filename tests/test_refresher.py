@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
@@ -17,10 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from conftest import normal
-from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
 from vardass.errors import InputError, VardassWarning
-from vardass.kernels import CoralKernel, LinearKernel, RBFMixture
-from vardass.refresh import DriftRefresh, FeatureBank, Refresher, RefreshEvery, RefreshPolicy, Timer
+from vardass.refresh import FeatureBank, Refresher, RefreshEvery, RefreshPolicy, Timer
 from vardass.samplers import (
     BalancedBatchSampler,
     OrderedBatchSampler,
@@ -28,46 +24,7 @@ from vardass.samplers import (
 )
 from vardass.solvers import stratify
 from vardass.strata import Strata
-from vardass.variance import stratified_variance, variance_within
-
-# --- spread of strata ------------------------------------------------------------------------------
-
-
-def squared_shares(labels: torch.Tensor) -> torch.Tensor:
-    """Weights under which the variance within strata is that of one draw from each."""
-    return (labels.unique(return_counts=True)[1].double() / len(labels)).square()
-
-
-def test_spread_of_raw_features_is_exact() -> None:
-    x = normal(40, 3, dtype=torch.float64) + 50.0
-    labels = torch.arange(40) % 7 * 10  # any numbers
-    within = sum(float((x[labels == h] - x[labels == h].mean(0)).square().sum()) for h in labels.unique()) / 40
-    assert variance_within(x, labels) == pytest.approx(within, rel=1e-10)
-    assert variance_within(x, labels, weights=squared_shares(labels)) == pytest.approx(
-        stratified_variance(x, labels, kernel="linear"), rel=1e-10
-    )
-
-
-@pytest.mark.parametrize("kernel", [RBFMixture(), CoralKernel(), LinearKernel()], ids=repr)
-def test_spread_in_a_kernel_is_unbiased(kernel: Any) -> None:
-    x = normal(30, 2, dtype=torch.float64)
-    labels = torch.tensor([0] * 1 + [1] * 2 + [2] * 9 + [3] * 18)[torch.randperm(30, generator=torch.Generator())]
-    exact = stratified_variance(x, labels, kernel=kernel)
-    weights = squared_shares(labels)
-    draws = np.array([variance_within(x, labels, kernel=kernel, weights=weights, seed=seed) for seed in range(400)])
-    stderr = draws.std() / 20
-    assert abs(draws.mean() - exact) < 4 * stderr
-    assert stderr < 0.05 * exact  # or the bound above would say nothing
-    assert variance_within(x, labels, kernel=kernel, seed=3) == variance_within(x, labels, kernel=kernel, seed=3)
-
-
-def test_spread_of_pairs_and_singletons_has_no_noise() -> None:
-    x = normal(6, 2, dtype=torch.float64)
-    labels = torch.tensor([0, 1, 1, 2, 3, 3])
-    for seed in range(3):
-        found = variance_within(x, labels, kernel="mmd", weights=squared_shares(labels), seed=seed)
-        assert found == pytest.approx(stratified_variance(x, labels, kernel="mmd"), rel=1e-6)
-
+from vardass.variance import stratified_variance
 
 # --- seconds ---------------------------------------------------------------------------------------
 
@@ -180,81 +137,6 @@ def test_refresher_without_anything_to_do() -> None:
     assert Refresher(RefreshEvery(0), StrataSampler(60), FeatureBank(60)).step(0) is None
 
 
-def moving(policy: RefreshPolicy, speed: float, steps: int, kernel: Any = "mmd") -> tuple[list[int], Refresher]:
-    """Train on features that wander, alike in distribution at all times, and return the steps of refresh."""
-    x, direction = normal(60, 3), normal(60, 3, seed=1)
-    bank, sampler = FeatureBank(60), StrataSampler(60, kernel)
-    bank.fill(nn.Identity(), x)
-    refresher = Refresher(policy, {"source": sampler}, {"source": bank})
-    due = [0] if refresher.step(0) else []
-    for step in range(1, steps):
-        rows = torch.randint(60, (8,), generator=torch.Generator().manual_seed(step))
-        z = math.cos(speed * step) * x + math.sin(speed * step) * direction
-        refresher.observe("source", rows, z[rows])
-        due += [step] if refresher.step(step) else []
-    return due, refresher
-
-
-@pytest.mark.parametrize("kernel", ["mmd", "coral"])
-def test_drift_of_moving_features_triggers_and_of_resting_ones_does_not(kernel: str) -> None:
-    def policy() -> DriftRefresh:
-        return DriftRefresh(0.3, shortest=5, longest=60, window=3)
-
-    assert moving(policy(), 0.0, 130, kernel)[0] == [0, 60, 120]
-    slow, fast = moving(policy(), 0.01, 130, kernel)[0], moving(policy(), 0.1, 130, kernel)[0]
-    assert len(fast) > len(slow) > 3
-    assert min(b - a for a, b in pairwise(fast)) >= 5
-
-
-def test_refresher_resumes() -> None:
-    _, refresher = moving(DriftRefresh(0.3, shortest=5, longest=60), 0.02, 50)
-    other = Refresher(DriftRefresh(0.3, shortest=5, longest=60), refresher.samplers, refresher.sources)
-    other.load_state_dict(refresher.state_dict())
-    batch = (torch.arange(8), normal(8, 3))
-    bank = refresher.sources["source"]
-    assert isinstance(bank, FeatureBank)
-    state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in bank.state_dict().items()}
-    refresher.observe("source", *batch)
-    bank.load_state_dict(state)
-    other.observe("source", *batch)
-    assert isinstance(refresher.policy, DriftRefresh)
-    assert isinstance(other.policy, DriftRefresh)
-    assert other.policy.drift == pytest.approx(refresher.policy.drift, rel=1e-6)
-    assert other.policy.state_dict() == refresher.policy.state_dict()
-    assert other.timer.seconds.keys() == refresher.timer.seconds.keys()
-    with pytest.raises(InputError, match=r"samplers \['source'\], here are \['0'\]"):
-        Refresher(DriftRefresh(), StrataSampler(60), bank).load_state_dict(refresher.state_dict())
-
-
-@pytest.mark.parametrize("kernel", ["coral", RBFMixture(scale="median"), "linear"])
-def test_drift_after_a_resume_is_that_of_the_kernel_at_the_refresh(kernel: Any, tmp_path: Path) -> None:
-    def policy() -> DriftRefresh:
-        return DriftRefresh(1e9, shortest=5, longest=10**6, window=3)
-
-    _, refresher = moving(policy(), 0.05, 40, kernel)
-    bank = refresher.sources["source"]
-    assert isinstance(bank, FeatureBank)
-    save_checkpoint(tmp_path / "file", {"refresher": refresher.state_dict(), "bank": bank.state_dict()})
-    state = load_checkpoint(tmp_path / "file")
-
-    def resumed(saved: dict[str, Any]) -> float:
-        copy = FeatureBank(60)
-        copy.load_state_dict(state["bank"])
-        other = Refresher(policy(), refresher.samplers, {"source": copy})
-        other.load_state_dict(saved)
-        other.load_state_dict(other.state_dict())  # a second kill, before any step
-        return drift_of_next(other)
-
-    def drift_of_next(one: Refresher) -> float:
-        one.observe("source", torch.arange(60), normal(60, 3, seed=2))
-        assert isinstance(one.policy, DriftRefresh)
-        return one.policy.drift
-
-    found, anew = resumed(state["refresher"]), resumed({**state["refresher"], "kernels": {}})
-    assert found == drift_of_next(refresher)
-    assert (anew == found) == (kernel == "linear"), "by now the bank's rows give another kernel"
-
-
 @pytest.mark.parametrize(
     ("run", "words"),
     [
@@ -266,10 +148,6 @@ def test_drift_after_a_resume_is_that_of_the_kernel_at_the_refresh(kernel: Any, 
         (
             lambda: Refresher(RefreshEvery(0), DataLoader(range(60), batch_size=4), list),
             r"sampler '0' is a DataLoader, which has no refresh\(features\)",
-        ),
-        (
-            lambda: Refresher(RefreshEvery(0), Uniform(), lambda: normal(60, 3)).observe("0", [0], normal(1, 3)),
-            "there are none",
         ),
         (
             lambda: Refresher(RefreshEvery(0), Uniform(), FeatureBank(60)).load_state_dict({}),
@@ -287,7 +165,6 @@ def test_bad_refreshers(run: Callable[[], Any], words: str) -> None:
     [
         Refresher(RefreshEvery(0), Uniform(), FeatureBank(60)),
         FeatureBank(60),
-        RefreshEvery(0),
         Timer(),
         StratifiedBatchSampler(60, 4),
     ],
@@ -342,11 +219,6 @@ def in_process(rank: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
         found = stream_with_refreshes(samplers_of_all_kinds(), RefreshEvery(5), noise=float(rank))
-        # a policy that observes is asked on the first process only
-        policy = DriftRefresh(shortest=2, longest=3 if rank == 0 else 1000)
-        found["observing"] = stream_with_refreshes(
-            {"stratified": StratifiedBatchSampler(60, 4, endless=True)}, policy, noise=float(rank)
-        )["variance"]
         refused = Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: normal(60 + (rank == 0), 3))
         with pytest.raises(InputError, match="61 rows"):  # on both, and nobody waits
             refused.step(0)
@@ -359,8 +231,6 @@ def test_strata_are_those_of_the_first_process(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(in_process, (str(tmp_path),), nprocs=2)
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert found[0]["variance"] == found[1]["variance"]
-    assert found[0]["observing"] == found[1]["observing"]
-    assert len(found[0]["observing"]) == 4  # every third step, from 0 on
     for rank in range(2):
         samplers = samplers_of_all_kinds()
         for sampler in samplers.values():
@@ -417,9 +287,8 @@ def test_what_stands_still_is_refreshed_where_more_than_features_counts() -> Non
         groups=lambda _: {"0": {"groups": (z[:, 0] > 0).long()}},
         min_movement=1,
     )
-    observed = Refresher(DriftRefresh(shortest=1, longest=1), StratifiedBatchSampler(60, 4), lambda: z, min_movement=1)
     without = Refresher(RefreshEvery(1), StratifiedBatchSampler(60, 4), lambda: z, min_movement=1)
-    for refresher in (always, grouped, observed, without):
+    for refresher in (always, grouped, without):
         refresher.step(0)
         if refresher is without:  # a state of an earlier version
             refresher.load_state_dict({**refresher.state_dict(), "seen": {}})

@@ -78,7 +78,7 @@ def test_config_reads_what_a_run_wrote(tmp_path):
             "and --set sampler_options={'k': 1} differ",
         ),
         ({"settings": ["steps"]}, "--set takes key=value, got 'steps'"),
-        ({"refresh_options": ["=1"]}, "--refresh-option takes key=value"),
+        ({"sampler_options": ["=1"]}, "--sampler-option takes key=value"),
     ],
 )
 def test_two_that_say_different_things_are_refused(given, words):

@@ -35,7 +35,7 @@ SAME: dict[str, dict[str, Any]] = {
     "erm": {"algorithm": "erm", "sampler": "uniform", "optimiser": "adam"},
     "mmd": {"algorithm": "mmd", "sampler": "vardass"},
     "confusion": {"algorithm": "mmd", "sampler": "uniform", "algorithm_options": {"confusion": 0.5}},
-    "coral": {"algorithm": "coral", "sampler": "stratified", "refresh_every": "drift", "lr_schedule": "cosine"},
+    "coral": {"algorithm": "coral", "sampler": "stratified", "refresh_every": 3, "lr_schedule": "cosine"},
     "alternating": {
         "algorithm": "dann",
         "sampler": "uniform",
@@ -50,7 +50,7 @@ SAME: dict[str, dict[str, Any]] = {
 # plans follow the rounding of features, and layers with random numbers or statistics see parts of a batch
 DIFFERENT: dict[str, dict[str, Any]] = {
     "ordered": {"algorithm": "coral", "sampler": "ordered"},
-    "balanced": {"algorithm": "dann", "sampler": "balanced", "refresh_every": "drift"},
+    "balanced": {"algorithm": "dann", "sampler": "balanced", "refresh_every": 3},
     "half": {"algorithm": "mmd", "sampler": "uniform", "precision": "16-mixed"},
     "noisy": {"algorithm": "mmd", "network_options": {**DROPOUT, "bottleneck": 5}, "precision": "bf16-mixed"},
 }

@@ -23,7 +23,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"selection": "orakel"}}, "settings.selection: unknown selection 'orakel'; did you mean 'oracle'"),
     ({"settings": {"algorithm_options": {"x": 1}}}, "unknown option of the algorithms of this sweep: 'x'"),
     ({"settings": {"network_options": {"hiden": [2]}}}, "option of network 'mlp': 'hiden'; did you mean 'hidden'"),
-    ({"settings": {"refresh_options": {"perriod": 2}}}, "unknown option of refresh_every 'growing': 'perriod'"),
     ({"data": [{"dataset": "wach"}]}, "data[0].dataset: unknown data set 'wach'; did you mean 'watch'"),
     ({"data": [WATCH, {**WATCH, "task": "all"}]}, "data[1]: unknown key 'task'; did you mean 'tasks'"),
     (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vardass.kernels import CoralKernel, Kernel, RBFMixture
     from vardass.losses.coral import CORALLoss, coral
     from vardass.losses.mmd import MMDLoss, mmd2
-    from vardass.refresh import DriftRefresh, FeatureBank, Refresher, RefreshEvery, extract_features
+    from vardass.refresh import FeatureBank, Refresher, RefreshEvery, extract_features
     from vardass.samplers import (
         BalancedBatchSampler,
         OrderedBatchSampler,
@@ -42,7 +42,6 @@ __all__ = [
     "BalancedBatchSampler",
     "CORALLoss",
     "CoralKernel",
-    "DriftRefresh",
     "FeatureBank",
     "InputError",
     "Kernel",
@@ -70,7 +69,7 @@ _HOMES = {
     "analysis.doctor": ["diagnose"],
     "kernels": ["CoralKernel", "Kernel", "RBFMixture"],
     "losses": ["CORALLoss", "MMDLoss", "coral", "mmd2"],
-    "refresh": ["DriftRefresh", "FeatureBank", "RefreshEvery", "Refresher", "extract_features"],
+    "refresh": ["FeatureBank", "RefreshEvery", "Refresher", "extract_features"],
     "analysis.sampler_noise": ["variance_report"],
     "samplers": [
         "BalancedBatchSampler",

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
 from vardass.kernels import Kernel, KernelLike, fitted_kernel
-from vardass.validate import ArrayLike, as_features, as_generator, as_labels, as_tensor, check_count, row_blocks
+from vardass.validate import ArrayLike, as_features, as_labels, check_count
 from vardass.view import ExactView, KernelView, View
 
-__all__ = ["stratified_variance", "uniform_variance", "variance_within"]
+__all__ = ["stratified_variance", "uniform_variance"]
 
 _BLOCK_NUMBERS = 2**23  # numbers gathered at a time
 _PAIRS = 20_000  # random pairs that estimate a mean over all
@@ -142,71 +141,3 @@ def uniform_evaluation(
     i, j = torch.multinomial(p, 2 * _PAIRS, replacement=True, generator=generator).view(2, -1)
     half = 0.5 * view.pair_distances(i, j).double()
     return float(half.mean()) / k, float(half.std()) / (k * _PAIRS**0.5)
-
-
-@torch.no_grad()
-def variance_within(
-    features: ArrayLike,
-    labels: ArrayLike,
-    *,
-    kernel: KernelLike | None = None,
-    weights: ArrayLike | None = None,
-    seed: int | torch.Generator = 0,
-) -> float:
-    """Mean variance within strata, Σ_h w_h σ_h² with σ_h² = mean |φ - μ_h|² over S_h: the scale for `DriftRefresh`.
-
-    Parameters
-    ----------
-    features : array of shape (n, d)
-        Current features of one domain.
-    labels : integer array of shape (n,)
-        The stratum of each row; rows with -1 are in none and are left out.
-    kernel : Kernel, str, callable or None
-        None measures the features themselves, exactly. With a kernel, fitted to the features unless it is fitted, each
-        row is compared with one random other member of its stratum: an unbiased estimate from n kernel evaluations.
-    weights : array of shape (k,), optional
-        w_h of stratum h, where it is not |S_h|/n; labels are then 0 to k - 1.
-    seed : int or torch.Generator
-        For the random partners; the same seed pairs the same rows, so two estimates compare well.
-    """
-    x = as_features(features)
-    given = as_labels(labels, len(x)).to(x.device)
-    if bool((given < 0).any()):
-        x, given = x[given >= 0], given[given >= 0]
-    n = len(x)
-    _, label, sizes = torch.unique(given, return_inverse=True, return_counts=True)
-    if kernel is None:
-        blocks = list(row_blocks(n, _BLOCK_NUMBERS // x.shape[1]))
-        sums = torch.zeros(len(sizes), x.shape[1], dtype=torch.float64, device=x.device)
-        for rows in blocks:
-            sums.index_add_(0, label[rows], x[rows].double())
-        means = sums / sizes[:, None]
-        squared = torch.cat([(x[rows].double() - means[label[rows]]).square().sum(1) for rows in blocks])
-    else:
-        view = KernelView(x, fitted_kernel(kernel, x))
-        squared = _half_distances_to_partners(view, label, sizes, as_generator(seed, x.device))
-    if weights is None:
-        return float(squared.sum()) / n
-    w = as_tensor(weights, "weights").to(squared)
-    if len(w) != len(sizes):
-        raise InputError(f"weights are one for each stratum, got {len(w)} for {len(sizes)} strata")
-    return float((w[label] * (squared / sizes[label])).sum())
-
-
-def _half_distances_to_partners(view: KernelView, label: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
-    """½ d(i, j) (m - 1)/m for a random other member j of the stratum of i, which has expectation σ²."""
-    n, device = view.n, label.device
-    order = label.argsort(stable=True)
-    size = sizes[label[order]]
-    start = (sizes.cumsum(0) - sizes)[label[order]]
-    own = torch.arange(n, device=device) - start
-    draw = torch.rand(n, dtype=torch.float64, generator=generator, device=device)
-    other = (draw * (size - 1)).long().clamp_max_(size - 2).clamp_min_(0)
-    other = torch.where(size > 1, other + (other >= own), own)
-    partner = torch.empty_like(order)
-    partner[order] = order[start + other]
-    rows = torch.arange(n, device=device)
-    blocks = row_blocks(n, _BLOCK_NUMBERS // view.x.shape[1])
-    squared = torch.cat([view.pair_distances(rows[block], partner[block]).double() for block in blocks])
-    m = sizes[label].double()
-    return squared.clamp_min_(0.0) * (0.5 * (m - 1) / m)

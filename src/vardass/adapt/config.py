@@ -21,7 +21,7 @@ from vardass.adapt.devices import check_device
 from vardass.adapt.networks import NETWORK_NAMES, pretrained_source
 from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
-from vardass.adapt.strata_updater import POLICY_NAMES, ClassAligner, make_policy
+from vardass.adapt.strata_updater import ClassAligner
 from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
@@ -180,18 +180,11 @@ class RunConfig(BaseModel):
         "discriminator_weight_decay (those of the network by default).",
     )
     refresh_every: Annotated[
-        int | str, _checked(_count_or_name, names=POLICY_NAMES, low=0, remedy="0 never refreshes")
+        int | Literal["growing"], _checked(_count_or_name, names=("growing",), low=0, remedy="0 never refreshes")
     ] = Field(
         "growing",
-        description="When strata are recomputed: every so many steps (100 in the paper; 0 is never); growing, less and "
-        "less often (in 2,000 steps 12 refreshes, as good as 20 at equal distances); or drift, when the features "
-        "have moved.",
-        json_schema_extra={
-            "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "examples": list(POLICY_NAMES)}]
-        },
-    )
-    refresh_options: Options = Field(
-        default_factory=dict, description="Options of growing or drift, such as first or threshold."
+        description="When strata are recomputed: every so many steps (100 in the paper; 0 is never), or growing: less "
+        "and less often (in 2,000 steps 12 refreshes, as good as 20 at equal distances).",
     )
     feature_source: Annotated[str, _one_of("bank", "full")] = Field(
         "bank",
@@ -244,7 +237,6 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> RunConfig:
-        make_policy(self)
         ClassAligner.check(self)
         check_optimiser_options(self.optimiser, self.optimiser_options)
         for group in ("algorithm_options", "network_options"):

@@ -19,10 +19,8 @@ from vardass.analysis.doctor import Limits, strata_leave
 from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
-from vardass.refresh import FeatureBank, Refresher, RefreshEvery, RefreshPolicy, Timer
+from vardass.refresh import FeatureBank, GrowingRefresh, Refresher, RefreshEvery, RefreshPolicy, Timer
 from vardass.refresh.feature_extraction import evaluation_mode
-from vardass.refresh.policies import POLICIES
-from vardass.registry import check_options
 from vardass.samplers.class_alignment import EXPLAINED, align_classes, explained_by_shares
 from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 
-POLICY_NAMES = tuple(name for name in POLICIES if name != "every")
-
 _LARGE = 32_768  # samples from which strata take seconds: there it is measured first whether they can help
 _MIN_MOVEMENT = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
 _REFERENCE_ROWS = 2048  # of a feature bank that estimator reference looks at; of a larger bank so many are drawn
@@ -41,18 +37,9 @@ _REFERENCE_ROWS = 2048  # of a feature bank that estimator reference looks at; o
 
 def make_policy(config: RunConfig) -> RefreshPolicy:
     """Policy of a run; strata of inputs are made once."""
-    name = config.refresh_every
-    kind = POLICIES[name if isinstance(name, str) else "every"]
-    check_options(f"refresh_every {name!r}", config.refresh_options, kind, without=("period",))
-    period = {} if isinstance(name, str) else {"period": name}
-    made = kind(**period, **config.refresh_options)
-    if made.observes_drift and config.feature_source != "bank":
-        raise InputError(
-            f"refresh_every={name!r} compares batches with a bank, got feature_source={config.feature_source!r}; use "
-            "feature_source='bank', or another refresh_every",
-            field="feature_source",
-        )
-    return RefreshEvery(0) if find_sampler(config.sampler).of_inputs else made
+    if find_sampler(config.sampler).of_inputs:
+        return RefreshEvery(0)
+    return GrowingRefresh() if isinstance(config.refresh_every, str) else RefreshEvery(config.refresh_every)
 
 
 # --- classes ------------------------------------------------------------------------------------------
@@ -174,8 +161,6 @@ class StrataUpdater:
             if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
         }
         self.classes = ClassAligner(config, algorithm, streams) if config.class_shares == "uniform" else None
-        # nobody looks at the banks before the next refresh
-        self._only_keeps = not (policy.observes_drift or algorithm.uses_banks)
         self._rows: dict[str, Tensor] = {}  # of the banks, as `with_banks` hands them on
         self.refresher = Refresher(
             policy,
@@ -255,15 +240,11 @@ class StrataUpdater:
                 with evaluation_mode(self.algorithm), torch.no_grad(), self.config.autocast(self.device):
                     found = self.algorithm.features(draws[name].batch.x)
             if found is not None:
-                draw, whole = draws[name], self.processes.whole(found)
-                source = self.refresher.sources[name]
-                if self.processes.is_first and isinstance(source, FeatureBank):
-                    if self._only_keeps:
-                        source.keep(draw.rows, whole)
-                        continue
-                    self.refresher.observe(name, draw.rows, whole, weights=draw.batch.weights)
-                elif self.algorithm.uses_banks:
-                    self.banks[name].update(draw.rows, whole)
+                rows, whole = draws[name].rows, self.processes.whole(found)
+                if self.algorithm.uses_banks:
+                    self.banks[name].update(rows, whole)
+                elif self.processes.is_first:  # nobody looks at the bank before the next refresh
+                    self.banks[name].keep(rows, whole)
 
     def with_banks(self, draws: dict[str, Draw], step: int) -> dict[str, Draw]:
         """Give each batch the bank of its domain, where the loss looks at it, weighted as batches are drawn."""

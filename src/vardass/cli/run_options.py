@@ -23,7 +23,7 @@ _METHOD, _TRAINING, _MACHINE = "Method", "Training", "Machine"
 _PANELS = {
     _METHOD: (
         "algorithm algorithm_options sampler sampler_options network network_options class_shares class_options "
-        "refresh_every refresh_options feature_source"
+        "refresh_every feature_source"
     ),
     _MACHINE: ("cache_embeddings tensorboard precision device devices workers eval_batch_size"),
 }  # all others are about training

@@ -122,9 +122,7 @@ def seconds_of(spec: RunSpec) -> float:
     Trainer(config.changed(steps=1), splits).run()  # whatever is compiled on first use does not count
     spent = Trainer(config, splits).run().seconds
     policy = make_policy(whole)
-    # how often a policy that observes the drift will refresh is not known: as often as the paper
-    due = [step % 100 == 0 if policy.observes_drift else policy.due(step) for step in range(whole.steps)]
-    refreshes = max(1, sum(due))
+    refreshes = max(1, sum(map(policy.due, range(whole.steps))))
     passes = 1 if whole.feature_source == "bank" else refreshes
     times = {"features": passes, "solver": refreshes, "evaluation": math.ceil(whole.steps / whole.eval_every)}
     return sum(seconds * times.get(part, whole.steps / config.steps) for part, seconds in spent.items())

@@ -2,11 +2,10 @@
 
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.feature_extraction import extract_features
-from vardass.refresh.policies import DriftRefresh, GrowingRefresh, RefreshEvery, RefreshPolicy
+from vardass.refresh.policies import GrowingRefresh, RefreshEvery, RefreshPolicy
 from vardass.refresh.refresher import Refresher, Timer
 
 __all__ = [
-    "DriftRefresh",
     "FeatureBank",
     "GrowingRefresh",
     "RefreshEvery",

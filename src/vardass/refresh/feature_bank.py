@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import as_kernel
 from vardass.refresh.feature_extraction import as_device, extract_features
-from vardass.validate import ArrayLike, as_features, as_weights, check_count, check_state
+from vardass.validate import ArrayLike, as_features, check_count, check_state
 
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 _KEPT = 64  # batches that are written together
 
 
@@ -46,8 +44,6 @@ class FeatureBank:
         self.device = as_device(device)
         self._rows: Tensor | None = None
         self._is_known = torch.zeros(self.n, dtype=torch.bool, device=self.device)  # whether a row has features
-        self._is_renewed = torch.zeros_like(self._is_known)  # whether it was written since the last `mark`
-        self._has_mark = False
         self._kept: list[tuple[Tensor, Tensor]] = []  # batches that are still to be written
 
     def update(self, indices: ArrayLike | list[int], features: ArrayLike) -> None:
@@ -95,7 +91,7 @@ class FeatureBank:
         z = z.float() if z.element_size() > 4 else z  # the smaller one travels
         # index_copy_ lets any of several equal indices win: hand it the last row for all of them
         self._rows.index_copy_(0, rows, self._here(z).float().index_select(0, _last_occurrence(rows)))
-        self._is_known[rows] = self._is_renewed[rows] = True
+        self._is_known[rows] = True
 
     def _here(self, x: Tensor) -> Tensor:
         # the one transfer; towards the CPU it must wait, or the host would read before the copy is done
@@ -112,45 +108,6 @@ class FeatureBank:
             )
         return self._rows
 
-    def mark(self) -> None:
-        """Remember that strata were made from the present rows, for `drift`."""
-        self._write_kept()
-        self._is_renewed.fill_(False)
-        self._has_mark = True
-
-    @torch.no_grad()
-    def drift(
-        self,
-        indices: ArrayLike | list[int],
-        features: ArrayLike,
-        *,
-        kernel: Any = None,
-        weights: ArrayLike | None = None,
-    ) -> Tensor:
-        """How far a batch has moved from its stored rows, Σ_h w_h |φ_new - φ_bank|²; ask **before** `update`.
-
-        After a `mark` only rows count that have not been updated since. If no row counts the result is NaN, which
-        `DriftRefresh` ignores. A bank that is updated more slowly than the features move keeps a high drift after a
-        refresh; the remedy is `fill`. ``kernel`` is a fitted one with the feature map φ, None for the features
-        themselves; ``weights`` (b,) are those of the batch, None for equal ones.
-        """
-        z = as_features(features, check_finite=False)
-        rows = _as_rows(indices, len(z), self.n)
-        fitted = as_kernel("linear" if kernel is None else kernel)
-        self._write_kept()
-        if self._rows is None:
-            return torch.full((), math.nan, device=self.device, dtype=torch.float32)
-        if z.shape[1] != self.d:
-            raise InputError(f"features have {z.shape[1]} columns, the bank holds d={self.d}")
-        rows, z = self._here(rows), self._here(z).float()
-        squared = fitted.paired_distances(z, self._rows.index_select(0, rows))
-        w = as_weights(weights, len(z), squared)
-        counts = self._is_known[rows]
-        if self._has_mark:
-            counts = counts & ~self._is_renewed[rows]
-        w = counts.to(squared) if w is None else w * counts
-        return torch.where(counts, w * squared, 0.0).sum() / w.sum()
-
     def state_dict(self) -> dict[str, Any]:
         """The bank's tensors, not copies of them, and plain numbers, as for ``nn.Module``."""
         self._write_kept()
@@ -160,8 +117,6 @@ class FeatureBank:
             "d": self.d,
             "rows": self._rows,
             "is_known": self._is_known,
-            "is_renewed": self._is_renewed,
-            "has_mark": self._has_mark,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -177,8 +132,6 @@ class FeatureBank:
         self._rows = None if rows is None else rows.to(self.device, torch.float32, copy=True)
         self.d = self.d if state["d"] is None else state["d"]
         self._is_known.copy_(state["is_known"])
-        self._is_renewed.copy_(state["is_renewed"])
-        self._has_mark = state["has_mark"]
 
 
 def _as_rows(indices: ArrayLike | list[int], count: int, n: int) -> Tensor:

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError, VardassWarning
-from vardass.kernels import Kernel, as_kernel, fitted_kernel
 from vardass.processes import Peers, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
 from vardass.validate import ArrayLike, as_features, check_number, check_state
-from vardass.variance import variance_within
 
 FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 
@@ -97,12 +95,11 @@ class Refresher:
         the others, whose own might differ by rounding; every process has to call `step`. False leaves this out.
     group : ProcessGroup, optional
         Of ``torch.distributed``: each source then gives the features of this process's own rows, and strata are those
-        of `stratify_over_processes`. Only for `StratifiedBatchSampler` and policies that go by time; not with
-        ``groups`` or ``min_movement``.
+        of `stratify_over_processes`. Only for `StratifiedBatchSampler`; not with ``groups`` or ``min_movement``.
     min_movement : float
         Skip a sampler whose features have moved by less than this share of their spread since its last refresh,
-        Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples, under policies that go by time and without new ``groups``. At
-        0.001 the variance of the losses was up to 4 % above that of a new plan, at 0.01 up to 21 %.
+        Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples, unless there are new ``groups``. At 0.001 the
+        variance of the losses was up to 4 % above that of a new plan, at 0.01 up to 21 %.
 
     Examples
     --------
@@ -158,18 +155,15 @@ class Refresher:
             if isinstance(source, FeatureBank) and n is not None and n != source.n and group is None:
                 raise InputError(f"sampler {name!r} has n={n}, its bank n={source.n}; use the same data set")
         warn_of_equal_seeds(self.samplers)
-        self._kernels: dict[str, Kernel | None] = {}
-        self._scales: dict[str, float] = {}
         self._seen: dict[str, Tensor] = {}  # some rows of the features that samplers were refreshed from
 
     def _check_own_rows(self) -> None:
         """Refuse what needs the features of all samples on one process."""
         what = "groups" if self.groups is not None else f"min_movement={self.min_movement}" if self.min_movement else ""
-        if what or self.policy.observes_drift:
-            what = what or type(self.policy).__name__
+        if what:
             raise InputError(
-                f"group= leaves the features on their processes, but {what} needs all of them on one; use a policy "
-                "that goes by time, such as RefreshEvery(100), without groups and min_movement, or gather the features"
+                f"group= leaves the features on their processes, but {what} needs all of them on one; leave it out, or "
+                "gather the features"
             )
         for name, sampler in self.samplers.items():
             if getattr(sampler, "needs_features", True) and not hasattr(sampler, "refresh_over_processes"):
@@ -186,10 +180,7 @@ class Refresher:
         ``"<name>/uniform_variance"`` and ``"<name>/reduction"``.
         """
         log: dict[str, Any] = {"step": step}
-        due = self.policy.due(step)  # a policy that observes is asked at every step
-        if self.policy.observes_drift:  # by time all processes have the same answer
-            due = self._agreed(due)
-        if due or now:
+        if now or self.policy.due(step):
             groups = self._new_groups(step)
             for name, sampler in self.samplers.items():
                 if getattr(sampler, "needs_features", True):
@@ -199,10 +190,6 @@ class Refresher:
     @property
     def _peers(self) -> Peers | None:
         return Peers() if self.share and process_group() is not None else None
-
-    def _agreed(self, answer: bool) -> bool:
-        """The answer of the first process, on all."""
-        return answer if self._peers is None else bool(self._peers.from_first(lambda: answer))
 
     def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
         if self.groups is None or (self._peers is not None and not self._peers.is_first):
@@ -219,8 +206,8 @@ class Refresher:
         with self.timer("features"):
             features = source.features() if isinstance(source, FeatureBank) else source()
             skipped = self._stands_still(name, features) and not groups
-            if self.min_movement:
-                skipped = self._agreed(skipped)
+            if self.min_movement and self._peers is not None:  # rounding differs between processes
+                skipped = bool(self._peers.from_first(lambda: skipped))
         if skipped:
             self.timer.add("skipped", 0.0)
             spent = self.timer.seconds["features"] - before.get("features", 0.0)
@@ -238,10 +225,6 @@ class Refresher:
                 sampler.refresh(features, **groups)
             else:
                 _refresh_all_processes(self._peers, sampler, features, groups)
-            if self.policy.observes_drift:
-                self._take_scale(name, as_features(features))
-        if isinstance(source, FeatureBank):
-            source.mark()
         if self.min_movement:
             self._seen[name] = _some_rows(features).clone()
         parts = ("features", "solver")
@@ -253,7 +236,7 @@ class Refresher:
 
     def _stands_still(self, name: str, features: ArrayLike) -> bool:
         seen = self._seen.get(name)
-        if not self.min_movement or seen is None or self.policy.observes_drift:
+        if not self.min_movement or seen is None:
             return False
         z = _some_rows(features)
         if z.shape != seen.shape:
@@ -261,63 +244,15 @@ class Refresher:
         spread = (z - z.mean(0)).double().square().sum()
         return bool((z - seen.to(z)).double().square().sum() < self.min_movement * spread)
 
-    def _take_scale(self, name: str, features: Tensor) -> None:
-        """Measure the variance within the strata of a sampler, or of its plan; of all samples where it has none."""
-        strata = getattr(self.samplers[name], "strata", None)
-        weights, labels = None, getattr(self.samplers[name], "plan_labels", None)
-        if strata is not None:
-            weights, labels = strata.exact_weights, strata.labels
-        elif labels is None:
-            labels = torch.zeros(len(features), dtype=torch.long, device=features.device)
-        self._fit_kernel(name, features)
-        self._scales[name] = variance_within(features, labels, kernel=self._kernels[name], weights=weights)
-
-    def _fit_kernel(self, name: str, features: Tensor) -> None:
-        kernel = getattr(self.samplers[name], "kernel", None)
-        self._kernels[name] = None if kernel is None else fitted_kernel(kernel, features)
-
-    def observe(
-        self, name: str, indices: ArrayLike | list[int], features: ArrayLike, *, weights: ArrayLike | None = None
-    ) -> None:
-        """Store the features of a trained batch in the bank of sampler ``name``, and note their drift.
-
-        The drift is in the sampler's kernel, relative to the variance within its strata at the last refresh.
-        """
-        bank = self.sources.get(name)
-        if not isinstance(bank, FeatureBank):
-            banks = [key for key, source in self.sources.items() if isinstance(source, FeatureBank)]
-            raise InputError(f"no feature bank named {name!r}; there are {banks or 'none'}")
-        if self.policy.observes_drift and name in self._scales:
-            if name not in self._kernels:  # a state was loaded that holds the scale, not the kernel
-                self._fit_kernel(name, bank.features())
-            drift = bank.drift(indices, features, kernel=self._kernels[name], weights=weights)
-            self.policy.observe(drift / self._scales[name])
-        bank.update(indices, features)
-
     def state_dict(self) -> dict[str, Any]:
-        """State of the policy, the timer and the fitted kernels; samplers and banks have their own."""
-        return {
-            "policy": self.policy.state_dict(),
-            "timer": self.timer.state_dict(),
-            "scales": dict(self._scales),
-            "kernels": {name: kernel.state() for name, kernel in self._kernels.items() if kernel is not None},
-            "seen": dict(self._seen),
-        }
+        """State of the timer, and what tells whether features have moved; samplers and banks have their own."""
+        return {"timer": self.timer.state_dict(), "seen": dict(self._seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from where ``state`` was taken."""
         check_state(state, self, self.state_dict())
-        if not {*state["scales"], *state["kernels"]} <= self.samplers.keys():
-            raise InputError(f"the state is of samplers {sorted(state['scales'])}, here are {sorted(self.samplers)}")
-        self.policy.load_state_dict(state["policy"])
         self.timer.load_state_dict(state["timer"])
-        self._scales, self._seen, self._kernels = dict(state["scales"]), dict(state["seen"]), {}
-        for name, part in state["kernels"].items():
-            device = getattr(self.sources[name], "device", None)  # that of a bank: files are read on the CPU
-            part = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in part.items()}
-            kernel = as_kernel(self.samplers[name].kernel).with_state(part)
-            if kernel.is_fitted:  # another is fitted at the next drift
-                self._kernels[name] = kernel
+        self._seen = dict(state["seen"])
 
 
 def _refresh_all_processes(peers: Peers, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:

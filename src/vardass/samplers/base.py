@@ -55,7 +55,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
     at a time. Its state, the same on every process, is the present chunk and what the last refresh found. A subclass
     has ``_make_chunk``, and ``_fit``, ``_extra_state`` and ``_load_extra_state`` if it takes something from features.
-    `Refresher` logs an attribute ``strata``, a `Strata` or None, and measures drift in ``kernel``.
+    `Refresher` logs an attribute ``strata``, a `Strata` or None.
 
     Parameters
     ----------

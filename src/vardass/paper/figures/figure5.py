@@ -21,13 +21,12 @@ from torch import Tensor
 from vardass.kernels import Kernel, as_kernel
 from vardass.paper.figures import Claim, FigureResult
 from vardass.paper.figures.figure4 import small_trainer, source_features
-from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, SKY, VERMILION, style_axes
-from vardass.refresh import DriftRefresh, GrowingRefresh, RefreshEvery, RefreshPolicy
+from vardass.plots import BLACK, BLUE, GREY, INK, ORANGE, VERMILION, style_axes
+from vardass.refresh import GrowingRefresh, RefreshEvery, RefreshPolicy
 from vardass.samplers import OrderedBatchSampler
 from vardass.samplers.base import derive_seed
 from vardass.solvers import stratify
 from vardass.validate import Progress, silent
-from vardass.variance import variance_within
 from vardass.view import ExactView
 
 if TYPE_CHECKING:
@@ -39,7 +38,8 @@ __all__ = ["figure5"]
 BATCH_SIZE = 32
 LOST = 0.05  # a schedule does negligible harm where it loses no more than this share of what refreshing gains
 NEVER = "never again"
-POLICIES = ("growing T", "on drift")
+GROWING = "growing T"
+EVENLY = "growing T, evenly"  # as many refreshes at equal distances
 
 _EVERY = 5  # steps between recorded features
 _STRATA = "dynamic-kmeans"  # the paper's solver
@@ -51,7 +51,6 @@ _OURS = {
     "min-sum": (BLUE, "s"),
     "ordered": (VERMILION, "D"),
     "growing T": (ORANGE, "^"),
-    "on drift": (SKY, "v"),
     NEVER: (GREY, "o"),
 }
 
@@ -117,23 +116,11 @@ class FeatureHistory:
         return self._made[maker, place]
 
     def places(self, policy: RefreshPolicy) -> list[int]:
-        """Where a policy refreshes: at the recorded step that follows one at which it is due.
-
-        A policy that goes by drift observes the exact drift, at recorded steps only.
-        """
-        found: list[int] = []
-        scale = 1.0
-        for place, step in enumerate(self.steps):
-            z, before = self.features[place], self.steps[place - 1] if place else step - 1
-            if policy.observes_drift:
-                kernel, before = self.kernel.fit(z), step - 1
-                if found:  # the mean over all samples is what the drift of a weighted batch estimates
-                    policy.observe(kernel.paired_distances(z, self.features[found[-1]]).mean() / scale)
-            if any(policy.due(due) for due in range(before + 1, step + 1)):
-                found.append(place)
-                if policy.observes_drift:
-                    scale = variance_within(z, self.make(_STRATA, place)[0], kernel=kernel)
-        return found
+        """Where a policy refreshes: at the recorded step that follows one at which it is due."""
+        before = [-1, *self.steps]
+        return [
+            place for place, step in enumerate(self.steps) if any(map(policy.due, range(before[place] + 1, step + 1)))
+        ]
 
 
 def record_training(seed: int, *, steps: int, lr: float, progress: Progress) -> FeatureHistory:
@@ -161,27 +148,21 @@ class Way(NamedTuple):
 
 
 def _ways(history: FeatureHistory, periods: Sequence[int], usual: int) -> list[Way]:
-    """The paper's strata at each period; others, next to the paper's at the ``usual`` one; policies."""
+    """The paper's strata at each period; others, next to the paper's at the ``usual`` one; a growing T."""
     at = {period: history.places(RefreshEvery(period)) for period in (*periods, usual)}
-    # told the drift of all samples, not of a batch: there is no noise for a longer window to smooth
-    policies = dict(zip(POLICIES, (GrowingRefresh(), DriftRefresh(window=1)), strict=True))
-    found = {name: history.places(policy) for name, policy in policies.items()}
+    growing = history.places(GrowingRefresh())
     return [
         *(Way(f"T = {period}", at[period]) for period in periods),
         *(Way(f"{maker}, T = {usual}", at[usual], maker) for maker in ("min-sum", "ordered")),
-        *(Way(name, places) for name, places in found.items()),
+        Way(GROWING, growing),
         Way(NEVER, [0]),
-        *(Way(_evenly(name), evenly_spaced(len(places), len(history.steps))) for name, places in found.items()),
+        Way(EVENLY, evenly_spaced(len(growing), len(history.steps))),
     ]
 
 
 def evenly_spaced(count: int, recorded: int) -> list[int]:
     """As many of the recorded steps, in equal distances."""
     return [i * recorded // count for i in range(count)]
-
-
-def _evenly(name: str) -> str:
-    return f"{name}, evenly"
 
 
 def follow(ways: Sequence[Way], history: FeatureHistory, *, progress: Progress = silent) -> pd.DataFrame:
@@ -250,12 +231,11 @@ def claims(numbers: pd.DataFrame, fixed: Sequence[str], usually: str) -> tuple[C
     """What the paper says on the effect of T and what we add, and whether it held."""
     ways = summarise(numbers)
     later = ways.loc[list(fixed[1:])]
-    usual, growing = ways.loc[usually], ways.loc["growing T"]
+    usual, growing = ways.loc[usually], ways.loc[GROWING]
     # two standard errors of a mean over as many solutions of the solver as the way has refreshes
     slack = 2.0 * solver_noise(numbers, fixed[0]) / np.sqrt(later.refreshes * numbers.seed.nunique())
     first, last = slack.iloc[0], slack.iloc[-1]
     rising = ways.aged[list(fixed)].pct_change().iloc[1:] > -slack
-    even = ways.aged[[_evenly(name) for name in POLICIES]].set_axis(POLICIES)
 
     def listed(*columns: str) -> str:
         shown = later[list(columns)].itertuples()
@@ -285,23 +265,11 @@ def claims(numbers: pd.DataFrame, fixed: Sequence[str], usually: str) -> tuple[C
             "many refreshes at equal distances",
             bool(
                 growing.refreshes < usual.refreshes
-                and lost(ways, "growing T") - lost(ways, usually) <= LOST
-                and growing.aged < even["growing T"]
+                and lost(ways, GROWING) - lost(ways, usually) <= LOST
+                and growing.aged < ways.aged[EVENLY]
             ),
             f"{growing.refreshes:.0f} refreshes instead of {usual.refreshes:.0f}; lost "
-            + ", ".join(
-                f"{100.0 * lost(ways, name):.1f} % ({name})" for name in ("growing T", _evenly("growing T"), *fixed[1:])
-            ),
-        ),
-        Claim(
-            "each policy ages less than as many refreshes at equal distances",
-            bool((ways.aged[list(POLICIES)] < even).all()),
-            ", ".join(
-                f"{_percent(ways.aged[name])} against {_percent(even[name])} ({name}, {ways.refreshes[name]:.3g} "
-                "refreshes)"
-                for name in POLICIES
-            ),
-            source="ours",
+            + ", ".join(f"{100.0 * lost(ways, name):.1f} % ({name})" for name in (GROWING, EVENLY, *fixed[1:])),
         ),
     )
 
@@ -339,7 +307,7 @@ def _draw(figure: Figure, numbers: pd.DataFrame, fixed: Sequence[str]) -> None:
 
 
 def _draw_cost(axes: Axes, ways: pd.DataFrame, fixed: Sequence[str], looks: dict[str, tuple[str, str]]) -> None:
-    """Refreshes against mean age, each policy joined to as many refreshes at equal distances; lower is better."""
+    """Refreshes against mean age, a growing T joined to as many at equal distances; lower is better."""
     refreshes, age = ways.refreshes, 100.0 * (ways.aged - 1.0)
     joined = [NEVER, *reversed(fixed)]
     axes.plot(refreshes[joined], age[joined], color=GREY, linewidth=1.0)
@@ -348,18 +316,17 @@ def _draw_cost(axes: Axes, ways: pd.DataFrame, fixed: Sequence[str], looks: dict
         place, offset = (refreshes[name], age[name]), (5, 5 + 11 * (number % 2))  # in turns: they are close
         axes.plot(*place, marker, color=colour, markersize=7, markeredgecolor="white")
         axes.annotate(name, place, offset, textcoords="offset points", fontsize=8.5, color=INK)
-    for name in POLICIES:
-        colour, marker = looks[name]
-        x, y = [refreshes[name]] * 2, [age[name], age[_evenly(name)]]
-        axes.plot(x, y, color=colour, linewidth=1.2)
-        axes.plot(x[:1], y[:1], marker, color=colour, markersize=9, markeredgecolor="white", label=name)
-        axes.plot(x[1:], y[1:], marker, color=colour, markersize=7, markerfacecolor="white", label=_evenly(name))
+    colour, marker = looks[GROWING]
+    x, y = [refreshes[GROWING]] * 2, [age[GROWING], age[EVENLY]]
+    axes.plot(x, y, color=colour, linewidth=1.2)
+    axes.plot(x[:1], y[:1], marker, color=colour, markersize=9, markeredgecolor="white", label=GROWING)
+    axes.plot(x[1:], y[1:], marker, color=colour, markersize=7, markerfacecolor="white", label=EVENLY)
     axes.set_xscale("log")
     ticks = [1, 2, 5, 10, 20, 50, 100, 200]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(0.7, 3.0 * refreshes[fixed[0]])
-    axes.set_ylim(bottom=min(0.0, 1.2 * age[[*joined, *POLICIES, *map(_evenly, POLICIES)]].min()))
+    axes.set_ylim(bottom=min(0.0, 1.2 * age[[*joined, GROWING, EVENLY]].min()))
     axes.set_xlabel("refreshes in the run (log scale)")
     axes.set_ylabel("aged by, mean of the run, %")
     axes.set_title("what a refresh buys", loc="left", fontsize=11, fontweight="bold")
