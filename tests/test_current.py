@@ -59,4 +59,4 @@ def test_tables_say_what_they_leave_out(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("name", ["regression", "tensorboard"])
 def test_switches_are_true_or_false(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} must be true or false, got 'maybe'"):
-        RunConfig.from_dict({name: "maybe"})
+        RunConfig(**{name: "maybe"})

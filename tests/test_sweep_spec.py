@@ -84,7 +84,7 @@ def test_counts(
 
 def test_configs_are_complete_and_usable(tmp_path: Path) -> None:
     for run in load(tmp_path, BASE).runs():
-        config = RunConfig.from_dict(run.config)
+        config = RunConfig(**run.config)
         assert config.to_dict() == run.config
         assert (config.steps, config.network) == (20, "mlp")
         assert RunSpec(**json.loads(json.dumps(asdict(run)))) == run

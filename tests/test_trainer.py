@@ -41,7 +41,7 @@ SPLITS = watch_splits()
 def config(**changes: Any) -> RunConfig:
     if changes.get("algorithm") == "arm":  # batches are smaller here than DomainBed's support sets
         changes = {"algorithm_options": {"support_size": 6}, **changes}
-    return RunConfig.from_dict({**SMALL, "steps": 5, "eval_every": 5, "refresh_every": 2, **changes})
+    return RunConfig(**{**SMALL, "steps": 5, "eval_every": 5, "refresh_every": 2, **changes})
 
 
 def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -443,7 +443,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
 
 def test_settings_come_back_and_wrong_ones_are_named() -> None:
     settings = resumable(algorithm="coral")
-    assert RunConfig.from_dict(settings.to_dict()) == settings
+    assert RunConfig(**settings.to_dict()) == settings
     for wrong, said in (
         ({"batchsize": 3}, "did you mean 'batch_size'"),
         ({"algorithm": "corall"}, "did you mean 'coral'"),
@@ -455,7 +455,7 @@ def test_settings_come_back_and_wrong_ones_are_named() -> None:
         ({"sampler_options": 3}, "sampler_options: input should be a valid dictionary, got 3"),
     ):
         with pytest.raises(InputError, match=said):
-            RunConfig.from_dict(wrong)
+            RunConfig(**wrong)
 
 
 def test_samplers_follow_the_algorithm_and_check_their_options() -> None:

@@ -227,7 +227,7 @@ def image_splits(count: int = 60) -> TaskSplits:
 @pytest.mark.parametrize("changes", [{"algorithm": "mmd"}, {"algorithm": "cdan+sdat", "sampler": "kmeans-inputs"}])
 def test_cached_embeddings_change_nothing_but_the_time(changes: dict[str, Any], tmp_path: Path) -> None:
     splits = image_splits()
-    settings = RunConfig.from_dict({**FROZEN, **changes, "cache_embeddings": True})
+    settings = RunConfig(**{**FROZEN, **changes, "cache_embeddings": True})
     cached, plain = Trainer(settings, splits, tmp_path), Trainer(settings.changed(cache_embeddings=False), splits)
     calls: list[int] = []
     assert cached.backbone is not None
@@ -254,7 +254,7 @@ def test_embeddings_are_cached_only_where_they_stay_the_same() -> None:
     splits = image_splits()
 
     def backbone(cache: bool | str, **changes: Any) -> Any:
-        return Trainer(RunConfig.from_dict({**FROZEN, **changes, "cache_embeddings": cache}), splits).backbone
+        return Trainer(RunConfig(**{**FROZEN, **changes, "cache_embeddings": cache}), splits).backbone
 
     assert backbone("auto") is not None
     assert backbone(False) is None

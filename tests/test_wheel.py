@@ -159,7 +159,6 @@ def test_three_lines_run_with_torch_and_numpy_alone(alone):
 WITHOUT = {
     "from vardass.adapt import Trainer": "adapt",
     "from vardass.data.audio import AudioDataset; AudioDataset(['a.wav'])": "audio",
-    "from vardass.data import load_task; load_task('digits', 'mnist->optdigits')": "digits",
     "import vardass.lab.tables": "lab",
     "from vardass.integrations.transformers import RefreshCallback": "huggingface",
     "from vardass.integrations.lightning import RefreshCallback": "lightning",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -89,9 +89,7 @@ class RunConfig(BaseModel):
     --------
     >>> RunConfig(algorithm="coral", steps=10).sampler
     'balanced'
-    >>> RunConfig(optimizer="sgd").optimiser
-    'sgd'
-    >>> RunConfig.from_dict({"step": 10})
+    >>> RunConfig(step=10)
     Traceback (most recent call last):
     vardass.errors.InputError: unknown setting 'step'; did you mean 'steps'? known: ...
     """
@@ -169,9 +167,7 @@ class RunConfig(BaseModel):
     weight_decay: Annotated[float, Field(ge=0.0), _checked(check_number, low=0.0)] = Field(
         0.0, description="Weight decay of all parameters."
     )
-    optimiser: Annotated[str, _one_of("adam", "sgd")] = Field(
-        "adam", description="Optimiser of all parameters; optimizer is understood too."
-    )
+    optimiser: Annotated[str, _one_of("adam", "sgd")] = Field("adam", description="Optimiser of all parameters.")
     optimiser_options: Options = Field(
         default_factory=dict,
         description="Options of the optimiser: betas of adam (0.9 and 0.999; DomainBed's 0.5 and 0.9 for adversaries "
@@ -226,7 +222,6 @@ class RunConfig(BaseModel):
     seed: CountFromZero = Field(0, description="Determines the whole run.")
 
     def __init__(self, **settings: Any) -> None:
-        settings = _one_spelling(settings)
         for name in settings:
             if name not in type(self).model_fields:
                 raise unknown("setting", name, type(self).model_fields)
@@ -299,11 +294,6 @@ class RunConfig(BaseModel):
         return settings
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> RunConfig:
-        """Make a configuration from settings by name; those that are absent have their defaults."""
-        return cls(**settings)
-
-    @classmethod
     def recommended(cls, **settings: Any) -> RunConfig:
         """Settings of ``vardass adapt``, unless given: chosen on some data sets and measured on others.
 
@@ -344,16 +334,7 @@ class RunConfig(BaseModel):
     def changed(self, **settings: Any) -> RunConfig:
         """A copy with other settings; those that were never given follow them, such as the rate the network."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**{**given, **_one_spelling(settings)})
-
-
-def _one_spelling(settings: dict[str, Any]) -> dict[str, Any]:
-    if "optimizer" not in settings:
-        return settings
-    if "optimiser" in settings:
-        both = f"optimiser={settings['optimiser']!r} and optimizer={settings['optimizer']!r}"
-        raise InputError(f"{both} are one setting; give one", field="optimiser")
-    return {"optimiser" if name == "optimizer" else name: value for name, value in settings.items()}
+        return type(self)(**{**given, **settings})
 
 
 @cache

@@ -229,7 +229,7 @@ def load_model(
                 f"the weights {name!r} in {file} are not finite, so the model predicts nothing; its training diverged "
                 "or the file is damaged: train again"
             )
-    config = RunConfig.from_dict(about["config"])
+    config = RunConfig(**about["config"])
     layout = config
     if about["backbone"] is not None and algorithm is None:
         network = backbone_from_config(about["backbone"])  # its weights are in the file

@@ -369,7 +369,7 @@ class Trainer:
 
 def _check(config: Any, splits: Any) -> None:
     if not isinstance(config, RunConfig):
-        raise InputError(f"config must be a RunConfig, got {config!r}; use RunConfig(...) or RunConfig.from_dict(...)")
+        raise InputError(f"config must be a RunConfig, got {config!r}; use RunConfig(...)")
     if not isinstance(splits, TaskSplits):
         raise InputError(f"splits must be TaskSplits, got {splits!r}; use split_task(task, seed=0)")
     if splits.source_train.regression != config.regression:

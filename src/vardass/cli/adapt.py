@@ -93,7 +93,7 @@ def adapt(
     chosen = settings_of(given)
     if chosen.get("selection") == "oracle":
         raise InputError("--selection oracle reads target labels, which adapt never does; use vardass train")
-    early = RunConfig.from_dict(chosen)  # before any data is read
+    early = RunConfig(**chosen)  # before any data is read
     sources, target = [path.expanduser() for path in source], target.expanduser()
     found = find_kind([*sources, target], kind)
     _check_options_of_kind(
@@ -167,7 +167,7 @@ def train(
     """Train on a benchmark task and test the chosen model on target samples that were not trained on."""
     info = find_dataset(dataset)
     chosen = {**info.settings, **settings_of(given)}
-    early = RunConfig.from_dict(chosen)  # before any data is read
+    early = RunConfig(**chosen)  # before any data is read
     root = None if root is None else root.expanduser()
     switches = {"standardise": standardise, "standardised": standardise, "regression": early.regression or None}
     switches = {name: value for name, value in switches.items() if value is not None and name in info.options}
@@ -179,7 +179,7 @@ def train(
     # only images in a folder need what the network wants, which a hub may have to be asked
     wanted = {} if root is None else image_options(dataset, preprocessing_of(early.network, early.network_options))
     loaded = load_task(dataset, task, root, **{**wanted, **loader_options})
-    config = RunConfig.from_dict({"network": NETWORKS[loaded.target.kind], **chosen})
+    config = RunConfig(**{"network": NETWORKS[loaded.target.kind], **chosen})
     if standardise and not getattr(loaded.target.dataset, "scale", None):
         loaded = standardise_task(loaded)
     data = {

@@ -27,11 +27,6 @@ _PANELS = {
     ),
     _MACHINE: ("cache_embeddings tensorboard precision device devices workers eval_batch_size"),
 }  # all others are about training
-_MORE_NAMES = {
-    "algorithm_options": ("--option",),
-    "optimiser": ("--optimizer",),
-    "optimiser_options": ("--optimizer-option",),
-}
 _SCHEMA: dict[str, Any] = RunConfig.model_json_schema()["properties"]
 _TYPES: dict[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str, "object": list[str]}
 _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "network": "network_options"}
@@ -85,7 +80,7 @@ def _option(name: str, schema: Mapping[str, Any], shown: str | None) -> inspect.
     panel = next((panel for panel, names in _PANELS.items() if name in names.split()), _TRAINING)
     parts = _alternatives(schema)
     kind: Any = _TYPES.get(parts[0].get("type", ""), str) if len(parts) == 1 else str  # what only `_value` reads
-    flags = [_flag(name), *_MORE_NAMES.get(name, ())]
+    flags = [_flag(name), *(["--option"] if name == "algorithm_options" else [])]
     if kind is bool:
         flags = [f"{flag}/--no-{flag[2:]}" for flag in flags]
     text = schema.get("description", "").replace("``", "")
@@ -155,7 +150,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         asked[name] = value, typed
 
     for name, value in flags.items():
-        flag = _MORE_NAMES.get(name, (_flag(name),))[0] if _is_group(name) else _flag(name)
+        flag = "--option" if name == "algorithm_options" else _flag(name)
         if isinstance(value, list):
             for option, each in parse_pairs(_flag(name), value).items():
                 ask(f"{name}.{option}", each, f"{flag} {option}={each}")
@@ -196,7 +191,7 @@ def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise InputError(f'it must hold settings by name, such as {{"steps": 100}}, got a {type(found).__name__}')
         refuse_code(found, "it", trust_code=trust_code)
-        RunConfig.from_dict(found)
+        RunConfig(**found)
     except OSError as error:
         raise InputError(f"--config {file} cannot be read: {error.strerror}; give a file of settings") from None
     except UnicodeDecodeError as error:

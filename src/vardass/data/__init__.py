@@ -1,6 +1,6 @@
 """Domains, tasks and their splits; loaders of data sets; and a small data set that comes with the package.
 
-Importing it takes torch and numpy; Pillow, kornia, soundfile, pyarrow, scikit-learn and mlxtend are imported when
+Importing it takes torch and numpy; Pillow, kornia, soundfile, pyarrow and scikit-learn are imported when
 they are needed.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from vardass.data import digits, embedding_tasks, from_paths, watch
+from vardass.data import embedding_tasks, from_paths, watch
 from vardass.data.domains import Task
 from vardass.data.images import ImagePreprocessing
 from vardass.errors import InputError
@@ -70,14 +70,6 @@ _ENTRIES = (
         watch.load_watch_task,
         watch.watch_names,
         {"network": "mlp"},
-    ),
-    DatasetInfo(
-        "digits",
-        "MNIST part and optdigits, 2 pairs",
-        "",
-        "pip install 'vardass[digits]'",
-        digits.load_digits_task,
-        digits.digit_names,
     ),
     DatasetInfo(
         "images",
@@ -154,7 +146,7 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
     task : str
         One of ``task_names(dataset)``.
     root : path, optional
-        Folder of the data set; not needed for watch and digits.
+        Folder of the data set; not needed for watch.
     **options
         Of the loader, such as ``size``, ``cache`` or ``per_hospital``.
 

@@ -81,7 +81,7 @@ def execute(
 
 def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Callable[[], bool] | None) -> Record:
     clock = _Clock(spec, folder, wall_before)
-    config = RunConfig.from_dict(spec.config)
+    config = RunConfig(**spec.config)
     splits = _splits(spec, config)
     trainer = _trainer(config, splits, folder)
     # the trainer keeps what these have beyond the account in a checkpoint
@@ -116,7 +116,7 @@ def _run(spec: RunSpec, folder: Path, attempt: int, wall_before: float, stop: Ca
 
 def seconds_of(spec: RunSpec) -> float:
     """How long a run will take, from what its first steps, its first refresh and an evaluation take."""
-    whole = RunConfig.from_dict(spec.config)
+    whole = RunConfig(**spec.config)
     config = whole.changed(steps=min(_TIMED_STEPS, whole.steps), eval_every=_TIMED_STEPS)
     splits = _splits(spec, config)
     Trainer(config.changed(steps=1), splits).run()  # whatever is compiled on first use does not count

@@ -401,7 +401,7 @@ _ROWS, _BATCH = 128, 8
 def _try_run(config: Mapping[str, Any]) -> None:
     """Refuse settings that no run can have, options that its sampler does not have, and batches that it cannot draw."""
     _once(
-        RunConfig.from_dict,
+        _try_settings,
         {name: v for name, v in config.items() if name not in ("seed", "sampler", "sampler_options")},
     )
     sampler, options = config["sampler"], config["sampler_options"]
@@ -422,6 +422,10 @@ def _once(attempt: Callable[..., object], *given: Any) -> None:
 @lru_cache(maxsize=10_000)
 def _attempted(attempt: Callable[..., object], given: str) -> None:
     attempt(*json.loads(given))
+
+
+def _try_settings(settings: Mapping[str, Any]) -> None:
+    RunConfig(**settings)
 
 
 def _try_algorithm(name: str, options: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ _ELSEWHERE = {
 
 def full_name(key: str, groups: Sequence[str] = _GRID_OPTIONS) -> str:
     """``key`` as a setting's full name; an InputError with the nearest if there is none."""
-    key = {"penalty": "algorithm_options.penalty", "optimizer": "optimiser"}.get(key, key)
+    key = "algorithm_options.penalty" if key == "penalty" else key
     group, dot, option = key.partition(".")
     if dot and group in groups and option:
         return key

@@ -72,7 +72,7 @@ def coral(
     Returns
     -------
     Tensor
-        A scalar, float64 if either input is and else float32.
+        As of ``mmd2``, a scalar.
 
     Examples
     --------

@@ -78,7 +78,7 @@ def figure5(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
             f"{lr:g}, {steps:,} steps with the paper's strata and T = 100 (runs: {runs}). All curves are of the same "
             "runs: the variance of the present strata on the present features of the source domain, every "
             f"{_EVERY} steps (ordered: measured on {_PLANNED} planned batches). Aged by: variance above that of "
-            f"strata made anew every {periods[0]} steps, on the same features. Each policy stands next to as many "
+            f"strata made anew every {periods[0]} steps, on the same features. A growing T stands next to as many "
             "refreshes at equal distances."
         ),
         numbers=numbers,
