@@ -13,13 +13,20 @@ from vardass.data import Domain, Task, TensorInputs, load_task, standardise
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import preparation
 from vardass.errors import InputError, VardassWarning
-from vardass.scaling import scale_columns
+from vardass.scaling import robust_scale, scale_columns
 
 
 def test_standardise_uses_the_reference():
     x = torch.tensor([[0.0, 5.0], [2.0, 5.0]])
     assert standardise(x).tolist() == [[-1.0, 0.0], [1.0, 0.0]]
     assert standardise(torch.tensor([[4.0, 6.0]]), reference=x).tolist() == [[3.0, 1.0]]
+
+
+def test_a_constant_column_has_no_deviation_even_where_its_mean_is_rounded():
+    x = torch.full((1000, 1), 0.1)
+    assert 0.0 < float(x.std(0, correction=0)) < 1e-6  # what is left by rounding
+    assert float(standardise(x).abs().max()) < 1e-6
+    assert robust_scale(x, torch.tensor([[0.1]] * 19 + [[0.5]]))["deviation"] == [1.0]
 
 
 def task_of(source, target):

@@ -21,8 +21,13 @@ def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
     Mean and deviation are those of the rows of ``reference`` (m, d), such as the source domain, if there is one.
     """
     rows = features if reference is None else reference
-    deviation = rows.std(0, correction=0)
+    deviation = _deviations(rows)
     return (features - rows.mean(0)) / torch.where(deviation > 0, deviation, 1.0)
+
+
+def _deviations(rows: Tensor) -> Tensor:
+    """Deviations (d,) of columns; exactly 0 for a constant one, where rounding of the mean would leave some."""
+    return rows.std(0, correction=0) * (rows.amin(0) < rows.amax(0))
 
 
 def robust_scale(reference: Tensor, target: Tensor) -> dict[str, Any]:
@@ -33,7 +38,7 @@ def robust_scale(reference: Tensor, target: Tensor) -> dict[str, Any]:
     target's values keep from their median, it is divided by that distance, and scaled values are cut at ±8. Each column
     is judged by itself, so columns may have different units.
     """
-    deviation = reference.std(0, correction=0)
+    deviation = _deviations(reference)
     some = target[:: -(-len(target) // _MOST_ROWS)]
     apart = (some - some.median(0).values).abs()
     reach = apart.kthvalue(-(-9 * len(apart) // 10), dim=0).values  # a few absurd values do not count

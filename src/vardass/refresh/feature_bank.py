@@ -11,7 +11,6 @@ from vardass.errors import InputError
 from vardass.refresh.feature_extraction import as_device, extract_features
 from vardass.validate import ArrayLike, as_features, check_count, check_state
 
-_STATE_VERSION = 3
 _KEPT = 64  # batches that are written together
 
 
@@ -112,7 +111,6 @@ class FeatureBank:
         """The bank's tensors, not copies of them, and plain numbers, as for ``nn.Module``."""
         self._write_kept()
         return {
-            "bank": _STATE_VERSION,
             "n": self.n,
             "d": self.d,
             "rows": self._rows,
@@ -122,8 +120,6 @@ class FeatureBank:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the rows of another bank of the same n and d."""
         check_state(state, self, self.state_dict())
-        if state["bank"] != _STATE_VERSION:
-            raise InputError(f"the state is of version {state['bank']!r}, this bank of {_STATE_VERSION}; fill it anew")
         if state["n"] != self.n or (None not in (self.d, state["d"]) and state["d"] != self.d):
             raise InputError(
                 f"the state has n={state['n']}, d={state['d']}, the bank n={self.n}, d={self.d}; use one of that size"
