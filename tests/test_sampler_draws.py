@@ -349,7 +349,7 @@ def test_batches_say_which_samples_are_independent_draws(name: str) -> None:
         else:
             assert batch.strata == sampler.strata.labels[batch].tolist()  # type: ignore[attr-defined]
         assert batch.pool == (
-            N if name in ("uniform", "uniform, tail") or name.startswith(("cycling", "one domain")) else None
+            N if name in ("uniform", "uniform, tail") or name.startswith(("cycling", "one domain")) else math.inf
         )
         part = batch[1:3]
         assert (part.strata, part.pool) == (batch.strata[1:3], batch.pool)

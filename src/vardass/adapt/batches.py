@@ -237,8 +237,7 @@ class Stream:
         )
         ids = inputs.domain_ids
         domains = None if ids is None else ids.index_select(0, rows.to(ids.device))
-        pool = math.inf if indices.pool is None and indices.strata is not None else indices.pool
-        return Draw(rows, Batch(x, y, weights, indices.strata, pool, domains=domains, rows=len(rows)))
+        return Draw(rows, Batch(x, y, weights, indices.strata, indices.pool, domains=domains, rows=len(rows)))
 
     @property
     def asks_ahead(self) -> bool:

@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
     weights: Tensor | None = None  # (batch_size,), summing to 1; None for uniform
     tail: Tensor | None = None  # a last, smaller batch
     strata: Tensor | None = None  # (batch_size,), see `IndexBatch`; None where the samples depend on one another
-    pool: int | None = None  # n, where draws from one stratum are without replacement
+    pool: float | None = None  # see `IndexBatch`
 
 
 class MinibatchSampler(Sampler[IndexBatch], ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from typing import Any
 
@@ -245,7 +246,7 @@ class StratifiedBatchSampler(GroupedSampler):
         count = max(1, _DRAWS // self.batch_size) * self.num_replicas
         if strata is None:
             rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
-            return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64))
+            return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64), pool=math.inf)
         q = self.draws_per_stratum
         ids = torch.arange(strata.k).repeat_interleave(q)
         if not self.replacement:
@@ -259,7 +260,7 @@ class StratifiedBatchSampler(GroupedSampler):
         starts = strata.starts.repeat_interleave(q)
         draw = torch.rand(count, self.batch_size, dtype=torch.float64, generator=generator)
         offset = (draw * sizes).long().clamp_max_(sizes - 1)
-        return Chunk(strata.order[starts + offset], self._column_weights, strata=ids)
+        return Chunk(strata.order[starts + offset], self._column_weights, strata=ids, pool=math.inf)
 
     def _settings(self) -> dict[str, Any]:
         given = {name: plain(value) for name, value in self.strata_options.items() if name not in _ONLY_REPORTED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -172,4 +173,4 @@ class UniformBatchSampler(EpochSampler):
             drawn = [group[torch.randint(len(group), size, generator=generator)] for group in self._groups]
             return Chunk(torch.cat(drawn, 1))  # no strata: their weights would have to be the shares of the groups
         rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
-        return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64))
+        return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64), pool=math.inf)

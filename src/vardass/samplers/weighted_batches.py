@@ -28,8 +28,9 @@ class IndexBatch(list[int]):
     strata : list of int or None
         Stratum of each index, 0 for all of a uniform draw: indices of one stratum are independent draws from it, and
         strata are independent of one another. None where that is not so, as in plans, whose rows are coupled.
-    pool : int or None
-        Number of samples of the data set, where draws from one stratum are without replacement.
+    pool : int, inf or None
+        Number of samples of the data set where draws from one stratum are without replacement, ``math.inf`` where they
+        are with replacement, None without ``strata``: what `Batch` takes.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class IndexBatch(list[int]):
         indices: Iterable[int] = (),
         weights: Sequence[float] | None = None,
         strata: Sequence[int] | None = None,
-        pool: int | None = None,
+        pool: float | None = None,
     ) -> None:
         super().__init__(indices)
         self.weights, self.strata, self.pool = weights, strata, pool

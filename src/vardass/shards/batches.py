@@ -15,6 +15,7 @@ read each row group about once. Starts and orders are new in each epoch, and in 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from itertools import islice
@@ -111,7 +112,8 @@ class ShardBatchSampler(MinibatchSampler):
 
     def _weighted(self, rows: Tensor) -> Chunk:
         strata = torch.arange(self.batch_size) if self.cursors == self.batch_size else None
-        return Chunk(rows, self.sizes.double() / self.n, strata=strata)
+        pool = None if strata is None else math.inf
+        return Chunk(rows, self.sizes.double() / self.n, strata=strata, pool=pool)
 
     def _draw(self, step: Tensor, begin: Tensor, generator: torch.Generator) -> Tensor:
         """Rows (m, k) of batches ``step`` (m,), with cursors that began at ``begin`` (c,) and go by random orders."""
