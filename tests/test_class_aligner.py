@@ -81,6 +81,30 @@ def test_both_sides_of_a_batch_have_the_same_classes_from_the_start_on(sampler: 
         SPLITS.target_unlabelled.known_labels()
 
 
+@pytest.mark.parametrize("sampler", ["stratified", "ordered", "balanced"])
+def test_the_task_loss_keeps_the_class_shares_of_the_source(sampler: str) -> None:
+    trainer = Trainer(config(sampler=sampler), SPLITS)
+    labels = SPLITS.source_train.known_labels()
+    natural = torch.bincount(labels).double() / len(labels)
+    seen: list[bool] = []
+    losses = trainer.algorithm.losses
+
+    def watched(source: Any, target: Any, step: int) -> Any:
+        found = losses(source, target, step)
+        seen.append(source.task_weights is not None)
+        if seen[-1]:
+            assert shares_of(source.task_weights, source.y) == pytest.approx(natural.tolist(), abs=1e-6)
+            each = torch.nn.functional.cross_entropy(trainer.algorithm.predict(source.x), source.y, reduction="none")
+            task = float((each.detach() * source.task_weights).sum())
+            assert float(found["task"].detach()) == pytest.approx(task, rel=1e-5)
+        return found
+
+    trainer.algorithm.losses = watched  # type: ignore[method-assign]
+    trainer.algorithm.network.dropout.p = 0.0
+    trainer.run()
+    assert seen == [False] * 8 + [True] * 7
+
+
 def test_groups_of_the_target_are_what_the_network_predicts_at_the_refresh() -> None:
     trainer = Trainer(config(steps=8), SPLITS)
     trainer.run()

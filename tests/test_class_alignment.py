@@ -21,6 +21,7 @@ from vardass.samplers import (
     OrderedBatchSampler,
     StratifiedBatchSampler,
     align_classes,
+    task_weights,
 )
 from vardass.solvers import stratify_groups
 from vardass.solvers.grouped import share_out
@@ -120,14 +121,17 @@ def test_batches_are_unbiased_for_the_mixture_and_keep_its_shares(maker: Callabl
     sampler.refresh(z)
     values = torch.randn(24, 5, dtype=torch.float64, generator=gen(5))
     batches = taken(sampler, 6)
-    means = []
+    means, of_the_task = [], []
     for rows, weights in batches:
         w = torch.tensor(weights, dtype=torch.float64)
         assert set(groups[rows].tolist()) == {0, 1}
+        of_the_task.append(task_weights(w, groups[rows], torch.bincount(groups + 1)[1:]) @ values[rows])
         for group in (0, 1):
             assert float(w[groups[rows] == group].sum()) == pytest.approx(0.5, abs=1e-12)
         means.append(w @ values[rows])
     torch.testing.assert_close(torch.stack(means).mean(0), mixture(values, groups, shares))
+    drawn = (groups == 0) | (groups == 1)
+    torch.testing.assert_close(torch.stack(of_the_task).mean(0), values[drawn].mean(0))  # as if there were no shares
 
 
 @each_maker

@@ -79,7 +79,7 @@ def test_with_fresh_banks_batches_have_the_mean_gradient_of_all_data(algorithm: 
     trainer = Trainer(config(algorithm=algorithm, steps=max(n_s, n_t), eval_every=1000, **chosen), SPLITS)
     features = {"source": torch.zeros(n_s, 6), "target": torch.zeros(n_t, 6)}
     seen = {"source": torch.zeros(n_s, dtype=torch.bool), "target": torch.zeros(n_t, dtype=torch.bool)}
-    draw = trainer.strata.with_banks
+    draw = trainer.strata.completed
 
     def spy(draws: Any, step: int) -> Any:
         found = draw(draws, step)
@@ -91,7 +91,7 @@ def test_with_fresh_banks_batches_have_the_mean_gradient_of_all_data(algorithm: 
             seen[name][found[name].rows] = True
         return found
 
-    trainer.strata.with_banks = spy  # type: ignore[method-assign]
+    trainer.strata.completed = spy  # type: ignore[method-assign]
     trainer.run()
     assert all(bool(each.all()) for each in seen.values())
     domains = [trainer.strata.all_features(name).requires_grad_() for name in features]
@@ -129,7 +129,7 @@ def test_banks_of_aligned_classes_stand_for_the_same_mixture_as_the_batches() ->
     shares[:2] = torch.tensor([0.75, 0.25])
     sampler.refresh(trainer.strata.all_features("source"), groups=torch.where(labels < 2, labels, -1), shares=shares)
     draws = {name: stream.draw() for name, stream in trainer.streams.items()}
-    bank = trainer.strata.with_banks(draws, 0)["source"].batch.bank
+    bank = trainer.strata.completed(draws, 0)["source"].batch.bank
     assert bank is not None
     weights = torch.as_tensor(bank.weights)
     assert float(weights[labels == 0].sum()) == pytest.approx(0.75)

@@ -21,7 +21,7 @@ from vardass.errors import InputError
 from vardass.losses import Bank
 from vardass.refresh import FeatureBank, GrowingRefresh, Refresher, RefreshEvery, RefreshPolicy, Timer
 from vardass.refresh.feature_extraction import evaluation_mode
-from vardass.samplers.class_alignment import EXPLAINED, align_classes, explained_by_shares
+from vardass.samplers.class_alignment import EXPLAINED, align_classes, explained_by_shares, task_weights
 from vardass.samplers.registry import check_takes_shares, find_sampler
 from vardass.strata import Strata
 from vardass.validate import Progress, as_generator, check_count, check_number, choose
@@ -64,6 +64,7 @@ class ClassAligner:
         self.early = self.options.pop("early", self.start)
         self.explained = self.options.pop("explained", EXPLAINED)
         self.log: dict[str, float] = {}
+        self._groups: tuple[Any, ...] = (None,)  # of the source's sampler, the same on the device, and their sizes
         for name, stream in streams.items():
             if getattr(stream.sampler, "strata_count", None) is None:
                 raise InputError(
@@ -117,6 +118,20 @@ class ClassAligner:
         self.log = {"classes/aligned": float(found.is_aligned), "classes/unsure": unsure}
         return found.by_domain
 
+    def with_task_weights(self, source: Draw) -> Draw:
+        """The source's classes as they are in the task loss, where its sampler gives them other shares."""
+        sampler: Any = self.streams["source"].sampler
+        weights = source.batch.weights
+        if sampler.shares is None or not isinstance(weights, Tensor):
+            return source
+        if sampler.groups is not self._groups[0]:
+            on_device = sampler.groups.to(weights.device)
+            self._groups = sampler.groups, on_device, torch.bincount(on_device + 1)[1:]
+        _, groups, sizes = self._groups
+        return source._replace(
+            batch=source.batch._replace(task_weights=task_weights(weights, groups[source.rows], sizes))
+        )
+
 
 def _need_target(algorithm: str, *, uses_target: bool) -> None:
     if not uses_target:
@@ -161,7 +176,7 @@ class StrataUpdater:
             if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
         }
         self.classes = ClassAligner(config, algorithm, streams) if config.class_shares == "uniform" else None
-        self._rows: dict[str, Tensor] = {}  # of the banks, as `with_banks` hands them on
+        self._rows: dict[str, Tensor] = {}  # of the banks, as `completed` hands them on
         self.refresher = Refresher(
             policy,
             {name: stream.sampler for name, stream in streams.items()},
@@ -246,8 +261,10 @@ class StrataUpdater:
                 elif self.processes.is_first:  # nobody looks at the bank before the next refresh
                     self.banks[name].keep(rows, whole)
 
-    def with_banks(self, draws: dict[str, Draw], step: int) -> dict[str, Draw]:
-        """Give each batch the bank of its domain, where the loss looks at it, weighted as batches are drawn."""
+    def completed(self, draws: dict[str, Draw], step: int) -> dict[str, Draw]:
+        """Give each batch the bank of its domain, where the loss looks at it, and aligned ones their task weights."""
+        if self.classes is not None:
+            draws = {**draws, "source": self.classes.with_task_weights(draws["source"])}
         if not self.algorithm.uses_banks:
             return draws
         return {

@@ -198,7 +198,7 @@ class Trainer:
     def _one_step(self) -> None:
         with self.account("drawing"):
             draws = {name: stream.draw(augment_seed=self._augment_seed(name)) for name, stream in self.streams.items()}
-            draws = self.strata.with_banks(draws, self.step)
+            draws = self.strata.completed(draws, self.step)
         with self.account("training"):
             # dropout and the like draw from the global generators: their state is a function of the step alone
             seed_generators(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)

@@ -78,6 +78,8 @@ class Batch(NamedTuple):
         Features of the whole domain; a tensor is a bank of equal rows.
     domains : Tensor of shape (b,), optional
         Which one of several united sources each sample is from.
+    task_weights : Tensor of shape (b,), optional
+        Weights of the task loss, where they are not ``weights``; see `vardass.samplers.task_weights`.
     rows : int, optional
         Samples over all processes, where ``x`` is only a part of them.
     """
@@ -89,6 +91,7 @@ class Batch(NamedTuple):
     pool: float | None = None
     bank: Bank | Tensor | None = None
     domains: Tensor | None = None
+    task_weights: Tensor | None = None
     rows: int | None = None
 
     @property

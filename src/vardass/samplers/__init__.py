@@ -1,7 +1,7 @@
 """Batch samplers: the paper's, its baselines, and those that couple batches."""
 
 from vardass.samplers.base import Chunk, MinibatchSampler
-from vardass.samplers.class_alignment import ClassAlignment, align_classes
+from vardass.samplers.class_alignment import ClassAlignment, align_classes, task_weights
 from vardass.samplers.planned import BalancedBatchSampler, OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
 from vardass.samplers.uniform import UniformBatchSampler
@@ -17,5 +17,6 @@ __all__ = [
     "StratifiedBatchSampler",
     "UniformBatchSampler",
     "align_classes",
+    "task_weights",
     "with_weights",
 ]

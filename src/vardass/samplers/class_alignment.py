@@ -17,7 +17,7 @@ from vardass.kernels import RBFMixture, fitted_kernel
 from vardass.solvers.grouped import fits
 from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number
 
-__all__ = ["ALIGNMENT_KERNEL", "EXPLAINED", "ClassAlignment", "align_classes", "explained_by_shares"]
+__all__ = ["ALIGNMENT_KERNEL", "EXPLAINED", "ClassAlignment", "align_classes", "explained_by_shares", "task_weights"]
 
 ALIGNMENT_KERNEL = RBFMixture(gammas=(0.25, 0.5, 1.0, 2.0, 4.0), scale="median")
 """For comparing networks: bandwidths follow the median distance, so that shrinking features gains nothing."""
@@ -158,6 +158,31 @@ def _joined(share: Tensor, probabilities: Tensor, most: int) -> Tensor:
         likeness[partner] += likeness[least]
         likeness[:, partner] += likeness[:, least]
     return joint
+
+
+def task_weights(weights: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
+    """Weights (b,) of an aligned source batch under which each group counts as much as in the data.
+
+    With them the task loss is that of the source as it is; with ``weights`` it would be that of the aligned shares, and
+    the classifier too ready to predict rare classes.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (b,)
+        Those that the sampler gave the batch.
+    groups : Tensor of shape (b,)
+        Groups of the rows, 0 to g - 1: their labels, unless `align_classes` joined classes.
+    sizes : Tensor of shape (g,)
+        Samples of each group in the data set.
+
+    Examples
+    --------
+    >>> task_weights(torch.tensor([0.3, 0.2, 0.5]), torch.tensor([0, 0, 1]), torch.tensor([90, 10]))
+    tensor([0.5400, 0.3600, 0.1000])
+    """
+    share = weights.new_zeros(len(sizes)).index_add_(0, groups, weights)
+    found = weights * (sizes.to(weights) / share)[groups]
+    return found / found.sum()
 
 
 def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicted: Tensor) -> float:

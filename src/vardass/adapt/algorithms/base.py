@@ -214,7 +214,8 @@ class Algorithm(nn.Module):
             each = F.cross_entropy(outputs, source.y, reduction="none")
         else:
             each = squared_error(outputs, source.y)
-        return weighted_mean(each, source.weights if self.task_weighting == "weighted" else None)
+        weights = source.weights if source.task_weights is None else source.task_weights
+        return weighted_mean(each, weights if self.task_weighting == "weighted" else None)
 
     def need_target(self, target: Batch | None) -> Batch:
         """Return ``target`` or say that it is missing."""
