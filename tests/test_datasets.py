@@ -7,6 +7,7 @@ import soundfile
 import torch
 from PIL import Image
 
+from conftest import refused
 from vardass.data import (
     DATASETS,
     FrontEnd,
@@ -56,35 +57,35 @@ def test_registry_has_every_data_set_with_its_tasks():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("arguments", "options", "named"),
     [
-        (("ofice-home", "A-C"), {}, "unknown data set 'ofice-home'.*did you mean 'office-home'"),
-        (("office-home", "A-D", "."), {}, "unknown task of office-home 'A-D'.*did you mean 'A-"),
-        (("spawrious", "O2O-eazy", "."), {}, "did you mean 'O2O-easy'"),
-        (("watch", "left-A"), {}, "unknown task of watch 'left-A'.*did you mean 'left-"),
-        (("watch", "left-A->right-C"), {}, "unknown domain of watch 'right-C'.*did you mean 'right-"),
-        (("watch", "left-A->left-A"), {}, "names a domain twice"),
-        (("watch", "left-A->left-B"), {"standardized": False}, "did you mean 'standardised'"),
-        (("camelyon17", "hospital-7", "."), {}, "unknown task of camelyon17 'hospital-7'"),
+        (("ofice-home", "A-C"), {}, ("'ofice-home'", "'office-home'")),
+        (("office-home", "A-D", "."), {}, ("office-home", "'A-D'", "'A-R'")),
+        (("spawrious", "O2O-eazy", "."), {}, ("'O2O-eazy'", "'O2O-easy'")),
+        (("watch", "left-A"), {}, ("watch", "'left-A'", "'left-B->left-A'")),
+        (("watch", "left-A->right-C"), {}, ("watch", "'right-C'", "'right-B'")),
+        (("watch", "left-A->left-A"), {}, ("watch", "'left-A->left-A'", "twice")),
+        (("watch", "left-A->left-B"), {"standardized": False}, ("'standardized'", "'standardised'")),
+        (("camelyon17", "hospital-7", "."), {}, ("camelyon17", "'hospital-7'", "'hospital-4'")),
     ],
 )
-def test_unknown_names_give_the_nearest(arguments, options, message):
-    with pytest.raises(InputError, match=message):
+def test_unknown_names_give_the_nearest(arguments, options, named):
+    with refused(*named):
         load_task(*arguments, **options)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (("watch", None), r"task must be a name, got None; choose one of task_names\('watch'\)"),
-        (("office-home", 3, "."), "task must be a name, got 3"),
-        ((None, "a->b"), "unknown data set 'None'; choose one of watch"),
-        (("office-home", "A-C", 5), "root must be a path, got 5"),
-        (("audio", "a->b", 5), "root must be a path, got 5"),
+        (("watch", None), ("task", None, "task_names('watch')")),
+        (("office-home", 3, "."), ("task", 3, "task_names('office-home')")),
+        ((None, "a->b"), ("data set", None, "watch")),
+        (("office-home", "A-C", 5), ("root", 5, "path")),
+        (("audio", "a->b", 5), ("root", 5, "path")),
     ],
 )
-def test_what_is_no_name_or_path_is_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
+def test_what_is_no_name_or_path_is_refused(arguments, named):
+    with refused(*named):
         load_task(*arguments)
 
 
@@ -139,7 +140,7 @@ def test_a_users_own_data_set_is_loaded_by_its_name(own_module):
         task = load_task(f"{own_module}:{name}", "a->b", shift=3)
         assert (task.name, task.sources[0].name, task.target.name) == ("a->b", "a", "b")
         assert float(task.target.dataset[0][0]) == 3.0
-        with pytest.raises(InputError, match=f"'{own_module}:{name}': 'shfit'; did you mean 'shift'"):
+        with refused(f"{own_module}:{name}", "shfit", "shift"):
             load_task(f"{own_module}:{name}", "a->b", shfit=3)
     assert task_names(f"{own_module}:MINE") == ("a->b", "b->a")
     assert task_names(f"{own_module}:load") == ()
@@ -147,13 +148,13 @@ def test_a_users_own_data_set_is_loaded_by_its_name(own_module):
 
 
 def test_what_is_no_data_set_is_refused(own_module):
-    with pytest.raises(InputError, match=r"gave a dict for task 'x'; return a Task"):
+    with refused("clouds_of_mine:anything", "dict", "x", "Task"):
         load_task(f"{own_module}:anything", "x", some=1, options=2)
-    with pytest.raises(InputError, match=r"not a .*DatasetInfo or a function"):
+    with refused("clouds_of_mine:__name__", "DatasetInfo"):
         load_task(f"{own_module}:__name__", "x")
-    with pytest.raises(InputError, match=r"not a .*DatasetInfo or a function"):
+    with refused("subprocess:Popen", "DatasetInfo"):
         load_task("subprocess:Popen", "x")
-    with pytest.raises(InputError, match=r"data set 'nowhere:load': there is no module 'nowhere'"):
+    with refused("nowhere:load", "nowhere", "PYTHONPATH"):
         task_names("nowhere:load")
 
 
@@ -229,19 +230,17 @@ def test_camelyon_subset_rule(camelyon):
 
 
 def test_camelyon_bad_files(camelyon, tmp_path):
-    with pytest.raises(
-        InputError, match=r"which has 12 patches, must be between 1 and 12, got 2800; lower per_hospital"
-    ):
+    with refused("per_hospital", "hospital 0", 12, 2800, None):
         load_task("camelyon17", "hospital-2", camelyon)
     (tmp_path / "metadata.csv").write_text("patient,node\n1,2\n")
-    with pytest.raises(InputError, match=r"lacks .*'x_coord'"):
+    with refused(tmp_path / "metadata.csv", "x_coord"):
         load_task("camelyon17", "hospital-2", tmp_path)
     text = (camelyon / "camelyon17_v1.0" / "metadata.csv").read_text()
     (tmp_path / "metadata.csv").write_text(text)
-    with pytest.raises(InputError, match=r"lists .*patch_patient_004_node_0_x_0_y_0.png, which is not there"):
+    with refused("metadata.csv", "patch_patient_004_node_0_x_0_y_0.png"):
         load_task("camelyon17", "hospital-2", tmp_path, per_hospital=None)
     (tmp_path / "metadata.csv").write_text(text.replace("004,0,32", "004,0,??"))
-    with pytest.raises(InputError, match=r"line 3 .*is damaged"):
+    with refused("line 3", tmp_path / "metadata.csv", "??"):
         load_task("camelyon17", "hospital-2", tmp_path)
 
 
@@ -321,9 +320,7 @@ def test_spawrious_files(tmp_path):
         assert [task.class_names[label] for label in task.sources[i].labels.tolist()] == dogs
     many = load_task("spawrious", "M2M-hard", tmp_path / "spawrious224", per_class=10, test_per_folder=3, size=4)
     assert [len(domain) for domain in (*many.sources, many.target)] == [40, 40, 24]
-    with pytest.raises(
-        InputError, match=r"8 folders have too few .*desert/bulldog has 10 of 19, .*fewer with per_class"
-    ):
+    with refused("8 folders", "desert/bulldog", "10 of 19", "per_class"):
         load_task("spawrious", "O2O-easy", tmp_path, per_class=20)
     (tmp_path / "spawrious224/0/snow/corgi/snow_03.png").unlink()
     (tmp_path / "spawrious224/0/desert/bulldog/desert_00.png").unlink()
@@ -344,7 +341,7 @@ def test_office_home(tmp_path, monkeypatch):
             for j in range(i + 1):
                 picture(tmp_path / "OfficeHomeDataset_10072016" / place / name / f"{j:05d}.jpg")
     (tmp_path / "OfficeHomeDataset_10072016" / "Art" / ".DS_Store").write_bytes(b"")
-    with pytest.raises(InputError, match="Art has 3 classes, not 65"):
+    with refused("Art", "3 classes", 65):
         load_task("office-home", "A-R", tmp_path)
     monkeypatch.setattr(datasets, "_OFFICE_HOME_CLASSES", 3)
     task = load_task("office-home", "A-R", tmp_path, size=4)
@@ -369,7 +366,7 @@ def test_humpbacks(tmp_path):
     assert by_name.target.name == "east"
     assert by_name.target.dataset[0].shape[:2] == (1, 6)
     sound(tmp_path / "fifth" / "humpback" / "0.wav")
-    with pytest.raises(InputError, match=r"5 program folders .*, not 4"):
+    with refused(tmp_path, "5 program", "fifth", 4, "audio"):
         load_task("humpbacks", "1", tmp_path)
 
 
@@ -409,31 +406,33 @@ def test_targets_may_lack_classes_and_sources_complete_each_other(folders):
 
 def test_bad_folders(folders):
     picture(folders / "zoo" / "zebra" / "0.png")
-    with pytest.raises(
-        InputError, match=r"zoo has the classes 'zebra', which the source lacks \(it has 'cat', 'dog'\)"
-    ):
+    with refused("zoo", "zebra", "cat", "dog"):
         folder_task(folders / "photo", folders / "zoo")
     (folders / "hollow" / "cat").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"hollow/cat has 0 image files .*add files or remove"):
+    with refused("hollow/cat", "0 image files"):
         folder_domain(folders / "hollow")
     (folders / "bare").mkdir()
     (folders / "bare" / "notes.txt").write_text("x")
-    with pytest.raises(InputError, match=r"no image files .*bare, 0 of 1 entries"):
+    with refused("bare", "0 of 1", ".png"):
         folder_domain(folders / "bare")
-    with pytest.raises(InputError, match="4 image files and 0 class folders, but labels are needed"):
+    with refused("field", "4 image files", "0 class folders"):
         folder_task(folders / "field", folders / "photo")
     picture(folders / "photo" / "loose.png")
-    with pytest.raises(InputError, match=r"1 image files, such as loose.png, beside 2 class folders"):
+    with refused("photo", "1 image files", "loose.png", "2 class folders"):
         folder_domain(folders / "photo")
     for make in (lambda: folder_domain(folders / "gone"), lambda: folder_task(folders / "gone", folders / "art")):
-        with pytest.raises(InputError, match=r"no folder at .*gone"):
+        with refused(folders / "gone"):
             make()
-    for make in (lambda: folder_domain(None), lambda: folder_task(None, folders), lambda: task_names("images", 5)):
-        with pytest.raises(InputError, match="must be a path, got"):
+    for make, named in (
+        (lambda: folder_domain(None), ("root", None)),
+        (lambda: folder_task(None, folders), ("source", None)),
+        (lambda: task_names("images", 5), ("root", 5)),
+    ):
+        with refused("path", *named):
             make()
-    with pytest.raises(InputError, match="unknown kind 'video'; choose one of image, audio"):
+    with refused("video", "image", "audio", field="kind"):
         folder_domain(folders, kind="video")
-    with pytest.raises(InputError, match="has 0 folders; at least 2"):
+    with refused("bare", "0 folders", "at least 2"):
         load_task("images", "a->b", folders / "bare")
 
 
@@ -444,5 +443,5 @@ def test_audio_folders(tmp_path):
     task = load_task("audio", "bay->reef", tmp_path, front_end=FRONT)
     assert task.target.dataset[0].shape == FRONT.shape
     assert task.target.labels is None
-    with pytest.raises(InputError, match="0 image files"):
+    with refused("bay/call", "0 image files", ".png"):
         load_task("images", "bay->reef", tmp_path)
