@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from conftest import refused
 from vardass.data import Domain, ImageDataset, ImagePreprocessing, augment, normalise, random_crops, unite
 from vardass.data.images import IMAGENET, crop_box
-from vardass.errors import InputError, MissingExtraError
+from vardass.errors import MissingExtraError
 
 PLAIN = ImagePreprocessing(mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))  # values stay from 0 to 1
 SIGNED = ImagePreprocessing(mean=(127 / 255,) * 3, deviation=(128 / 255,) * 3)
@@ -56,29 +57,29 @@ def test_bad_images(tmp_path):
     whole = (tmp_path / "ok.png").read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     data = ImageDataset([tmp_path / name for name in ("text.png", "empty.jpg", "cut.png", "gone.png")], size=4)
-    for i, message in enumerate(
+    for i, named in enumerate(
         (
-            r"text.png \(12 bytes\): not an image",
-            r"empty.jpg \(0 bytes\)",
-            r"cut.png .*replace or remove",
-            "no image at .*gone.png",
+            (tmp_path / "text.png", "12 bytes", "not an image"),
+            (tmp_path / "empty.jpg", "0 bytes", "not an image"),
+            (tmp_path / "cut.png", "truncated"),
+            (tmp_path / "gone.png", "no image"),
         )
     ):
-        with pytest.raises(InputError, match=message):
+        with refused(*named):
             data[i]
     Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "float.tiff")
-    with pytest.raises(InputError, match=r"float\.tiff has F pixels"):
+    with refused("float.tiff", "F pixels", "8 or 16 bits"):
         ImageDataset([tmp_path / "float.tiff"], size=4)[0]
-    with pytest.raises(InputError, match="0 image files"):
+    with refused("0 image files", "at least one"):
         ImageDataset([])
-    with pytest.raises(InputError, match="channels must be 3 or 1, got 4"):
+    with refused("channels", 4, 3, 1):
         ImageDataset([tmp_path / "ok.png"], channels=4)
     for paths in (None, "a.png"):
-        with pytest.raises(InputError, match="paths of image files must be a list, got"):
+        with refused("paths", repr(paths), "list"):
             ImageDataset(paths)
-    with pytest.raises(InputError, match="a batch of images must be a tensor, got list"):
+    with refused("batch", "list", "tensor"):
         normalise([1])
-    with pytest.raises(InputError, match="size must be at least 1, got 0"):
+    with refused("size", 0, 1, field="size"):
         ImageDataset([tmp_path / "ok.png"], size=0)
 
 
@@ -86,7 +87,7 @@ def test_a_corrupt_image_names_itself_from_a_worker(tmp_path):
     save(tmp_path / "good.png")
     (tmp_path / "broken.png").write_bytes(b"nonsense")
     loader = DataLoader(ImageDataset([tmp_path / "good.png", tmp_path / "broken.png"], size=4), 2, num_workers=1)
-    with pytest.raises(InputError, match=r"broken\.png"):
+    with refused("broken.png", "not an image"):
         list(loader)
 
 
@@ -105,7 +106,7 @@ def test_cache_is_filled_by_workers_and_survives_the_files(tmp_path):
 
 
 def test_cache_that_cannot_fit_is_refused():
-    with pytest.raises(InputError, match=r"needs 40000000.00 GB of shared memory, .* are free"):
+    with refused("1 samples", "40000000.00 GB", "cache", "/dev/shm"):
         ImageDataset(["a.png"]).keep((10**8, 10**8), torch.float32)
 
 
@@ -161,7 +162,7 @@ def test_normalise_and_bad_batches():
         [(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]
     )
     for bad in (torch.zeros(3, 4, 4), torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 4, 4, dtype=torch.uint8)):
-        with pytest.raises(InputError, match="must be floats of shape"):
+        with refused("batch", bad.dtype, tuple(bad.shape), "(n, 3 or 1, height, width)"):
             augment(bad, seed=0)
 
 
@@ -334,32 +335,32 @@ def test_preprocessing_is_that_of_the_hubs_own_code(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "field", "named"),
     [
-        (lambda: ImagePreprocessing(mean=(0.5, 0.5)), r"mean of images must be 3 finite numbers, got \(0.5, 0.5\)"),
-        (lambda: ImagePreprocessing(deviation=(0.5, 0.0, 0.5)), "deviation of images must be above 0"),
-        (lambda: ImagePreprocessing(size=(8, 8, 8)), "size must be a whole number, or height and width"),
-        (lambda: ImagePreprocessing(interpolation="bilinaer"), "did you mean 'bilinear'"),
-        (lambda: ImagePreprocessing.from_dict({"std": 1}), "unknown setting of image preprocessing: 'std'"),
-        (lambda: ImageDataset(["a.png"], interpolation="cubic"), "did you mean 'bicubic'"),
+        (lambda: ImagePreprocessing(mean=(0.5, 0.5)), None, ("mean", 3, (0.5, 0.5))),
+        (lambda: ImagePreprocessing(deviation=(0.5, 0.0, 0.5)), None, ("deviation", "above 0", (0.5, 0.0, 0.5))),
+        (lambda: ImagePreprocessing(size=(8, 8, 8)), None, ("size", (8, 8, 8), "height", "width")),
+        (lambda: ImagePreprocessing(interpolation="bilinaer"), "interpolation", ("'bilinaer'", "'bilinear'")),
+        (lambda: ImagePreprocessing.from_dict({"std": 1}), None, ("'std'", "deviation")),
+        (lambda: ImageDataset(["a.png"], interpolation="cubic"), "interpolation", ("'cubic'", "'bicubic'")),
     ],
 )
-def test_bad_preprocessing(make, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_preprocessing(make, field, named):
+    with refused(*named, field=field):
         make()
 
 
 def test_bad_hub_files(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read .*preprocessor_config\.json: No such file"):
+    with refused(tmp_path / "preprocessor_config.json", "No such file"):
         ImagePreprocessing.from_hub(tmp_path)
     file = tmp_path / "preprocessor_config.json"
-    for text in (
-        "{",
-        "[]",
-        json.dumps({"size": 224}),
-        json.dumps({**HUB, "resample": 9}),
-        json.dumps({**HUB, "size": {}}),
+    for text, said in (
+        ("{", "JSONDecodeError"),
+        ("[]", "list"),
+        (json.dumps({"size": 224}), "image_mean"),
+        (json.dumps({**HUB, "resample": 9}), "IndexError"),
+        (json.dumps({**HUB, "size": {}}), "height"),
     ):
         file.write_text(text)
-        with pytest.raises(InputError, match="does not say how images are prepared"):
+        with refused(file, said, "save_pretrained"):
             ImagePreprocessing.from_hub(file)

@@ -16,7 +16,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import vardass
-from vardass.errors import InputError, VardassWarning
+from conftest import refused
+from vardass.errors import VardassWarning
 from vardass.integrations.sklearn import CORALAdapter, CORALRegressor, MMDAdapter, MMDRegressor, Stratifier
 from vardass.kernels import RBFMixture
 
@@ -89,9 +90,9 @@ def test_strata_are_those_of_stratify() -> None:
 
 def test_strata_of_other_features_are_refused() -> None:
     strata = vardass.stratify(cloud(30), 4)
-    with pytest.raises(InputError, match=r"n=30 samples, got features \(29, 3\)"):
+    with refused("n=30", (29, 3), (5, 3)):
         strata.assign(cloud(5), cloud(29))
-    with pytest.raises(InputError, match=r"new ones \(5, 2\)"):
+    with refused("n=30", (30, 3), (5, 2)):
         strata.assign(cloud(5, 2), cloud(30))
 
 
@@ -154,17 +155,17 @@ def test_seeds_settings_and_copies() -> None:
 
 def test_what_cannot_be_used_is_named() -> None:
     x, y, target, _ = shifted()
-    with pytest.raises(InputError, match="both given"):
+    with refused("X_target", "sample_domain", "X"):
         MMDAdapter().fit(x, y, target, sample_domain=np.ones(200))
-    with pytest.raises(InputError, match=r"200 rows of a source .* 0 of a target"):
+    with refused("sample_domain", "200 rows", "0 of a target"):
         MMDAdapter().fit(x, y, sample_domain=np.ones(200))
-    with pytest.raises(InputError, match="sample_domain has 7 entries, X 200 rows"):
+    with refused("sample_domain", "7 entries", "200 rows"):
         MMDAdapter().fit(x, y, sample_domain=np.ones(7))
-    with pytest.raises(InputError, match=r"1 class, 'a'"):
+    with refused("1 class", "'a'", "two classes"):
         MMDAdapter().fit(x, ["a"] * 200, target)
     with pytest.raises(ValueError, match="has 3 features, but MMDAdapter is expecting 2"):
         MMDAdapter().fit(x, y, cloud(9))
-    with pytest.raises(InputError, match="unknown setting 'step'"):
+    with refused("'step'", "'steps'", field="setting"):
         MMDAdapter(settings={"step": 3}).fit(x, y, target)
 
 
@@ -217,7 +218,7 @@ def test_numbers_of_the_target_are_not_read_and_columns_stay() -> None:
     pair = MMDRegressor(**QUICK).fit(x, np.stack([y, -y / 7], 1), target)
     assert pair.predict(target).shape == (400, 2)
     assert (pickle.loads(pickle.dumps(pair)).predict(target) == pair.predict(target)).all()
-    with pytest.raises(InputError, match="nothing to learn"):
+    with refused("'y_0'", "400 samples", "mean 0.1", "deviation 0"):
         MMDRegressor(**QUICK).fit(x, np.full(400, 0.1), target)
     with pytest.raises(ValueError, match="NaN"):
         MMDRegressor(**QUICK).fit(x, np.where(y > 500, y, np.nan), target)
