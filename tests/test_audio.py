@@ -10,9 +10,9 @@ import soundfile
 import torch
 from torch.utils.data import DataLoader
 
+from conftest import refused
 from vardass.data import AudioDataset, FrontEnd
 from vardass.data import audio as af
-from vardass.errors import InputError
 
 
 def test_mel_scale_and_filters_against_the_formula():
@@ -30,9 +30,9 @@ def test_mel_scale_and_filters_against_the_formula():
 
 
 def test_bad_mel_bands():
-    with pytest.raises(InputError, match=r"from 100 to 6000 Hz do not fit between 0 and 5000.0"):
+    with refused("100 to 6000", "5000.0", "high"):
         af.mel_filters(8, 512, 10_000, low=100, high=6000)
-    with pytest.raises(InputError, match="of 100 mel bands lie between"):
+    with refused("100 mel bands", "fft_size 64"):
         af.mel_filters(100, 64, 8000, low=0, high=None)
 
 
@@ -90,7 +90,7 @@ def test_resampling_removes_what_would_be_folded():
     rate, new = 40_000, 10_000
     tone = torch.sin(2 * math.pi * 9000 * torch.arange(rate, dtype=torch.float64) / rate)  # above 5 kHz
     assert float(af.resample(tone, rate, new)[200:-200].abs().max()) < 1e-2
-    with pytest.raises(InputError, match=r"ratio 44101:16000 take a filter .* shares a large divisor"):
+    with refused("44101:16000", 10000, "rate"):
         af.resample(torch.zeros(10), 44_101, 16_000)
 
 
@@ -121,19 +121,19 @@ def test_the_middle_is_kept_and_silence_is_put_around(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "named"),
     [
-        ({"rat": 8000}, "unknown setting of the front end: 'rat'; did you mean 'rate'"),
-        ({"rate": "fast"}, "rate of the front end must be a whole number, got 'fast'"),
-        ({"rate": True}, "rate of the front end must be a whole number, got True"),
-        ({"low": "0 Hz"}, "low of the front end must be a number of at least 0, got '0 Hz'"),
-        ({"seconds": None}, "seconds of the front end must be a number of at least 0, got None"),
-        ({"hop": 0}, "hop of the front end must be at least 1, got 0"),
-        ("8000", "front_end must be values by name, such as .* got '8000'"),
+        ({"rat": 8000}, ("'rat'", "'rate'")),
+        ({"rate": "fast"}, ("rate", "whole number", "'fast'")),
+        ({"rate": True}, ("rate", "whole number", True)),
+        ({"low": "0 Hz"}, ("low", "number", "'0 Hz'")),
+        ({"seconds": None}, ("seconds", "number", None)),
+        ({"hop": 0}, ("hop", 1, 0)),
+        ("8000", ("front_end", "{'rate': 8000}", "'8000'")),
     ],
 )
-def test_bad_front_ends(given, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_front_ends(given, named):
+    with refused(*named):
         AudioDataset(["a.wav"], front_end=given)
 
 
@@ -149,17 +149,17 @@ def test_bad_audio(tmp_path):
     soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.nan] * 50), 8000, subtype="FLOAT")
     names = ("text.wav", "none.wav", "nan.wav", "gone.wav")
     data = AudioDataset([tmp_path / name for name in names], front_end=FrontEnd(seconds=0.1))
-    messages = (r"text.wav \(12 bytes\)", "none.wav holds 0 samples", "nan.wav has NaN", "no sound file at .*gone.wav")
-    for i, message in enumerate(messages):
-        with pytest.raises(InputError, match=message):
+    said = (("12 bytes", "Format not recognised"), ("0 samples",), ("NaN",), ("no sound file",))
+    for i, (name, named) in enumerate(zip(names, said)):
+        with refused(tmp_path / name, *named):
             data[i]
-    with pytest.raises(InputError, match="0 sound files"):
+    with refused("0 sound files", "at least one"):
         AudioDataset([])
-    with pytest.raises(InputError, match="no sample"):
+    with refused("0.0 s", "seconds"):
         AudioDataset(["a.wav"], front_end=FrontEnd(seconds=0.0))
 
 
 def test_missing_soundfile_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(InputError, match=r"soundfile.*vardass\[audio\]"):
+    with refused("soundfile", "vardass[audio]"):
         AudioDataset(["a.wav"])

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import refused
 from vardass.adapt.run_folder import load_checkpoint, save_checkpoint
 from vardass.errors import InputError
 
@@ -95,7 +96,7 @@ def test_a_truncated_checkpoint_is_named_with_a_remedy(tmp_path: Path, kept: int
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"x": torch.ones(100)})
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"checkpoint.pt.*is damaged, not a whole checkpoint.*start the run anew"):
+    with refused(path, f"{path.stat().st_size} bytes", "damaged", "another folder"):
         load_checkpoint(path)
 
 
@@ -106,7 +107,7 @@ def test_a_truncated_checkpoint_is_no_matter_of_permissions(tmp_path: Path) -> N
     whole = path.read_bytes()
     for kept in range(4_000, 100_000, 4_000):
         path.write_bytes(whole[:kept])
-        with pytest.raises(InputError, match=r"checkpoint.pt.* is damaged, .*start the run anew in another folder"):
+        with refused(path, f"{kept} bytes", "damaged", "another folder"):
             load_checkpoint(path)
 
 
@@ -117,21 +118,21 @@ class Evil:
 
 def test_other_files_are_refused_and_no_code_in_them_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "file"
-    with pytest.raises(InputError, match="no checkpoint at"):
+    with refused(path, "no checkpoint"):
         load_checkpoint(path)
     path.write_text("hello " * 100)
-    with pytest.raises(InputError, match="not a whole checkpoint"):
+    with refused(path, "600 bytes", "damaged"):
         load_checkpoint(path)
     torch.save({"x": Evil()}, path)
-    with pytest.raises(InputError, match="not a whole checkpoint"):
+    with refused(path, f"{path.stat().st_size} bytes", "damaged"):
         load_checkpoint(path)
     path.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(InputError, match="not a whole checkpoint"):
+    with refused(path, f"{path.stat().st_size} bytes", "damaged"):
         load_checkpoint(path)
     assert "code was run" not in capsys.readouterr().out
     for other in ({"vardass": 99}, [1, 2], torch.ones(1)):
         torch.save(other, path)
-        with pytest.raises(InputError, match="no checkpoint of a vardass run"):
+        with refused(path, "no checkpoint", "format 2"):
             load_checkpoint(path)
 
 
@@ -144,15 +145,17 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", stale)
-        with pytest.raises(InputError, match="file: Stale file handle; the file is left alone: try again") as found:
+        with pytest.raises(InputError) as found:
             load_checkpoint(path)
     assert isinstance(found.value.__cause__, OSError)
-    with pytest.raises(InputError, match="no checkpoint at"):
+    assert all(each in str(found.value) for each in (str(path), "Stale file handle", "permissions"))
+    assert "damaged" not in str(found.value)
+    with refused(tmp_path, "no checkpoint"):
         load_checkpoint(tmp_path)
     assert load_checkpoint(path)["x"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"inner.0 is a object"):
+    with refused("inner.0", "object", "tensors"):
         save_checkpoint(tmp_path / "file", {"inner": [object()]})
     assert not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import refused
 from vardass import stratify
 from vardass.cli import main
 from vardass.errors import InputError, VardassError
@@ -71,7 +72,7 @@ def run(folder, out, **options):
     return stratify_shards(f"{folder}/*.*", K, out=out, **{"kernel": KERNEL, "sample": SAMPLE, **options})
 
 
-def refused(folder, out, **options):
+def refusal(folder, out, **options):
     with pytest.raises(InputError) as caught:
         run(folder, out, **options)
     return str(caught.value)
@@ -231,7 +232,7 @@ def test_ray_finds_the_same(features, tmp_path, monkeypatch):
         np.save(folder / "bad.npy", bad)
         assert (
             "bad.npy have NaN, infinite values or ones beyond float32 in 1 of 50 rows, the first in row 8 ("
-            in refused(folder, tmp_path / "bad", engine="ray")
+            in refusal(folder, tmp_path / "bad", engine="ray")
         )
     finally:
         ray.shutdown()
@@ -293,12 +294,12 @@ def test_other_settings_do_not_go_on(features, tmp_path):
     folder, _ = features
     with pytest.raises(KeyboardInterrupt):
         run(folder, tmp_path / "out", progress=stop_after(1))
-    assert "seed=0, now it is 1" in refused(folder, tmp_path / "out", seed=1)
-    assert "sample=500, now it is 400" in refused(folder, tmp_path / "out", sample=400)
+    assert "seed=0, now it is 1" in refusal(folder, tmp_path / "out", seed=1)
+    assert "sample=500, now it is 400" in refusal(folder, tmp_path / "out", sample=400)
     np.save(folder / "4.npy", clusters(30))
-    assert "4.npy not among them" in refused(folder, tmp_path / "out")
-    for names, part in (("012", "3.parquet among them"), ("3210", "in another order")):
-        with pytest.raises(InputError, match=part):
+    assert "4.npy not among them" in refusal(folder, tmp_path / "out")
+    for names, named in (("012", (folder / "3.parquet", "among")), ("3210", ("order",))):
+        with refused(tmp_path / "out", "4 files", *named, "--out"):
             stratify_shards(
                 [folder / f"{name}.parquet" for name in names],
                 K,
@@ -311,7 +312,7 @@ def test_other_settings_do_not_go_on(features, tmp_path):
 def test_start_that_failed_before_any_work_does_not_count(features, tmp_path):
     folder, x = features
     np.save(folder / "4.npy", np.full((30, D), np.nan))
-    assert "the first in row 1 (row 1 = first data row)" in refused(folder, tmp_path / "out", sample=N)
+    assert "the first in row 1 (row 1 = first data row)" in refusal(folder, tmp_path / "out", sample=N)
     np.save(folder / "4.npy", x[:30])
     assert run(folder, tmp_path / "out").n == N + 30
 
@@ -328,7 +329,7 @@ def test_full_disk_leaves_what_was_done(features, tmp_path, monkeypatch):
         savez(file, **arrays)
 
     monkeypatch.setattr(np, "savez", fail)
-    with pytest.raises(InputError, match=r"No space left.*start again to go on"):
+    with refused(tmp_path / "out", "No space left on device"):
         run(folder, tmp_path / "out")
     monkeypatch.setattr(np, "savez", savez)
     names = {path.name for path in (tmp_path / "out" / "work").iterdir()} - {"lock"}
@@ -362,7 +363,7 @@ def test_second_start_in_one_folder_is_refused(features, tmp_path):
 
     def again(fraction, message):
         if "left" in message and not told:
-            told.append(refused(folder, tmp_path / "out"))
+            told.append(refusal(folder, tmp_path / "out"))
 
     run(folder, tmp_path / "out", progress=again)
     assert "another stratify is at work" in told[0]
@@ -373,7 +374,7 @@ def test_columns_in_another_order_are_refused(tmp_path):
     for name, order in (("a", range(D)), ("b", reversed(range(D)))):
         pq.write_table(pa.table({f"f{i}": x[:, i] for i in order}), tmp_path / f"{name}.parquet")
     paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    with pytest.raises(InputError, match=r"b\.parquet has .*'f5'.*a\.parquet has .*'f0'"):
+    with refused("b.parquet", "'f5', 'f4'", "a.parquet", "'f0', 'f1'", "--columns"):
         stratify_shards(paths, 4, out=tmp_path / "out")
     columns = ",".join(f"f{i}" for i in range(D))
     found = stratify_shards(paths, 4, out=tmp_path / "out", columns=columns)
@@ -399,7 +400,7 @@ def test_file_that_changes_in_between_is_named(features, tmp_path, change):
 
     part = "is gone" if change == "gone" else "has changed"
     for progress in (meddle, None):  # during the pass, and at the next start
-        message = refused(folder, tmp_path / "out", progress=progress)
+        message = refusal(folder, tmp_path / "out", progress=progress)
         assert part in message
         assert str(victim) in message
 
@@ -413,7 +414,7 @@ def test_nan_is_named_by_file_and_row(features, tmp_path):
     bad[201, 3] = np.inf
     write_parquet(folder / "2.parquet", bad)
     for sample in (10, SAMPLE):  # found in the pass, or in the sample
-        message = refused(folder, tmp_path / str(sample), sample=sample)
+        message = refusal(folder, tmp_path / str(sample), sample=sample)
         assert f"features of {folder / '2.parquet'} have NaN" in message
         assert "the first in row 202 (row 1 = first data row)" in message
 
@@ -435,7 +436,7 @@ def test_nan_is_named_by_file_and_row(features, tmp_path):
 def test_bad_shard_is_named(features, tmp_path, name, write, part):
     folder, _ = features
     write(folder / name)
-    message = refused(folder, tmp_path / "out")
+    message = refusal(folder, tmp_path / "out")
     assert part in message
     assert name in message
 
@@ -443,18 +444,18 @@ def test_bad_shard_is_named(features, tmp_path, name, write, part):
 def test_other_bad_input(features, tmp_path):
     folder, _ = features
     out = tmp_path / "out"
-    with pytest.raises(InputError, match="no file matches"):
+    with refused(f"{folder}/*.npy", "pattern"):
         stratify_shards(f"{folder}/*.npy", K, out=out)
-    with pytest.raises(InputError, match="given twice"):
+    with refused(folder / "0.parquet", "twice"):
         stratify_shards([folder / "0.parquet"] * 2, K, out=out)
-    with pytest.raises(InputError, match="sample must be at least 8, got 7"):
+    with refused(8, 7, field="sample"):
         run(folder, out, sample=7)
-    with pytest.raises(InputError, match="no finished strata"):
+    with refused(out, "strata", "vardass stratify"):
         ShardStrata.load(out)
-    assert "holds no strata" in refused(folder, folder)
-    assert "unknown engine" in refused(folder, out, engine="dask")
+    assert "holds no strata" in refusal(folder, folder)
+    assert "unknown engine" in refusal(folder, out, engine="dask")
     np.save(tmp_path / "none.npy", np.empty((0, 3)))
-    with pytest.raises(InputError, match="no rows in 1 files"):
+    with refused(tmp_path / "none.npy", "1 files", "no rows"):
         stratify_shards(tmp_path / "none.npy", 2, out=tmp_path / "o")
 
 
@@ -511,7 +512,7 @@ def test_dataset_gives_rows_by_their_number(features, monkeypatch):
     fresh[3]
     assert len(reads) == 1
     os.utime(folder / "1.parquet", ns=(1, 1))
-    with pytest.raises(InputError, match="has changed"):
+    with refused(folder / "1.parquet", "changed"):
         fresh[50]
 
 

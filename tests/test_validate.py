@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import refused
 from vardass.errors import InputError
 from vardass.validate import (
     as_features,
@@ -47,14 +48,14 @@ def test_an_object_is_found_by_module_and_name(package: str) -> None:
     ["pathlib.Path", "pathlib:", ":Path", "pathlib:Path:Path", ".pathlib:Path", "path lib:Path", "./mine.py:Path", ""],
 )
 def test_a_name_of_another_form_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"algorithm .* is no name of the form package\.module:Name"):
+    with refused("algorithm", repr(name), "package.module:Name"):
         import_by_name(name, "algorithm")
 
 
 def test_a_missing_module_says_how_to_make_it_importable(package: str) -> None:
-    with pytest.raises(InputError, match=r"kernel 'nowhere\.at\.all:K': .*no module 'nowhere'.*PYTHONPATH=\."):
+    with refused("kernel", "'nowhere.at.all:K'", "'nowhere'", "PYTHONPATH=."):
         import_by_name("nowhere.at.all:K", "kernel")
-    with pytest.raises(InputError, match=r"no module 'users_own\.other'"):
+    with refused("kernel", "'users_own.other:K'", "'users_own.other'", "PYTHONPATH=."):
         import_by_name(f"{package}.other:K", "kernel")
 
 
@@ -63,17 +64,17 @@ def test_the_current_folder_is_not_searched(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
     before = list(sys.path)
-    with pytest.raises(InputError, match="PYTHONPATH"):
+    with refused("data set", "'module_in_this_folder'", "PYTHONPATH=."):
         import_by_name("module_in_this_folder:Thing", "data set")
     assert sys.path == before
 
 
 def test_a_missing_name_is_reported_with_the_nearest(package: str) -> None:
-    with pytest.raises(InputError, match=r"parts.*has no 'Sampler_'; did you mean 'Sampler'\?"):
+    with refused("users_own.parts", "'Sampler_'", "'Sampler'"):
         import_by_name(f"{package}.parts:Sampler_", "sampler")
-    with pytest.raises(InputError, match=r"has no 'Sampler\.Outer'"):
+    with refused("users_own.parts", "'Sampler.Outer'"):
         import_by_name(f"{package}.parts:Sampler.Outer", "sampler")
-    with pytest.raises(InputError, match="built in"):
+    with refused("time", "built in", "'nothing_near'"):
         import_by_name("time:nothing_near", "sampler")
 
 
@@ -85,9 +86,9 @@ def test_an_error_inside_the_module_is_shown_as_it_is(package: str) -> None:
 def test_a_name_is_chosen_as_it_is_spelt_or_whatever_the_case() -> None:
     assert choose("A-C", "task", ("A-C", "C-A")) == "A-C"
     assert choose("c-a", "task", ("A-C", "C-A"), any_case=True) == "C-A"
-    with pytest.raises(InputError, match=r"unknown task 'a-c'; did you mean 'A-C'\? known: A-C, C-A"):
+    with refused("'a-c'", "'A-C'", "C-A", field="task"):
         choose("a-c", "task", ("A-C", "C-A"))
-    with pytest.raises(InputError, match="unknown task 'xyz'; choose one of A-C, C-A"):
+    with refused("'xyz'", "A-C", "C-A", field="task"):
         choose("xyz", "task", ("A-C", "C-A"), any_case=True)
 
 
@@ -98,7 +99,7 @@ def test_long_lists_of_names_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "field"),
+    ("call", "field"),
     [
         (lambda: check_count(0, "steps"), "steps"),
         (lambda: check_number(2.0, "share", low=0.0, high=1.0), "share"),
@@ -108,8 +109,8 @@ def test_long_lists_of_names_are_cut() -> None:
         (lambda: check_seed("now"), "seed"),
     ],
 )
-def test_an_error_carries_the_name_of_what_is_wrong(refused: Callable[[], object], field: str) -> None:
+def test_an_error_carries_the_name_of_what_is_wrong(call: Callable[[], object], field: str) -> None:
     with pytest.raises(InputError) as caught:
-        refused()
+        call()
     assert caught.value.field == field
     assert pickle.loads(pickle.dumps(caught.value)).field == field  # errors come back from worker processes
