@@ -13,8 +13,8 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import make_blobs
 from torch import Tensor
 
+from conftest import refused
 from solver_problems import SOLVERS, exact, gen, greedy_cost, linear, points, run, sizes_of
-from vardass.errors import InputError
 from vardass.paper import kmeans as kmeans_module
 from vardass.paper.kmeans import _greedy_in_order, greedy_assignment, kernel_kmeans
 from vardass.solvers.labels import SizeLimits, random_balanced_labels, start_labels
@@ -189,7 +189,7 @@ def test_lloyd_drops_an_iteration_that_limits_made_worse() -> None:
 
 
 def test_lloyd_takes_no_negative_tolerance() -> None:
-    with pytest.raises(InputError, match="tol must be a number of at least 0, got -1"):
+    with refused(0, "-1.0", field="tol"):
         run("kernel-kmeans", linear(points(10)), 2, limits=SizeLimits(1, 10), tol=-1.0)
 
 

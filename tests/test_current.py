@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from conftest import refused
 from vardass.adapt.config import RunConfig
 from vardass.cli import main
-from vardass.errors import InputError
 from vardass.lab.averages import current_records
 from vardass.lab.record import Record, RunSpec
 
@@ -58,5 +58,5 @@ def test_tables_say_what_they_leave_out(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("name", ["regression", "tensorboard"])
 def test_switches_are_true_or_false(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} must be true or false, got 'maybe'"):
+    with refused("true", "false", "'maybe'", field=name):
         RunConfig(**{name: "maybe"})
