@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from conftest import refused
 from vardass.adapt.batches import in_memory
 from vardass.data import Domain, LabelsHidden, Task, TensorInputs, named_seed, split_task, unite
 from vardass.data.domains import find_sample, parts_of
-from vardass.errors import InputError, VardassError
+from vardass.errors import VardassError
 
 CLASSES = ("a", "b", "c")
 
@@ -123,14 +124,14 @@ def test_a_domain_of_a_labelled_data_set():
 
 
 def test_bad_labelled_data_sets():
-    with pytest.raises(InputError, match="Pairs of domain 'd' has no attribute classes; give their names"):
+    with refused("Pairs", "'d'", "classes", "class_names"):
         Domain.from_dataset("d", Pairs([]))
-    with pytest.raises(InputError, match=r"item 0 of Pairs is a Tensor, not a pair \(input, label\)"):
+    with refused("item 0", "Pairs", "Tensor", "(input, label)"):
         Domain.from_dataset("d", Pairs([torch.zeros(3)]), CLASSES)
-    with pytest.raises(InputError, match=r"item 0 of TensorDataset is a tuple, not a pair"):
+    with refused("item 0", "TensorDataset", "tuple", "(input, label)"):
         Domain.from_dataset("d", TensorDataset(torch.zeros(2, 3)), CLASSES)
     text = Domain.from_dataset("d", Pairs([("text", 1)]), CLASSES)
-    with pytest.raises(InputError, match=r"item 0 of Pairs begins with a str, not a tensor; .*ToTensor"):
+    with refused("item 0", "Pairs", "str", "tensor", "ToTensor"):
         text.dataset[0]
 
 
@@ -180,7 +181,7 @@ def test_splits_depend_on_seed_and_name_only():
     train = values(split_task(alone, seed=1).source_train)
     assert train == [v for v in values(first.source_train) if v >= 1000]  # split alike in another task
     assert values(split_task(task(), seed=np.int64(1)).source_train) == values(first.source_train)
-    with pytest.raises(InputError, match="seed must be a whole number, got None"):
+    with refused("whole number", None, field="seed"):
         split_task(task(), seed=None)
     # two domains of one size are shuffled differently
     pair = split_task(Task("v", [domain("p", 30), domain("q", 30)], domain("r", 30)), seed=0).source_train
@@ -216,69 +217,69 @@ def test_all_of_an_unlabelled_target_can_be_trained_on():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field", "named"),
     [
-        ({"holdout": 1.0}, "holdout must be a number of at least 0 and below 1, got 1.0"),
-        ({"unlabelled_fraction": 0.0}, "0.0 of the 80 target samples .* 0 samples to adapt to"),
-        ({"unlabelled_fraction": 0.001}, "0.001 of the 80 target samples .* 0 samples to adapt to"),
-        ({"holdout": 0.001}, "'s1' has 50 samples, of which holdout 0.001 leaves 0"),
-        ({"holdout": "a"}, "holdout must be a number of at least 0 .*, got 'a'"),
-        ({"unlabelled_fraction": None}, "unlabelled_fraction must be a number of at least 0 .*, got None"),
+        ({"holdout": 1.0}, "holdout", ("below 1", "1.0", 0.2)),
+        ({"unlabelled_fraction": 0.0}, None, ("unlabelled_fraction 0.0", "80 target samples", "0 samples")),
+        ({"unlabelled_fraction": 0.001}, None, ("unlabelled_fraction 0.001", "80 target samples", "0 samples")),
+        ({"holdout": 0.001}, None, ("'s1'", "50 samples", "holdout 0.001", 0)),
+        ({"holdout": "a"}, "holdout", ("number", "'a'")),
+        ({"unlabelled_fraction": None}, "unlabelled_fraction", ("number", None)),
     ],
 )
-def test_bad_fractions(options, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_fractions(options, field, named):
+    with refused(*named, field=field):
         split_task(task(), seed=0, **options)
 
 
 def test_bad_domains_and_tasks():
     x = TensorInputs(torch.zeros(3, 1))
-    with pytest.raises(InputError, match="go from 0 to 3, but there are 3 class names"):
+    with refused("labels", "'d'", "from 0 to 3", "3 class names"):
         Domain("d", x, torch.tensor([0, 1, 3]), CLASSES)
-    with pytest.raises(InputError, match="labels of domain 'd' must"):
+    with refused("labels", "'d'", (3,), (2,)):
         Domain("d", x, torch.tensor([0, 1]), CLASSES)
 
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(())
 
-    with pytest.raises(InputError, match="Stream has no length"):
+    with refused("Stream", "length", "__len__"):
         Domain("d", Stream(), None, CLASSES)
-    with pytest.raises(InputError, match="0 sources"):
+    with refused("task 't'", "0 sources"):
         Task("t", [], domain("t", 3))
-    with pytest.raises(InputError, match="two of one name"):
+    with refused("task 't'", ["t", "t"], "two"):
         Task("t", [domain("t", 3)], domain("t", 3))
-    with pytest.raises(InputError, match="'t' has 0 samples"):
+    with refused("'t'", "0 samples"):
         Task("t", [domain("s", 3)], domain("t", 0))
-    with pytest.raises(InputError, match="'s' has no labels"):
+    with refused("'s'", "labels", "class folders"):
         Task("t", [domain("s", 3, labels=False)], domain("t", 3))
-    with pytest.raises(InputError, match="has the classes 'd', which the source lacks"):
+    with refused("'t'", "'d'", "'a', 'b', 'c'"):
         Task("t", [domain("s", 4)], domain("t", 4, classes=("a", "b", "d")))
-    with pytest.raises(InputError, match="same order"):
+    with refused("'t'", "'b', 'a', 'c'", "'a', 'b', 'c'", "order"):
         Task("t", [domain("s", 4)], domain("t", 4, classes=("b", "a", "c")))
-    with pytest.raises(InputError, match="classes 'c' of 3 have no sample in the sources"):
+    with refused("'c' of 3", "task 't'", "class_names"):
         Task("t", [domain("s", 2)], domain("t", 4))
-    with pytest.raises(InputError, match="differ in kind"):
+    with refused("'s'", "'t'", "'a', 'b', 'c'", "'b', 'a'"):
         unite([domain("s", 4), domain("t", 4, classes=("b", "a"))])
-    with pytest.raises(InputError, match="0 domains"):
+    with refused("0 domains"):
         unite([])
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "field", "named"),
     [
-        (lambda: Domain("d", None, None, CLASSES), "NoneType has no length"),
-        (lambda: Domain(None, torch.zeros(3, 1), None, CLASSES), "name of a domain must be a text, got None"),
-        (lambda: Domain("d", torch.zeros(3, 1), None, "abc"), "class_names of domain 'd' must be a list of names, got"),
-        (lambda: Domain("d", torch.zeros(3, 1), None, CLASSES, kind="images"), "unknown kind 'images'; did you mean"),
-        (lambda: Task("t", None, domain("t", 3)), "0 sources"),
-        (lambda: Task("t", [domain("s", 3)], None), "is made of domains, got None"),
-        (lambda: unite([None]), "only domains can be united, got None"),
-        (lambda: split_task(None, seed=0), "only a Task can be split, got None"),
+        (lambda: Domain("d", None, None, CLASSES), None, ("NoneType", "length", "__len__")),
+        (lambda: Domain(None, torch.zeros(3, 1), None, CLASSES), None, ("name", "domain", None)),
+        (lambda: Domain("d", torch.zeros(3, 1), None, "abc"), None, ("class_names", "'d'", "list", "'abc'")),
+        (lambda: Domain("d", torch.zeros(3, 1), None, CLASSES, kind="images"), "kind", ("'images'", "'image'")),
+        (lambda: Task("t", None, domain("t", 3)), None, ("task 't'", "0 sources")),
+        (lambda: Task("t", [domain("s", 3)], None), None, ("task 't'", "domains", None)),
+        (lambda: unite([None]), None, ("domains", "united", None)),
+        (lambda: split_task(None, seed=0), None, ("Task", "split", None)),
     ],
 )
-def test_what_is_no_domain_or_task_is_refused(make, message):
-    with pytest.raises(InputError, match=message):
+def test_what_is_no_domain_or_task_is_refused(make, field, named):
+    with refused(*named, field=field):
         make()
 
 

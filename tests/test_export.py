@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from conftest import refused
 from vardass.adapt import RunConfig, Trainer, load_model
 from vardass.adapt.batches import Inputs
 from vardass.adapt.model import export_model
@@ -13,7 +14,6 @@ from vardass.adapt.selection import outputs
 from vardass.cli import main
 from vardass.data import Domain, Task, split_task
 from vardass.data.embedding_tasks import standardise_task
-from vardass.errors import InputError
 
 QUICK = {"steps": 3, "batch_size": 8, "sampler": "uniform", "eval_every": 3, "device": "cpu"}
 
@@ -61,6 +61,6 @@ def test_the_program_gives_what_predict_gives(kind, network, tmp_path, capsys):
 def test_a_context_of_the_batch_is_refused(tmp_path):
     Trainer(RunConfig(algorithm="arm", network="mlp", **QUICK), split_task(task("classes"), seed=0), tmp_path).run()
     model, about = load_model(tmp_path)
-    with pytest.raises(InputError, match="seen together"):
+    with refused("'arm'", "8 samples", "algorithm"):
         export_model(model, about, {}, tmp_path / "m.pt2")
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "m.onnx")]) == 2

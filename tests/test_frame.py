@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from conftest import refused
 from table_records import best_names, brute_values, entries, random_records, run
-from vardass.errors import InputError
 from vardass.lab.averages import Label, collect
 from vardass.lab.record import Record
 from vardass.lab.tables import make_tables
@@ -57,7 +57,7 @@ def test_a_finished_record_replaces_a_failed_one_of_the_same_run():
 
 
 def test_two_sweeps_with_other_settings_under_one_name_are_refused():
-    with pytest.raises(InputError, match=r"differ in steps; .*own name"):
+    with refused("watch", "a->b", "MMD", "steps", "name"):
         collect([run(0.5, config={"steps": 10}), run(0.6, config={"steps": 20})])
 
 

@@ -8,10 +8,10 @@ import soundfile
 import torch
 from PIL import Image
 
+from conftest import refused
 from vardass.cli import main
 from vardass.data import FrontEnd, folder_domain, load_task
 from vardass.data.from_paths import domain_from_path, preparation
-from vardass.errors import InputError
 
 FRONT = {"rate": 2000, "seconds": 0.15, "fft_size": 256, "hop": 16, "bands": 16, "low": 0}
 
@@ -53,5 +53,5 @@ def test_files_are_read_again_as_a_run_read_them(tmp_path, sounds):
     about = {"data_kind": "audio", "input_shape": list(heard.dataset[0].shape), "class_names": ["call", "noise"]}
     again = domain_from_path(sounds / "reef", about, json.loads(json.dumps(preparation(heard))))
     assert torch.equal(again.dataset[0], heard.dataset[0])
-    with pytest.raises(InputError, match="holds audio, the model was trained on images"):
+    with refused(sounds / "reef", "audio", "images"):
         domain_from_path(sounds / "reef", {**about, "data_kind": "image"}, {})
