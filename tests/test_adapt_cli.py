@@ -411,8 +411,9 @@ def test_kind_of_data_is_seen(files, folders):
     (files / "sounds/a.wav").write_bytes(b"")
     assert find_kind([files / "sounds"], None) == "audio"
     (files / "empty").mkdir()
-    with pytest.raises(InputError, match="no image or sound"):
+    with pytest.raises(InputError) as caught:
         find_kind([files / "empty"], None)
+    assert str(files / "empty") in str(caught.value)
     assert not task_from_paths([files / "clinic.npz"], files / "bare/home.npz", "features").target.has_labels
 
 

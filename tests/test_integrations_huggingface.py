@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 import vardass
-from vardass.errors import InputError
+from conftest import refused
 from vardass.integrations.checkpoints import CheckpointedSampler
 from vardass.integrations.pairs import PairBatchSampler
 
@@ -204,7 +204,7 @@ def test_what_would_go_wrong_is_refused(tmp_path: Path) -> None:
     from vardass.integrations.transformers import RefreshCallback
 
     _, refresher, sampler, _ = parts()
-    with pytest.raises(InputError, match="got a Refresher and a PairBatchSampler"):
+    with refused("CheckpointedSampler", "PairBatchSampler"):
         RefreshCallback(refresher, sampler.inner)
     callback = RefreshCallback(refresher, sampler)
     state, control = transformers.TrainerState(global_step=7), transformers.TrainerControl()
@@ -213,8 +213,8 @@ def test_what_would_go_wrong_is_refused(tmp_path: Path) -> None:
         ignore_data_skip = False
         output_dir = tmp_path
 
-    with pytest.raises(InputError, match="ignore_data_skip=True"):
+    with refused("step 7", "ignore_data_skip=False", "ignore_data_skip=True"):
         callback.on_train_begin(Arguments(), state, control)  # type: ignore[arg-type]
     Arguments.ignore_data_skip = True
-    with pytest.raises(InputError, match=r"there is no .*checkpoint-7/vardass.pt"):
+    with refused(tmp_path / "checkpoint-7" / "vardass.pt", "resume_from"):
         callback.on_train_begin(Arguments(), state, control)  # type: ignore[arg-type]

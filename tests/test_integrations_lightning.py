@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import vardass
-from vardass.errors import InputError
+from conftest import refused
 
 lightning = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
@@ -173,13 +173,13 @@ def test_a_bank_is_part_of_the_checkpoint(tmp_path: Path) -> None:
 
 def test_what_would_go_wrong_is_refused() -> None:
     endless = vardass.UniformBatchSampler(20, 4, endless=True)
-    with pytest.raises(InputError, match="sampler '0' is endless"):
+    with refused("'0'", "endless", "endless=False"):
         RefreshCallback(vardass.Refresher(vardass.RefreshEvery(3), endless, lambda: torch.zeros(20, 2)))
-    with pytest.raises(InputError, match="refresher must be a Refresher"):
+    with refused("refresher", "Refresher", "UniformBatchSampler", "vardass.Refresher(policy, samplers, sources)"):
         RefreshCallback(endless)  # type: ignore[arg-type]
     _, callback, _ = parts()
     shared = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp_fork", logger=False)
-    with pytest.raises(InputError, match="use_distributed_sampler=False"):
+    with refused("2 processes", "use_distributed_sampler=False"):
         callback.on_fit_start(shared, Adapted())
 
 

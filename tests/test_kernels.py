@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import linear_kernel, rbf_kernel
 from torch import Tensor
 
+from conftest import refused
 from vardass import kernels
-from vardass.errors import InputError
 from vardass.kernels import (
     PAPER_GAMMAS,
     CoralKernel,
@@ -338,28 +338,28 @@ def test_names():
 
 
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("argument", "field", "named"),
     [
-        ("gauss", "unknown kernel 'gauss'; choose one of mmd, .*linear"),
-        (3.0, "kernel must be a Kernel, a name or a callable, got float"),
-        (None, "got NoneType"),
+        ("gauss", "kernel", ("'gauss'", "mmd, rbf, coral, linear")),
+        (3.0, None, ("kernel", "Kernel", "float")),
+        (None, None, ("kernel", "Kernel", "NoneType")),
     ],
 )
-def test_as_kernel_errors(argument, message):
-    with pytest.raises(InputError, match=message):
+def test_as_kernel_errors(argument, field, named):
+    with refused(*named, field=field):
         as_kernel(argument)
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "got"),
     [
-        (lambda x, y: (x @ y.T).sum(1), r"shape \(5, 3\) for 5 and 3 rows, got \(5,\)"),
-        (lambda x, y: y @ x.T, r"shape \(5, 3\) .* got \(3, 5\)"),
-        (lambda x, y: (x @ y.T).numpy(), "got ndarray"),
+        (lambda x, y: (x @ y.T).sum(1), (5,)),
+        (lambda x, y: y @ x.T, (3, 5)),
+        (lambda x, y: (x @ y.T).numpy(), "ndarray"),
     ],
 )
-def test_function_kernel_with_a_wrong_result(function, message):
-    with pytest.raises(InputError, match=message):
+def test_function_kernel_with_a_wrong_result(function, got):
+    with refused((5, 3), got):
         as_kernel(function).matrix(normal(5, 2), normal(3, 2))
 
 
@@ -379,12 +379,12 @@ def test_function_kernel_diagonal_needs_no_full_matrix():
 def test_unfitted(kernel):
     assert not kernel.is_fitted
     for evaluate in (kernel.matrix, kernel.diag):
-        with pytest.raises(InputError, match=r"takes a parameter from the data; call kernel.fit\(features\)"):
+        with refused(kernel, "kernel.fit(features)"):
             evaluate(normal(3, 2))
 
 
 def test_state_of_another_kernel():
-    with pytest.raises(InputError, match="takes nothing from data, but the state holds mean; use the kernel"):
+    with refused("LinearKernel()", "mean", "kernel"):
         LinearKernel().with_state(CoralKernel().fit(normal(3, 2)).state())
 
 
@@ -397,14 +397,14 @@ def test_a_fitted_kernel_is_used_as_it_is_and_another_one_fitted(x):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "named"),
     [
-        (lambda: RBFMixture(()), r"gammas must be a sequence of positive numbers, got \(\)"),
-        (lambda: RBFMixture((1.0, 0.0)), r"positive numbers, got \(1.0, 0.0\)"),
-        (lambda: RBFMixture(scale="mode"), "scale must be a positive number, 'median' or 'mean', got 'mode'"),
-        (lambda: RBFMixture(scale=-1.0), "scale must be positive, got -1.0"),
+        (lambda: RBFMixture(()), ("gammas", "positive", ())),
+        (lambda: RBFMixture((1.0, 0.0)), ("gammas", "positive", (1.0, 0.0))),
+        (lambda: RBFMixture(scale="mode"), ("scale", "'mode'", "'median'", "'mean'")),
+        (lambda: RBFMixture(scale=-1.0), ("scale", "positive", -1.0)),
     ],
 )
-def test_bad_parameters(make, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_parameters(make, named):
+    with refused(*named):
         make()
