@@ -421,7 +421,7 @@ def test_bad_folders(folders):
     with refused("photo", "1 image files", "loose.png", "2 class folders"):
         folder_domain(folders / "photo")
     for make in (lambda: folder_domain(folders / "gone"), lambda: folder_task(folders / "gone", folders / "art")):
-        with refused(folders / "gone"):
+        with refused("no folder", folders / "gone"):
             make()
     for make, named in (
         (lambda: folder_domain(None), ("root", None)),

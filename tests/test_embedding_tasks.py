@@ -98,7 +98,7 @@ def test_bad_embeddings(tmp_path):
         read_labelled(tmp_path / "c.csv", labels="labels")
     with refused("'labels'", tmp_path / "c.csv", "'a'", "'b'", "--labels"):
         read_labelled(tmp_path / "c.csv", labels="labels", columns="a,b")
-    with refused(tmp_path / "gone.csv"):
+    with refused("no file", tmp_path / "gone.csv"):
         read_labelled(tmp_path / "gone.csv", labels="labels")
 
 

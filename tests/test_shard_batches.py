@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_refused(spread, tmp_path):
     with refused(strata.labels_files[2], "3 labels", "501 rows"):
         ShardBatchSampler(strata)
     strata.files[1].unlink()
-    with refused(strata.files[1]):
+    with refused("no file", strata.files[1]):
         ShardBatchSampler(strata)
 
 
