@@ -13,7 +13,7 @@ import vardass
 from conftest import refused
 from vardass import diagnose
 from vardass.analysis.diagnosis import advise
-from vardass.analysis.doctor import Limits, strata_leave
+from vardass.analysis.doctor import Limits
 from vardass.errors import VardassWarning
 from vardass.kernels import RBFMixture
 from vardass.losses import CORALLoss, MMDLoss, mmd2
@@ -340,19 +340,3 @@ def test_the_terms_of_the_kernel_can_be_left_out():
     assert (found.sizes, found.batches_per_epoch) == ((600, 900), 75)
     assert found.irreducible == whole.irreducible
     assert found.samplers == whole.samplers
-
-
-def test_what_strata_leave_by_brute_force_and_where_they_cannot_help():
-    x, kernel = normal(60, 2), RBFMixture((0.01, 1.0))
-    strata = vardass.stratify(x, 4, kernel=kernel)
-    shares = []
-    for gamma in kernel.gammas:
-        matrix = torch.exp(-gamma * torch.cdist(x, x).square())
-        left = 0.0
-        for h in range(4):  # of the strata of the whole kernel, term by term
-            block = matrix[strata.labels == h][:, strata.labels == h]
-            left += (len(block) / 60) ** 2 * float(block.diagonal().mean() - block.mean())
-        shares.append(left / (float(matrix.diagonal().mean() - matrix.mean()) / 4))
-    assert strata_leave(x, 4, kernel=kernel) == pytest.approx(min(shares))
-    assert strata_leave(normal(5000, 64), 32, kernel="mmd") > 0.81  # a cloud in many dimensions
-    assert strata_leave(normal(5000, 2), 32, kernel="mmd") < 0.3

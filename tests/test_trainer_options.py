@@ -454,26 +454,6 @@ def test_memory_stays_flat_over_ten_thousand_steps(tmp_path: Path) -> None:
     assert found[10_000][1] <= found[2000][1]
 
 
-@pytest.mark.parametrize(("dimensions", "stratified"), [(64, False), (2, True)])
-def test_strata_that_cannot_help_are_not_paid_for(dimensions: int, stratified: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr("vardass.adapt.strata_updater._LARGE", 100)
-    generator = torch.Generator().manual_seed(0)
-    domains = [
-        Domain(name, torch.randn(400, dimensions, generator=generator), torch.arange(400) % 2, ("a", "b"))
-        for name in ("s", "t")
-    ]
-    settings = {"steps": 6, "batch_size": 16, "sampler": "stratified", "refresh_every": 3, "network": "mlp"}
-    # features are the inputs themselves, apart from a scale
-    config = RunConfig(**settings, network_options={"hidden": (dimensions,)}, device="cpu", eval_every=6)
-    trainer = Trainer(config, split_task(Task("s->t", (domains[0],), domains[1]), seed=0))
-    trainer.algorithm.network.featuriser = nn.Identity()
-    trainer.strata.measure_first()
-    found = trainer.run().metrics[-1]
-    assert (trainer.streams["source"].sampler.strata is not None) == stratified  # type: ignore[attr-defined]
-    assert ("source/left" in found) != stratified
-    assert ("source/reduction" in found) == stratified
-
-
 # --- errors -------------------------------------------------------------------------------------------------
 
 

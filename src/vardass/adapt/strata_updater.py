@@ -15,7 +15,6 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.batches import Draw, Stream, counted, pass_over
 from vardass.adapt.selection import outputs
-from vardass.analysis.doctor import Limits, strata_leave
 from vardass.data.splits import named_seed
 from vardass.errors import InputError
 from vardass.losses import Bank
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 
-_LARGE = 32_768  # samples from which strata take seconds: there it is measured first whether they can help
 _MIN_MOVEMENT = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
 _REFERENCE_ROWS = 2048  # of a feature bank that estimator reference looks at; of a larger bank so many are drawn
 
@@ -190,13 +188,6 @@ class StrataUpdater:
             min_movement=_MIN_MOVEMENT,
         )
 
-    def measure_first(self) -> None:
-        """Leave a sampler of many samples uniform where strata would leave most of the variance, at any bandwidth.
-
-        Narrow ones can carry nearly all of the variance, and wide ones, on which strata do help, all of the gradient.
-        """
-        self.refresher.worthwhile = _not_worth_strata
-
     def begin(self, progress: Progress | None = None) -> None:
         """Fill the banks, and make the strata that come from inputs."""
         if self.processes.is_first or self.algorithm.uses_banks:
@@ -316,13 +307,3 @@ class StrataUpdater:
             progress=progress,
             **self.config.pass_options,
         )
-
-
-def _not_worth_strata(sampler: Any, features: Tensor) -> float | None:
-    """Share of the variance that strata would leave, where that is too much to pay for them; else None."""
-    k = getattr(sampler, "strata_count", None)
-    # a sampler that has strata was found worth them, also before a run was resumed
-    if k is None or len(features) <= _LARGE or getattr(sampler, "strata", None) is not None:
-        return None
-    remaining = strata_leave(features, k, kernel=sampler.kernel)
-    return remaining if remaining > Limits().worth ** 2 else None

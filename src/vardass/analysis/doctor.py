@@ -25,15 +25,14 @@ from vardass.analysis.batch_noise import (
 from vardass.analysis.diagnosis import Advice, ClassShares, Diagnosis, KernelPart, Limits, SamplerEffect, advise
 from vardass.bounds import nearest_neighbour_bound
 from vardass.errors import InputError
-from vardass.kernels import CoralKernel, Kernel, KernelLike, RBFMixture, fitted_kernel, mixture_reach, squared_distances
+from vardass.kernels import CoralKernel, Kernel, RBFMixture, fitted_kernel, mixture_reach, squared_distances
 from vardass.losses import CORALLoss, MMDLoss
 from vardass.samplers.class_alignment import explained_by_shares
 from vardass.samplers.registry import make_sampler
 from vardass.scaling import CLIP, robust_scale, scale_columns, standardise
-from vardass.solvers import stratify
-from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, choose
+from vardass.validate import ArrayLike, as_labels, check_count, check_number, choose
 
-__all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "SamplerEffect", "diagnose", "strata_leave"]
+__all__ = ["Advice", "ClassShares", "Diagnosis", "KernelPart", "Limits", "SamplerEffect", "diagnose"]
 
 Head = Callable[[Tensor], Tensor]
 
@@ -219,26 +218,6 @@ def _irreducible(domains: list[Tensor], k: int, kernel: Kernel, spread: float) -
     """Bound on the share of a uniform batch's variance, ``spread / k`` in both domains, that strata leave."""
     bounds = [nearest_neighbour_bound(z, k, kernel=kernel) for z in domains]
     return min(1.0, sum(bound.variance for bound in bounds) * k / spread) if spread > 0 else 0.0
-
-
-@torch.no_grad()
-def strata_leave(features: ArrayLike, k: int, *, kernel: KernelLike) -> float:
-    """Least share of a uniform batch's variance, over the terms of the kernel, that strata of some rows leave.
-
-    Near 1, k strata of the features (n, d), one draw from each, help at no bandwidth. At most 2,000 rows are looked at,
-    or eight for each stratum: strata of few rows fit these better than those of all rows would, so the true share is
-    larger, if anything.
-    """
-    x = as_features(features)
-    z = x[sample_rows(len(x), max(2000, 8 * k), 0, x.device)]
-    strata = stratify(z, k, kernel=kernel, bound=False)
-    member = F.one_hot(strata.labels.to(z.device), k).double()
-    sizes, shares = member.sum(0), []
-    for _, _, matrix in _terms(fitted_kernel(kernel, z), z.double()):
-        within = (member.T @ matrix.diagonal()) / sizes - (member * (matrix @ member)).sum(0) / sizes.square()
-        uniform = _spread(matrix) / k
-        shares.append(float(((sizes / len(z)).square() * within).sum()) / uniform if uniform > 0 else 1.0)
-    return min(shares)
 
 
 def _spread(matrix: Tensor) -> float:

@@ -139,8 +139,7 @@ def adapt(
     }
     # all of the target is there to be adapted to and predicted: no part of it is a test set
     splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
-    ours: dict[str, Any] = {"hint": hint, "measure_first": "sampler" not in chosen}
-    with _run(config, splits, out, data, resume=resume, domains=[*sources, target], **ours) as result:
+    with _run(config, splits, out, data, resume=resume, domains=[*sources, target], hint=hint) as result:
         predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
         scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
         measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
@@ -277,15 +276,12 @@ def _run(
     resume: bool,
     domains: Sequence[Path] = (),
     hint: str = "",
-    measure_first: bool = False,
 ) -> Iterator[RunResult]:
     """Train, and keep the folder locked until all is written; exit with code 130 if it was interrupted."""
     check = partial(_check_folder, out, data, resume=resume, domains=domains)
     check()
     pick_device(config.device)  # before the folder is made
     trainer = _trainer(config, splits, out)
-    if measure_first:
-        trainer.strata.measure_first()
     make_folder(out)
 
     def tell(seconds: float) -> None:

@@ -61,11 +61,7 @@ class Summary:
         for domain in ("source", "target"):
             if f"{domain}/reduction" in line:
                 value = f"{line[f'{domain}/reduction']:.3g} times less than uniform draws"
-            elif f"{domain}/left" in line:
-                value = f"uniform draws: any strata would leave {100 * line[f'{domain}/left']:.0f} % of it"
-            else:
-                continue
-            rows.append((f"variance of {domain} batches", value))
+                rows.append((f"variance of {domain} batches", value))
         value = "not known, the target has no labels"
         if self.target_scores is not None:
             note = _ORACLE if config.selection == "oracle" else _READ_LAST

@@ -136,7 +136,6 @@ class Refresher:
             )
         self.groups, self.share, self.group = groups, share, group
         self.min_movement = check_number(min_movement, "min_movement", low=0.0, remedy="try 0.001")
-        self.worthwhile: Callable[[Any, Tensor], float | None] | None = None
         if group is not None:
             self._check_own_rows()
         for name, sampler in self.samplers.items():
@@ -212,12 +211,6 @@ class Refresher:
             self.timer.add("skipped", 0.0)
             spent = self.timer.seconds["features"] - before.get("features", 0.0)
             return {f"{name}/seconds_features": spent, f"{name}/seconds_solver": 0.0}
-        if self.worthwhile is not None and not groups and self._peers is None:
-            with self.timer("solver"):
-                left = self.worthwhile(sampler, as_features(features))
-            if left is not None:
-                self.timer.add("skipped", 0.0)
-                return {f"{name}/left": left}
         with self.timer("solver"):
             if self.group is not None:
                 sampler.refresh_over_processes(features, self.group)
