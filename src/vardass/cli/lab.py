@@ -17,7 +17,6 @@ from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
 from vardass.cli.terminal import progress_bar, time_text
 from vardass.errors import InputError, VardassError
 from vardass.files import write_text
-from vardass.paper.figures import NUMBERS, make_figure, write_figure
 from vardass.plots import require_matplotlib
 from vardass.processes import count_cpus
 from vardass.table import FORMATS, render
@@ -194,7 +193,6 @@ def tables(
     """
     from vardass.lab.averages import collect, current_records
     from vardass.lab.tables import TABLE_NAMES, make_tables
-    from vardass.paper.numbers import against_paper
 
     form = form or _SUFFIXES.get(out.suffix.lower() if out else "", "text")
     choose(table, "table", TABLE_NAMES)
@@ -212,7 +210,11 @@ def tables(
         raise InputError(f"no records of runs in {named}; name the folder of a sweep with at least one finished run")
     results = collect(records)
     made = make_tables(results, table)
-    text = render(against_paper(made, results) if against else made, form)
+    if against:
+        from vardass.paper.numbers import against_paper
+
+        made = against_paper(made, results)
+    text = render(made, form)
     if out is None:
         print(text, end="")
         if table == "summary":
@@ -246,6 +248,8 @@ def figure(
 
     Writes figureN.png, .svg, .csv (the numbers), .md (the text) and .json (settings and versions).
     """
+    from vardass.paper.figures import NUMBERS, make_figure, write_figure
+
     known = {str(n): (n,) for n in NUMBERS} | {"all": NUMBERS}
     if number not in known:
         raise InputError(f"there is no figure {number!r}; choose one of {', '.join(known)}")

@@ -153,9 +153,9 @@ def preset_names() -> tuple[str, ...]:
 
 
 def _presets() -> dict[str, Traversable]:
-    """Files of the presets by name; those of the paper are in a room above, named here as text."""
-    folders = [files(room) / "presets" for room in ("vardass.lab", "vardass.paper")]
-    entries = [entry for folder in folders for entry in folder.iterdir()]
+    """Files of the presets by name; those of the paper are in a room above, which may be absent."""
+    folders = [files("vardass") / room / "presets" for room in ("lab", "paper")]
+    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
     return {entry.name.removesuffix(".yaml"): entry for entry in entries if entry.name.endswith(".yaml")}
 
 

@@ -1,4 +1,4 @@
-"""Batch samplers: the paper's, its baselines, and those that couple batches."""
+"""Batch samplers: the paper's, uniform batches, and those that couple samples."""
 
 from vardass.samplers.base import Chunk, MinibatchSampler
 from vardass.samplers.class_alignment import ClassAlignment, align_classes, task_weights

@@ -1,4 +1,4 @@
-"""Finding strata: one front, `stratify`, over interchangeable solvers, one file each."""
+"""Finding strata: one front, `stratify`, over interchangeable solvers."""
 
 from vardass.solvers.grouped import stratify_groups
 from vardass.solvers.labels import INITS

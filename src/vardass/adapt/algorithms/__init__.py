@@ -1,4 +1,4 @@
-"""Training rules for unsupervised domain adaptation, one in each file."""
+"""Training rules for unsupervised domain adaptation."""
 
 from vardass.adapt.algorithms.base import ERM, Algorithm, weighted_mean
 from vardass.adapt.algorithms.discrepancy import CORAL, MMD
