@@ -58,11 +58,11 @@ class Kernel(ABC):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the kernel can be evaluated, or must take something from data first."""
+        """Whether the kernel can be evaluated; False if it must be fitted to data first."""
         return True
 
     def fit(self, x: Tensor) -> Kernel:
-        """Return a kernel with its data-driven parts taken from ``x`` of shape (n, d), anew if it has some."""
+        """Return a copy with its data-driven parts, if any, recomputed from ``x`` of shape (n, d)."""
         return self
 
     def state(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Kernel(ABC):
         return {} if value is None else {self._taken: value}
 
     def with_state(self, state: Mapping[str, Any]) -> Kernel:
-        """Return this kernel, fitted as the one was whose `state` is given; an empty one changes nothing."""
+        """Return this kernel with the fitted parts in ``state``, see `state`; an empty state changes nothing."""
         if state and not self._taken:
             raise InputError(
                 f"{self!r} takes nothing from data, but the state holds {', '.join(state)}; "
@@ -129,7 +129,7 @@ class Kernel(ABC):
         return (self.diag(x) + self.diag(y) - 2.0 * self.paired(x, y)).clamp_min(0.0)
 
     def explicit_features(self, x: Tensor) -> Tensor | None:
-        """Return φ(x) of shape (n, D) where φ is finite and no wider than a few columns, else None."""
+        """Return φ(x) of shape (n, D) if φ has only a few columns, else None."""
         return None
 
     @abstractmethod
@@ -269,7 +269,7 @@ class RBFMixture(Kernel):
 
     @property
     def is_fitted(self) -> bool:
-        """True unless the scale is still to be taken from data."""
+        """Whether the scale is known; False if it must still be taken from data."""
         return not isinstance(self.scale, str) or self.fitted_scale is not None
 
     def fit(self, x: Tensor) -> Self:
@@ -284,7 +284,7 @@ class RBFMixture(Kernel):
         return replace(self, fitted_scale=value if value > 0 else 1.0)
 
     def check_range(self, x: Tensor) -> None:
-        """Raise an InputError if squared distances between rows of ``x`` overflow, which would make the kernel NaN."""
+        """Raise an InputError if squared distances between rows of ``x`` overflow, which would give NaN."""
         low, high = (float(value) for value in torch.aminmax(x))
         if high - low < (0.1 * torch.finfo(_full_precision(x[:0]).dtype).max / x.shape[1]) ** 0.5:
             return  # no distance is larger
@@ -394,7 +394,7 @@ class CoralKernel(Kernel):
         return self._of_products((self._centred(_full_precision(x)) * self._centred(_full_precision(y))).sum(1))
 
     def explicit_features(self, x: Tensor) -> Tensor | None:
-        """The d(d+1)/2 distinct products, off-diagonal ones times √2, and the row if it counts, for d up to 22."""
+        """The d(d+1)/2 distinct products, off-diagonal ones times √2, and the row if means count, for d up to 22."""
         d = x.shape[1]
         if d > 22:  # 253 columns: beyond that the low-rank map is cheaper
             return None
@@ -484,8 +484,8 @@ def as_kernel(kernel: Any) -> Kernel:
 def fitted_kernel(kernel: KernelLike, x: Tensor, *, check_range: bool = True) -> Kernel:
     """Return what `as_kernel` makes of ``kernel``, fitted to the rows of ``x`` (n, d) unless it is fitted already.
 
-    Features whose kernel overflows are refused, unless ``check_range`` is False: to look at values would make a
-    training loop wait for the device.
+    Features whose kernel overflows are refused, unless ``check_range`` is False: the check would make a training
+    loop wait for the device.
     """
     known = as_kernel(kernel)
     fitted = known if known.is_fitted else known.fit(x)

@@ -44,7 +44,7 @@ def coral(
     x, y, weights_x, weights_y
         Features (n_x, d) and (n_y, d) and the weights of their rows, or Batches, as for ``mmd2``.
     preset : {"paper", "domainbed", "deep-coral"}
-        Defaults of the next three options; ``"paper"`` if it is not given.
+        Sets the defaults of the next three options; ``"paper"`` by default.
 
         ============  ============  ======================================  =============
         preset        include_mean  correction                              normalization
@@ -65,14 +65,14 @@ def coral(
         Sizes n of the two data sets, for ``correction="population"``.
     estimator : {"v", "unbiased", "reference"}
         ``"v"`` is the formula above. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the loss
-        of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both take covariances about
-        the ``mean`` of a `Bank`, which both domains must have: the products of centred features are then the φ of
-        ``vardass.losses.estimators``.
+        of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both centre covariances on
+        the ``mean`` of a `Bank`, so both domains need one; φ in ``vardass.losses.estimators`` is then the products of
+        centred features.
 
     Returns
     -------
     Tensor
-        As of ``mmd2``, a scalar.
+        A scalar, as for ``mmd2``.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class CORALLoss(DiscrepancyLoss):
             self.use_populations(population_x, population_y)
 
     def use_populations(self, x: int, y: int) -> None:
-        """Divide covariances by n - 1 of data sets with so many rows, ``correction="population"``, from now on."""
+        """Switch to ``correction="population"``, for data sets with x and y rows: divide covariances by n - 1."""
         for size, name in ((x, "population_x"), (y, "population_y")):
             check_count(size, name, low=2, remedy="pass the number of rows of the data set")
         self.correction, self.populations = "population", (x, y)

@@ -35,20 +35,20 @@ ESTIMATORS = ("v", "unbiased", "reference")
 
 
 class Bank(NamedTuple):
-    """The latest known features of a whole domain, such as those of a `FeatureBank`.
+    """The latest known features of a whole domain, for example from a `FeatureBank`.
 
-    Rows drawn anew for each batch do as well; CORAL then needs the ``mean`` of all rows.
+    Rows drawn afresh for each batch also work; CORAL then needs the ``mean`` of all rows.
 
     Attributes
     ----------
     rows : Tensor of shape (m, d)
         Features; no gradient goes through them.
     weights : Tensor of shape (m,), optional
-        Of the rows, summing to 1; None means uniform.
+        Weights of the rows, summing to 1; None means uniform.
     strata : Tensor of shape (m,), optional
-        Stratum of each row, in the numbers of the batch's own.
+        Stratum of each row, numbered as in the batch.
     mean : Tensor of shape (d,), optional
-        Mean of the whole domain, about which CORAL centres; by default that of the rows.
+        Mean of the whole domain, used by CORAL for centring; by default the mean of the rows.
     """
 
     rows: Tensor
@@ -65,19 +65,19 @@ class Batch(NamedTuple):
     x : Tensor of shape (b, d) or (b, *shape)
         Features, for a loss; inputs of the network, for an algorithm: those of this process.
     y : Tensor of shape (b,) or (b, m), optional
-        Labels, or numbers in a regression as ``Units`` scales them. Those of a target batch are never read.
+        Labels, or in a regression numbers scaled by ``Units``. Labels of a target batch are never read.
     weights : array of shape (b,), optional
         They sum to 1; None means uniform.
     strata : array of shape (b,), optional
         Stratum of each row. Rows of one stratum must be independent draws from it, and strata independent of one
         another: `StratifiedBatchSampler` gives such batches, `OrderedBatchSampler` and `BalancedBatchSampler` do not.
     pool : int or inf, optional
-        Samples of the data set that rows were drawn from without replacement, of which a stratum has its weight's
-        share; ``math.inf`` for draws with replacement. Needed with ``strata``.
+        Number of samples of the data set, for draws without replacement (a stratum has its weight's share of them);
+        ``math.inf`` for draws with replacement. Needed with ``strata``.
     bank : Bank or Tensor of shape (m, d), optional
-        Features of the whole domain; a tensor is a bank of equal rows.
+        Features of the whole domain; a tensor is a bank with uniform weights.
     domains : Tensor of shape (b,), optional
-        Which one of several united sources each sample is from.
+        The source domain of each sample, where several are combined.
     task_weights : Tensor of shape (b,), optional
         Weights of the task loss, where they are not ``weights``; see `vardass.samplers.task_weights`.
     rows : int, optional
@@ -172,7 +172,7 @@ def _side(name: str, z: Tensor, batch: Batch) -> CheckedBatch:
     ids = None if batch.strata is None else as_labels(batch.strata, n, f"strata of {name}")
     if ids is not None and pool is None:
         raise InputError(
-            f"{name} has strata but no pool, so whether its draws repeat samples is not known; give pool=math.inf for "
+            f"{name} has strata but no pool, so it is unknown whether draws can repeat; give pool=math.inf for "
             "draws with replacement, or the number of samples of the data set for draws without",
             field="pool",
         )
@@ -277,8 +277,8 @@ def _require_pairs(side: CheckedBatch, strata: Tensor) -> None:
         return
     if bank is None or bank.strata is None:
         raise InputError(
-            f"{len(single)} of {len(ids)} strata of {s} have one row, so no pair shows how they vary; pass a Batch "
-            "with bank=Bank(features, strata=sampler.strata.labels), draw twice from each stratum "
+            f"{len(single)} of {len(ids)} strata of {s} have one row, too few to estimate their variance; pass a "
+            "Batch with bank=Bank(features, strata=sampler.strata.labels), draw twice from each stratum "
             "(draws_per_stratum=2), or use estimator='reference'"
         )
     absent = single[~torch.isin(single, bank.strata.cpu())]

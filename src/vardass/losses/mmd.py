@@ -55,21 +55,21 @@ def mmd2(
     weights_x, weights_y : array of shape (n_x,) or (n_y,), optional
         Weights of the rows of a tensor, which sum to 1. None means uniform.
     kernel : Kernel, str or callable, optional
-        Anything that ``as_kernel`` takes; None is the paper's mixture. A kernel that is not fitted is fitted at each
-        call, without gradient, on the two banks or else, not for ``"unbiased"``, on the two batches.
+        Anything that ``as_kernel`` takes; None is the paper's mixture. An unfitted kernel is fitted at each call,
+        without gradient: on the two banks if given, otherwise on the two batches (not for ``"unbiased"``).
     estimator : {"v", "unbiased", "reference"}
         ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
         Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the
-        MMD² of all data and may be negative: the former from pairs of independent rows, without weights those of a
-        uniform draw, else with the ``strata`` of a `Batch`; the latter against its ``bank``, for any weights, and for
-        rows that are coupled. See ``vardass.losses.estimators``.
+        MMD² of all data and may be negative. ``"unbiased"`` uses pairs of independent rows: of a uniform draw, or, with
+        weights, of the ``strata`` of a `Batch`. ``"reference"`` compares with the ``bank`` of a `Batch`, for any
+        weights and for coupled rows. See ``vardass.losses.estimators``.
     preset : {"paper", "domainbed"}, optional
         Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7.
 
     Returns
     -------
     Tensor
-        A scalar, float64 if either input is and else float32.
+        A scalar: float64 if either input is, else float32.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def _fitted(kernel: Kernel, sides: Pair, estimator: str) -> Kernel:
     banks = [side.bank.rows for side in sides if side.bank is not None]
     if estimator == "unbiased" and not kernel.is_fitted and len(banks) < 2:
         raise InputError(
-            f"{kernel!r} would take its parameter from the batch, and no estimator is unbiased then; fit it once on "
+            f"{kernel!r} would be fitted to the batch, which makes every estimator biased; fit it once on "
             "all features, kernel.fit(features), or pass Batches with banks"
         )
     rows = banks if len(banks) == 2 else [side.z.detach() for side in sides]

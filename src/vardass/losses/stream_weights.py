@@ -1,4 +1,4 @@
-"""Weights for the batches of any stream, which bring each batch's statistics to their running mean.
+"""Weights for the batches of any stream that match each batch's statistics to their running mean.
 
 After the abstract of arXiv 2607.20374 (ARROW): for a batch of n rows with statistics φ_i and their running mean μ,
 
@@ -27,11 +27,11 @@ _FREQUENCIES = 128  # random ones, for each bandwidth of a mixture
 
 
 class StreamWeights:
-    """Weights for the batches of one domain, without strata, refresh or even a known number of samples.
+    """Weights for the batches of one domain, without strata, refreshes or a known number of samples.
 
-    Call it once with the features of each batch; under several processes with the gathered one. It adds them to the
-    running statistics of the loss and returns weights under which the batch agrees with these; the first batch has
-    equal ones. For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and
+    Call it once with the features of each batch, gathered over all processes. It adds them to the running statistics
+    of the loss and returns weights that match the batch to these statistics; the first batch gets equal weights.
+    For an RBF mixture the statistics are the means of random Fourier features of its bandwidths (Rahimi and
     Recht 2007), each bandwidth weighted by its |μ|². For CORAL they are the covariance and, if the loss compares them,
     the mean.
 
@@ -41,14 +41,14 @@ class StreamWeights:
     Parameters
     ----------
     kernel : Kernel or name
-        Of the loss: an `RBFMixture` (``"mmd"``, ``"rbf"``), a `CoralKernel` (``"coral"``, or the
+        Kernel of the loss: an `RBFMixture` (``"mmd"``, ``"rbf"``), a `CoralKernel` (``"coral"``, or the
         ``CORALLoss(...).kernel(d)`` of a loss with other options) or a `LinearKernel`. It is fitted to the first batch.
     half_life : float
-        Batches after which a batch counts half. A long one has less noise, a short one follows moving features.
+        Batches after which a batch counts half. A longer one has less noise, a shorter one tracks features faster.
     effective_size : float
-        e, the share of the batch that Σ w² leaves, above 0; 1 gives equal weights.
+        e, the minimum effective size 1 / Σ w² as a share of the batch, above 0; 1 gives equal weights.
     seed : int
-        Of the frequencies of the random Fourier features.
+        Seed for the frequencies of the random Fourier features.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StreamWeights:
         return _Moments(columns, *scales)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later weights depend on."""
+        """Everything that future weights depend on."""
         state = {"settings": self._settings(), "batches": self.batches, "mass": self._mass, "statistics": None}
         if self._statistics is not None:
             state["statistics"] = {name: value.clone() for name, value in self._statistics.running.items()}

@@ -18,15 +18,15 @@ class FeatureBank:
     """The latest known features of n samples in single precision, so that a refresh costs no extra forward pass.
 
     Training computes the features of its batches anyway; `update` keeps them. Rows are then of different ages, and
-    carry the noise of dropout and augmentation. `fill` computes all anew, for example before the first refresh.
+    carry the noise of dropout and augmentation. `fill` recomputes all, for example before the first refresh.
 
     Parameters
     ----------
     n : int
-        Number of samples. The first features say how wide the (n, d) tensor is.
+        Number of samples. The width d of the (n, d) tensor is that of the first features.
     device : device
-        Of the store. `update` transfers each batch to it: from a GPU to the default CPU store that waits for
-        the batch to be computed, a store on the same GPU does not.
+        Device of the store. `update` copies each batch to it: from a GPU to the default CPU store the copy waits for
+        the batch to be computed, to a store on the same GPU it does not.
 
     Examples
     --------
@@ -48,7 +48,7 @@ class FeatureBank:
     def update(self, indices: ArrayLike | list[int], features: ArrayLike) -> None:
         """Store the ``features`` (b, d) of one batch, of any device and dtype, for the rows ``indices`` (b,).
 
-        Of a row that comes twice, the last one counts. The range is checked on the CPU only.
+        If an index occurs twice, the last row counts. The range is checked on the CPU only.
         """
         z = as_features(features, check_finite=False)
         self.keep(_as_rows(indices, len(z), self.n), z)
@@ -97,7 +97,7 @@ class FeatureBank:
         return x.to(self.device, non_blocking=self.device.type != "cpu")
 
     def features(self) -> Tensor:
-        """Return the features of all samples (n, d), none of which may be missing: the store itself, not a copy."""
+        """Return the features of all samples (n, d), the store itself, not a copy; an error if any are missing."""
         self._write_kept()
         count = int(self._is_known.sum())
         if self._rows is None or count < self.n:
@@ -118,7 +118,7 @@ class FeatureBank:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the rows of another bank of the same n and d."""
+        """Load the rows of another bank with the same n and d."""
         check_state(state, self, self.state_dict())
         if state["n"] != self.n or (None not in (self.d, state["d"]) and state["d"] != self.d):
             raise InputError(

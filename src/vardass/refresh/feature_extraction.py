@@ -38,20 +38,20 @@ def extract_features(
     Parameters
     ----------
     model : nn.Module or callable
-        The featuriser, on the device it is to run on.
+        The feature extractor, on the device it should run on.
     data : Dataset, Tensor of shape (n, ...), DataLoader or iterable of batches
         A data set, also one wrapped by ``with_weights``. A DataLoader, for samples that need a ``collate_fn``, must
         keep the order and drop nothing.
     out_device : device
-        Where the result goes, batch by batch.
+        Device of the result, filled batch by batch.
     dtype : torch.dtype
-        Of the result.
+        Precision of the result.
     progress : callable, optional
         ``progress(share_done, message)`` after each batch.
     batch_size : int
         Samples in a forward pass.
     device : device, optional
-        Of the inputs: by default that of the model's first parameter. Floating-point inputs get the precision of a
+        Device of the inputs, by default that of the model's first parameter. Float inputs get the precision of a
         model in half or double precision.
     num_workers : int
         Worker processes that load samples.
@@ -59,9 +59,9 @@ def extract_features(
         Run the forward pass in mixed precision, for example ``torch.bfloat16``; None means full precision,
         also inside an autocast region.
     forward : callable, optional
-        ``forward(model, inputs) -> (batch, d)``, where ``model(inputs)`` is not what you want.
+        ``forward(model, inputs) -> (batch, d)``, used instead of ``model(inputs)``.
     key : str or int, optional
-        The input's entry of a mapping or place in a tuple; by default the sample itself, or the first part of a tuple.
+        The input's key in a mapping or index in a tuple; by default the sample itself, or the first element of a tuple.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def _inputs(part: Any, key: str | int | None) -> Any:
         if key not in part:
             raise InputError(
                 f"a sample is a mapping with the keys {sorted(map(str, part))}, got key={key!r}; "
-                "say with key=... which one is the input"
+                "choose the input with key=..."
             )
         part = part[key]
     elif isinstance(key, str):

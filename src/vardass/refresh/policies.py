@@ -1,4 +1,4 @@
-"""When to recompute strata or a plan: policies that answer by the number of batches so far."""
+"""When to recompute strata or a plan: policies that depend on the number of batches so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vardass.validate import check_count
 
 
 class RefreshPolicy(ABC):
-    """Says at which steps to refresh (section 2.5 of the paper); for one of your own write ``due``.
+    """Decides at which steps to refresh (section 2.5 of the paper); subclasses implement ``due``.
 
     The answer depends on ``step`` alone, which counts the batches of the whole run, so a policy has no state.
     """
@@ -34,7 +34,7 @@ class RefreshEvery(RefreshPolicy):
         Steps between refreshes, the paper's T. 0 never refreshes: the sampler stays uniform, or keeps the strata it
         was given before training.
     start : int
-        Step of the first refresh. With a feature bank that only training fills, the length of an epoch.
+        Step of the first refresh. If only training fills the feature bank, set it to the length of an epoch.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class RefreshEvery(RefreshPolicy):
 
 
 class GrowingRefresh(RefreshPolicy):
-    """Refresh often at first and ever less often, as features distort most early in training.
+    """Refresh often at first, then less and less often, as features change most early in training.
 
     The paper suggests such a schedule under "Effect of T" (section 3.1). The j-th interval, from 0, is
     ``min(longest, floor(first * factor**j))`` steps, with a ``factor`` above 1 and no limit if ``longest`` is None; the

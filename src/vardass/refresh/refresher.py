@@ -1,4 +1,4 @@
-"""Policy, feature sources and samplers of a training loop together, and the seconds that they take."""
+"""Policy, feature sources and samplers of a training loop in one object, and the seconds that they take."""
 
 from __future__ import annotations
 
@@ -79,20 +79,20 @@ class Refresher:
     Parameters
     ----------
     policy : RefreshPolicy
-        When.
+        When to refresh.
     samplers : sampler, or sequence or mapping of them
-        Names are those of the mapping, else "0", "1", ...; one whose ``needs_features`` is False is left alone, and its
-        features are not computed.
+        Names are the keys of the mapping, else "0", "1", ...; a sampler whose ``needs_features`` is False is skipped,
+        and its features are not computed.
     sources : source, or sequence or mapping of the same length or names
         A `FeatureBank`, or a function without arguments that returns (n, d) features.
     groups : callable, optional
-        ``groups(step)`` is called before each refresh, under a process group by the first process only. It returns, for
-        samplers by name, further arguments of their ``refresh``, such as ``align_classes(...).by_domain``.
+        ``groups(step)`` is called before each refresh, under a process group by the first process only. It maps names
+        of samplers to extra arguments of their ``refresh``, for example ``align_classes(...).by_domain``.
     timer : Timer, optional
-        Gets the seconds, in the parts "features" and "solver".
+        Records the seconds, in the parts "features" and "solver".
     share : bool
-        Under a process group of ``torch.distributed`` the first process decides, makes the strata and sends them to
-        the others, whose own might differ by rounding; every process has to call `step`. False leaves this out.
+        Under a ``torch.distributed`` process group the first process decides, makes the strata and sends them to the
+        others, whose own might differ by rounding; every process must call `step`. False disables this.
     group : ProcessGroup, optional
         Of ``torch.distributed``: each source then gives the features of this process's own rows, and strata are those
         of `stratify_over_processes`. Only for `StratifiedBatchSampler`; not with ``groups`` or ``min_movement``.
@@ -161,7 +161,7 @@ class Refresher:
         what = "groups" if self.groups is not None else f"min_movement={self.min_movement}" if self.min_movement else ""
         if what:
             raise InputError(
-                f"group= leaves the features on their processes, but {what} needs all of them on one; leave it out, or "
+                f"group= leaves features on their processes, but {what} needs all of them on one; leave it out, or "
                 "gather the features"
             )
         for name, sampler in self.samplers.items():
@@ -172,7 +172,7 @@ class Refresher:
                 )
 
     def step(self, step: int, *, now: bool = False) -> dict[str, Any] | None:
-        """Refresh all samplers if it is time, or if ``now`` says so, after ``step`` batches.
+        """Refresh all samplers if the policy says so after ``step`` batches, or if ``now`` is True.
 
         Returns numbers for a logger, None if there was no refresh: ``"step"``, and for each sampler
         ``"<name>/seconds_features"``, ``"<name>/seconds_solver"`` and, where it has new strata, ``"<name>/variance"``,
@@ -238,7 +238,7 @@ class Refresher:
         return bool((z - seen.to(z)).double().square().sum() < self.min_movement * spread)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the timer, and what tells whether features have moved; samplers and banks have their own."""
+        """State of the timer, and features to detect movement; samplers and banks have their own state."""
         return {"timer": self.timer.state_dict(), "seen": dict(self._seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -53,9 +53,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     """A ``torch.utils.data.Sampler`` of batches, for ``DataLoader(batch_sampler=...)``.
 
     The stream is a pure function of the seed, the epoch and the features of the refreshes, computed a chunk
-    at a time. Its state, the same on every process, is the present chunk and what the last refresh found. A subclass
-    has ``_make_chunk``, and ``_fit``, ``_extra_state`` and ``_load_extra_state`` if it takes something from features.
-    `Refresher` logs an attribute ``strata``, a `Strata` or None.
+    at a time. Its state, the same on every process, is the current chunk and the result of the last refresh. Subclasses
+    implement ``_make_chunk``, and ``_fit``, ``_extra_state`` and ``_load_extra_state`` if they depend on features.
+    `Refresher` logs the attribute ``strata``, a `Strata` or None.
 
     Parameters
     ----------
@@ -66,13 +66,13 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     seed : int
         The same seed gives the same stream.
     batches : int, optional
-        Batches in an epoch, over all processes; by default as many as cover n samples once, without remainder.
+        Batches in an epoch, over all processes; by default one pass over the n samples, without a remainder.
     endless : bool
         Never stop; ``len`` is then undefined.
     num_replicas, rank : int, optional
-        Process ``rank`` gets every ``num_replicas``-th batch; those left over at the end of an epoch are dropped. By
-        default those of the process group of ``torch.distributed`` when the first batch is taken. ``num_replicas=1``
-        gives every process all batches, for libraries that share them out, as ``accelerator.prepare`` does.
+        Process ``rank`` gets every ``num_replicas``-th batch; leftover batches at the end of an epoch are dropped. The
+        defaults are read from the ``torch.distributed`` process group at the first batch. ``num_replicas=1`` gives
+        every process all batches, for libraries that shard them, such as ``accelerator.prepare``.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         if self._is_shared:
             raise InputError(
                 f"this sampler is shared out already, with rank={self.rank} of num_replicas={self.num_replicas}, got "
-                f"rank={rank} of {num_replicas}; leave out num_replicas and rank where the sampler is made"
+                f"rank={rank} of {num_replicas}; leave out num_replicas and rank when creating the sampler"
             )
         if self._has_begun:
             raise InputError(
@@ -173,8 +173,8 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             return
         self._is_shared = True  # one warning is enough
         warnings.warn(
-            f"there is a process group of {group[0]}, but this {type(self).__name__} began without it, so that every "
-            "process gets the same batches; make it after init_process_group, or call shard before the first batch",
+            f"there is a process group of {group[0]}, but this {type(self).__name__} began without it, so every "
+            "process gets the same batches; create it after init_process_group, or call shard before the first batch",
             VardassWarning,
             stacklevel=4,
         )
@@ -220,13 +220,13 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         return self._total // self._process_count
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the given epoch at the next iteration; one whose state was just restored is continued."""
+        """Start the given epoch at the next iteration; an epoch that was just restored continues."""
         epoch = check_count(epoch, "epoch", low=0)
         if self._started or epoch != self.epoch:
             self._begin_epoch(epoch)
 
     def leave_epoch(self) -> None:
-        """Begin the next epoch at the next iteration, also where a state was restored in mid-epoch."""
+        """Begin the next epoch at the next iteration, even if a state was restored in mid-epoch."""
         if self.position:
             self.set_epoch(self.epoch + 1)
 
@@ -273,9 +273,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def refresh(self, features: ArrayLike) -> None:
         """Recompute strata or plan from the current ``features`` (n, d); they apply from the next batch on.
 
-        Batches that a DataLoader has asked for already keep their weights. A state of torchdata's StatefulDataLoader
-        belongs to the last batch that arrived: if batches drawn before a refresh are still on their way, refresh again
-        after a restore. Under several processes let `Refresher` call this: features may differ between them.
+        Batches that a DataLoader has already prefetched keep their weights. A state of torchdata's StatefulDataLoader
+        belongs to the last batch it returned: if it still held batches from before a refresh, refresh again after a
+        restore. Under several processes let `Refresher` call this: features may differ between them.
         """
         x = features_of_all(features, self.n)
         if not self.needs_features:
@@ -291,11 +291,11 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         self._drop_chunk()
 
     def fitted_state(self) -> dict[str, Any]:
-        """What the last refresh found, to be sent to the other processes."""
+        """The result of the last refresh, to send to the other processes."""
         return {"refreshes": self._refreshes, "extra": self._extra_state()}
 
     def use_fitted_state(self, state: dict[str, Any]) -> None:
-        """Draw from what another process found, from the next batch on, as after a `refresh`."""
+        """Use another process's `fitted_state` from the next batch on, as after a `refresh`."""
         self._drop_chunk()
         self._load_extra_state(state["extra"])
         self._refreshes = state["refreshes"]
@@ -310,7 +310,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         """Take note of the present chunk before it is dropped."""
 
     def sample_batches(self, count: int, *, seed: int = 0) -> Chunk:
-        """Draw ``count`` full batches, of whole epochs, from the present strata or plan; the stream does not move."""
+        """Draw ``count`` full batches, in whole epochs, from the current strata or plan; the stream does not move."""
         count = check_count(count, "count")
         rows: list[Tensor] = []
         while sum(map(len, rows)) < count:
@@ -325,14 +325,14 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     # --- state ----------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy goes on where the stream is, as one whose state was restored
+        # a copy continues the stream, like a sampler with a restored state
         return {**self.__dict__, "_started": False}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the stream depends on after the last batch handed out; the same on every process.
 
-        Workers of a DataLoader ask ahead: there save the state of torchdata's StatefulDataLoader, or that of a
-        ``CheckpointedSampler``.
+        DataLoader workers prefetch batches: with them, save the state of torchdata's StatefulDataLoader or of a
+        ``CheckpointedSampler`` instead.
         """
         return {
             "sampler": type(self).__name__,
@@ -353,7 +353,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the stream that ``state`` was taken from, in this or in a new process.
 
-        The next iteration yields what was left of the epoch, which after its last batch is nothing.
+        The next iteration yields the rest of the epoch, which is empty after its last batch.
         """
         check_state(state, self)
         group = None if self._is_shared else process_group()
@@ -393,7 +393,7 @@ def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexB
         yield batch
         if sampler._iteration is not mine:
             raise InputError(
-                f"two iterators take turns on one {type(sampler).__name__}, and each would get a part of its stream; "
+                f"two iterators take turns on one {type(sampler).__name__}, so each would get only part of its stream; "
                 "give every loader a sampler of its own, with another seed"
             )
 

@@ -32,7 +32,7 @@ class ClassAlignment(NamedTuple):
     """Groups and shares of both domains, for ``sampler.refresh(features, **alignment.source)``.
 
     ``source`` and ``target`` have ``"groups"`` (n,) and ``"shares"`` (g,); where no aligned batch can be made, groups
-    of zeros without shares, which are as good as none.
+    of zeros without shares, which have no effect.
     """
 
     source: dict[str, Any]
@@ -69,26 +69,26 @@ def align_classes(
     source_labels : array of shape (n_s,)
         Classes 0 to C - 1.
     target_logits : array of shape (n_t, C)
-        Of the present network, before the softmax.
+        Outputs of the current network, before the softmax.
     strata : int or two of them
         Strata of a batch (of source and target, where they differ): batch_size / draws_per_stratum.
     confidence : float
-        Target samples whose largest probability is below it are in no class, and so in no batch.
+        Target samples whose largest probability is below this are left out of all classes and batches.
     floor : float
-        Least share of a class, in parts of 1 / C. A class with fewer pseudo-labels than rows in a batch,
-        m_c < strata / C, falls from 1 / C in proportion to m_c, but not below floor / C. A class that vanishes from the
-        pseudo-labels keeps that much in the source, so that the network does not unlearn it; the target has its other
-        classes in proportion.
+        Minimum share of a class, as a fraction of 1 / C. A class with fewer pseudo-labels than its rows in a batch,
+        m_c < strata / C, gets less than 1 / C, in proportion to m_c, but at least floor / C. A class without any
+        pseudo-labels keeps this minimum in the source, so that the network does not forget it; in the target the
+        other classes share it in proportion.
     min_size : int
-        Least samples of a stratum, as the samplers have it. Smaller classes are left out.
+        Minimum number of samples in a stratum, as set for the samplers. Smaller classes are left out.
 
     Returns
     -------
     ClassAlignment
-        Not aligned where pseudo-labels fill the rows of no more than half of the source's classes, as those of an
-        untrained or collapsed network do; where they are of fewer than 1.5 classes in effect (the exponential of their
-        entropy); and where classes have fewer samples than a batch has strata. Where there are more classes than
-        strata, the class with the least share is repeatedly joined to the one that the network confuses it with most.
+        Not aligned in three cases: pseudo-labels fill the rows of at most half of the source's classes (an untrained or
+        collapsed network); their effective number of classes, the exponential of their entropy, is below 1.5; or
+        classes have fewer samples than a batch has strata. With more classes than strata, the class with the smallest
+        share is repeatedly merged with the one that the network confuses it with most.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicte
     class shares q has MMD²(q) = qᵀ G q - 2 qᵀ h + const, all means over pairs of different samples. Near 1 only shares
     differ; near 0, or below, the classes themselves look different.
 
-    ``source`` (n_s, d) and ``target`` (n_t, d) are features, of which at most 1,000 rows each are looked at; ``labels``
+    ``source`` (n_s, d) and ``target`` (n_t, d) are features, of which at most 1,000 rows each are used; ``labels``
     (n_s,) the source's classes, ``predicted`` (n_t,) those that the network gives the target.
     """
     x, y = some_rows(source), some_rows(target)

@@ -98,9 +98,9 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
     plan_rows : int
         Batches planned together. More give the swaps more choice and cost more time.
     plan_rank : int
-        Columns of the kernel features that the plan looks at, the leading ones.
+        Number of leading columns of the kernel features that the plan uses.
     swap_rounds : int
-        Most sweeps of swaps over the columns of the plan; 0 leaves the draws uncoupled.
+        Maximum number of swap sweeps over the columns of the plan; 0 leaves the draws uncoupled.
 
     Examples
     --------
@@ -123,7 +123,7 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
     ) -> None:
         if options.pop("replacement", False):
             raise InputError(
-                "replacement=True does not go with ordered batches, whose plan uses a sample once; leave it out"
+                "replacement=True does not go with ordered batches, whose plan uses each sample once; leave it out"
             )
         planned = {"plan_rank": plan_rank, "swap_rounds": swap_rounds}
         super().__init__(n, batch_size, kernel=kernel, replacement=False, **planned, **options)
@@ -147,10 +147,10 @@ class BalancedBatchSampler(_Planned, EpochSampler):
 
     A refresh cuts the samples into batch_size strata of equal size. In each epoch a batch takes one sample of each
     stratum, and samples are swapped between batches inside their strata to bring each batch's mean embedding close to
-    that of the data set. All weights are equal, so any loss can be used. Every epoch is planned anew from a random
+    that of the data set. All weights are equal, so any loss can be used. Every epoch is planned from a new random
     start, so every sample is equally likely to be in any batch and the batch mean of every function is unbiased. At
     most 128 batches are planned at a time, from a random part of the epoch that has its mean. Uniform until the first
-    `refresh`; one in mid-epoch plans what is left of the epoch anew.
+    `refresh`; a refresh in mid-epoch replans the rest of the epoch.
 
     Parameters
     ----------
@@ -161,9 +161,9 @@ class BalancedBatchSampler(_Planned, EpochSampler):
     groups : array of shape (n,), optional
         Class labels, whose shares are balanced too. `refresh` may replace them.
     shares : array of shape (g,), optional
-        Shares that the groups are to have in each batch, as for `StratifiedBatchSampler`. Strata of equal size are then
-        made within groups, and batches have weights. An epoch of n / batch_size batches visits the samples of a group
-        equally often, to within one visit for each of its strata, and a refresh begins another one.
+        Share of each group in each batch, as for `StratifiedBatchSampler`. Strata of equal size are then made within
+        groups, and batches have weights. An epoch of n / batch_size batches visits the samples of a group equally
+        often, to within one visit for each of its strata, and a refresh starts a new epoch.
     plan_rank, swap_rounds : int
         As for `OrderedBatchSampler`.
 

@@ -85,7 +85,7 @@ def make_sampler(
 
 
 def check_takes_shares(name: str, purpose: str) -> None:
-    """Refuse a sampler that has no groups with shares, naming the ``purpose`` that they are wanted for."""
+    """Refuse a sampler that has no groups with shares; the message names the ``purpose`` that needs them."""
     if not issubclass(_KINDS.find(name), GroupedSampler):
         able = [known for known, kind in _KINDS.items() if issubclass(kind, GroupedSampler)]
         raise InputError(f"{purpose} needs groups with shares, which sampler {name!r} has not; use {', '.join(able)}")

@@ -42,12 +42,12 @@ class GroupedSampler(MinibatchSampler, ABC):
 
     @property
     def min_size(self) -> int:
-        """Least samples of a stratum; smaller groups cannot be drawn from."""
+        """Minimum number of samples in a stratum; smaller groups cannot be drawn from."""
         return 1
 
     def _set_groups(self, groups: ArrayLike | None, shares: ArrayLike | None) -> None:
         if groups is None and shares is not None:
-            raise InputError(f"shares are those of groups, got groups=None and {shares!r}; pass groups= too")
+            raise InputError(f"shares need groups, got groups=None and {shares!r}; pass groups= too")
         if groups is None:
             self.groups = self.shares = None
             return
@@ -56,9 +56,9 @@ class GroupedSampler(MinibatchSampler, ABC):
         self.shares = None if shares is None else as_tensor(shares, "shares").double().cpu()
 
     def refresh(self, features: ArrayLike, *, groups: ArrayLike | None = None, shares: ArrayLike | None = None) -> None:
-        """As for `MinibatchSampler.refresh`, and from now on with other ``groups`` (n,) and ``shares`` (g,), if given.
+        """As `MinibatchSampler.refresh`; ``groups`` (n,) and ``shares`` (g,), if given, replace the current ones.
 
-        Groups of zeros are as good as none. New groups without shares have those of their samples.
+        Groups of zeros have no effect. New groups without shares get the shares of their samples.
         """
         before = self.groups, self.shares
         try:
@@ -81,7 +81,7 @@ class StratifiedBatchSampler(GroupedSampler):
     """Draw from every stratum of the current features; uniform until the first `refresh`.
 
     Each batch holds ``draws_per_stratum`` samples of each of ``batch_size / draws_per_stratum`` strata, in stratum
-    order, which share the weight size / n (section 2.2). The weighted mean of any function is unbiased.
+    order; each stratum has the weight size / n (section 2.2). The weighted mean of any function is unbiased.
 
     Parameters
     ----------
@@ -92,16 +92,16 @@ class StratifiedBatchSampler(GroupedSampler):
     solver : str
         See `vardass.solvers`: ``"min-sum"``, ``"dynamic-kmeans"`` (the paper), ``"kmeans"``, ...
     replacement : bool
-        True: draws are independent, as in the paper. False: each stratum is cycled through in random order, anew when
-        strata change, when an epoch begins, and after about a million draws.
+        True: draws are independent, as in the paper. False: each stratum is cycled through in random order, reshuffled
+        when strata change, when an epoch begins, and after about a million draws.
     draws_per_stratum : int
         With two or more ``mmd2(..., estimator="unbiased")`` needs no bank, at the price of fewer strata. Without
-        replacement the draws from one stratum are distinct, and ``min_size`` is that many unless it is set.
+        replacement the draws from one stratum are distinct, and ``min_size`` defaults to this number.
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions. `refresh` may replace them.
     shares : array of shape (g,), optional
-        Shares that the groups 0 to g - 1 are to have in each batch, in weight, as for `stratify_groups`. The weighted
+        Total weight of each group, 0 to g - 1, in each batch, as for `stratify_groups`. The weighted
         mean is then unbiased for the mixture Σ_c share_c P_c of the classes. See `vardass.samplers.class_alignment` for
         the same classes in both domains.
     kernel_rank : int, optional
@@ -177,7 +177,7 @@ class StratifiedBatchSampler(GroupedSampler):
 
     @property
     def min_size(self) -> int:
-        """Least samples of a stratum: ``min_size`` if it is set, else what draws without replacement need."""
+        """Minimum samples of a stratum: ``min_size`` if it is set, else what draws without replacement need."""
         return int(self.strata_options.get("min_size", 1 if self.replacement else self.draws_per_stratum))
 
     def _fit(self, features: Tensor) -> None:

@@ -109,15 +109,15 @@ class UniformBatchSampler(EpochSampler):
     n, batch_size, seed, batches, endless, num_replicas, rank
         As for `MinibatchSampler`.
     kernel : Kernel, name or callable
-        Not used: with it the sampler takes the place of any other in the same code.
+        Ignored; accepted so that this sampler can replace any other.
     replacement : bool
-        Draw each batch anew from all samples, as DomainBed does, instead of visiting each sample once in an
+        Draw each batch independently from all samples, as DomainBed does, instead of visiting each sample once per
         epoch.
     drop_last : bool
-        Without replacement: leave out a random remainder, else make it a last, smaller batch.
+        Without replacement: drop a random remainder; False makes it a last, smaller batch.
     from_each : array of shape (n,), optional
         With replacement: group of each sample, such as its source domain. Batches have equally many samples of each
-        group, without weights that would make up for it, as DomainBed's.
+        group, without weights to correct for it, as in DomainBed.
 
     Examples
     --------

@@ -18,8 +18,8 @@ __all__ = ["IndexBatch", "WeightedDataset", "with_weights"]
 class IndexBatch(list[int]):
     """A list of sample indices with the weights of the strata that they were drawn from.
 
-    A DataLoader asks for indices many batches ahead, so weights that were looked up when a batch arrives could belong
-    to newer strata. These are pickled with the batch, and a slice keeps its share.
+    A DataLoader prefetches indices, so weights that were looked up when a batch arrives could belong to newer strata.
+    These weights are pickled with the batch, and a slice keeps its part of them.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class IndexBatch(list[int]):
         One for each index, summing to 1; None means uniform.
     strata : list of int or None
         Stratum of each index, 0 for all of a uniform draw: indices of one stratum are independent draws from it, and
-        strata are independent of one another. None where that is not so, as in plans, whose rows are coupled.
+        strata are independent of one another. None if draws are coupled, as in plans.
     pool : int, inf or None
         Number of samples of the data set where draws from one stratum are without replacement, ``math.inf`` where they
         are with replacement, None without ``strata``: what `Batch` takes.
@@ -52,7 +52,7 @@ class IndexBatch(list[int]):
         return IndexBatch(cast("list[int]", picked), weights, strata, self.pool)
 
     def state(self) -> dict[str, Any]:
-        """The arguments that make this batch again, in plain values."""
+        """The constructor arguments of this batch, in plain values."""
         return {"indices": list(self), "weights": self.weights, "strata": self.strata, "pool": self.pool}
 
 
@@ -99,8 +99,8 @@ class WeightedDataset(Dataset[Any]):
         if strata is None:
             raise InputError(
                 f"with_weights(..., strata=True) got a batch of {len(batch)} indices without strata: its samples are "
-                "not independent draws, as in OrderedBatchSampler and BalancedBatchSampler, or a sampler of your own "
-                "does not say; leave out strata=True and use estimator='reference' with banks"
+                "not independent draws (OrderedBatchSampler and BalancedBatchSampler), or a custom sampler does "
+                "not provide strata; leave out strata=True and use estimator='reference' with banks"
             )
         return [_append(sample, "stratum", np.int64(h)) for sample, h in zip(found, strata, strict=True)]
 
@@ -115,8 +115,8 @@ class WeightedDataset(Dataset[Any]):
             self._has_warned = True
             warnings.warn(
                 f"a batch of {len(batch)} plain indices came without weights, so each sample gets 1 / {len(batch)}; "
-                "use a sampler of vardass as batch_sampler, wrap the data set last (with_weights(Subset(...)), not "
-                "Subset(with_weights(...))), and let no wrapper make up batches",
+                "use a vardass sampler as batch_sampler, wrap the data set last (with_weights(Subset(...)), not "
+                "Subset(with_weights(...))), and remove wrappers that rebuild batches",
                 VardassWarning,
                 stacklevel=3,
             )
@@ -131,7 +131,7 @@ def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
     Parameters
     ----------
     dataset : map-style dataset
-        Gives samples by number.
+        Returns samples by index.
     strata : bool
         Add the number of the stratum too, with the key ``"stratum"``, for ``estimator="unbiased"``. Refused for batches
         whose samples depend on one another.
@@ -156,7 +156,7 @@ def _append(sample: Any, key: str, value: np.generic) -> Any:
         if key in sample:
             raise InputError(
                 f"the samples have a key {key!r} of their own (keys {list(sample)}), which the {key} of the draw "
-                "would replace; rename it"
+                "would overwrite; rename it"
             )
         return {**sample, key: value}
     if isinstance(sample, tuple | list):
