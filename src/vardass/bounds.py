@@ -1,4 +1,4 @@
-"""A lower bound on Var(μ̂): what no partition into k strata can go below.
+"""A lower bound on Var(μ̂) over all partitions into k strata.
 
 It bounds the objective of equation 8, which is n² Var(μ̂) for one uniform draw from each stratum,
 
@@ -57,11 +57,11 @@ def nearest_neighbour_bound(
         Fitted to ``features`` unless it is fitted.
     rows : int, optional
         Rows i to sum over. By default all for n <= 2048, which gives a rigorous bound, else 300 drawn at random to
-        choose θ and another 300 to evaluate the sum, an unbiased estimate of a valid bound whatever θ is.
+        choose θ and another 300 to evaluate the sum: an unbiased estimate of a bound that is valid for any θ.
     seed : int or Generator
         For the random rows.
     min_size, max_size : int
-        Limits that every stratum keeps.
+        Size limits of every stratum.
 
     Notes
     -----

@@ -24,7 +24,7 @@ class VardassError(Exception):
 class InputError(VardassError, ValueError):
     """An argument or a file is not usable; the message names both values and a remedy.
 
-    ``field`` is the name of the argument or setting, where it is one: a command can say which option that is.
+    ``field`` is the name of the argument or setting, if any, so that a command can name the option.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class InputError(VardassError, ValueError):
 
 
 class MissingExtraError(VardassError, ImportError):
-    """A package is missing that comes with an extra; the message is the command that installs it."""
+    """An optional package is missing; the message gives the command that installs it."""
 
 
 @contextmanager
@@ -60,4 +60,4 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 
 class VardassWarning(UserWarning):
-    """Something was handled, but the user should know; the message says the remedy."""
+    """A problem was handled, but the user should know; the message contains the remedy."""

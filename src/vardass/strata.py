@@ -28,9 +28,9 @@ _PLAIN_FIELDS = ("k", "variance", "uniform_variance", "variance_stderr", "solver
 
 @dataclass(frozen=True)
 class LowerBound:
-    """What no partition into k strata can go below: Var(μ̂) is at least ``variance``.
+    """A lower bound on Var(μ̂) over all partitions into k strata: it is at least ``variance``.
 
-    ``stderr`` is 0 where that is rigorous, else the bound was estimated from sampled rows.
+    ``stderr`` is 0 if the bound is rigorous; otherwise it was estimated from sampled rows.
     """
 
     variance: float
@@ -61,7 +61,7 @@ class StrataSummary:
 
     @property
     def singletons(self) -> int:
-        """Strata of one sample, which is then part of every minibatch; ``min_size=2`` avoids them."""
+        """Number of strata with a single sample, which is then in every minibatch; ``min_size=2`` avoids them."""
         return int((self.sizes == 1).sum())
 
 
@@ -72,7 +72,7 @@ class Strata(StrataSummary):
     Attributes
     ----------
     labels : Tensor of shape (n,)
-        Stratum of each sample, 0 to k - 1; with ``shares`` also -1, for samples that no batch is to hold.
+        Stratum of each sample, 0 to k - 1; with ``shares`` also -1, for samples that are never drawn.
     k : int
         Number of strata, the minibatch size that draws one sample from each.
     variance : float
@@ -80,13 +80,13 @@ class Strata(StrataSummary):
     uniform_variance : float
         The same for k uniform draws with replacement.
     variance_stderr : float
-        Standard error of ``variance`` where all within-stratum pairs were too many to sum; 0 means exact.
+        Standard error of ``variance`` if there were too many within-stratum pairs to sum; 0 means exact.
     solver, kernel : str
-        What made the strata.
+        Solver and kernel that made the strata.
     bound : LowerBound or None
-        What no other partition could go below, if it was asked for.
+        Lower bound on the variance of any partition, if requested.
     info : mapping
-        Solver's remarks: passes, seconds, rank, captured and irreducible share.
+        Details of the solver: passes, seconds, rank, captured and irreducible share.
     shares : sequence of float or None
         Weight of each stratum, summing to 1, where it is not size / n: ``stratify_groups`` sets them for a mixture of
         groups other than the data's.
@@ -147,7 +147,7 @@ class Strata(StrataSummary):
 
     @cached_property
     def row_weights(self) -> Tensor:
-        """Weight of each sample in the mean that draws from the strata have, 1 / n without shares: (n,) float64."""
+        """Weight of each sample in the expected batch mean, 1 / n without shares: (n,) float64."""
         each = self.exact_weights / self.sizes
         return torch.cat([each, each.new_zeros(1)])[self.labels]  # -1, in no stratum, is the last
 
@@ -170,18 +170,18 @@ class Strata(StrataSummary):
     def assign(self, new: ArrayLike, features: ArrayLike, *, kernel: KernelLike = "mmd") -> Tensor:
         """Find the stratum, of (m,), that each new sample adds least to: argmin_h Σ_{z in S_h} |φ(new) - φ(z)|².
 
-        That is by how much the objective (equation 8) would grow. Samples that the strata were made of get their own
-        labels back, all but a few; all of them after ``min-sum`` on the full kernel matrix with ``tol=0`` and without
-        limits on sizes. Takes m n kernel evaluations, a block at a time.
+        This is the increase of the objective (equation 8). Nearly all samples that the strata were made from get their
+        own labels back; all of them after ``min-sum`` on the full kernel matrix with ``tol=0`` and without limits on
+        sizes. Takes m n kernel evaluations, a block at a time.
 
         Parameters
         ----------
         new : array of shape (m, d)
             Features to find strata for.
         features : array of shape (n, d)
-            Those that the strata were made of, in their order.
+            The features that the strata were made from, in the same order.
         kernel : Kernel, str or callable
-            That of the strata. Fitted to ``features`` unless it is fitted.
+            The kernel of the strata. Fitted to ``features`` unless it is fitted.
         """
         x = as_features(features)
         z = as_features(new, "new features").to(x)
@@ -216,7 +216,7 @@ class Strata(StrataSummary):
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Strata:
-        """Make the strata that `to_dict` describes."""
+        """Restore strata from the result of `to_dict`."""
         if state.get("format") != _FORMAT or state.get("version") != _VERSION:
             raise InputError(f"not strata of version {_VERSION}; make them with Strata.to_dict or Strata.save")
         try:

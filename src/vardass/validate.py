@@ -38,7 +38,7 @@ def _unusable(name: str, why: str) -> InputError:
 
 
 def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
-    """Return a tensor, an array or a list of numbers as a dense tensor without gradient, of its own dtype and device.
+    """Convert a tensor, array or list of numbers to a dense tensor without gradient, keeping its dtype and device.
 
     Byte orders, negative strides, long doubles and unsigned numbers that torch does not know are converted.
     """
@@ -270,7 +270,7 @@ def shorten(names: Sequence[str]) -> str:
 def import_by_name(name: str, kind: str) -> Any:
     """Return the object that ``"package.module:Name"`` names.
 
-    The current folder is not put on the import path. ``Name`` may have dots, for an attribute of a class.
+    The current folder is not added to the import path. ``Name`` may have dots, for an attribute of a class.
     """
     parts = _module_and_name(str(name))
     if parts is None:
@@ -300,7 +300,7 @@ def import_by_name(name: str, kind: str) -> Any:
 def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
     """Refuse what was read from a file if it names code that `import_by_name` would import.
 
-    To import a module is to run it, which someone who opens a file need not expect.
+    Importing a module runs it, which a user who opens a file may not expect.
     """
     if trust_code:
         return
@@ -312,7 +312,7 @@ def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
     # additions to an algorithm's name follow a plus
     elif isinstance(content, str) and _module_and_name(content.partition("+")[0]) is not None:
         raise InputError(
-            f"{source} names code to be imported and run, {content!r}; if you trust that code, say so with "
+            f"{source} names code to be imported and run, {content!r}; if you trust that code, allow it with "
             "--trust-code, in Python with trust_code=True"
         )
 

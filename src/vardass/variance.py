@@ -34,7 +34,7 @@ def uniform_variance(features: ArrayLike, k: int, *, kernel: KernelLike, replace
     kernel : Kernel, str or callable
         Fitted to the features unless it is fitted.
     replacement : bool
-        Without replacement the variance is (n - k)/(n - 1) times as large.
+        Without replacement the variance is (n - k)/(n - 1) times that with replacement.
     """
     x = as_features(features)
     k = check_count(k, "k", high=None if replacement else len(x), remedy=f"there are {len(x)} rows")

@@ -83,7 +83,7 @@ CountFromZero = Annotated[int, Field(ge=0), _checked(check_count, low=0)]
 
 
 class RunConfig(BaseModel):
-    """Settings of one training run, immutable; each is described where it stands.
+    """Settings of one training run, immutable; each field has a description.
 
     Examples
     --------
@@ -104,12 +104,12 @@ class RunConfig(BaseModel):
     )
     algorithm_options: Options = Field(
         default_factory=dict,
-        description="Options of the algorithm. For mmd and coral: penalty (λ), delay (steps of the task alone), ramp "
-        "(steps in which λ then rises), confusion (weight of the target's class confusion), kernel or preset, and "
-        "estimator: v (default) rewards shrinking features; unbiased, for uniform batches and strata, and reference, "
-        "for every sampler, do not; stream_weights weighs batches of samplers without weights by their running "
-        "statistics. vardass adapt uses penalty 3, less for batches below 32, delay 100, ramp 100 and "
-        "confusion 0.3.",
+        description="Options of the algorithm. For mmd and coral: penalty (λ), delay (steps of task loss only), ramp "
+        "(steps over which λ then rises), confusion (weight of the target's class confusion), kernel or preset, "
+        "estimator and stream_weights. The estimator v (default) rewards shrinking features; unbiased (for uniform "
+        "batches and strata) and reference (for every sampler) do not. stream_weights weighs batches of samplers "
+        "without weights by running statistics. vardass adapt uses penalty 3 (less for batches below 32), delay 100, "
+        "ramp 100 and confusion 0.3.",
     )
     sampler: Annotated[str, _checked(_own_or_known, known=SAMPLER_NAMES)] = Field(
         "balanced",
@@ -137,27 +137,27 @@ class RunConfig(BaseModel):
     batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
     batch_per_source: Flag = Field(
         False,
-        description="batch_size counts samples of each source, as in DomainBed, instead of all sources together: the "
-        "sampler uniform-replacement draws so many of each, others batch_size times the sources from their union.",
+        description="batch_size is per source domain, as in DomainBed, not for all sources together. The sampler "
+        "uniform-replacement draws batch_size of each; others draw (batch_size x number of sources) from their union.",
     )
     target_batch_size: Count | None = Field(None, description="Target samples in a batch; batch_size by default.")
     class_shares: Annotated[str, _one_of("none", "source", "uniform")] = Field(
         "none",
         description="Shares of the classes in each batch. source: strata of the source are made within its classes. "
-        "uniform: both domains have the same classes in a batch, all alike; those of the target are the network's "
-        "predictions, updated at each refresh. That helps where class shares differ between the domains, and hurts "
-        "where predictions are poor. For samplers with strata.",
+        "uniform: batches of both domains have the same classes, with equal shares; target classes are the network's "
+        "predictions, updated at each refresh. uniform helps if class shares differ between the domains, and hurts "
+        "if predictions are poor. For samplers with strata.",
     )
     class_options: Options = Field(
         default_factory=dict,
-        description="Options of class_shares uniform: start (step of the first alignment, 300), early (an "
-        "earlier step at which classes are aligned if different class shares explain enough of the discrepancy, off), "
-        "explained (how much is enough, 0.35), confidence (target samples whose largest probability is lower are left "
-        "out, 0), floor (least share of a class in parts of 1 / classes, 0.2).",
+        description="Options of class_shares uniform, with defaults: start (step of the first alignment, 300), early "
+        "(earlier step of alignment if class shares explain enough of the discrepancy, off), explained (how much is "
+        "enough, 0.35), confidence (target samples with a lower largest probability are left out, 0), floor "
+        "(minimum share of a class as a fraction of 1 / classes, 0.2).",
     )
     lr: Annotated[float, Field(gt=0.0), _checked(check_number, low=0.0)] = Field(
         default_factory=_usual_rate,
-        description="Learning rate; 1e-3 by default, and DomainBed's 5e-5 where a pretrained network is fine-tuned.",
+        description="Learning rate; 1e-3 by default, or DomainBed's 5e-5 if a pretrained network is fine-tuned.",
     )
     lr_schedule: Annotated[str, _one_of(*SCHEDULE_NAMES)] = Field(
         "none",
@@ -173,28 +173,28 @@ class RunConfig(BaseModel):
         description="Options of the optimiser: betas of adam (0.9 and 0.999; DomainBed's 0.5 and 0.9 for adversaries "
         "in alternating steps), momentum of sgd (Nesterov's, 0.9), lr_multipliers (factors of the rate by part of the "
         "network: featuriser, bottleneck, head, discriminator, context), discriminator_lr and "
-        "discriminator_weight_decay (those of the network by default).",
+        "discriminator_weight_decay (by default as for the network).",
     )
     refresh_every: Annotated[
         int | Literal["growing"], _checked(_count_or_name, names=("growing",), low=0, remedy="0 never refreshes")
     ] = Field(
         "growing",
-        description="When strata are recomputed: every so many steps (100 in the paper; 0 is never), or growing: less "
-        "and less often (in 2,000 steps 12 refreshes, as good as 20 at equal distances).",
+        description="When to recompute strata: a number of steps between refreshes (100 in the paper; 0: never), or "
+        "growing: less and less often (12 refreshes in 2,000 steps, which did as well as 20 at fixed intervals).",
     )
     feature_source: Annotated[str, _one_of("bank", "full")] = Field(
         "bank",
-        description="Features that strata are made from: those of the training batches, kept in a bank (bank), or a "
-        "pass over all samples at each refresh, as in the paper (full).",
+        description="Features that strata are made from: bank stores those of the training batches; full makes a "
+        "pass over all samples at each refresh, as in the paper.",
     )
     eval_every: Count = Field(100, description="Steps between evaluations.")
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
-    eval_batch_size: Count = Field(256, description="Samples in a forward pass without gradient.")
+    eval_batch_size: Count = Field(256, description="Batch size of forward passes without gradient.")
     selection: Annotated[str, _one_of(*_SELECTIONS)] = Field(
         default_factory=lambda settings: _USUAL_SELECTION[settings.get("regression", False)],
         description="Score by which the model is chosen among the evaluations at full penalty. "
-        "information-maximisation (sure of each target sample, and of all classes in turn) lost least in "
-        "benchmarks/results/adaptation.md; in a regression source-r2 is the default. domainbed is the paper's rule, "
+        "information-maximisation (confident predictions that cover all classes) lost least in "
+        "benchmarks/results/adaptation.md; in a regression source-r2 is the default. domainbed is the paper's rule: "
         "the first of the highest source accuracies. Only oracle reads target labels, for comparison.",
         json_schema_extra={"default": _USUAL_SELECTION[False]},
     )
@@ -203,23 +203,23 @@ class RunConfig(BaseModel):
     )
     cache_embeddings: Annotated[bool | Literal["auto"], _checked(_caching)] = Field(
         False,
-        description="Compute the outputs of a frozen backbone once and train the rest on them; auto does so where "
-        "nothing random comes before them.",
+        description="Compute the outputs of a frozen backbone once and train the rest on them; auto does so if "
+        "no augmentation or other randomness precedes them.",
     )
-    tensorboard: Flag = Field(False, description="Write the metrics for TensorBoard too.")
+    tensorboard: Flag = Field(False, description="Also write metrics for TensorBoard.")
     precision: Annotated[str, _one_of(*PRECISIONS)] = Field(
-        "32-true", description="Precision of the forward pass, by Lightning's names; 16-mixed scales the loss."
+        "32-true", description="Precision of the forward pass, with Lightning's names; 16-mixed scales the loss."
     )
     device: Annotated[str, _checked(check_device)] = Field(
-        "auto", description="Such as cpu or cuda:1; auto is a GPU if there is one."
+        "auto", description="For example cpu or cuda:1; auto is a GPU if available, else the CPU."
     )
     devices: Annotated[
         int | Literal["auto"], _checked(_count_or_name, names=("auto",), low=1, remedy="'auto' takes all GPUs")
     ] = Field(
-        1, description="Processes that train together, each on a device of its own (or the CPU); auto takes all GPUs."
+        1, description="Number of training processes, each on its own GPU (or all on the CPU); auto uses all GPUs."
     )
-    workers: CountFromZero = Field(0, description="Processes that load samples which are not in memory.")
-    seed: CountFromZero = Field(0, description="Determines the whole run.")
+    workers: CountFromZero = Field(0, description="DataLoader workers for samples that are not in memory.")
+    seed: CountFromZero = Field(0, description="Random seed; it determines the whole run.")
 
     def __init__(self, **settings: Any) -> None:
         for name in settings:
@@ -258,14 +258,14 @@ class RunConfig(BaseModel):
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
-        """``value`` as the setting ``name`` holds it; whether it fits the others is not looked at."""
+        """``value`` converted and checked as the setting ``name``, without checks against other settings."""
         try:
             return getattr(_alone(choose(name, "setting", cls.model_fields))(**{name: value}), name)
         except ValidationError as error:
             raise as_input_error(error) from None
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Within it a forward pass has the precision of the run."""
+        """Context in which a forward pass has the precision of the run."""
         half = PRECISIONS[self.precision]
         return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
 
@@ -283,7 +283,7 @@ class RunConfig(BaseModel):
         return self.model_dump()
 
     def to_json(self) -> dict[str, Any]:
-        """All settings as a file holds them."""
+        """All settings in a form that can be written as JSON."""
         try:
             settings: dict[str, Any] = json.loads(json.dumps(self.to_dict(), default=_plain_number))
         except TypeError as error:
@@ -297,12 +297,12 @@ class RunConfig(BaseModel):
     def recommended(cls, **settings: Any) -> RunConfig:
         """Settings of ``vardass adapt``, unless given: chosen on some data sets and measured on others.
 
-        For MMD and CORAL: one sample from each of ``batch_size`` strata of equal size; 100 steps of the task alone, 100
-        in which the penalty rises to 3 and the class confusion of the target's predictions to 0.3 (not in a
-        regression), and from step 300 on the same classes on both sides of a batch, where the
-        sampler can; from step 100 on where class shares explain the discrepancy. Short runs have an eighth of their
-        steps in place of 100. Batches of b < 32 have a penalty of 3 b / 32, because finite-batch bias in the loss
-        grows as 1 / b. All else is as in ``RunConfig()``, which has none of these, as the paper has none. See
+        For MMD and CORAL: one sample from each of ``batch_size`` strata of equal size. After 100 steps of task loss
+        only, the penalty rises to 3 over 100 steps, and (not in a regression) the weight of the target's class
+        confusion to 0.3. From step 300 on both sides of a batch have the same classes, if the sampler supports it;
+        from step 100 on if class shares explain the discrepancy. Runs below 800 steps use an eighth of their steps
+        instead of 100. Batches of b < 32 have a penalty of 3 b / 32, because finite-batch bias in the loss grows as
+        1 / b. All else is as in ``RunConfig()``, which like the paper has none of these. See
         benchmarks/results/adaptation.md.
 
         Examples
@@ -332,7 +332,7 @@ class RunConfig(BaseModel):
         return plain.changed(**usual)
 
     def changed(self, **settings: Any) -> RunConfig:
-        """A copy with other settings; those that were never given follow them, such as the rate the network."""
+        """A copy with other settings; defaults that depend on them, such as ``lr`` on the network, are recomputed."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**given, **settings})
 

@@ -35,7 +35,7 @@ _HEADER = "vardass"  # the entry of the file's meta data that describes the mode
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """The end of a run, or where it was interrupted.
+    """The result of a run, complete or interrupted.
 
     Attributes
     ----------
@@ -46,13 +46,13 @@ class RunResult:
     step : int
         Steps trained.
     selected_step : int
-        After how many of them the chosen weights were.
+        Step of the chosen weights.
     score : float or None
-        Of the chosen weights, by ``config.selection``; None if there was no evaluation yet.
+        Score of the chosen weights under ``config.selection``; None if there was no evaluation yet.
     equal_steps : list of int
-        Evaluations that competed and could not be told from the best one, see ``vardass.adapt.selection``.
+        Steps of the competing evaluations that did not differ from the best one, see ``vardass.adapt.selection``.
     competing : int
-        Evaluations that competed.
+        Number of evaluations that competed.
     interrupted : bool
         Whether it stopped before ``config.steps``.
     metrics : list of dict
@@ -196,11 +196,11 @@ def load_model(
     path : path
         ``model.safetensors``, or the folder of the run.
     device : device
-        Where it is to predict.
+        Device for predictions.
     algorithm, network
-        The same kind of objects as the trainer had, if it had any; they get the weights of the file.
+        Objects of the same kind as those given to the trainer, if any; they get the weights of the file.
     trust_code : bool
-        Import what the file names as ``package.module:Name``, which runs that code.
+        Import code that the file names as ``package.module:Name``, which runs it.
 
     Returns
     -------

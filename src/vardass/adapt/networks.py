@@ -46,17 +46,17 @@ class Network(nn.Module):
     feature_dim : int, optional
         Columns of z; taken from a linear ``head`` if not given.
     input_shape : sequence of int, optional
-        Shape of one sample, for those who must build on it.
+        Shape of one sample, for code that builds on it.
     bottleneck : nn.Module, optional
-        Trained layers between the backbone and z. A frozen backbone needs one: otherwise no discrepancy can
-        move z.
+        Trained layers between the backbone and z. A frozen backbone needs one: otherwise the discrepancy cannot
+        change z.
     freeze_backbone : bool
         No gradient and evaluation mode for ``featuriser``, so that its outputs may be cached.
     freeze_bn : bool
         BatchNorm layers of the featuriser stay in evaluation mode while training. The affine parameters
-        still learn. DomainBed did so always up to July 2024; the paper does not say which version it used.
+        still learn. DomainBed always did so until July 2024; the paper does not say which version it used.
     dropout : float
-        On z, as DomainBed has it: the discrepancy sees the dropped features.
+        Dropout on z, as in DomainBed: the discrepancy sees features after dropout.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Network(nn.Module):
         return logits
 
     def train(self, mode: bool = True) -> Network:
-        """Set training mode, except for what is frozen."""
+        """Set training mode, except for frozen parts."""
         super().train(mode)
         if self.freeze_backbone:
             self.featuriser.eval()
@@ -281,9 +281,9 @@ def make_network(
     num_classes : int
         Columns of the output, at least 2.
     regression : bool
-        They are numbers to predict, at least 1.
+        The outputs are numbers to predict; one is enough.
     seed : int
-        Of the initial parameters.
+        Seed of the initial parameters.
     bottleneck : int, optional
         Width of a linear layer with BatchNorm and ReLU between backbone and z (256 in TLlib).
     freeze_backbone, freeze_bn, dropout

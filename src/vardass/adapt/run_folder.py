@@ -182,13 +182,13 @@ class History:
         return list(self._sums.values())
 
     def add_losses(self, parts: Mapping[str, Tensor]) -> None:
-        """Take in the losses of one step."""
+        """Add the losses of one step."""
         for name, value in parts.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def add_refresh(self, log: Mapping[str, Any] | None) -> None:
-        """Take in what a refresh reports; None if there was none."""
+        """Add the report of a refresh; None if there was none."""
         if log is not None:
             self.strata_log |= {key: value for key, value in log.items() if "seconds" not in key and key != "step"}
 

@@ -42,8 +42,8 @@ class Trainer:
     config : RunConfig
         Settings.
     splits : TaskSplits
-        From ``split_task``. Labels of the target are not read, except those of ``target_val`` under the selection
-        ``"oracle"``, which the caller has to reveal.
+        From ``split_task``. Labels of the target are not read, except those of ``target_val`` with the selection
+        ``"oracle"``; the caller must reveal them.
     out : path, optional
         Folder for checkpoints, metrics and the model; None keeps all in memory.
     algorithm : Algorithm or subclass of it, optional
@@ -55,15 +55,15 @@ class Trainer:
     samplers : dict of str to MinibatchSampler, optional
         Your own for ``"source"``, ``"target"`` or both, endless, instead of ``config.sampler``.
     observed : Domain, optional
-        With labels; its scores are noted at each evaluation, as ``target_accuracy``, and nothing else is done with
-        them. Sweeps note those of the target's test part, so that ways of choosing models can be compared.
+        Labelled; its scores are logged at each evaluation as ``target_accuracy``, and used for nothing else. Sweeps
+        pass the test part of the target, to compare rules of model selection.
 
     Notes
     -----
-    `run` starts as many processes as ``config.devices`` says, see ``vardass.adapt.devices``, unless torchrun has.
+    `run` starts ``config.devices`` processes, see ``vardass.adapt.devices``, unless torchrun has done so.
 
-    Objects of your own are not in the settings: give them again to resume the run, and to ``load_model``. Parts that
-    the settings name as ``package.module:Name`` need only be importable.
+    Objects of your own are not in the settings: pass them again to resume the run, and to ``load_model``. Parts named
+    in the settings as ``package.module:Name`` only need to be importable.
 
     Examples
     --------
@@ -132,13 +132,13 @@ class Trainer:
     def run(self, *, resume: bool = False, progress: Progress | None = None) -> RunResult:
         """Train until ``config.steps``.
 
-        Ctrl-C finishes the present step, writes a checkpoint and returns; a second one stops at once. A
-        KeyboardInterrupt that ``progress`` raises is taken as the first.
+        Ctrl-C finishes the current step, writes a checkpoint and returns; a second Ctrl-C stops immediately. A
+        KeyboardInterrupt raised by ``progress`` counts as the first.
 
         Parameters
         ----------
         resume : bool
-            Resume from the checkpoint in ``out``, or from the beginning if there is none yet.
+            Resume from the checkpoint in ``out``, or start from the beginning if there is none yet.
         progress : callable, optional
             ``progress(share_done, message)`` after each step.
         """

@@ -84,12 +84,12 @@ def stratify_groups(
     groups : array of shape (n,)
         Whole numbers, for example class labels.
     shares : array of shape (g,), optional
-        Shares of the groups 0 to g - 1, by default n_c / n. Stratum h of group c weighs share_c |S_h| / n_c, so that a
+        Shares of the groups 0 to g - 1, by default n_c / n. Stratum h of group c weighs share_c |S_h| / n_c, so one
         draw from each stratum is unbiased for the mixture Σ_c share_c P_c. Samples of group -1, and of groups with
-        share 0, are in no stratum.
+        share 0, are left out.
     **options
-        For `stratify`, which is called for each group with a kernel that was fitted to all samples in groups. A
-        ``warm_start`` is used where its strata respect the groups.
+        For `stratify`, which is called for each group with a kernel fitted to all samples in groups. A
+        ``warm_start`` is used for groups that its strata respect.
 
     Examples
     --------

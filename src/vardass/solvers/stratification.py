@@ -70,7 +70,7 @@ def stratify(
     group: Any = None,
     **options: Any,
 ) -> Strata:
-    """Partition samples into k strata so that one draw from each estimates the mean embedding best.
+    """Partition samples into k strata to minimise the variance of a batch with one draw from each.
 
     Minimises Σ_h |S_h| Σ_{z in S_h} |φ(z) - μ_h|² (equation 8), which is n² Var(μ̂).
 
@@ -94,12 +94,12 @@ def stratify(
     min_size, max_size : int
         Limits on stratum sizes. ``min_size=2`` avoids singletons, which would be in every minibatch.
     equal : bool
-        Sizes that differ by at most one, so that losses without weights can be used. Beyond 32,768 samples strata are
-        as bisection makes them.
+        Make sizes differ by at most one, so that losses without weights can be used. Beyond 32,768 samples the strata
+        are those of bisection, without further optimisation.
     rank : int, optional
-        Columns of the low-rank kernel features; 0 forces the full matrix. By default that is used for up to 2,048
-        samples (32,768 for solvers other than ``min-sum``, 4 GiB); beyond, at most 24 columns for up to 8 strata,
-        64 for up to 32 and 128 for more, without those that hold next to nothing. ``kmeans`` needs neither.
+        Columns of the low-rank kernel features; 0 forces the full matrix. The default is the full matrix for up to
+        2,048 samples (32,768 for solvers other than ``min-sum``, 4 GiB). Beyond, it is at most 24 columns for up to 8
+        strata, 64 for up to 32 and 128 for more, without negligible columns. ``kmeans`` needs neither.
     kernel_features : LowRankView, optional
         Low-rank kernel features of these samples, instead of those that would be computed for the default ``rank``.
     seed : int or torch.Generator
@@ -107,12 +107,12 @@ def stratify(
     restarts : int
         Independent starts; the best result is kept.
     bound : bool
-        Also compute what no partition can go below.
+        Also compute a lower bound on the variance of any partition.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
     group : ProcessGroup, optional
-        Of ``torch.distributed``: ``features`` are then those of this process alone, and the strata those of the rows of
-        all processes, see `vardass.solvers.stratify_over_processes`. Takes ``kernel``, ``rank`` and ``seed`` only.
+        Of ``torch.distributed``: each process passes its own ``features``, and strata are made of the rows of all
+        processes, see `vardass.solvers.stratify_over_processes`. Only ``kernel``, ``rank`` and ``seed`` apply.
     **options
         For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
         kernel-kmeans), ``max_passes``, ``tol`` (min-sum).
@@ -120,7 +120,7 @@ def stratify(
     Returns
     -------
     Strata
-        Of equal size and with a warning where all samples are alike to the kernel, as those of a collapsed network.
+        If the kernel cannot tell the samples apart (a collapsed network), strata of equal size, with a warning.
 
     Examples
     --------
@@ -283,7 +283,7 @@ def _view(
             warnings.warn(
                 f"solver {solver!r} is defined on the full kernel matrix, which for {len(x):,} samples takes "
                 f"{size:.1f} GiB; above {limit:,} samples it works on {rank} low-rank features, so it is not the "
-                f"published solver; give rank=0 for the full matrix, or rank={rank} to say that you accept it",
+                f"published solver; give rank=0 for the full matrix, or rank={rank} to accept this",
                 VardassWarning,
                 stacklevel=4,  # past no_grad, which wraps stratify
             )

@@ -28,11 +28,11 @@ _SDAT = "vardass.paper.adversarial:ascended"  # imported by the steps that need 
 class Algorithm(nn.Module):
     """A rule for unsupervised domain adaptation: losses of a source and a target batch, and a step.
 
-    BatchNorm layers count all rows of a batch alike. Under strata of unequal sizes rows stand for different shares of
-    the data, so the statistics are those of the batch as drawn, in which small strata count too much; samplers
-    without weights (uniform, balanced) have no such bias, nor have networks with ``freeze_bn``.
+    BatchNorm layers give all rows of a batch the same weight. With strata of unequal sizes rows represent different
+    shares of the data, so small strata count too much in these statistics. Samplers without weights (uniform,
+    balanced) and networks with ``freeze_bn`` do not have this bias.
 
-    A rule of one's own needs ``name``, ``uses_target`` and `losses`; options beyond those below are keyword-only
+    A custom rule needs ``name``, ``uses_target`` and `losses`; options beyond those below are keyword-only
     arguments of its constructor. See ``examples/own_algorithm.py``.
 
     Parameters
@@ -40,10 +40,10 @@ class Algorithm(nn.Module):
     network : Network
         Trained in place.
     num_classes : int
-        At least 2; in a regression the count of numbers to predict.
+        At least 2; in a regression, how many numbers to predict.
     regression : bool
-        The head predicts numbers, scaled to mean 0 and deviation 1, and the task loss is their squared error; where
-        this text says cross-entropy, that is meant then.
+        The head predicts numbers, scaled to mean 0 and deviation 1, and the task loss is their squared error, which
+        then replaces the cross-entropy.
     task_weighting : {"weighted", "plain"}
         The cross-entropy as Σ_h w_h CE_h, which is unbiased for batches drawn from strata, or as a plain
         mean (the paper does not say which it used). Discrepancies are weighted either way.
@@ -52,7 +52,7 @@ class Algorithm(nn.Module):
         and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
         statistics are updated once for each step.
     seed : int
-        Of the initial parameters of discriminators, context networks and random maps.
+        Seed of the initial parameters of discriminators, context networks and random maps.
 
     Attributes
     ----------
@@ -64,9 +64,9 @@ class Algorithm(nn.Module):
     units : Units or None
         Scale of the numbers in a regression, which the trainer takes from the source.
     is_ascended : bool
-        Whether the parameters are those of SDAT's ascent just now, not the network's own.
+        Whether the parameters are currently those of SDAT's ascent, not the network's own.
     uses_banks : bool
-        Whether the losses look at the ``bank`` of a batch.
+        Whether the losses use the ``bank`` of a batch.
     full_strength : int
         Step from which the penalty has its full strength; models of earlier steps are not adapted yet.
     seen_together : int
@@ -113,7 +113,7 @@ class Algorithm(nn.Module):
         if not cls.takes_regression:
             raise InputError(
                 f"regression needs a rule without class probabilities, got {getattr(cls, 'name', cls.__name__)!r}; use "
-                "erm, mmd, coral, dann or arm (a class of your own that needs none says takes_regression = True)"
+                "erm, mmd, coral, dann or arm (a class of your own without them sets takes_regression = True)"
             )
 
     @property
@@ -163,7 +163,7 @@ class Algorithm(nn.Module):
         """Take the sizes of both data sets, which the trainer knows; most rules ignore them."""
 
     def extra_state(self) -> dict[str, Any]:
-        """What later steps depend on beyond parameters and buffers; checkpoints keep it, models do not."""
+        """State besides parameters and buffers that later steps need; saved in checkpoints, not in models."""
         return {}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ class Algorithm(nn.Module):
         return weighted_mean(each, weights if self.task_weighting == "weighted" else None)
 
     def need_target(self, target: Batch | None) -> Batch:
-        """Return ``target`` or say that it is missing."""
+        """Return ``target``, or raise an InputError if it is None."""
         if target is None:
             raise InputError(f"algorithm {self.name!r} needs a target batch, got None; pass one or use 'erm'")
         return target

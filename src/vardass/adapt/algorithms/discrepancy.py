@@ -25,15 +25,15 @@ class Discrepancy(Algorithm):
     penalty : float
         λ; DomainBed draws it from 10^U(-1, 1).
     delay : int
-        Steps without the discrepancy, of the task alone, so that features mean something before they are aligned.
+        Steps of task loss only, so that features are meaningful before they are aligned.
     ramp : int
-        Steps over which λ then rises from 0 in a straight line.
+        Steps over which λ then rises linearly from 0.
     confusion : float
         Weight of the class confusion of the target's predictions (``class_confusion``, the loss of MCC), which rises
-        as λ does. A batch with fewer samples than classes says little of how the classes of both domains correspond;
-        the network's own predictions do. Not for regressions.
+        with λ. A batch with fewer samples than classes says little about how the classes of both domains correspond;
+        the network's predictions say more. Not for regressions.
     estimator : {"v", "unbiased", "reference"}
-        What a batch says of the loss of all data, see ``vardass.losses.estimators``. ``"unbiased"`` refuses batches
+        How a batch estimates the loss of all data, see ``vardass.losses.estimators``. ``"unbiased"`` refuses batches
         whose samples depend on one another; ``"reference"`` compares every batch with the feature banks.
     stream_weights : bool
         The discrepancy alone weighs the rows of both batches by `StreamWeights` with the kernel of the loss. For
@@ -80,7 +80,7 @@ class Discrepancy(Algorithm):
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, the discrepancy under the algorithm's name, and their sum with the penalty of this step.
 
-        With penalty and confusion 0 the target is not looked at, so that all, BatchNorm too, is as in ERM.
+        With penalty and confusion 0 the target is ignored, so that everything, including BatchNorm, is as in ERM.
         """
         if self.penalty == self.confusion == 0.0:
             task = self.task_loss(self.source_features(source), source)
@@ -98,7 +98,7 @@ class Discrepancy(Algorithm):
 
     @cached_property
     def streams(self) -> dict[str, StreamWeights]:
-        """Weights of each domain's batches, if asked for; made when first needed, because the kernel comes last."""
+        """Weights of each domain's batches, if enabled; created on first use, because the kernel comes last."""
         domains = ("source", "target") if self.stream_weights else ()
         return {domain: StreamWeights(self.kernel, seed=self.seed) for domain in domains}
 
