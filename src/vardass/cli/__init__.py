@@ -61,7 +61,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _fail(f"{error} of the file system: its links lead to each other; choose another path")
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch says it
             raise
-        return _fail("out of memory; take fewer rows, or a small --rank such as 64")
+        return _fail("out of memory; use fewer rows, or a small --rank such as 64")
     except OSError as error:
         where = "" if error.filename is None else f" at {error.filename}"
         return _fail(f"{error.strerror or error}{where}; check disk space and permissions")

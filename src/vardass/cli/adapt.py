@@ -52,8 +52,8 @@ def _data(*names: str, text: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=DATA_PANEL)
 
 
-Out = Annotated[Path, _data(text="Folder of the run.")]
-Holdout = Annotated[float, _data(text="Share of each domain kept out of training.")]
+Out = Annotated[Path, _data(text="Folder for the run.")]
+Holdout = Annotated[float, _data(text="Share of each domain held out of training.")]
 Resume = Annotated[bool, _data("--resume", text="Resume the run in --out.")]
 Json = Annotated[bool, _data("--json", text="Print the summary as JSON.")]
 Standardise = Annotated[
@@ -61,7 +61,7 @@ Standardise = Annotated[
     _data(
         "--standardise/--no-standardise",
         "--standardize/--no-standardize",
-        text=r"Scale the columns of embeddings by those of the sources, with a floor and a clip \[yes].",
+        text=r"Standardise the columns of embeddings by the sources, robustly and with clipping \[yes].",
     ),
 ]
 
@@ -125,7 +125,7 @@ def adapt(
     config = recommended_for(task, settings, out, resume=resume)
     hint = ""
     if found == "image" and "network" not in chosen:
-        hint = f"; conv at {pixels} pixels learns from scratch, a pretrained --network FOLDER does better"
+        hint = f"; conv at {pixels} pixels learns from scratch; a pretrained --network FOLDER does better"
     data = {
         "kind": found,
         "sources": [str(path.resolve()) for path in sources],
@@ -285,7 +285,7 @@ def _run(
     make_folder(out)
 
     def tell(seconds: float) -> None:
-        shorter = f"; --steps {config.steps // 4} takes a quarter of it" if seconds > 120.0 else ""
+        shorter = f"; --steps {config.steps // 4} takes a quarter of that" if seconds > 120.0 else ""
         note(f"about {time_text(seconds)} for {config.steps:,} steps on {trainer.device}{shorter}{hint}")
 
     has_stepped = False
@@ -319,7 +319,7 @@ def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: 
         # files of a run that stopped before its first checkpoint may be replaced, nothing else
         entries = [entry for entry in out.iterdir() if not is_temporary(entry)] if out.is_dir() else []
         if other := sorted(entry.name for entry in entries if entry.name not in _LEFT_BY_A_RUN):
-            raise InputError(f"{out} holds {other[0]!r} and no run; choose an empty or new folder with --out")
+            raise InputError(f"{out} holds {other[0]!r} but no run; choose an empty or new folder with --out")
         return
     if not resume:
         raise InputError(f"{out} already holds a run; resume it with --resume, or choose another folder with --out")

@@ -44,10 +44,10 @@ _SHOWN_K = 64
 _NOISE_BATCHES = 300
 _NOTES = (
     "noise: variance of the minibatch loss relative to uniform batches, on the features of networks that vardass adapt "
-    "trained; geometric mean over pairs. recommended: as vardass adapt, strata of equal size, a penalty and class "
-    "confusion that set in later, then the same classes on both sides; its noise is that of its strata alone. "
-    "accuracy: of target samples that were not trained on. gain: over uniform with the same pair, repeat and first "
-    "weights; ± is the standard error. better: runs that gained."
+    "trained; geometric mean over pairs. recommended: the defaults of vardass adapt, with strata of equal size, "
+    "delayed penalty and class confusion, then the same classes on both sides; its noise is that of its strata alone. "
+    "accuracy: on target samples that were not trained on. gain: over uniform with the same pair, repeat and initial "
+    "weights; ± is the standard error. better: runs with a gain."
 )
 
 
@@ -83,7 +83,7 @@ def demo(
         stratify([str(data / "right-wrist.npy")], _SHOWN_K, gammas="1", scale="median")
         console.rule("vardass adapt: other wrist, other people")
         noise = _adapt_and_measure(runs, data, out / "adapt", console)
-    console.rule("vardass sweep demo: training with each way to draw batches")
+    console.rule("vardass sweep demo: training with each sampler")
     console.print(f"{len(runs)} runs of {steps} steps")
     with progress_bar() as progress:
         ended = run_sweep(runs, out / "sweep", jobs=jobs, progress=progress, text=sweep.to_yaml())

@@ -83,7 +83,7 @@ def doctor(
         if warm_up:
             algorithm = _warmed_up(task, found_kind, warm_up, batch_size, seed)
         elif found_kind != "features":
-            raise InputError(f"{source} holds no embeddings, and --warm-up is 0; give --model RUN, or some steps")
+            raise InputError(f"{source} holds no embeddings, and --warm-up is 0; give --model RUN, or raise --warm-up")
     measured = _measure(task.sources[0], task.target, algorithm, rows=rows, batch_size=batch_size, seed=seed, **given)
     written: list[Path] = []
     if out is not None:

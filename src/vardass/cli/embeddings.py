@@ -36,14 +36,14 @@ from vardass.validate import choose
 FILE = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or a quoted pattern of .npy or .parquet files."
 KERNEL = "mmd (the paper's RBF mixture), rbf, coral or linear."
 GAMMAS = "Gammas of mmd or rbf, such as 0.1,1,10."
-SCALE = "Divide squared distances in mmd or rbf by a number, median or mean."
+SCALE = "Divisor of squared distances in mmd or rbf: a number, median or mean."
 COLUMNS = "Columns to read: names, patterns (f*), numbers from 0 or ranges (2:), separated by commas."
-LABELS = "Column of labels, which are no features; in .npz files an array."
+LABELS = "Column of labels, excluded from the features; in .npz files an array."
 PARTS = "Files in parts"
 _SAMPLE = "Number of random rows {} \\[65536]."
 
 Scale = Annotated[str | None, typer.Option(help=SCALE + r" \[median]; 1 for the paper's bandwidths.")]
-Rank = Annotated[int | None, typer.Option(help="Rank of the kernel's approximation for many rows.")]
+Rank = Annotated[int | None, typer.Option(help="Rank of the low-rank kernel approximation, for many rows.")]
 Workers = Annotated[int | None, typer.Option(help="Processes; default: one for each CPU.", rich_help_panel=PARTS)]
 Engine = Annotated[
     str,
@@ -98,7 +98,7 @@ def check_output(option: str, target: Path, source: Path, *, is_ours: Callable[[
     if target.is_dir():
         raise InputError(f"{option} {target} is a folder; give a file name in it")
     if not target.parent.is_dir():
-        raise InputError(f"there is no folder {target.parent} for {option} {target}; make it first")
+        raise InputError(f"there is no folder {target.parent} for {option} {target}; create it first")
     if not os.access(target.parent, os.W_OK):
         raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
     if is_ours is not None and target.exists() and not is_ours(target):
@@ -250,7 +250,7 @@ def coreset(
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same representatives.")] = 0,
     key: Annotated[str | None, typer.Option(help="Array of an .npz file.")] = None,
     ids: Annotated[str | None, typer.Option(help=r"Array or column of ids for the output \[ids, if present].")] = None,
-    labels: Annotated[str | None, typer.Option(help=r"The same for labels, no features \[labels, if present].")] = None,
+    labels: Annotated[str | None, typer.Option(help=r"The same for labels \[labels, if present].")] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     out: Annotated[Path | None, typer.Option(help=r".npz or .csv of rows and weights \[FILE.coreset.npz].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
@@ -360,8 +360,8 @@ def _print_coreset(found: Coreset, source: Path, out: Path, d: int | None, conso
     console.print(shares_table(errors, found.uniform_error, console))
     line(f"as good as {found.worth:,.0f} uniform draws")
     if found.error > 0.9 * found.uniform_error > 0:
-        line("the kernel is close to the identity on these rows, where no choice helps; try a larger --scale")
+        line("the kernel is close to the identity on these rows, so no selection helps; try a larger --scale")
     zeros = int((found.weights == 0).sum())
-    extra = f"; {zeros} are 0, so fewer rows would do" if zeros else ""
+    extra = f"; {zeros} are 0, so fewer rows would be enough" if zeros else ""
     line(f"weights: {float(found.weights.min()):.3g} to {float(found.weights.max()):.3g}{extra}")
     line(f"written: {out}")

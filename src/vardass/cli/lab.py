@@ -50,20 +50,20 @@ def sweep(
     engine: Annotated[str, typer.Option(help=_ENGINE)] = "local",
     jobs: Annotated[int | None, typer.Option(help=_JOBS)] = None,
     root: Annotated[list[str] | None, typer.Option(help=_ROOT)] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Only these data of the specification; repeatable.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Only this data set of the specification; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, overriding the specification.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Number of repeats, overriding the specification.")] = None,
     search_size: Annotated[int | None, typer.Option(help="Draws of the search, overriding the specification.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
-    retry: Annotated[int, typer.Option(help="How often a failed run is repeated.")] = 1,
+    retry: Annotated[int, typer.Option(help="How often to retry a failed run.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs and the estimated time.")] = False,
     trust_code: TrustCode = False,
     schema: Annotated[bool, schema_option(_schema)] = False,
 ) -> None:
-    """Run all runs of a specification, each of them once.
+    """Execute all runs of a sweep specification, each of them once.
 
-    It may be killed at any moment; the same command resumes it. Finished runs are not repeated, interrupted ones resume
-    from their checkpoints, and failed ones are repeated.
+    The sweep may be killed at any moment; the same command resumes it. Finished runs are not repeated, interrupted runs
+    resume from their checkpoints, and failed runs are retried.
     """
     from vardass.lab.spec import load_sweep
     from vardass.lab.store import read_records, record_files
@@ -88,7 +88,7 @@ def sweep(
             records = read_records(out) if record_files(out) else []
             done = names & {record.run_id for record in records if record.status == "finished"}
             to_do = len(names) - len(done)
-            print(f"{len(done):,} of {len(names):,} runs have finished in {out}, {to_do:,} are to do")
+            print(f"{len(done):,} of {len(names):,} runs have finished in {out}, {to_do:,} remain")
         return
     if out is None:
         raise InputError("--out is not given, but the records need a folder; add --out DIR, or --dry-run to only look")
@@ -136,7 +136,7 @@ def _time_needed(runs: list[RunSpec], jobs: int) -> str:
     parts = ", ".join(f"{name} {time_text(seconds)}" for name, seconds in found.items())
     return (
         f"time    about {time_text(total / jobs)} with {jobs} at a time, {time_text(total)} in one process ({parts}); "
-        "measured on this machine by the first ten steps of one run of each cell"
+        "measured on this machine from the first ten steps of one run of each cell"
     )
 
 
@@ -144,15 +144,15 @@ def _ending(summary: SweepResult, out: Path) -> str:
     remarks = {
         f"{summary.before:,} of them had finished before": summary.before,
         f"{summary.others:,} finished runs there are no longer part of the specification": summary.others,
-        f"{summary.failed:,} failed; see vardass status {out}; the same command tries them anew": summary.failed,
-        "interrupted; all that was done is safe, the same command resumes": summary.interrupted,
+        f"{summary.failed:,} failed; see vardass status {out}; the same command retries them": summary.failed,
+        "interrupted; all progress is saved, the same command resumes": summary.interrupted,
     }
     first = f"{summary.finished:,} of {summary.total:,} runs have finished in {out}, {time_text(summary.seconds)}"
     return "\n".join([first, *(text for text, applies in remarks.items() if applies)])
 
 
 def _report(found: Status) -> str:
-    at_work = "not running" if found.worker is None else f"{found.worker} is at work on it"
+    at_work = "not running" if found.worker is None else f"running in {found.worker}"
     lines = [
         f"finished   {found.finished:,} of {found.total:,} runs; {at_work}",
         f"under way  {len(found.under_way):,}",
@@ -189,7 +189,7 @@ def tables(
 ) -> None:
     """Select models by their score, average over tasks and repeats, and print tables.
 
-    Numbers that lack runs are marked. Target labels are not used for the selection.
+    Averages with missing runs are marked. Target labels are not used for the selection.
     """
     from vardass.lab.averages import collect, current_records
     from vardass.lab.tables import TABLE_NAMES, make_tables

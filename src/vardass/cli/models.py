@@ -42,7 +42,7 @@ PREDICTIONS_FILE = "predictions.csv"
 RESULT_FILE, SAMPLES_FILE, FIGURE = "evaluation.json", "samples.csv", "evaluation"
 _DATA = (
     "Labelled data, one argument for each domain: folder of class folders or file of embeddings, as PATH or NAME=PATH; "
-    "or a folder of domains. By default: what the run kept out of training, and its target."
+    "or a folder of domains. By default: the samples held out of training, and the target."
 )
 _LABELS = r"Array or column of labels in embeddings \[that of the run]; for .npy a file beside it \[{name}.labels.npy]."
 _MOST_CLASSES, _MOST_DOMAINS = 20, 3  # rows and columns of the table of classes
@@ -66,7 +66,7 @@ def predict(
     data = data.expanduser()
     if out is not None:
         if out.suffix.lower() != ".csv":
-            raise InputError(f"--out {out} is a table as CSV; give it a name that ends with .csv")
+            raise InputError(f"--out {out} is written as CSV; give it a name that ends with .csv")
         check_output("--out", out, data, is_ours=lambda path: begins_with(path, "sample,"))
         if out.resolve() == (run / PREDICTIONS_FILE).resolve():
             raise InputError(f"--out {out} holds the predictions of the run's own target; choose another name")
@@ -85,16 +85,16 @@ def export(
     out: Annotated[Path | None, typer.Option(help=r"File to write \[RUN/model.pt2].")] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write the model of a run for programs without vardass: torch.export.load reads it, with torch alone.
+    """Export the model of a run for programs without vardass: torch.export.load reads it, with torch alone.
 
-    It includes the scaling of columns or normalisation of pixels, takes samples as they are and returns probabilities
+    It includes the scaling of columns or normalisation of pixels, takes unscaled samples and returns probabilities
     or numbers. Class names and the shape of a sample are written to a JSON file beside it.
     """
     algorithm, about, how = load_run(run, device="cpu", trust_code=trust_code)
     folder = run.expanduser() if run.expanduser().is_dir() else run.expanduser().parent
     out = folder / "model.pt2" if out is None else out.expanduser()
     if out.suffix != ".pt2":
-        raise InputError(f"--out {out} is a program of torch.export; give it a name that ends with .pt2")
+        raise InputError(f"--out {out} is written by torch.export; give it a name that ends with .pt2")
     check_output("--out", out, folder / MODEL_FILE)
     written = export_model(algorithm, about, how, out)
     print(f"written: {', '.join(map(str, written))}")
@@ -298,7 +298,7 @@ def _own_domains(
     else:
         notes.append("the target has no labels")
     if not found:
-        raise InputError(f"{run} kept 0 source samples out and its target has no labels; name data to evaluate on")
+        raise InputError(f"{run} held out 0 source samples and its target has no labels; name data to evaluate on")
     return found, "; ".join(notes)
 
 

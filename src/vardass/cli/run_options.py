@@ -33,7 +33,7 @@ _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "netwo
 # where a command knows better than ``RunConfig``, whose network is not made for the data
 _DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
 _SHOWN = {
-    "network": "the paper's for its data sets, else a small one for the data",
+    "network": "the paper's choice for its data sets, else a small network",
     "penalty": "1",
 }
 # where adapt has the settings of ``RunConfig.recommended``
@@ -46,7 +46,7 @@ _RECOMMENDED = {
 
 _SETTINGS = "key=value of any setting, such as lr_schedule=cosine or penalty=0.5; repeatable."
 _CONFIG = "Settings from a YAML or JSON file, or from the folder of an earlier run; other options override them."
-_TRUST = "Import, and so run, code that files name as package.module:Name; what you type yourself is always imported."
+_TRUST = "Import and run code that files name as package.module:Name; names that you type are always imported."
 
 TrustCode = Annotated[bool, typer.Option("--trust-code", help=_TRUST)]
 

@@ -25,8 +25,8 @@ _TOO_MANY = 0.3  # of the predictions, beyond the share of that class in the sou
 REPORT_FILE, RESULT_FILE = "report.md", "result.json"
 _SCORES = {
     "target_entropy": "target entropy, nats (lower = more confident)",
-    "target_information": "target information, nats (more is better)",
-    "mmd": "MMD² of held-out features (less is better)",
+    "target_information": "target information, nats (higher = better)",
+    "mmd": "MMD² of held-out features (lower = better)",
 }
 _READ_LAST = "labels read only now, after the model was chosen"
 _ORACLE = "model chosen BY TARGET LABELS (oracle): for comparison only"
@@ -102,9 +102,9 @@ class Summary:
         if name == "last" or not result.metrics:
             return text
         if not result.competing:
-            return f"{text}: the latest, as the penalty never had its full strength"
+            return f"{text}: the latest, as the penalty never reached its full strength"
         if len(result.equal_steps) > 1 and name != FIRST_BEST:
-            text += f": the latest of {len(result.equal_steps)} that it cannot tell apart, of {result.competing}"
+            text += f": the latest of {len(result.equal_steps)} with equivalent scores, of {result.competing}"
         else:
             text += f": the best of {result.competing}"
         if result.selected_step != result.metrics[-1]["step"]:
@@ -121,7 +121,7 @@ class Summary:
             return None
         return (
             f"{100 * share:.0f} % of the predictions are {name!r}, but {100 * before:.0f} % of the source's labels; "
-            "unless that is so in the target, do not trust the model: try a pretrained --network, more --steps or a "
+            "unless this holds in the target, do not trust the model: try a pretrained --network, more --steps or a "
             "lower --penalty"
         )
 
@@ -178,5 +178,5 @@ def _scores_text(scores: Mapping[str, float]) -> str:
 
 def _seconds_text(seconds: Mapping[str, float]) -> str:
     parts = ", ".join(f"{name} {value:.2f}" for name, value in sorted(seconds.items(), key=lambda item: -item[1]))
-    compiled = " (compiling included, once for each machine)" if "solver" in seconds and were_compiled() else ""
+    compiled = " (including one-time compilation)" if "solver" in seconds and were_compiled() else ""
     return f"{sum(seconds.values()):.2f}: {parts}{compiled}"

@@ -43,15 +43,15 @@ _SAMPLE = "Rows used to find the strata; default: 131072, or 512 for each stratu
 
 def stratify(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help=_FILES)],
-    k: Annotated[int, typer.Option("--k", "-k", help="Number of strata, which is the batch size.")],
+    k: Annotated[int, typer.Option("--k", "-k", help="Number of strata: the batch size.")],
     kernel: Annotated[str, typer.Option(help=KERNEL)] = "mmd",
     gammas: Annotated[str | None, typer.Option(help=GAMMAS)] = None,
     scale: Annotated[str | None, typer.Option(help=SCALE)] = None,
     solver: Annotated[str, typer.Option(help=_SOLVER)] = "min-sum",
     min_size: Annotated[int, typer.Option(help="Smallest stratum; 2 avoids singletons.")] = 1,
     max_size: Annotated[int | None, typer.Option(help="Largest stratum.")] = None,
-    equal: Annotated[bool, typer.Option("--equal", help="Make strata of equal size, up to one sample.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Rank of the kernel's approximation.")] = None,
+    equal: Annotated[bool, typer.Option("--equal", help="Make strata of equal size, to within one sample.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Rank of the low-rank kernel approximation.")] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same strata.")] = 0,
     warm_start: Annotated[Path | None, typer.Option(help="Strata file to start from.")] = None,
     bound: Annotated[bool, typer.Option(help="Compute a lower bound on the variance of any strata.")] = True,
@@ -172,7 +172,7 @@ def _print_report(strata: Strata | ShardStrata, data: str, seconds: dict[str, fl
     if strata.singletons:
         line(f"{strata.singletons} strata of one sample, which is in every batch; --min-size 2 avoids them")
     console.print()
-    compiled = " (compiling included, once for each machine)" if were_compiled() else ""
+    compiled = " (including one-time compilation)" if were_compiled() else ""
     line("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()) + compiled)
     line(f"written: {out}")
 
@@ -182,12 +182,12 @@ def _verdict(strata: Strata | ShardStrata) -> list[str]:
     if strata.gap is not None and strata.bound is not None:
         lines[0] += f"; at most {100 * max(strata.gap, 0.0):.2g} % above the best possible partition"
         if strata.bound.stderr > 0:
-            lines[0] += " (by a bound that is estimated from sampled rows)"
+            lines[0] += " (the bound is estimated from sampled rows)"
     if "captured" in strata.info:
         captured, rank = 100 * float(strata.info["captured"]), strata.info.get("rank", "?")
-        lines.append(f"strata were found on features of rank {rank}, which hold {captured:.3g} % of the variance")
+        lines.append(f"strata were found on features of rank {rank}, which capture {captured:.3g} % of the variance")
     if strata.variance > 0.6 * strata.uniform_variance and "scale=1.0" in strata.kernel:
-        lines.append("with these bandwidths most features are far apart, where strata help little; try --scale median")
+        lines.append("with these bandwidths most features are far apart, so strata help little; try --scale median")
     return lines
 
 
@@ -208,4 +208,4 @@ def warmup() -> None:
             sampler = kind(len(some), 20)
             sampler.refresh(some)
             next(iter(sampler))
-    print(f"compiled, and kept in {loops.centre.stats.cache_path or 'no folder: none can be written to'}")
+    print(f"compiled and cached in {loops.centre.stats.cache_path or 'no folder: none is writable'}")
