@@ -19,8 +19,8 @@ __all__ = ["compiled_loops", "has_numba", "one_thread", "were_compiled"]
 def compiled_loops(tensor: Tensor) -> ModuleType | None:
     """The module ``vardass.compiled``, if it can work on data like ``tensor``; otherwise None.
 
-    It can on a CPU, in single or double precision, with numba (``pip install 'vardass[fast]'``). Both backends run
-    the same algorithm to the same quality; where the order of steps is not fixed they take it in another order.
+    This needs a CPU, single or double precision, and numba (``pip install 'vardass[fast]'``). Both backends run the
+    same algorithm to the same quality; they may take steps in a different order where it is not fixed.
     """
     if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64):
         return None

@@ -24,7 +24,7 @@ HOLDER_FILE = "holder.json"
 
 
 def as_path(path: PathLike, name: str = "path") -> Path:
-    """Return ``path`` with the user's home folder put for ``~``; an InputError for what is no path."""
+    """Return ``path`` with ``~`` expanded to the home folder; an InputError if it is not a path."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{name} must be a path, got {path!r}; give it as text or as a Path")
     return Path(path).expanduser()
@@ -90,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` for JSON: dataclasses and named tuples become dicts, numbers that are not finite None.
+    """Convert ``value`` for JSON: dataclasses and named tuples become dicts, NaN and infinity become None.
 
     >>> plain({"a": (1.0, float("nan"))})
     {'a': [1.0, None]}
@@ -123,7 +123,7 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
         ) from None
     except (OSError, NotImplementedError) as error:
         why = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot lock {folder}: {why}; choose another folder, or free it") from None
+        raise InputError(f"cannot lock {folder}: {why}; choose another folder, or release it") from None
     try:
         if isinstance(lock, SoftFileLock):  # what filelock falls back to; a killed holder would keep it
             raise InputError(f"{folder} is on a file system without locks; choose a folder on another one")

@@ -42,7 +42,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, without a window system and without global state, unlike pyplot."""
+    """An empty figure of the given size in inches, without a window system or global state, unlike pyplot."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

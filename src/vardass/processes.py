@@ -53,7 +53,7 @@ class _Gather(torch.autograd.Function):
 def gather_rows(local: Tensor, group: Any = None) -> Tensor:
     """Rows (b, ...) of all processes, in the order of their ranks, with their gradient: (count b, ...).
 
-    A discrepancy is no mean over samples, so it has to be computed of the whole batch. Every process computes the same
+    A discrepancy is not a mean over samples, so it must be computed on the whole batch. Every process computes the same
     loss of the gathered rows; where gradients are then averaged, as DDP and FSDP do, each parameter has the gradient of
     that loss. Weights have to be divided by the number of processes. ``local`` has the same shape on every process of
     ``group``, by default all.

@@ -17,15 +17,15 @@ _WAYS = {"class": "a subclass of", "object": "a", "function": "a function"}
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A mapping of names to things, some of which are imported when they are first asked for.
+    """A mapping of names to objects, some of which are imported on first use.
 
-    An entry that is a text, ``"package.module:Name"``, is imported when it is asked for, so that a room may name what a
-    room above it holds. `find` is for names that a user gives; ``registry[name]`` for names that are known. ``kind`` is
-    what messages call the things.
+    A string entry, ``"package.module:Name"``, is imported on first use, so that a package can name objects of packages
+    above it. `find` is for names given by a user, ``registry[name]`` for known names. ``kind`` is what messages call
+    the objects.
 
-    With a class ``base``, `find` also takes the user's own things as ``"package.module:Name"``: a subclass ("class"),
-    an "object" of it or a "function", as far as ``own`` allows, which is checked before anything is called. For names
-    from a file call ``refuse_code`` first: see SECURITY.md.
+    With a class ``base``, `find` also accepts the user's own ``"package.module:Name"``: a subclass ("class"), an
+    "object" of it or a "function", as ``own`` allows; this is checked before anything is called. For names from a file
+    call ``refuse_code`` first: see SECURITY.md.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ _MOST_ROWS = 10_000  # of the target that are looked at
 def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
     """Scale each column of ``features`` (n, d) to mean 0 and deviation 1; constant columns become 0.
 
-    Mean and deviation are those of the rows of ``reference`` (m, d), such as the source domain, if there is one.
+    Mean and deviation are those of the rows of ``reference`` (m, d), if given, such as the source domain.
     """
     rows = features if reference is None else reference
     deviation = _deviations(rows)

@@ -221,7 +221,7 @@ def check_seed(seed: Any) -> int:
 
 
 def check_state(state: Any, owner: object, keys: Iterable[str] = ()) -> None:
-    """Refuse what is no dictionary, or lacks ``keys``, where ``owner`` expects what its ``state_dict()`` gave."""
+    """Refuse a state that is not a dictionary or lacks ``keys`` of the ``state_dict()`` of ``owner``."""
     remedy = f"pass what {type(owner).__name__}.state_dict() gave"
     if not isinstance(state, Mapping):
         raise InputError(f"a state must be a dictionary, got {type(state).__name__}; {remedy}")

@@ -1,7 +1,7 @@
 """Devices of a run, the processes that it starts on several of them, what these exchange, and Ctrl-C.
 
 The batch sizes of a run are those of all its devices together. Every process draws the same batch, keeps its share of
-the rows, and computes the loss from the features of all: a discrepancy is no mean over samples, so averaging the losses
+the rows, and computes the loss from the features of all: a discrepancy is not a mean over samples: averaging the losses
 of parts would give another loss. A run thus has the same losses and weights on two devices as on one, up to rounding.
 What differs: dropout and augmentation draw other random numbers, BatchNorm normalises by the process's own share (on
 GPUs by the whole batch), and each process computes the small layers after z for all rows. The first process makes the

@@ -41,7 +41,7 @@ def as_domains(source: ArrayLike, target: ArrayLike) -> list[Tensor]:
     if x.shape[1] != y.shape[1] or x.device != y.device:
         raise InputError(
             f"source has {x.shape[1]} columns on {x.device}, target {y.shape[1]} on {y.device}; "
-            "pass the features of one featuriser on one device"
+            "pass features of the same network on the same device"
         )
     return [x, y]
 
@@ -86,7 +86,7 @@ def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
     samplers = [make(len(features)) for make, features in zip(factories, domains)]
     for sampler, features in zip(samplers, domains):
         if not hasattr(sampler, "__iter__"):
-            raise InputError(f"{name!r} gave a {type(sampler).__name__}, which is no sampler: it cannot be iterated")
+            raise InputError(f"{name!r} gave a {type(sampler).__name__}, which is not a sampler: it cannot be iterated")
         n = getattr(sampler, "n", len(features))
         if n != len(features):
             raise InputError(

@@ -70,21 +70,21 @@ class SetDistance:
     loss : {"mmd", "coral"}
         MMD² or CORAL.
     value : float
-        Unbiased estimate; below 0 by chance where the sets are alike.
+        Unbiased estimate; can be slightly negative if the sets are nearly equal.
     low, high : float
         Ends of the confidence interval, cut at 0.
     stderr, computing_stderr : float
         Standard error of ``value`` for the populations, and the part of it that comes from summing random blocks of
         pairs instead of all.
     v_statistic : float
-        The plug-in value, which is what a loss of the whole data gives: too large on average by the noise of means.
+        The plug-in value, which a loss on all data would give; biased upwards by the noise of the means.
     relative : float
         ``value`` divided by the mean over both sets of E|φ - μ|². On this scale the V-statistic of two batches of b
         rows is too large by 2 / b.
     p_value : float or None
-        Of the permutation test; None without permutations.
+        p-value of the permutation test; None without permutations.
     method, test : str
-        How the value was summed; how rows were permuted, and what was computed of them.
+        How the value was computed, and how rows were permuted.
     """
 
     loss: str
@@ -105,7 +105,7 @@ class Comparison:
     """What `compare` found; ``comparison["mmd"]`` is the result of one loss.
 
     ``n`` and ``m`` are the rows of the two sets and ``d`` their columns; ``kernel`` is that of MMD², as fitted, and
-    ``notes`` say what to keep in mind.
+    ``notes`` list caveats.
     """
 
     n: int
@@ -151,16 +151,16 @@ def compare(
     x, y : array of shape (n, d) and (m, d)
         At least 4 independent rows each.
     loss : {"both", "mmd", "coral"}
-        CORAL is the paper's: |C_x - C_y|² of covariances, means left aside.
+        CORAL is the paper's: |C_x - C_y|² of covariances, without means.
     kernel : Kernel, name or callable, optional
-        Of MMD². By default ``RBFMixture(scale="median")``, whose bandwidths follow the data: the paper's fixed ones,
-        by the name ``"mmd"``, are often so narrow that each row is like itself only, and then little can be found. A
-        kernel that is not fitted is fitted to random rows of both sets together, which keeps the test exact.
+        Kernel of MMD². The default ``RBFMixture(scale="median")`` adapts its bandwidths to the data: the paper's fixed
+        ones (``"mmd"``) are often so narrow that each row resembles only itself, and the test has little power. An
+        unfitted kernel is fitted to random rows of both sets together, which keeps the test exact.
     permutations : int
-        Relabellings of the test; 0 for none. The least p-value is 1 / (1 + permutations).
+        Permutations of the test; 0 skips it. The smallest possible p-value is 1 / (1 + permutations).
     confidence : float
-        Of the intervals. They are for the kernel as it was fitted, and for many rows: that of CORAL, whose squares of
-        squares have heavy tails, is too narrow below a few hundred.
+        Confidence level of the intervals. They hold for the fitted kernel and many rows: the interval of CORAL, whose
+        fourth powers have heavy tails, is too narrow below a few hundred rows.
     rank : int, optional
         Columns of the low-rank features. By default all pairs are summed up to 2,048 rows in all, and beyond there are
         128 columns.
@@ -169,8 +169,8 @@ def compare(
     progress : callable, optional
         Called as ``progress(fraction, message)``.
     whole : callable, optional
-        For ``x`` and ``y`` that are random rows of larger sets: returns `row_sums` over all rows of both, given a
-        feature map and a centre. See `vardass.shards.compare_shards`.
+        If ``x`` and ``y`` are random rows of larger sets: returns `row_sums` over all rows of both, given a feature map
+        and a centre. See `vardass.shards.compare_shards`.
 
     Examples
     --------

@@ -117,21 +117,21 @@ def coreset(
     features : array of shape (n, d)
         All rows.
     size : int
-        Number m of representatives, up to n and 4,096.
+        Number m of representatives, at most n and at most 4,096.
     kernel : Kernel, name or callable, optional
         Fitted to the features unless it is fitted. By default ``RBFMixture(scale="median")``: where the paper's fixed
-        bandwidths, the name ``"mmd"``, make each row like itself only, no choice is better than another.
+        bandwidths (``"mmd"``) make each row resemble only itself, no choice is better than another.
     weights : bool
-        Optimise the weights; without it all are 1 / m, for losses and labels that know none.
+        Optimise the weights; False sets all to 1 / m, for uses without weights.
     rank : int, optional
-        Columns of the low-rank features in which rows are looked for. By default the kernel matrix is used up to 8,192
+        Columns of the low-rank features used to search for rows. By default the kernel matrix is used up to 8,192
         rows, and beyond 4 m columns, at least 128 and at most 512. Weights and error are of the true kernel either way.
     seed : int or torch.Generator
         The same seed gives the same representatives.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
     whole : callable, optional
-        For ``features`` that are random rows of a larger set: returns `row_sums` over all of its rows, given a feature
+        If ``features`` are random rows of a larger set: returns `row_sums` over all of its rows, given a feature
         map. See `vardass.shards.coreset_shards`.
 
     Examples

@@ -1,4 +1,4 @@
-"""What `diagnose` found, and the advice: rules and thresholds in one place."""
+"""The result of `diagnose`, and the advice: rules and thresholds in one place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SamplerEffect:
         Var(μ̂_s) + Var(μ̂_t), by which the V-statistic exceeds the discrepancy on average; standard error 0 where it
         is exact.
     contraction : float
-        Excess / (discrepancy + excess): the share of the mean loss that a network lowers by shrinking its features.
+        Excess / (discrepancy + excess): the share of the mean loss that shrinking the features would lower.
     gradient_noise : float or None
         Root mean square deviation of the gradient of λ times the loss from its mean, for the parameters A of a linear
         layer z + z A after the features, at A = 0.
@@ -71,12 +71,12 @@ class ClassShares:
     Attributes
     ----------
     distance : Estimate
-        Their total variation distance ½ Σ|p - q|, with the standard error of drawing the samples anew; errors of the
-        pseudo-labels come on top.
+        Their total variation distance ½ Σ|p - q|, with its standard error over new samples; errors of the
+        pseudo-labels are not included.
     chance : float
         Mean distance of two samples of these sizes with the same shares.
     agreement : float
-        Share of target samples that head and nearest class centre give the same class.
+        Share of target samples for which the head and the nearest class centre predict the same class.
     explained : float
         Share of MMD² that vanishes if the source's classes get the pseudo-labels' shares, see `explained_by_shares`:
         near 1 the shares differ, near 0 the inputs have shifted and pseudo-labels with them.
@@ -98,7 +98,7 @@ class ClassShares:
 
     @property
     def effective(self) -> float:
-        """How many classes the pseudo-labels have in effect: the exponential of their entropy."""
+        """Effective number of classes of the pseudo-labels: the exponential of their entropy."""
         return math.exp(-sum(share * math.log(share) for share in self.target if share > 0))
 
 
@@ -109,11 +109,11 @@ class Diagnosis:
     Attributes
     ----------
     sizes, measured : (int, int)
-        Samples of source and target, and how many of them were looked at.
+        Samples of source and target, and how many of them were measured.
     discrepancy : float
-        The loss of all samples that were looked at, |μ_s - μ_t|².
+        The loss of all measured samples, |μ_s - μ_t|².
     spread : float
-        1 - mean κ(z, z') / mean κ(z, z): 0 where all features are alike, 1 for the identity.
+        1 - mean κ(z, z') / mean κ(z, z): 0 if all features are equal to the kernel, 1 for the identity.
     irreducible : float
         Share of the variance of uniform batches that no strata can remove, for the kernel as a whole.
     gradient, task_gradient : float or None

@@ -1,4 +1,4 @@
-"""What a sampler can and cannot help on the features of two domains, measured; `diagnosis` says what to use there."""
+"""Measure whether samplers can help on the features of two domains; `diagnosis` turns this into advice."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def diagnose(
     limits: Limits | None = None,
     seed: int = 0,
 ) -> Diagnosis:
-    """Measure what a sampler can and cannot help on the features of two domains, and say what to use.
+    """Measure how much a sampler can help on the features of two domains, and advise what to use.
 
     Parameters
     ----------
     source, target : array of shape (n_s, d) and (n_t, d)
         Features as the discrepancy sees them: those of the network in training, or embeddings.
     labels : integer array of shape (n_s,), optional
-        Classes of the source; without them nothing is said of the task's gradient and of class shares.
+        Classes of the source; without them the task's gradient and class shares are not reported.
     class_names : sequence of str, optional
         Names of the classes 0, 1, ...; by default the labels themselves.
     loss : {"mmd", "coral"}, MMDLoss or CORALLoss
-        ``"mmd"`` has the paper's mixture, ``"coral"`` DomainBed's form. Of an `MMDLoss` the kernel is taken, for the
-        V-statistic.
+        ``"mmd"`` uses the paper's mixture, ``"coral"`` DomainBed's form. An `MMDLoss` provides only its kernel; the
+        V-statistic is measured.
     batch_size : int
         Samples of each domain in a batch.
     penalty : float
@@ -84,17 +84,17 @@ def diagnose(
     samplers : sequence of str
         Which samplers to measure beside ``"uniform"``.
     batches : int
-        Batches that are drawn of each, for gradients and for the variance of samplers without a formula.
+        Batches to draw of each sampler, for gradients and for variances without a closed form.
     gradient, bandwidths : bool
         Whether to measure gradients, and the terms of the kernel one by one.
     max_rows : int
-        Samples of each domain to look at, drawn without replacement where there are more; strata are made of these.
+        Maximum number of samples to use of each domain, drawn without replacement; strata are made of these.
     sizes : (int, int), optional
-        Samples of the domains, where the features are those of a part of them.
+        Full sizes of the domains, if the features are only of a part of them.
     limits : Limits, optional
         Thresholds of the advice.
     seed : int
-        Of all draws.
+        Seed of all draws.
 
     Examples
     --------

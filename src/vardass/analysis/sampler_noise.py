@@ -1,4 +1,4 @@
-"""What batch samplers do to the noise of training: one report for any of them on given features."""
+"""How batch samplers change the noise of training: one report for any samplers on given features."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEASURES = {"variance": "Var(μ̂)", "loss_variance": "Var(loss)", "gradient_mse
 
 @dataclass(frozen=True)
 class SamplerRow:
-    """One sampler of a report. What was not measured, or has no closed form, is None.
+    """One sampler of a report. Values that were not measured, or lack a closed form, are None.
 
     Attributes
     ----------
@@ -184,15 +184,15 @@ def variance_report(
     Parameters
     ----------
     samplers : mapping from name to factory
-        ``factory(n)`` makes a new sampler of n samples; it is called for each domain, or is a pair, one for each. The
-        samplers are refreshed on the features. One that is not a `MinibatchSampler` is iterated and yields lists of
-        indices, with an attribute ``weights`` or without. Two of one seed that plan both domains together, such as
-        `PairedBatchSampler`, are refreshed with both, and their batches are taken in step. All are compared with the
-        first uniform one, or else with the first.
+        ``factory(n)`` makes a new sampler of n samples and is called for each domain; a pair gives one for each. The
+        samplers are refreshed on the features. A sampler that is not a `MinibatchSampler` must yield lists of
+        indices, optionally with an attribute ``weights``. Two with the same seed that plan both domains together,
+        such as `PairedBatchSampler`, are refreshed with both, and their batches are paired. The baseline is the first
+        uniform sampler, or else the first.
     source, target : array of shape (n_s, d) and (n_t, d)
         Features of all samples. Without ``target`` only the mean embedding is measured.
     kernel : Kernel, name or callable
-        Whose mean embedding is measured; what it takes from data comes from each domain, as in samplers.
+        Kernel of the mean embedding; it is fitted to each domain, as in samplers.
     loss : {"mmd2", "coral"} or callable, optional
         V-statistic of MMD² with ``kernel``, fitted to both domains together, or the paper's CORAL; by default the one
         that belongs to ``kernel``. A callable, such as `CORALLoss`, is called as
@@ -200,18 +200,18 @@ def variance_report(
     batches : int
         Batches drawn from each sampler in each domain.
     gradient_batches : int
-        How many pairs of them have their gradient computed, all at most; 0 leaves it out.
+        Number of pairs whose gradient is computed, at most ``batches``; 0 skips it.
     model : nn.Module, optional
         The featuriser: gradients are with respect to its parameters, with features ``model(source_inputs[rows])``
         (b, d) in evaluation mode. Without it they are those of a linear layer z + z A after the features at A = 0:
         a proxy, which sees the features' noise but not how inner layers weigh it.
     source_inputs, target_inputs : array of shape (n_s, ...) and (n_t, ...)
-        What the model takes.
+        Inputs of the model.
     max_columns : int
         In a larger domain μ comes from that many samples, drawn without replacement, and the excess of |μ̂ - μ|²
         that this brings on average is subtracted; the whole loss and its gradient come from these samples too.
     seed : int
-        Of the draws and of the pairing.
+        Seed of the draws and of the pairing.
 
     Returns
     -------

@@ -26,8 +26,8 @@ _MOST_PHASES = 10_000  # of a resampling filter
 class FrontEnd:
     """How sound becomes an input of shape (1, bands, frames).
 
-    The defaults suit humpback calls, most of whose energy is between 50 Hz and 2 kHz. They are ours: the code of the
-    study (DCASE 2023) whose front end the paper uses is not public.
+    The defaults suit humpback calls, most of whose energy is between 50 Hz and 2 kHz. They are our choice: the code of
+    the study (DCASE 2023) whose front end the paper uses is not public.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ Kind: TypeAlias = Literal["features", "image", "audio"]
 
 
 class LabelsHidden(VardassError):
-    """Labels that are locked away were read."""
+    """Raised when hidden labels are read."""
 
 
 class TensorInputs(Dataset[Tensor]):
@@ -66,7 +66,7 @@ class Domain:
     Parameters
     ----------
     name : str
-        Also seeds the splits of this domain, so give each domain of a task its own name.
+        Also seeds the splits of this domain, so names within a task must be unique.
     dataset : map-style Dataset, or Tensor
         ``dataset[i]`` is the input tensor of sample i, without label.
     labels : Tensor of shape (n,) or None
@@ -220,11 +220,11 @@ class Domain:
         return labels
 
     def hide_labels(self) -> Domain:
-        """The same domain with labels that raise `LabelsHidden` until its own ``reveal()`` is called."""
+        """The same domain with labels that raise `LabelsHidden` until its ``reveal()`` is called."""
         return self._changed(_hidden=True)
 
     def reveal(self) -> Domain:
-        """Make the labels of this domain readable, and return it; what was cut from it before stays hidden."""
+        """Make the labels of this domain readable, and return it; subsets made before stay hidden."""
         self._hidden = False
         return self
 
@@ -249,7 +249,7 @@ class Domain:
 
 
 def unite(domains: Sequence[Domain]) -> Domain:
-    """Put domains one after the other; ``domain_ids`` of the result are their positions in ``domains``.
+    """Concatenate domains; ``domain_ids`` of the result are their positions in ``domains``.
 
     The result has labels if all have, and hides them if any hides them.
     """
@@ -278,7 +278,7 @@ def unite(domains: Sequence[Domain]) -> Domain:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Learn from labelled sources, do well on the target.
+    """Labelled source domains to learn from, and a target domain to adapt to.
 
     Attributes
     ----------

@@ -52,7 +52,7 @@ def read_embeddings(
         Columns to keep: names, patterns such as ``"f*"``, numbers from 0, or ranges such as ``"2:"``;
         a string is split at commas.
     leave_out : collection of str
-        Names of columns that are never kept, such as labels; of arrays that are not meant where no key is given.
+        Names of columns to drop, such as labels, and of arrays to ignore if no key is given.
     """
     with open_embeddings(path, key) as file:
         return file.features(columns, leave_out)
@@ -209,7 +209,7 @@ class EmbeddingFile:
 
 @contextmanager
 def open_embeddings(path: PathLike, key: str | None = None) -> Iterator[EmbeddingFile]:
-    """Open a file that is what its ending says; whatever goes wrong in reading it is an InputError that names it."""
+    """Open a file of the format that its ending says; every reading error becomes an InputError that names it."""
     path = as_path(path)
     ending = path.suffix.lower()
     if ending not in EMBEDDING_ENDINGS:
@@ -444,7 +444,7 @@ class _Table(EmbeddingFile):
         return chosen
 
     def _example(self, position: int) -> str:
-        """The first cell of a column of a ``.csv`` file that is no number."""
+        """The first cell of a column of a ``.csv`` file that is not a number."""
         if self.in_parts:
             return ""
         cells = (cell for (block,) in self.read([position], None) for cell in block.to_pylist())

@@ -50,11 +50,11 @@ def embedding_task(
     sources, target : path, or for the sources several
         Files, see `read_labelled`. One file may serve for several domains with different keys.
     key, labels : str, optional
-        Names of features and labels in the files, in which ``{domain}`` stands for the name of the domain, in labels
-        ``{name}`` for that of the file without ending. Labels are by default called ``labels``; those of an ``.npy``
-        file are in ``{name}.labels.npy`` beside it.
+        Names of features and labels in the files. ``{domain}`` is replaced by the name of the domain, and in labels
+        ``{name}`` by the file name without ending. The default for labels is ``labels``; for an ``.npy`` file, the
+        file ``{name}.labels.npy`` beside it.
     target_labelled : bool or None
-        False does not read labels of the target, even if they are there; None takes those that are there.
+        False never reads labels of the target; None reads them if present.
     columns : optional
         Columns that are features.
     names : sequence of str, optional
@@ -62,7 +62,7 @@ def embedding_task(
     standardise : bool
         Scale all columns by mean and deviation of the sources together, robustly; see `standardise_task`.
     regression : bool
-        Labels are numbers to predict, which get the name of the first source's labels.
+        Labels are numbers to predict, named like the first source's labels.
 
     Examples
     --------

@@ -126,13 +126,13 @@ def folder_domain(
     root : path
         The folder; files deeper inside a class folder belong to it.
     kind : {"image", "audio"}
-        Which files to read.
+        Kind of the files to read.
     name : str, optional
         By default the name of the folder.
     class_names : sequence of str, optional
         Classes of the source, for a target.
     labelled : bool, optional
-        True wants class folders, False takes all files and no labels; by default what is there decides.
+        True requires class folders, False reads all files without labels; by default it is detected.
     size, channels, interpolation :
         Of images, see `ImageDataset`.
     front_end : FrontEnd or mapping, optional
@@ -248,7 +248,7 @@ KINDS: dict[str, Kind] = {"images": "image", "audio": "audio", "embeddings": "fe
 
 
 def find_kind(paths: Sequence[Path], kind: str | None) -> Kind:
-    """Kind of the data at ``paths``: the one named, or what the first of them holds."""
+    """Kind of the data at ``paths``: as given, or detected from the first path."""
     for path in paths:
         if not path.exists():
             raise InputError(f"there is nothing at {path}; check the path")

@@ -41,9 +41,9 @@ def _height_and_width(size: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """How images are prepared for a network; by default as DomainBed does for those trained on ImageNet.
+    """How images are prepared for a network; the default is DomainBed's for ImageNet networks.
 
-    For evaluation images are resized to ``size`` without cropping, even if the network's own recipe crops the centre.
+    For evaluation, images are resized to ``size`` without cropping, even if the network's own recipe crops the centre.
 
     Attributes
     ----------
@@ -275,8 +275,8 @@ def augment(batch: Tensor, *, seed: int, crop: bool = True, preprocessing: Image
     batch : Tensor of shape (n, C, H, W)
         Values from 0 to 1; C is 3 or 1.
     seed : int
-        Determines the result; make it from the run's seed and the step. kornia draws from torch's global
-        generators: they are seeded inside and put back as they were.
+        Determines the result; derive it from the run's seed and the step. kornia draws from torch's global
+        generators, which are seeded inside and restored afterwards.
     crop : bool
         False for images that are `random_crops` already.
     preprocessing : ImagePreprocessing

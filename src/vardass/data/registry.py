@@ -25,7 +25,7 @@ class DatasetInfo:
     name, summary : str
         For lists.
     layout : str
-        Files that the loader expects, one to a line; empty if nothing has to be there.
+        Files that the loader expects, one per line; empty if it needs none.
     origin : str
         Where to get it.
     load : callable
@@ -56,7 +56,7 @@ class DatasetInfo:
         return {name: value for name, value in declared_options(self.load).items() if name not in _PLACES}
 
     def check_options(self, names: Iterable[str]) -> None:
-        """Raise an InputError for a name that is no option of the loader."""
+        """Raise an InputError for a name that is not an option of the loader."""
         check_options(f"data set {self.name!r}", names, self.load, without=_PLACES)
 
 
@@ -113,7 +113,7 @@ DATASETS: Registry[DatasetInfo] = Registry(
 
 
 def find_dataset(name: str) -> DatasetInfo:
-    """The data set of a name, capitals and underscores as you like, or the one that ``"package.module:name"`` makes.
+    """The data set of a name, ignoring case and underscores, or the one that ``"package.module:name"`` makes.
 
     That may be a `DatasetInfo` or a function ``load(task, root, **options) -> Task``, whose tasks cannot be listed.
     """

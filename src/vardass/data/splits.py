@@ -1,4 +1,4 @@
-"""The parts of a task that training, model selection and the final report may each see."""
+"""Splits of a task: the parts that training, model selection and the final report may each see."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
     left of a source is trained on. What is left of the target is cut again: the first ``unlabelled_fraction``
     is trained on without labels, the remainder is the test set. With the defaults 40% of the target is trained
     on, 40% tested on, and 20% is for the oracle. Sizes are rounded down, as in DomainBed; the shuffles are not
-    DomainBed's, so single samples differ. The names seed the shuffles, hence a domain is split alike in all tasks.
+    DomainBed's, so single samples differ. The names seed the shuffles, so a domain is split the same way in all tasks.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
     holdout : float in [0, 1)
         DomainBed's ``holdout_fraction``. With 0 the validation parts are empty.
     unlabelled_fraction : float in (0, 1]
-        DomainBed's ``uda_holdout_fraction``, whose default there is 0, which leaves nothing to adapt to. The
-        paper speaks of "a held-out subset of the evaluation set" and does not give its size; 0.5 is that of its
+        DomainBed's ``uda_holdout_fraction``, which defaults to 0 there and leaves nothing to adapt to. The
+        paper mentions "a held-out subset of the evaluation set" without its size; 0.5 is the value of its
         authors' TMLR 2025 paper. With 1 the test set is empty: for targets without labels.
     """
     if not isinstance(task, Task):

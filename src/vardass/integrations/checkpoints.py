@@ -1,4 +1,4 @@
-"""A sampler whose state knows which batches have arrived, however far ahead a loader asks: workers, Accelerate."""
+"""A sampler whose state counts only delivered batches, despite prefetching by workers or Accelerate."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Arrived = TypeVar("Arrived")
 
 
 class CheckpointedSampler(Sampler[IndexBatch]):
-    """Keep the batches that were asked for and have not arrived, so that a state is that of training.
+    """Track batches that were prefetched but not delivered, so that checkpoints match the progress of training.
 
-    Workers of a loader ask ahead, and so do the loaders that ``accelerator.prepare`` gives. Wrap the sampler, and take
-    the batches of the loader through `follow`. The wrapper is refreshed as the sampler is, and counts epochs itself:
-    restored, another loop over the loader continues with the very next batch. It keeps the batches of all processes, so
-    that the state of one is the state of each.
+    Loader workers prefetch batches, and so do loaders from ``accelerator.prepare``. Wrap the sampler, and iterate over
+    the loader through `follow`. Refresh the wrapper like the sampler; it counts epochs itself. After a restore,
+    another loop over the loader continues with the very next batch. It tracks the batches of all processes, so all
+    processes have the same state.
 
     Parameters
     ----------
     sampler : MinibatchSampler or PairBatchSampler
         Made without ``num_replicas`` and ``rank``.
     prepared_for : int, optional
-        Processes that a library shares out the batches to: ``accelerator.num_processes``, or ``arguments.world_size``
-        of the Trainer. Where no library does, call `shard`; in a process group one of the two is required.
+        Number of processes if a library distributes the batches: ``accelerator.num_processes``, or
+        ``arguments.world_size`` of the Trainer. Otherwise call `shard`; a process group requires one of the two.
     """
 
     drop_last = True  # a batch that is not there for all processes is left out: a made-up one would have no weights

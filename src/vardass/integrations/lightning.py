@@ -1,4 +1,4 @@
-"""Lightning: one callback that shares out batches over processes, refreshes, logs, and makes checkpoints complete."""
+"""Lightning: one callback that distributes batches over processes, refreshes, logs, and completes checkpoints."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["RefreshCallback"]
 class RefreshCallback(Callback):
     """Refresh, log and checkpoint the samplers of a `Refresher` in Lightning's loop.
 
-    The refresher is asked before the first batch and after each one; what it reports goes to the trainer's loggers as
-    ``vardass/<sampler>/variance`` and so on. A checkpoint holds the samplers, banks and the refresher: a run that is
-    resumed with ``ckpt_path`` gets the batches of an uninterrupted one. Under several processes each gets its share of
-    the batches, and the strata of the first: make the trainer with ``use_distributed_sampler=False``, and leave
-    ``num_replicas`` and ``rank`` of the samplers out. With ``num_workers`` above 0 a DataLoader asks ahead: wrap each
-    sampler as a `CheckpointedSampler`, for the loader and for the refresher.
+    The refresher is called before the first batch and after each one; its report goes to the trainer's loggers as
+    ``vardass/<sampler>/variance`` and so on. A checkpoint holds the samplers, banks and the refresher: a run resumed
+    with ``ckpt_path`` gets the batches of an uninterrupted one. With several processes each gets its share of the
+    batches, and the strata of the first: create the trainer with ``use_distributed_sampler=False``, and leave out
+    ``num_replicas`` and ``rank`` of the samplers. With ``num_workers`` above 0 a DataLoader prefetches: wrap each
+    sampler in a `CheckpointedSampler`, for the loader and for the refresher.
 
     Parameters
     ----------
     refresher : Refresher
-        With the samplers of the training loaders, not endless: Lightning takes batches of a loader without length ahead
-        of time, and a checkpoint would miss one.
+        With the samplers of the training loaders, not endless: Lightning prefetches a batch of a loader without
+        length, and a checkpoint would miss it.
     """
 
     def __init__(self, refresher: Refresher) -> None:

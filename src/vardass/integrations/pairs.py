@@ -20,7 +20,7 @@ class PairBatchSampler(Sampler[IndexBatch]):
     """Source and target in one batch, as indices of ``ConcatDataset([source, target])``.
 
     The first ``source_size`` indices of a batch are of the source, the others of the target. The weights of either
-    part sum to 1. Both streams run on through the epochs, whichever is the longer.
+    part sum to 1. Both streams continue across epochs, whichever is longer.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ _ROWS = 4096  # in one forward pass
 
 
 class Stratifier(ClusterMixin, BaseEstimator):
-    """Strata of least variance as a clusterer, see `vardass.stratify`.
+    """Strata with minimal variance, as a clusterer; see `vardass.stratify`.
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ class Stratifier(ClusterMixin, BaseEstimator):
     labels_ : array of shape (n,)
         Stratum of each sample.
     variance_, uniform_variance_ : float
-        Of the mean embedding of a batch that has one sample of each stratum, and of k uniform ones.
+        Variance of the mean embedding of a batch with one sample of each stratum, and of k uniform samples.
     strata_, kernel_ : Strata, Kernel
-        All that is known of the strata, and the kernel fitted to the samples.
+        The strata with their statistics, and the kernel fitted to the samples.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class MMDAdapter(ClassifierMixin, _Adapter):
         λ, the weight of the discrepancy, which rises from 0; by default that of ``RunConfig.recommended``, 3 for
         batches of 32.
     sampler : str, optional
-        How batches are drawn, see ``RunConfig``; by default as ``RunConfig.recommended`` does.
+        How batches are drawn, see ``RunConfig``; by default as in ``RunConfig.recommended``.
     hidden : sequence of int
         Widths of the layers; the last are the features.
     steps, batch_size : int
@@ -200,7 +200,7 @@ class MMDAdapter(ClassifierMixin, _Adapter):
 
     Notes
     -----
-    Columns should be of about one scale: put a ``StandardScaler`` before it.
+    Columns should have similar scales: put a ``StandardScaler`` before it.
 
     Examples
     --------
@@ -235,7 +235,7 @@ class MMDAdapter(ClassifierMixin, _Adapter):
 class MMDRegressor(RegressorMixin, _Adapter):
     """As `MMDAdapter`, for numbers: the network learns them by squared error, and ``score`` is R².
 
-    Parameters and attributes are those of `MMDAdapter`, but for ``classes_``. ``y`` has shape (n,) or (n, m); it is
+    Parameters and attributes are those of `MMDAdapter`, except ``classes_``. ``y`` has shape (n,) or (n, m); it is
     scaled inside, and predictions are in its units.
     """
 
@@ -257,13 +257,13 @@ class MMDRegressor(RegressorMixin, _Adapter):
 
 
 class CORALAdapter(MMDAdapter):
-    """As `MMDAdapter`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
+    """As `MMDAdapter`, with CORAL instead of MMD²: DomainBed's, of covariances and means."""
 
     algorithm = "coral"
 
 
 class CORALRegressor(MMDRegressor):
-    """As `MMDRegressor`, with CORAL in the place of MMD²: DomainBed's, of covariances and means."""
+    """As `MMDRegressor`, with CORAL instead of MMD²: DomainBed's, of covariances and means."""
 
     algorithm = "coral"
 

@@ -25,18 +25,18 @@ _FILE = "vardass.pt"
 class RefreshCallback(TrainerCallback):
     """Refresh, log and checkpoint the sampler of the training loader in the Trainer's loop.
 
-    The refresher is asked before the first step and after each one; what it reports goes to ``state.log_history`` as
+    The refresher is called before the first step and after each one; its report goes to ``state.log_history`` as
     ``vardass/<sampler>/variance`` and so on. Each checkpoint gets a file ``vardass.pt``, from which
     ``trainer.train(resume_from_checkpoint=...)`` continues with the very next batch and the same strata.
 
     Parameters
     ----------
     refresher : Refresher
-        Of what ``sampler`` wraps.
+        Refresher of the sampler that ``sampler`` wraps.
     sampler : CheckpointedSampler
-        That of the loader which ``Trainer.get_train_dataloader`` returns, prepared by ``self.accelerator``.
+        Sampler of the loader returned by ``Trainer.get_train_dataloader``, prepared by ``self.accelerator``.
     resume_from : path, optional
-        Folder of the checkpoint to resume from, where it is not ``output_dir/checkpoint-<step>``. Resume with
+        Folder of the checkpoint to resume from, if not ``output_dir/checkpoint-<step>``. Resume with
         ``TrainingArguments(ignore_data_skip=True)``: the sampler knows where it was.
     """
 

@@ -122,7 +122,7 @@ class Crashes:
         if self.fruitless >= self.HOPELESS:
             raise VardassError(
                 f"workers died {self.fruitless} times and nothing was done in between ({cause}); see the logs in "
-                f"{self.work}, look for a lack of memory, take fewer --jobs, and start the sweep again to go on"
+                f"{self.work}, check memory use, use fewer --jobs, and start the sweep again to resume"
             )
         if self._counts[name] < 2 * self.LIMIT:
             return None

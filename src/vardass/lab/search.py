@@ -46,21 +46,21 @@ Ends = Annotated[list[float], BeforeValidator(_ends)]
 class Distribution(Section):
     """Values that a search tries: one kind of distribution, written as in a sweep's file."""
 
-    uniform: Ends | None = Field(default=None, description="Even between two numbers.")
-    log10_uniform: Ends | None = Field(default=None, description="10 to the power of a number between two.")
-    log2_uniform: Ends | None = Field(default=None, description="2 to the power of a number between two.")
+    uniform: Ends | None = Field(default=None, description="Uniform between two numbers.")
+    log10_uniform: Ends | None = Field(default=None, description="10 to the power of a uniform number between two.")
+    log2_uniform: Ends | None = Field(default=None, description="2 to the power of a uniform number between two.")
     choice: Annotated[list[Any], BeforeValidator(_choices)] | None = Field(
         default=None, description="One of these values."
     )
     integer: Flag = Field(default=False, description="Round down to a whole number, as DomainBed does.")
     default: Any = Field(
         default=None,
-        description="What the first trial takes under ``first: defaults``; by default what the settings have.",
+        description="Value of the first trial under ``first: defaults``; by default that of the settings.",
     )
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Check that there is one kind."""
+        """Check that exactly one kind is given."""
         super().prepare(given)
         kinds = [key for key in given if key in _KINDS]
         if len(kinds) != 1:

@@ -94,23 +94,23 @@ def load_sweep(
     Parameters
     ----------
     path_or_preset : path or str
-        A YAML file, or one of `preset_names`. A file comes first.
+        A YAML file, or one of `preset_names`. An existing file takes precedence.
     roots : mapping of str to path, optional
         Folders of data by name, instead of the file's. They are relative to the working directory, the file's to
         the file's folder.
     data : sequence of str, optional
         Names of the data to keep; by default all.
     seed, repeats, search_size : int, optional
-        Instead of the file's.
+        Override those of the file.
     settings : mapping, optional
-        Settings for all runs, such as ``{"steps": 100, "device": "cpu"}``. They override all that the file says.
+        Settings for all runs, such as ``{"steps": 100, "device": "cpu"}``. They override those of the file.
     trust_code : bool
-        Import what the file names as ``package.module:Name``, which runs that code.
+        Import code that the file names as ``package.module:Name``, which runs it.
 
     Notes
     -----
-    A setting can be given for the sweep, its data, an algorithm and a sampler; the last of these counts. What is given
-    is not searched.
+    Settings can be given for the sweep, its data, an algorithm and a sampler; later ones override earlier ones. Given
+    settings are not searched.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A sweep: all its runs, each once, whatever happens in between; how long it will take, and how far it is."""
+"""A sweep: executes all its runs, each once, despite interruptions; estimates its time and shows its progress."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_sweep(
     progress: Progress | None = None,
     text: str | None = None,
 ) -> SweepResult:
-    """Do all runs that have not finished yet, and write their records to ``folder``.
+    """Execute all runs that have not finished yet, and write their records to ``folder``.
 
     It may be killed at any moment and started again with the same or more runs: unfinished ones resume from their
     checkpoints, and failed ones are tried again.
@@ -72,15 +72,15 @@ def run_sweep(
     Parameters
     ----------
     runs : sequence of RunSpec
-        A run that occurs twice is done once.
+        A run that occurs twice is executed once.
     folder : path
-        Of this sweep alone, made if need be. See ``vardass.lab.store``.
+        Folder for this sweep only; created if missing. See ``vardass.lab.store``.
     engine : {"local", "ray"}
         Where to run.
     jobs : int, optional
         Runs at a time; default: the number of CPUs.
     retry : int
-        How often a run that failed is tried again before it is recorded as failed; deaths of workers do not count.
+        How often a failed run is retried before it is recorded as failed; crashes of workers do not count.
     progress : callable, optional
         ``progress(share_done, message)`` about once a second.
     text : str, optional
@@ -89,7 +89,7 @@ def run_sweep(
     Raises
     ------
     InputError
-        If another sweep is at work in the folder, it cannot be written to, or the disk is full; records stay safe.
+        If another sweep runs in the folder, it is not writable, or the disk is full; records stay safe.
     """
     if jobs is not None:
         check_count(jobs, "jobs")
@@ -206,7 +206,7 @@ class Status:
     finished: int
     to_do: int
     under_way: list[UnderWay]  # begun and not finished
-    failed: list[Failed]  # failed for good; starting the sweep again tries them anew
+    failed: list[Failed]  # failed for good; starting the sweep again retries them
     others: int  # finished runs that are no longer part of the sweep
     worker: str | None  # process and machine that are at work on the sweep; None if nobody is
     jobs: int  # runs at a time

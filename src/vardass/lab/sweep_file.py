@@ -1,4 +1,4 @@
-"""What a sweep's file may say. Settings of runs are checked by ``RunConfig``, options by what they belong to."""
+"""The format of a sweep's file. Settings of runs are checked by ``RunConfig``, options by what they belong to."""
 
 from __future__ import annotations
 
@@ -234,13 +234,11 @@ class DataSection(SettingsSection):
 
     dataset: Text = Field(description=f"name one of {', '.join(DATASETS)}")
     name: Text = Field(default="", description="Name in tables, by default that of the data set.")
-    root: Text | None = Field(
-        default=None, description="Folder of the files; a relative one begins at the file's folder."
-    )
+    root: Text | None = Field(default=None, description="Folder of the files; relative to the folder of this file.")
     tasks: Annotated[list[Text], BeforeValidator(_list)] = Field(
         default=["all"], description="Names of tasks, or 'all'."
     )
-    options: Options = Field(default_factory=dict, description="Of the data set's loader, such as cache: true.")
+    options: Options = Field(default_factory=dict, description="Options of the data set's loader, such as cache: true.")
 
     @classmethod
     def prepare(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -271,7 +269,7 @@ class SearchSection(Section):
     first: Annotated[
         Literal["defaults", "random"], BeforeValidator(lambda first: choose(first, "choice", ("defaults", "random")))
     ] = Field(
-        default="defaults", description="Whether the first trial has the defaults, as in DomainBed, or is drawn too."
+        default="defaults", description="Whether the first trial uses the defaults, as in DomainBed, or is also drawn."
     )
     space: Annotated[str | dict[str, Distribution], BeforeValidator(_space)] = Field(
         default_factory=dict,
@@ -285,15 +283,13 @@ class SearchSection(Section):
 
 
 class Specification(SettingsSection):
-    """All that a sweep's file may say."""
+    """The content of a sweep's file."""
 
     name: Text = Field(default="", description="Title, by default the file's name.")
     seed: CountFromZero = Field(default=0, description="Determines all seeds and draws.")
-    repeats: Count = Field(default=1, description="Repetitions with other seeds, splits and draws.")
+    repeats: Count = Field(default=1, description="Repetitions with different seeds, splits and draws.")
     search: SearchSection = Field(default_factory=SearchSection)
-    overrides: Settings = Field(
-        default_factory=dict, description="Settings that override all others, as those of --set do."
-    )
+    overrides: Settings = Field(default_factory=dict, description="Settings that override all others, like --set.")
     grid: Annotated[dict[str, list[Any]], BeforeValidator(_grid)] = Field(
         default_factory=dict, description="Settings with the values to compare; each combination is a cell."
     )
@@ -305,7 +301,7 @@ class Specification(SettingsSection):
         gt=0.0,
         le=1.0,
         strict=True,
-        description="Share of the rest of the target that is trained on without labels.",
+        description="Share of the remaining target samples used for adaptation, without labels.",
     )
     data: Annotated[list[DataSection], BeforeValidator(_list)] = Field(
         description="the file needs data, algorithms and samplers"

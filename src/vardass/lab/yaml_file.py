@@ -1,4 +1,4 @@
-"""YAML files: read strictly, checked by pydantic models, each complaint with its place."""
+"""YAML files: read strictly and checked by pydantic models; every error names its place in the file."""
 
 from __future__ import annotations
 

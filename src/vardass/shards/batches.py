@@ -80,8 +80,8 @@ class ShardBatchSampler(MinibatchSampler):
     strata : ShardStrata
         From `stratify_shards`; a batch has one row of each.
     cursors : int
-        Places in the files that rows come from at a time. With more of them the rows of a batch depend less on one
-        another where files are sorted, and come from more row groups; with as many as strata they are independent.
+        Number of places in the files to read rows from. More cursors make the rows of a batch less dependent if
+        files are sorted, but read more row groups; with one per stratum, rows are independent.
     **options
         ``seed``, ``batches``, ``endless``, ``num_replicas`` and ``rank``, see `MinibatchSampler`.
     """
@@ -189,7 +189,7 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
         self._given = 0  # of these
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the batches of this epoch next; workers that are started for each epoch cannot count epochs."""
+        """Start this epoch next; workers that are restarted for each epoch cannot count epochs."""
         self.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -221,6 +221,6 @@ class ShardBatches(IterableDataset[tuple[Tensor, Tensor]]):
         return self._restored or {"block": self._block, "given": self._given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the last batch that was given when ``state`` was taken, with as many workers and ranks."""
+        """Resume after the last batch returned when ``state`` was taken; needs as many workers and ranks."""
         check_state(state, self)
         self._restored = dict(state)

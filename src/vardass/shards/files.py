@@ -44,16 +44,16 @@ class Shard:
         return sum(self.groups)
 
     def check(self) -> None:
-        """Refuse a file that is no longer what it was."""
+        """Refuse a file that has changed since it was opened."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
-            remedy = "put it back, or start anew without it (strata: in another --out)"
+            remedy = "put it back, or start over without it (strata: in another --out)"
             raise InputError(f"{self.path} is gone; {remedy}") from None
         if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
             raise InputError(
-                f"{self.path} has changed since this was begun: it had {self.size:,} bytes, now {now.st_size:,}, or "
-                "was written again; put the old file back, or start anew (strata: in another --out)"
+                f"{self.path} has changed since the start: it had {self.size:,} bytes, now {now.st_size:,}, or "
+                "was written again; put the old file back, or start over (strata: in another --out)"
             )
 
 

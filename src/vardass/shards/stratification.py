@@ -121,11 +121,11 @@ class ShardStrata(StrataSummary):
 
     @classmethod
     def load(cls, folder: PathLike) -> ShardStrata:
-        """Read what `stratify_shards` left in its folder ``out``."""
+        """Read the result of `stratify_shards` from its folder ``out``."""
         folder = as_path(folder)
         found = _read_json(folder / "strata.json")
         if found is None:
-            raise InputError(f"there are no finished strata in {folder}; let vardass stratify go on to its end")
+            raise InputError(f"there are no finished strata in {folder}; let vardass stratify run to its end")
         files = tuple(map(Path, found.pop("files")))
         return cls(
             folder=folder,
@@ -152,9 +152,9 @@ def stratify_shards(
     engine: str = "local",
     progress: Progress | None = None,
 ) -> ShardStrata:
-    """Partition the rows of many files into k strata, with memory for a sample and a block of rows.
+    """Partition the rows of many files into k strata, with only a sample and a block of rows in memory.
 
-    Rows are computed in float32. Called again after it was stopped, it resumes from what was done, to the same labels.
+    Rows are computed in float32. If interrupted, call it again to resume; the labels are the same.
 
     Parameters
     ----------
@@ -163,15 +163,15 @@ def stratify_shards(
     k : int
         Number of strata: the minibatch size.
     out : path
-        Folder of the result, which is made. With the engine ``"ray"`` all nodes must see it, and the files, under the
-        same paths.
+        Folder for the result, which is created. With the engine ``"ray"`` all nodes must see it, and the files, under
+        the same paths.
     kernel : Kernel, name or callable
         See `stratify`; fitted to the sample unless it is fitted.
     columns, leave_out
         Which columns are features, see `read_embeddings`.
     sample : int, optional
         Rows, drawn uniformly from all files, that kernel, landmarks and strata are found on. By default 131,072, or 512
-        for each stratum if that is more. They keep the strata that were found for them.
+        for each stratum if that is more. These rows keep their strata.
     rank : int, optional
         Columns of the low-rank kernel features, see `stratify`.
     seed : int
@@ -213,7 +213,7 @@ def stratify_shards(
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise InputError(
-                f"cannot write to {folder}: {error.strerror}; what is done is kept: make room, and start again to go on"
+                f"cannot write to {folder}: {error.strerror}; done parts are kept: make room, and start again to go on"
             ) from None
     return ShardStrata.load(folder)
 
@@ -252,7 +252,7 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
         for odd, what in ((set(known) - set(paths), "among them"), (set(paths) - set(known), "not among them")):
             how = f"with {min(odd)} {what}" if odd else how
         raise InputError(
-            f"{folder} was begun with {len(known)} files, {how}; give the same files to go on, or another --out"
+            f"{folder} was begun with {len(known)} files, {how}; give the same files to resume, or another --out"
         )
     return shards
 

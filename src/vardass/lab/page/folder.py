@@ -55,7 +55,7 @@ def _read_sweep(folder: Path, files: Sequence[Path]) -> Found:
     known = {record.run_id for record in records}
     begun = [run for run in under_way(folder / RUNS_FOLDER) if run.run_id not in known]
     if not records and not begun:
-        raise InputError(f"{folder} has no record of a run yet; start the sweep, and make the page when runs are done")
+        raise InputError(f"{folder} has no record of a run yet; start the sweep, and make the page once runs are done")
     sweep = folder / SWEEP_FILE
     text = sweep.read_text(encoding="utf-8", errors="replace") if sweep.is_file() else None
     plan = read_json(folder / PLAN_FILE).get("runs")
@@ -69,7 +69,7 @@ def _read_run(folder: Path) -> Found:
         raise InputError(f"{folder / 'config.json'} is missing or damaged; {_REMEDY}")
     lines = [json.loads(line) for line in whole_lines(folder / METRICS_FILE)[0] if line]
     if not lines:
-        raise InputError(f"{folder / METRICS_FILE} has no evaluation yet; make the page when the run has gone on")
+        raise InputError(f"{folder / METRICS_FILE} has no evaluation yet; make the page after the first evaluation")
     data, ended, last = read_json(folder / "data.json"), read_json(folder / "result.json"), lines[-1]
     chosen = next((line for line in reversed(lines) if line["step"] == last.get("best_step")), last)
     score = "r2" if config.get("regression") else "accuracy"  # shown in its place, under its own name
