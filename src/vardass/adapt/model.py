@@ -374,7 +374,7 @@ def export_model(
     if algorithm.seen_together > 1:
         raise InputError(
             f"predictions of {algorithm.name!r} depend on {algorithm.seen_together} samples that are seen together, so "
-            "there is no program for single ones; train with another algorithm"
+            "it cannot be exported for single samples; train with another algorithm"
         )
     whole = _WholeModel(algorithm, about, reading).eval()
     example = torch.zeros(2, *about["input_shape"])

@@ -45,7 +45,7 @@ class TransformersFeaturiser(nn.Module):
 def transformers_model(source: str, input_shape: Sequence[int], *, local_files_only: bool = False) -> nn.Module:
     """Load a vision backbone from a hub name such as ``"microsoft/resnet-18"`` or from a local folder.
 
-    What was downloaded before is used as it is; the hub is asked only for what is not there.
+    Cached downloads are used as they are; only missing files are requested from the hub.
     """
     if not Path(source).expanduser().is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")

@@ -342,7 +342,7 @@ def evaluate_run(
         Folder that ``vardass adapt``, ``vardass train`` or a `Trainer` wrote, or its ``model.safetensors``.
     data : path or Domain, several of them, or a mapping from names to them
         Each is a domain: a folder of class folders or a file of embeddings with labels, read and scaled as in the run,
-        or a folder of such domains, or a `Domain`. Without names they are called like their files.
+        or a folder of such domains, or a `Domain`. Without names, domains are named after their files.
     key, labels : str, optional
         Arrays of features and labels in files of embeddings; by default those of the run.
     workers : int
@@ -384,9 +384,9 @@ def labelled_domains(
         for path in _domains_in(whole, about):
             if str(path.resolve()) in how.get("sources", ()):
                 warnings.warn(
-                    f"{path} is a source of the run, which was trained on most of its samples, so that the scores are "
-                    "too good; give samples that it has not seen, or no data to vardass evaluate: it then takes those "
-                    "that were held out",
+                    f"{path} is a source of the run, which was trained on most of its samples, so the scores are "
+                    "too good; give samples that it has not seen, or give no data to vardass evaluate: it then uses "
+                    "the samples that were held out",
                     VardassWarning,
                     stacklevel=3,
                 )

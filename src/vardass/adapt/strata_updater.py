@@ -234,7 +234,7 @@ class StrataUpdater:
                 self.streams[name].sampler.load_state_dict(state)
 
     def after_step(self, draws: Mapping[str, Draw], features: Mapping[str, Tensor]) -> None:
-        """Store the features that a step computed; a batch that only SDAT's ascent looked at is computed anew."""
+        """Store the features that a step computed; a batch that was only used in SDAT's ascent is recomputed."""
         for name in self.banks:
             found = features.get(name)
             if found is None and name == "source":

@@ -243,7 +243,7 @@ class Trainer:
         if self.folder is not None and self.folder.has_checkpoint:
             self.folder.load(self.config, resume=resume)
         elif self.step and not resume:
-            raise InputError(f"this trainer is at step {self.step}; pass resume=True to go on, or make a new one")
+            raise InputError(f"this trainer is at step {self.step}; pass resume=True to continue, or create a new one")
 
     def _start(self, resume: bool, progress: Progress | None) -> None:
         spent = dict(self.account.seconds)  # that of killed attempts, where the caller has noted it

@@ -90,8 +90,8 @@ def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
         n = getattr(sampler, "n", len(features))
         if n != len(features):
             raise InputError(
-                f"{name!r} gave a sampler of n={n} samples, its features have {len(features)} rows; make it of the n "
-                "that the factory is called with"
+                f"{name!r} gave a sampler of n={n} samples, its features have {len(features)} rows; create it with the "
+                "n that is passed to the factory"
             )
     return samplers
 

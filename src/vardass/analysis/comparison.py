@@ -367,7 +367,7 @@ def _judged(
     elif name == "mmd" and (xx + yy + 2.0 * xy) / 4.0 * (n + m) < found.spread**2:
         notes.append(
             "mmd: the kernel is nearly the identity on these rows, each like itself only, so MMD² and the power of the "
-            "test are small; use wider bandwidths, such as those of scale='median'"
+            "test are small; use wider bandwidths, for example with scale='median'"
         )
     if found.value < 0.0:
         notes.append(
@@ -377,7 +377,7 @@ def _judged(
     if found.computing_stderr**2 > 0.5 * variance:
         notes.append(
             f"{name}: most of the interval's width is from summing random blocks of pairs, not from the data; a higher "
-            "rank makes it narrower, and the test, which needs no pairs, can find what it cannot"
+            "rank makes it narrower; the test needs no pairs, so it can find smaller differences"
         )
     result = SetDistance(
         loss=name,

@@ -396,8 +396,8 @@ def _pair(dataset: Dataset[Any], index: int) -> tuple[Any, Any]:
     item = dataset[index]
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise InputError(
-            f"item {index} of {type(dataset).__name__} is a {type(item).__name__}, not a pair (input, label); make "
-            "such pairs, or make a Domain of inputs and labels apart"
+            f"item {index} of {type(dataset).__name__} is a {type(item).__name__}, not a pair (input, label); "
+            "return such pairs, or make a Domain of separate inputs and labels"
         )
     return item[0], item[1]
 

@@ -304,7 +304,7 @@ def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence[str] | None = None) -> TensorInputs:
-    """Rows (n, d) of the domain ``name`` scaled by ``scale``, with a warning if values are absurdly far from it."""
+    """Rows (n, d) of the domain ``name`` scaled by ``scale``, with a warning if values are extremely far from it."""
     far = scale_columns(table, {**scale, "clip": None}).abs()
     if "clip" in scale and bool((far > _FAR).any()):
         row, column = divmod(int(far.argmax()), far.shape[1])
@@ -312,7 +312,7 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence
             f"{name} has {float(table[row, column]):.6g} in column {column} (from 0) of {row_name(row)}, "
             f"{float(far[row, column]):.3g} deviations of the sources from their mean; it is cut to "
             f"{scale['clip']:g}, as are {int((far > _FAR).sum()) - 1:,} more such values: fix them if they stand for "
-            "missing ones",
+            "missing values",
             VardassWarning,
             stacklevel=3,
         )

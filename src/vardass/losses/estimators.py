@@ -6,16 +6,16 @@ as φ. A batch gives μ̂ = Σ_h w_h φ(z_h) with mean μ. The gradient goes thr
 ``"v"``
     |μ̂_s - μ̂_t|². Its mean is D² + Var(μ̂_s) + Var(μ̂_t), and this excess rewards a network for shrinking its features.
 ``"unbiased"``
-    Within a domain only pairs of independent rows count, with their due weights: rows of different strata weigh
+    Within a domain only pairs of independent rows count, each with the correct weight: rows of different strata have
     w_i w_j, distinct rows of one stratum w_i w_j W² / Σ_{i≠j} w_i w_j with W the stratum's weight (W² / (q (q - 1)) for
-    q draws). For a stratum with one draw a `Bank` stands in with the mean of κ(z_h, z_j) over its members j, whose
+    q draws). A stratum with one draw has no pair, so a `Bank` supplies the mean of κ(z_h, z_j) over its members j; its
     gradient counts twice, because only one side of each pair carries it. Rows of ordered and balanced batches are
-    not independent, so no pair of them will do.
+    not independent, so this estimator does not apply to them.
 ``"reference"``
     <μ̂_s - μ̂_t, B_s - B_t> with B the mean embeddings of two banks, and twice its gradient. It is linear in the batch,
-    so weights that make μ̂ unbiased are all it takes, coupled rows or not.
+    so it only needs weights that make μ̂ unbiased; rows may be coupled.
 
-Mean and mean gradient of the latter two are those of D², if the rows of banks are those of the present network.
+The latter two have the mean and the mean gradient of D², if the rows of banks are those of the current network.
 """
 
 from __future__ import annotations

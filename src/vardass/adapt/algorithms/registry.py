@@ -96,6 +96,6 @@ def _parse(algorithm: str | type[Algorithm]) -> tuple[type[Algorithm], dict[str,
     for option in chosen:
         if option not in _options(kind):
             raise InputError(
-                f"algorithm {algorithm!r} cannot be: {base!r} has no option {option!r}; use 'cdan' or 'dann'"
+                f"algorithm {algorithm!r} is invalid: {base!r} has no option {option!r}; use 'cdan' or 'dann'"
             )
     return kind, chosen
