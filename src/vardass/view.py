@@ -52,7 +52,7 @@ class View(ABC):
 
     @property
     def width(self) -> int:
-        """Numbers that each point is known by."""
+        """Number of columns that represent each point."""
         return self.n
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""From a domain to batches: its samples, and endless streams of batches that can be saved."""
+"""From a domain to batches: its samples, and endless, resumable streams of batches."""
 
 from __future__ import annotations
 

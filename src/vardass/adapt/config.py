@@ -98,8 +98,8 @@ class RunConfig(BaseModel):
 
     algorithm: Annotated[str, _checked(_known_algorithm)] = Field(
         "mmd",
-        description=f"How the network is adapted: {', '.join(ALGORITHM_NAMES)}; other sums, such as dann+els or "
-        "cdan+e+sdat; or your own as package.module:Name.",
+        description=f"How the network is adapted: {', '.join(ALGORITHM_NAMES)}; other combinations, such as "
+        "dann+els or cdan+e+sdat; or your own as package.module:Name.",
         json_schema_extra=_text(*ALGORITHM_NAMES),
     )
     algorithm_options: Options = Field(
@@ -114,7 +114,7 @@ class RunConfig(BaseModel):
     sampler: Annotated[str, _checked(_own_or_known, known=SAMPLER_NAMES)] = Field(
         "balanced",
         description=f"How batches of both domains are drawn: {', '.join(SAMPLER_NAMES)}, of which vardass is the "
-        "paper's; or your own as package.module:Name. balanced visits every sample once an epoch and needs no weights; "
+        "paper's; or your own as package.module:Name. balanced visits each sample once per epoch and needs no weights; "
         "vardass adapt uses stratified with the option equal=True.",
         json_schema_extra=_text(*SAMPLER_NAMES),
     )

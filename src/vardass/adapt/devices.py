@@ -47,7 +47,7 @@ _REPORT_SECONDS = 0.1
 
 
 def check_device(value: Any, name: str = "device") -> str:
-    """The name of a device or ``"auto"``; whether it is there is another question: settings may be made elsewhere."""
+    """Check the name of a device, or ``"auto"``, but not whether it exists: settings may be made on another machine."""
     try:
         torch.device("cpu" if value == "auto" else value)
     except (RuntimeError, TypeError):
@@ -58,7 +58,7 @@ def check_device(value: Any, name: str = "device") -> str:
 
 
 def pick_device(name: str) -> torch.device:
-    """Device by name, if it is there; ``"auto"`` is a GPU if there is one."""
+    """Device by name, if available; ``"auto"`` is a GPU if available."""
     if check_device(name) == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device, count = torch.device(name), torch.cuda.device_count()
@@ -68,7 +68,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def count_devices(config: RunConfig) -> int:
-    """Processes that a run is to have; ``"auto"`` is one for each GPU, and one on a CPU."""
+    """Number of processes of a run; ``"auto"`` is one for each GPU, and one on a CPU."""
     if config.devices != "auto":
         return int(config.devices)
     return max(1, torch.cuda.device_count()) if config.device in ("auto", "cuda") else 1

@@ -70,8 +70,8 @@ def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
 def regression_scores(predicted: Tensor, truth: Tensor) -> dict[str, float]:
     """Root of the mean squared error, mean absolute error and R² of predictions (n, m), each a mean over m columns.
 
-    R² = 1 - Σ (y - ŷ)² / Σ (y - ȳ)²: 1 is perfect, 0 as good as the mean of the truth. If that is constant, R² is 1
-    where it is met exactly and else 0, as in scikit-learn.
+    R² = 1 - Σ (y - ŷ)² / Σ (y - ȳ)²: 1 is perfect, 0 is as good as predicting the mean. If y is constant, R² is 1 for
+    exact predictions and else 0, as in scikit-learn.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """How good a network is on held-out data, scores that need no target labels, and which evaluation's model is kept.
 
-While a discrepancy pulls the domains together, source accuracy hardly changes or falls a little, so its maximum mostly
-belongs to a network that is not adapted yet. So evaluations compete only from the full penalty on, and the latest of
-those that held-out source samples cannot tell apart is taken.
+While a discrepancy aligns the domains, source accuracy hardly changes or falls slightly, so its maximum usually
+belongs to a network that is not adapted yet. Therefore evaluations compete only from the full penalty on, and the
+latest of those without a significant difference on held-out source samples is chosen.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ModelChoice:
         self._seen: list[tuple[int, Verdict]] = []  # that compete
 
     def offer(self, step: int, found: Verdict) -> bool:
-        """Whether the model of this evaluation is to be kept instead of the one before."""
+        """Whether the model of this evaluation should replace the one kept so far."""
         if step >= self.full_strength:
             self._seen.append((step, found))
         best = self._best
@@ -78,7 +78,7 @@ class ModelChoice:
 
     @property
     def equal(self) -> list[int]:
-        """Steps of the evaluations that compete and are as good as the best one; it is among them."""
+        """Steps of the competing evaluations that are not worse than the best one, which is included."""
         best = self._best
         if best is None:
             return []

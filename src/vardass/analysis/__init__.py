@@ -1,1 +1,1 @@
-"""What can be said of given features: the noise of samplers, two data sets compared, representatives, advice."""
+"""Analyses of given features: the noise of samplers, comparison of two data sets, representatives, advice."""

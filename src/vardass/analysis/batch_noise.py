@@ -1,4 +1,4 @@
-"""What the batches of a sampler leave of the mean embedding, the loss and its gradient.
+"""Errors of a sampler's batches in the mean embedding, the loss and its gradient.
 
 The error of a batch's mean embedding is exact in the RKHS:
 |μ̂ - μ|² = Σ_hl w_h w_l κ(z_h, z_l) - 2 Σ_h w_h <φ(z_h), μ> + |μ|² needs no feature map: the k x k kernel matrix of

@@ -61,7 +61,7 @@ Standardise = Annotated[
     _data(
         "--standardise/--no-standardise",
         "--standardize/--no-standardize",
-        text=r"Standardise the columns of embeddings by the sources, robustly and with clipping \[yes].",
+        text=r"Standardise columns of embeddings with source statistics, robustly and with clipping \[yes].",
     ),
 ]
 
@@ -75,7 +75,7 @@ def adapt(
     key: Annotated[str | None, _data(text="Array of features in .npz files.")] = None,
     labels: Annotated[str | None, _data(text=_LABELS)] = None,
     columns: Annotated[str | None, _data(text="Columns of features in .csv or .parquet files.")] = None,
-    size: Annotated[int | None, _data(text=r"Height and width of images \[32 to 64 for conv, else its own].")] = None,
+    size: Annotated[int | None, _data(text=r"Height and width of images \[32 to 64 for conv, else native].")] = None,
     channels: Annotated[int | None, _data(text=r"3 for colour, 1 for grey images \[3].")] = None,
     cache: Annotated[bool, _data("--cache", text="Keep decoded files in memory.")] = False,
     standardise: Standardise = None,

@@ -58,7 +58,7 @@ def demo(
     pairs: Annotated[int, typer.Option(help=f"Source-target pairs to train on, 1 to {_PAIRS}.")] = _PAIRS,
     jobs: Annotated[int | None, typer.Option(help="Concurrent runs; by default one for each CPU.")] = None,
 ) -> None:
-    """Show on real smart-watch data how much variance strata save and how that affects training.
+    """Show on real smart-watch data how much variance strata remove and how that affects training.
 
     Runs vardass stratify on one file; then vardass adapt from one wrist and group of people to the other, and measures
     how noisy the loss is with each sampler; finally vardass sweep demo, which trains with each sampler and shows the

@@ -64,7 +64,7 @@ def stratify(
     workers: Workers = None,
     engine: Engine = "local",
 ) -> None:
-    """Partition samples into k strata such that one draw from each gives the smallest variance.
+    """Partition samples into k strata so that batches with one draw from each have minimal variance.
 
     Writes the strata, and reports their variance, that of uniform draws and a lower bound. One file is read as a whole.
     Several files, or one that is too large, are read in parts: --out is then a folder with a file of strata for each

@@ -1,7 +1,7 @@
 """Smart-watch recordings of physiotherapy exercises: a small real data set with a strong domain shift.
 
-Ten people did seven shoulder exercises with a watch on the left or the right wrist. A model learnt on one
-wrist and one group of people works badly on the other wrist and other people.
+Ten people did seven shoulder exercises with a watch on the left or the right wrist. A model trained on one
+wrist and one group of people performs poorly on the other wrist and other people.
 """
 
 from __future__ import annotations

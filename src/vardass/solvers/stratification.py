@@ -112,7 +112,7 @@ def stratify(
         Called as ``progress(fraction, message)``.
     group : ProcessGroup, optional
         Of ``torch.distributed``: each process passes its own ``features``, and strata are made of the rows of all
-        processes, see `vardass.solvers.stratify_over_processes`. Only ``kernel``, ``rank`` and ``seed`` apply.
+        processes, see `vardass.solvers.stratify_over_processes`. Only ``kernel``, ``rank`` and ``seed`` are allowed.
     **options
         For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
         kernel-kmeans), ``max_passes``, ``tol`` (min-sum).

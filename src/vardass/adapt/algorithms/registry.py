@@ -33,7 +33,7 @@ _ADDITIONS: dict[str, tuple[str, Any]] = {
 }
 
 ALGORITHM_NAMES = ("erm", "mmd", "coral", "dann", "cdan", "cdan+sdat", "cdan+els", "arm", "mcc")
-"""The paper's nine; other sums such as ``"dann+els"`` or ``"cdan+e+sdat"`` are known too."""
+"""The paper's nine; other combinations such as ``"dann+els"`` or ``"cdan+e+sdat"`` are known too."""
 
 
 def make_algorithm(algorithm: str | type[Algorithm], network: Network, num_classes: int, **options: Any) -> Algorithm:
