@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from vardass.validate import some_rows
+
 Scale: TypeAlias = Mapping[str, Any]
 
 HARDLY = 0.01  # of what the target varies
@@ -39,7 +41,7 @@ def robust_scale(reference: Tensor, target: Tensor) -> dict[str, Any]:
     is judged by itself, so columns may have different units.
     """
     deviation = _deviations(reference)
-    some = target[:: -(-len(target) // _MOST_ROWS)]
+    some = some_rows(target, _MOST_ROWS)
     apart = (some - some.median(0).values).abs()
     reach = apart.kthvalue(-(-9 * len(apart) // 10), dim=0).values  # a few absurd values do not count
     deviation = torch.where(deviation < HARDLY * reach, reach, deviation)

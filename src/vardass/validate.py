@@ -229,6 +229,11 @@ def check_state(state: Any, owner: object, keys: Iterable[str] = ()) -> None:
         raise InputError(f"the state has the keys {sorted(state)}, but not {missing}; {remedy}")
 
 
+def some_rows(x: Tensor, most: int = 1000) -> Tensor:
+    """At most so many rows, evenly spaced: the same ones of every data set of one size."""
+    return x[:: -(-len(x) // most)]
+
+
 def row_blocks(n: int, rows: int) -> Iterator[slice]:
     """Cut ``range(n)`` into slices of at most ``rows`` rows."""
     rows = max(1, rows)

@@ -21,8 +21,8 @@ from vardass.data.domains import Domain, LabelsHidden
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.losses import mmd2
-from vardass.samplers.class_alignment import ALIGNMENT_KERNEL, some_rows
-from vardass.validate import as_labels
+from vardass.samplers.class_alignment import ALIGNMENT_KERNEL
+from vardass.validate import as_labels, some_rows
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -160,7 +160,8 @@ def label_free_scores(logits: Tensor) -> dict[str, float]:
 def held_out_mmd2(source_features: Tensor, target_features: Tensor) -> float:
     """MMD² of held-out features by `ALIGNMENT_KERNEL`, on up to 1,000 rows of each domain."""
     with torch.no_grad():
-        return float(mmd2(some_rows(source_features), some_rows(target_features), kernel=ALIGNMENT_KERNEL))
+        z = (some_rows(each).double() for each in (source_features, target_features))
+        return float(mmd2(*z, kernel=ALIGNMENT_KERNEL))
 
 
 def _entropy(p: Tensor) -> Tensor:

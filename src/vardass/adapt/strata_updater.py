@@ -184,7 +184,7 @@ class StrataUpdater:
             },
             groups=self._other_domain if find_sampler(config.sampler).kind.plans_both_domains else self.classes,
             timer=account,
-            share=False,  # `_send_strata` does it, with the rest of what the leading process decides
+            broadcast=False,  # `_send_strata` does it, with the rest of what the leading process decides
             min_movement=_MIN_MOVEMENT,
         )
 

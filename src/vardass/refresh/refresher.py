@@ -15,7 +15,7 @@ from vardass.errors import InputError, VardassWarning
 from vardass.processes import Peers, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
-from vardass.validate import ArrayLike, as_features, check_number, check_state
+from vardass.validate import ArrayLike, as_features, check_number, check_state, some_rows
 
 FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 
@@ -90,7 +90,7 @@ class Refresher:
         of samplers to extra arguments of their ``refresh``, for example ``align_classes(...).by_domain``.
     timer : Timer, optional
         Records the seconds, in the parts "features" and "solver".
-    share : bool
+    broadcast : bool
         Under a ``torch.distributed`` process group the first process decides, makes the strata and sends them to the
         others, whose own might differ by rounding; every process must call `step`. False disables this.
     group : ProcessGroup, optional
@@ -117,7 +117,7 @@ class Refresher:
         *,
         groups: Callable[[int], Mapping[str, Mapping[str, ArrayLike]]] | None = None,
         timer: Timer | None = None,
-        share: bool = True,
+        broadcast: bool = True,
         group: Any = None,
         min_movement: float = 0.0,
     ) -> None:
@@ -134,7 +134,7 @@ class Refresher:
                 f"samplers are named {sorted(self.samplers)}, sources {sorted(self.sources)}; "
                 "give each sampler the source of its data set"
             )
-        self.groups, self.share, self.group = groups, share, group
+        self.groups, self.broadcast, self.group = groups, broadcast, group
         self.min_movement = check_number(min_movement, "min_movement", low=0.0, remedy="try 0.001")
         if group is not None:
             self._check_own_rows()
@@ -188,7 +188,7 @@ class Refresher:
 
     @property
     def _peers(self) -> Peers | None:
-        return Peers() if self.share and process_group() is not None else None
+        return Peers() if self.broadcast and process_group() is not None else None
 
     def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
         if self.groups is None or (self._peers is not None and not self._peers.is_first):
@@ -219,7 +219,7 @@ class Refresher:
             else:
                 _refresh_all_processes(self._peers, sampler, features, groups)
         if self.min_movement:
-            self._seen[name] = _some_rows(features).clone()
+            self._seen[name] = some_rows(as_features(features, check_finite=False), 512).clone()
         parts = ("features", "solver")
         log = {f"{name}/seconds_{part}": self.timer.seconds[part] - before.get(part, 0.0) for part in parts}
         strata = getattr(sampler, "strata", None)
@@ -231,7 +231,7 @@ class Refresher:
         seen = self._seen.get(name)
         if not self.min_movement or seen is None:
             return False
-        z = _some_rows(features)
+        z = some_rows(as_features(features, check_finite=False), 512)
         if z.shape != seen.shape:
             return False
         spread = (z - z.mean(0)).double().square().sum()
@@ -277,12 +277,6 @@ def warn_of_equal_seeds(samplers: Mapping[str, Any]) -> None:
                     VardassWarning,
                     stacklevel=3,
                 )
-
-
-def _some_rows(features: ArrayLike) -> Tensor:
-    """Up to 512 rows, the same ones of every data set of one size."""
-    z = as_features(features, check_finite=False)
-    return z[:: -(-len(z) // 512)]
 
 
 def _named(items: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture, fitted_kernel
 from vardass.solvers.grouped import fits
-from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number
+from vardass.validate import ArrayLike, as_features, as_labels, check_count, check_number, some_rows
 
 __all__ = ["ALIGNMENT_KERNEL", "EXPLAINED", "ClassAlignment", "align_classes", "explained_by_shares", "task_weights"]
 
@@ -25,7 +25,6 @@ EXPLAINED = 0.35
 """Share of MMD² that class shares must explain to count as its cause: spoken digits, of equal shares, have at most
 0.17; sketches of PACS, whose shares differ, 0.38."""
 FEWEST_CLASSES = 1.5  # in effect, that pseudo-labels must have: of two with so many, one has a share of 0.14
-_MOST_ROWS = 1000  # of each domain; a discrepancy looks at all pairs
 
 
 class ClassAlignment(NamedTuple):
@@ -195,7 +194,7 @@ def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicte
     ``source`` (n_s, d) and ``target`` (n_t, d) are features, of which at most 1,000 rows each are used; ``labels``
     (n_s,) the source's classes, ``predicted`` (n_t,) those that the network gives the target.
     """
-    x, y = some_rows(source), some_rows(target)
+    x, y = (some_rows(z.detach()).double() for z in (source, target))
     if min(len(x), len(y)) < 2:
         return 0.0  # no pairs
     labels = some_rows(labels).long().to(x.device)
@@ -216,9 +215,3 @@ def explained_by_shares(source: Tensor, labels: Tensor, target: Tensor, predicte
 
     before = distance(counts)
     return 0.0 if before <= 0.0 else 1.0 - distance(given) / before
-
-
-def some_rows(features: Tensor) -> Tensor:
-    """At most 1,000 rows of features (n, ...), evenly spaced, in double precision."""
-    step = -(-len(features) // _MOST_ROWS)
-    return features.detach()[::step].double()
