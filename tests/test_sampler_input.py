@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from conftest import refused
 from sampler_cases import MAKERS, K, N, cloud, made, taken
 from vardass.errors import InputError
 from vardass.kernels import RBFMixture
@@ -29,11 +30,11 @@ from vardass.strata import Strata
     "make", [UniformBatchSampler, StratifiedBatchSampler, OrderedBatchSampler, BalancedBatchSampler]
 )
 def test_batches_larger_than_the_data_are_refused(make: Any) -> None:
-    with pytest.raises(InputError, match=r"batch_size=9 needs at least 9 samples, got n=8; lower batch_size"):
+    with refused("batch_size=9", "n=8"):
         make(8, 9)
-    with pytest.raises(InputError, match=r"rank must be between 0 and 1, got 2"):
+    with refused(2, 0, 1, field="rank"):
         make(8, 2, num_replicas=2, rank=2)
-    with pytest.raises(InputError, match=r"an epoch of 4 batches is too short for num_replicas=5.*set batches"):
+    with refused("4 batches", "num_replicas=5", "batch_size", "batches"):
         make(8, 2, num_replicas=5)
 
 
@@ -44,44 +45,44 @@ def test_one_call_makes_any_sampler(make: Any) -> None:
     sampler = make(N, batch_size=K, kernel="mmd", seed=0)
     sampler.refresh(cloud())
     assert len(next(iter(sampler))) == K
-    with pytest.raises(InputError, match="unknown kernel 'nope'"):
+    with refused("'nope'", "mmd", field="kernel"):
         make(N, K, kernel="nope")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"min_size": 7}, "min_size=7 with k=4 strata needs at least 28 samples, got n=26; lower min_size to 6"),
-        ({"max_size": 6}, "max_size=6 with k=4 strata holds at most 24 samples"),
-        ({"min_size": "2"}, "min_size must be a whole number, got '2'"),
+        ({"min_size": 7}, ("min_size=7", "k=4", 28, "n=26", 6)),
+        ({"max_size": 6}, ("max_size=6", "k=4", 24, "n=26", 7)),
+        ({"min_size": "2"}, ("min_size", "'2'")),
     ],
 )
-def test_sizes_that_no_strata_can_have_are_refused_before_the_first_refresh(options: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_sizes_that_no_strata_can_have_are_refused_before_the_first_refresh(options: Any, named: Any) -> None:
+    with refused(*named):
         StratifiedBatchSampler(N, K, **options)
 
 
 @pytest.mark.parametrize("make", [UniformBatchSampler, BalancedBatchSampler])
 def test_more_processes_than_batches_without_replacement_are_refused(make: Any) -> None:
-    with pytest.raises(InputError, match=r"n=8 samples make 4 batches.*num_replicas=5 processes; lower batch_size"):
+    with refused("n=8", "batch_size=2", "num_replicas=5"):
         make(8, 2, num_replicas=5, batches=10)
     assert len(taken(UniformBatchSampler(8, 2, replacement=True, num_replicas=5, batches=10))) == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "features", "message"),
+    ("name", "features", "named"),
     [
-        ("stratified", torch.ones(N + 1, 3), rf"features have {N + 1} rows.*n={N} samples; pass the features of the"),
-        ("ordered", None, "features must be real numbers, got NoneType"),
-        ("uniform", torch.ones(N + 1, 3), rf"features have {N + 1} rows.*n={N} samples"),  # as of all other samplers
-        ("balanced", torch.full((N, 3), torch.nan), rf"NaN or infinite values in {N} of {N} rows.*drop these rows"),
+        ("stratified", torch.ones(N + 1, 3), ("features", f"{N + 1} rows", f"n={N}")),
+        ("ordered", None, ("features", "NoneType")),
+        ("uniform", torch.ones(N + 1, 3), ("features", f"{N + 1} rows", f"n={N}")),  # as of all other samplers
+        ("balanced", torch.full((N, 3), torch.nan), ("features", "NaN", f"{N} of {N} rows")),
     ],
 )
-def test_features_that_cannot_be_used_leave_the_stream_alone(name: str, features: Any, message: str) -> None:
+def test_features_that_cannot_be_used_leave_the_stream_alone(name: str, features: Any, named: Any) -> None:
     sampler, other = made(name), made(name)
     stream, other_stream = iter(sampler), iter(other)
     taken(stream, 2), taken(other_stream, 2)
-    with pytest.raises(InputError, match=message):
+    with refused(*named):
         sampler.refresh(features)
     assert taken(stream) == taken(other_stream)
     assert taken(sampler) == taken(other)
@@ -93,7 +94,7 @@ def test_a_refresh_that_fails_halfway_leaves_the_stream_alone(maker: Any) -> Non
     sampler, other = (maker(N, K, kernel="rbf", groups=torch.arange(N) % 3, draws_per_stratum=2) for _ in range(2))
     stream, other_stream = iter(sampler), iter(other)
     taken(stream, 2), taken(other_stream, 2)
-    with pytest.raises(InputError, match="3 groups need at least 3 strata, got k=2; raise batch_size"):
+    with refused("3 groups", "k=2", "batch_size"):
         sampler.refresh(cloud())
     assert taken(stream) == taken(other_stream)
 
@@ -105,7 +106,7 @@ def test_a_plan_that_fails_leaves_the_strata_alone(monkeypatch: pytest.MonkeyPat
         raise InputError("no features of this kernel")
 
     monkeypatch.setattr(planned, "plan_features", refuse)
-    with pytest.raises(InputError, match="no features"):
+    with refused("no features of this kernel"):
         sampler.refresh(cloud(seed=3))
     monkeypatch.undo()
     assert taken(sampler) == taken(other)
@@ -120,35 +121,35 @@ def test_uniform_batches_ignore_features() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"sampler": "OtherSampler"}, r"sampler='OtherSampler', this sampler sampler='BalancedBatchSampler'"),
-        ({"version": 99}, r"version=99, this sampler version=1"),
-        ({"n": N + 1}, rf"n={N + 1}, this sampler n={N}"),
-        ({"batch_size": 5}, rf"batch_size=5, this sampler batch_size={K}"),
-        ({"num_replicas": 2}, r"num_replicas=2, this sampler num_replicas=1"),
+        ({"sampler": "OtherSampler"}, ("sampler='OtherSampler'", "sampler='BalancedBatchSampler'")),
+        ({"version": 99}, ("version=99", "version=1")),
+        ({"n": N + 1}, (f"n={N + 1}", f"n={N}")),
+        ({"batch_size": 5}, ("batch_size=5", f"batch_size={K}")),
+        ({"num_replicas": 2}, ("num_replicas=2", "num_replicas=1")),
     ],
 )
-def test_states_of_other_samplers_are_refused(change: dict[str, Any], message: str) -> None:
+def test_states_of_other_samplers_are_refused(change: dict[str, Any], named: Any) -> None:
     sampler, other = made("balanced"), made("balanced")
-    with pytest.raises(InputError, match=message + "; make the sampler with the same arguments or start anew"):
+    with refused(*named):
         sampler.load_state_dict({**sampler.state_dict(), **change})
     assert taken(sampler) == taken(other)
 
 
 def test_states_that_are_not_complete_are_refused() -> None:
     sampler = made("ordered")
-    with pytest.raises(InputError, match=r"keys \['a'\], but not \['sampler', .*OrderedBatchSampler.state_dict\(\)"):
+    with refused("'a'", "'sampler'", "'epoch'", "OrderedBatchSampler.state_dict"):
         sampler.load_state_dict({"a": 1})
     for state in (None, [1], "state"):
-        with pytest.raises(InputError, match=r"a state must be a dictionary, got .*OrderedBatchSampler.state_dict\(\)"):
+        with refused(type(state).__name__, "OrderedBatchSampler.state_dict"):
             sampler.load_state_dict(state)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"extra": None}, {"chunk": 5}, {"settings": [1]}])
 def test_states_with_damaged_parts_are_refused(change: dict[str, Any]) -> None:
     sampler, other = made("ordered"), made("ordered")
-    with pytest.raises(InputError, match=r"a state must be a dictionary, got .*OrderedBatchSampler.state_dict\(\)"):
+    with refused(type(*change.values()).__name__, "OrderedBatchSampler.state_dict"):
         sampler.load_state_dict({**sampler.state_dict(), **change})
     assert taken(sampler) == taken(other)
 
@@ -159,7 +160,7 @@ def test_states_of_which_a_number_is_none_are_refused(key: str) -> None:
     for value in ("3", None, 1.5):
         if (key, value) == ("seed", None):
             continue
-        with pytest.raises(InputError, match=rf"{key}.* must be a whole number.*, got {value!r}"):
+        with refused(repr(value), field=key if key == "seed" else f"{key} of the state"):
             sampler.load_state_dict({**sampler.state_dict(), key: value})
     assert taken(sampler) == taken(other)
 
@@ -231,7 +232,7 @@ def test_states_of_other_settings_are_refused(kind: Any, option: str) -> None:
     plain, other = kind(N, K, **base), kind(N, K, **base, **{option: value})
     setting = "strata_options" if with_strata and option not in declared_options(kind) else option
     for one, two in ((plain, other), (other, plain)):
-        with pytest.raises(InputError, match=rf"the state has {setting}=.*, this sampler {setting}=.*same arguments"):
+        with refused(f"the state has {setting}", f"this sampler {setting}"):
             two.load_state_dict(one.state_dict())
     kind(N, K, **base, **{option: value}).load_state_dict(other.state_dict())
 
@@ -244,7 +245,7 @@ def test_options_of_a_sampler_of_ones_own_are_compared_too() -> None:
 
     state = Strided(N, K, stride=2, table=torch.zeros(3)).state_dict()
     Strided(N, K, stride=2, table=torch.ones(3)).load_state_dict(state)  # objects are not compared
-    with pytest.raises(InputError, match="the state has stride=2, this sampler stride=1"):
+    with refused("stride=2", "stride=1"):
         Strided(N, K, table=torch.zeros(3)).load_state_dict(state)
 
 
@@ -262,13 +263,13 @@ def test_strata_smaller_than_the_draws_are_refused() -> None:
     strata = Strata(labels, k=2, variance=0.0, uniform_variance=0.0)
     for maker, options in ((StratifiedBatchSampler, {"replacement": False}), (OrderedBatchSampler, {})):
         sampler = maker(N, 6, draws_per_stratum=3, **options)
-        with pytest.raises(InputError, match=r"a stratum has 1 samples.*draws_per_stratum=3.*min_size=3 or draw with"):
+        with refused("1 samples", "draws_per_stratum=3", "min_size=3"):
             sampler.use(strata)
         sampler.refresh(torch.cat([torch.full((1, 2), 50.0), torch.zeros(N - 1, 2)]))  # would like to be alone
         assert sampler.strata is not None
         assert int(sampler.strata.sizes.min()) >= 3
         again = maker(N, 6, draws_per_stratum=3, min_size=1, kernel="linear", **options)
-        with pytest.raises(InputError, match=r"a stratum has 1 samples"):
+        with refused("1 samples", "draws_per_stratum=3", "min_size=3"):
             again.refresh(torch.cat([torch.full((1, 2), 50.0), torch.zeros(N - 1, 2)]))
     independent = StratifiedBatchSampler(N, 6, draws_per_stratum=3)
     independent.use(strata)
@@ -279,12 +280,12 @@ def test_strata_smaller_than_the_draws_are_refused() -> None:
 def test_given_strata_are_used_and_must_fit() -> None:
     z = cloud()
     sampler = StratifiedBatchSampler(N, K, kernel="rbf")
-    with pytest.raises(InputError, match=rf"n={N}, k=5, the sampler needs n={N}, k={K}"):
+    with refused("k=5", f"k={K}", f"n={N}"):
         sampler.use(stratify(z, 5))
     strata = stratify(z, K, kernel="rbf")
     sampler.use(strata)
     assert next(iter(sampler)).weights == pytest.approx(strata.weights.tolist())
-    with pytest.raises(InputError, match="strata must be Strata, got Tensor; make them with stratify"):
+    with refused("strata", "Tensor", "stratify"):
         sampler.use(strata.labels)  # type: ignore[arg-type]
     uncoupled = OrderedBatchSampler(N, K)
     uncoupled.use(strata)  # without features there is nothing to couple
@@ -293,30 +294,30 @@ def test_given_strata_are_used_and_must_fit() -> None:
 
 @pytest.mark.parametrize("seed", [1.7, None, "a", True])
 def test_seeds_are_whole_numbers(seed: Any) -> None:
-    with pytest.raises(InputError, match=rf"seed must be a whole number, got {seed!r}"):
+    with refused(repr(seed), field="seed"):
         UniformBatchSampler(N, K, seed=seed)
 
 
 def test_seeds_that_would_be_the_same_to_torch_are_refused() -> None:
-    with pytest.raises(InputError, match=r"seed must be between -2\*\*63 and 2\*\*64 - 1, got \d+; use a smaller one"):
+    with refused(2**64 + 3, "2**64", field="seed"):
         UniformBatchSampler(N, K, seed=2**64 + 3)  # would draw as seed 3 does
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "message"),
+    ("make", "options", "field", "named"),
     [
-        (StratifiedBatchSampler, {"kernel": "mdm"}, "unknown kernel 'mdm'; did you mean 'mmd'"),
-        (OrderedBatchSampler, {"kernel": "mdm"}, "unknown kernel 'mdm'; did you mean 'mmd'"),
-        (BalancedBatchSampler, {"kernel": "corall"}, "unknown kernel 'corall'; did you mean 'coral'"),
-        (DPPBatchSampler, {"kernel": "mdm"}, "unknown kernel 'mdm'"),
-        (StratifiedBatchSampler, {"solver": "minsum"}, "unknown solver 'minsum'; did you mean 'min-sum'"),
-        (StratifiedBatchSampler, {"min_sise": 2}, "unknown option of Strat.* 'min_sise'; did you mean 'min_size'"),
-        (OrderedBatchSampler, {"trials": 2}, "unknown option of Ord.*solver 'min-sum': 'trials'"),
-        (StratifiedBatchSampler, {"kernel_rank": -1}, "kernel_rank must be at least 0, got -1"),
+        (StratifiedBatchSampler, {"kernel": "mdm"}, "kernel", ("'mdm'", "'mmd'")),
+        (OrderedBatchSampler, {"kernel": "mdm"}, "kernel", ("'mdm'", "'mmd'")),
+        (BalancedBatchSampler, {"kernel": "corall"}, "kernel", ("'corall'", "'coral'")),
+        (DPPBatchSampler, {"kernel": "mdm"}, "kernel", ("'mdm'", "mmd")),
+        (StratifiedBatchSampler, {"solver": "minsum"}, "solver", ("'minsum'", "'min-sum'")),
+        (StratifiedBatchSampler, {"min_sise": 2}, None, ("StratifiedBatchSampler", "'min_sise'", "'min_size'")),
+        (OrderedBatchSampler, {"trials": 2}, None, ("OrderedBatchSampler", "'min-sum'", "'trials'")),
+        (StratifiedBatchSampler, {"kernel_rank": -1}, "kernel_rank", (-1, 0)),
     ],
 )
-def test_typos_are_found_where_the_sampler_is_made(make: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_typos_are_found_where_the_sampler_is_made(make: Any, options: dict[str, Any], field: Any, named: Any) -> None:
+    with refused(*named, field=field):
         make(N, K, **options)
     StratifiedBatchSampler(N, K, solver="dynamic-kmeans", trials=2, restarts=2, init="random")
 
@@ -333,9 +334,10 @@ def test_strata_of_low_rank_features() -> None:
 @pytest.mark.parametrize("make", [StratifiedBatchSampler, OrderedBatchSampler, BalancedBatchSampler])
 @pytest.mark.parametrize("kernel", ["mmd", "coral", "linear"])
 def test_features_that_overflow_are_refused(make: Any, kernel: str) -> None:
+    features = cloud() * 1e30
     sampler, other = (make(N, K, kernel=kernel) for _ in range(2))
-    with pytest.raises(InputError, match=r"overflows torch.float32 on features of up to .*e\+3\d; scale them down"):
-        sampler.refresh(cloud() * 1e30)
+    with refused(f"{features.abs().max():.3g}", "torch.float32", "float64"):
+        sampler.refresh(features)
     assert taken(sampler) == taken(other)
 
 
@@ -351,25 +353,25 @@ def test_fitted_kernels_stay_as_they_are() -> None:
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match=r"replacement=True does not go with ordered batches"):
+    with refused("replacement=True", "ordered batches"):
         OrderedBatchSampler(N, 8, replacement=True)
-    with pytest.raises(InputError, match=r"batch_size=8 is not a multiple of draws_per_stratum=3; use batch_size=6"):
+    with refused("batch_size=8", "draws_per_stratum=3", "batch_size=6"):
         StratifiedBatchSampler(N, 8, draws_per_stratum=3)
     for maker in (StratifiedBatchSampler, BalancedBatchSampler):
-        with pytest.raises(InputError, match=rf"groups must have shape \({N},\).* got \(5,\)"):
+        with refused(f"({N},)", "(5,)", field="groups"):
             maker(N, K, groups=torch.arange(5))
-    with pytest.raises(InputError, match="plan_rows must be at least 2, got 1"):
+    with refused(1, 2, field="plan_rows"):
         OrderedBatchSampler(N, K, plan_rows=1)
-    with pytest.raises(InputError, match="epoch must be at least 0, got -1"):
+    with refused(-1, 0, field="epoch"):
         UniformBatchSampler(N, K).set_epoch(-1)
-    with pytest.raises(InputError, match="count must be at least 1, got 0"):
+    with refused(0, 1, field="count"):
         UniformBatchSampler(N, K).sample_batches(0)
 
 
 def test_a_state_of_the_other_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     state = OrderedBatchSampler(N, K).state_dict()
     monkeypatch.setattr("vardass.samplers.base.has_numba", lambda: not state["settings"]["numba"])
-    with pytest.raises(InputError, match=r"numba=.*this sampler numba=.*resume where numba is"):
+    with refused("numba=True", "numba=False"):
         OrderedBatchSampler(N, K).load_state_dict(state)
     UniformBatchSampler(N, K).load_state_dict(UniformBatchSampler(N, K).state_dict())  # its batches need no loops
     assert "numba" not in UniformBatchSampler(N, K).state_dict()["settings"]

@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import refused
 from vardass.errors import InputError
 from vardass.files import atomic_write
 from vardass.strata import LowerBound, Strata
@@ -109,18 +110,18 @@ def test_strata_are_immutable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "named"),
     [
-        (torch.tensor([0.0, 1.0, 2.0]), "int64"),
-        (torch.tensor([[0, 1, 2]]), r"shape \(1, 3\)"),
-        (torch.tensor([0, 1, 3]), r"0\.\.2"),
-        (torch.tensor([0, 1, -1]), r"0\.\.2"),
-        (torch.zeros(0, dtype=torch.int64), "one for each sample"),
-        (torch.tensor([0, 0, 2]), "1 of k=3 strata are empty"),
+        (torch.tensor([0.0, 1.0, 2.0]), ("int64", "torch.float32")),
+        (torch.tensor([[0, 1, 2]]), ("(n,)", "(1, 3)")),
+        (torch.tensor([0, 1, 3]), ("labels", "0..2")),
+        (torch.tensor([0, 1, -1]), ("labels", "0..2")),
+        (torch.zeros(0, dtype=torch.int64), ("labels", "0..2", "one for each sample")),
+        (torch.tensor([0, 0, 2]), ("1 of k=3",)),
     ],
 )
-def test_bad_labels_are_named(labels: torch.Tensor, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_bad_labels_are_named(labels: torch.Tensor, named: tuple[str, ...]) -> None:
+    with refused(*named):
         example(labels=labels)
 
 
@@ -194,7 +195,7 @@ def test_helper_writes_a_good_file_when_nothing_is_changed(tmp_path: Path) -> No
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no strata file at .*nothing\.npz"):
+    with refused(tmp_path / "nothing.npz"):
         Strata.load(tmp_path / "nothing.npz")
 
 
@@ -211,7 +212,7 @@ GARBAGE = {
 def test_garbage(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "s.npz"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"s\.npz is not a strata file .*Strata\.save"):
+    with refused(path, "Strata.save"):
         Strata.load(path)
 
 
@@ -220,9 +221,9 @@ def test_every_truncation_and_a_flipped_byte_anywhere(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
     for stop in range(0, len(content), 37):
         path.write_bytes(content[:stop])
-        with pytest.raises(InputError):
+        with refused(path, "Strata.save"):
             Strata.load(path)
-    refused = 0
+    refusals = 0
     for position in range(0, len(content), 11):
         changed = bytearray(content)
         changed[position] ^= 0xFF
@@ -230,20 +231,20 @@ def test_every_truncation_and_a_flipped_byte_anywhere(tmp_path: Path) -> None:
         try:
             found = Strata.load(path)
         except InputError:
-            refused += 1
+            refusals += 1
         else:
             assert same(found, example())  # a byte that nobody reads, such as a time stamp
-    assert refused > 20
+    assert refusals > 20
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a strata file"):
+    with refused(tmp_path, "Strata.save"):
         Strata.load(tmp_path)
 
 
 def test_a_npy_file(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.arange(5))
-    with pytest.raises(InputError, match=r"labels\.npy is not a strata file \(it holds a single array\)"):
+    with refused(tmp_path / "labels.npy", "single array", "Strata.save"):
         Strata.load(tmp_path / "labels.npy")
 
 
@@ -263,7 +264,7 @@ def test_pickles_are_refused_and_not_run(tmp_path: Path, key: str) -> None:
         arrays = dict(file)
     arrays[key] = np.array([Trap()], dtype=object)
     np.savez(tmp_path / "bad.npz", **arrays, allow_pickle=True)
-    with pytest.raises(InputError, match="is not a strata file"):
+    with refused(tmp_path / "bad.npz", "Strata.save"):
         Strata.load(tmp_path / "bad.npz")
     assert not (tmp_path / "owned").exists()
 
@@ -274,7 +275,7 @@ def test_a_npz_file_of_something_else(tmp_path: Path, key: str) -> None:
         arrays = dict(file)
     del arrays[key]
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(InputError, match=f"is not a strata file .*{key}"):
+    with refused(tmp_path / "bad.npz", key, "Strata.save"):
         Strata.load(tmp_path / "bad.npz")
 
 
@@ -282,60 +283,60 @@ def test_a_npz_file_of_something_else(tmp_path: Path, key: str) -> None:
     "key", ["k", "variance", "uniform_variance", "variance_stderr", "solver", "kernel", "bound", "info"]
 )
 def test_a_missing_entry_is_named(tmp_path: Path, key: str) -> None:
-    with pytest.raises(InputError, match=f"{key}.*Strata.save"):
+    with refused(tmp_path / "s.npz", f"'{key}'", "Strata.save"):
         Strata.load(written(tmp_path / "s.npz", **{key: ...}))
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "named"),
     [
-        {"version": 2},
-        {"version": ...},
-        {"format": "other"},
-        {"format": ...},
-        {"k": 2},
-        {"k": 4},
-        {"k": 10**15},
-        {"k": 0},
-        {"k": 3.0},
-        {"k": "3"},
-        {"k": None},
-        {"bound": "tight"},
-        {"bound": {"variance": 0.1}},
-        {"bound": {"variance": 0.1, "stderr": 0.0, "method": "x", "more": 1}},
+        ({"version": 2}, ("version 1",)),
+        ({"version": ...}, ("version 1",)),
+        ({"format": "other"}, ("version 1",)),
+        ({"format": ...}, ("version 1",)),
+        ({"k": 2}, ("labels", "0..1")),
+        ({"k": 4}, ("1 of k=4",)),
+        ({"k": 10**15}, ("k", 8, 10**15)),
+        ({"k": 0}, ("k", 8, 0)),
+        ({"k": 3.0}, ("k", 3.0)),
+        ({"k": "3"}, ("k", "'3'")),
+        ({"k": None}, ("k", None)),
+        ({"bound": "tight"}, ("LowerBound", "str")),
+        ({"bound": {"variance": 0.1}}, ("LowerBound", "'stderr'")),
+        ({"bound": {"variance": 0.1, "stderr": 0.0, "method": "x", "more": 1}}, ("LowerBound", "'method'")),
     ],
     ids=str,
 )
-def test_wrong_entries(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"s\.npz"):
+def test_wrong_entries(tmp_path: Path, changes: dict[str, Any], named: tuple[Any, ...]) -> None:
+    with refused(tmp_path / "s.npz", *named):
         Strata.load(written(tmp_path / "s.npz", **changes))
 
 
 @pytest.mark.parametrize("meta", ["[]", "3", "{", "null", '"text"'])
 def test_a_description_that_is_not_one(tmp_path: Path, meta: str) -> None:
     np.savez(tmp_path / "s.npz", labels=np.zeros(3, dtype=np.int64), meta=np.array(meta))
-    with pytest.raises(InputError, match="is not a strata file"):
+    with refused(tmp_path / "s.npz", "Strata.save"):
         Strata.load(tmp_path / "s.npz")
 
 
 @pytest.mark.parametrize(
-    "labels",
+    ("labels", "named"),
     [
-        np.zeros(3),
-        np.array(["0", "1", "2"]),
-        np.zeros((3, 1), dtype=np.int64),
-        np.zeros(0, dtype=np.int64),
-        np.array([0, 1, 5]),
-        np.array(0),
+        (np.zeros(3), ("float64", "int64", "Strata.save")),
+        (np.array(["0", "1", "2"]), ("<U1", "int64", "Strata.save")),
+        (np.zeros((3, 1), dtype=np.int64), ("labels", "(n,)", "(3, 1)")),
+        (np.zeros(0, dtype=np.int64), ("k", "1 and 0", 3)),
+        (np.array([0, 1, 5]), ("labels", "0..2")),
+        (np.array(0), ("0-d", "Strata.save")),
     ],
     ids=["float", "text", "2-d", "none", "too large", "0-d"],
 )
-def test_labels_that_are_none(tmp_path: Path, labels: np.ndarray[Any, Any]) -> None:
+def test_labels_that_are_none(tmp_path: Path, labels: np.ndarray[Any, Any], named: tuple[Any, ...]) -> None:
     path = written(tmp_path / "s.npz")
     with np.load(path) as file:
         arrays = {**dict(file), "labels": labels}
     np.savez(path, **arrays)
-    with pytest.raises(InputError, match=r"s\.npz"):
+    with refused(path, *named):
         Strata.load(path)
 
 
@@ -350,7 +351,7 @@ def test_an_encrypted_archive(tmp_path: Path) -> None:
         content[directory + 8] |= 1
         directory = content.find(b"PK\x01\x02", directory + 4)
     (tmp_path / "s.npz").write_bytes(content)
-    with pytest.raises(InputError, match="is not a strata file"):
+    with refused(tmp_path / "s.npz", "encrypted", "Strata.save"):
         Strata.load(tmp_path / "s.npz")
 
 
@@ -411,15 +412,15 @@ def test_nothing_is_at_the_path_until_the_whole_is_on_disk(tmp_path: Path, monke
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "missing" / "s.npz", tmp_path / "file" / "s.npz"):
-        with pytest.raises(InputError, match=r"cannot write .*s\.npz: .*; choose another folder"):
-            example().save(path)
+    for folder, why in (("missing", "No such file or directory"), ("file", "Not a directory")):
+        with refused(tmp_path / folder / "s.npz", why, "another folder"):
+            example().save(tmp_path / folder / "s.npz")
 
     def denied(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "mkstemp", denied)  # tests may run as root, whom nothing is denied
-    with pytest.raises(InputError, match=r"cannot write .*s\.npz: Permission denied"):
+    with refused(tmp_path / "s.npz", "Permission denied", "another folder"):
         example().save(tmp_path / "s.npz")
 
 
@@ -427,10 +428,10 @@ def test_strata_as_a_dictionary() -> None:
     strata = example()
     state = strata.to_dict()
     assert same(Strata.from_dict(state), strata)
-    with pytest.raises(InputError, match="version 1"):
+    with refused("version 1", "Strata.to_dict"):
         Strata.from_dict({**state, "version": 2})
-    with pytest.raises(InputError, match="version 1"):
+    with refused("version 1", "Strata.to_dict"):
         Strata.from_dict({})
     del state["variance"]
-    with pytest.raises(InputError, match="variance"):
+    with refused("'variance'", "Strata.to_dict"):
         Strata.from_dict(state)
