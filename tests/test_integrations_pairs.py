@@ -135,7 +135,7 @@ def test_torchdata_stays_exact() -> None:
 def test_what_cannot_be_paired_is_named() -> None:
     ends = vardass.UniformBatchSampler(20, 4)
     endless = vardass.UniformBatchSampler(20, 4, endless=True)
-    with refused("target", "epoch", "endless=True"):
+    with refused("target", "endless=True"):
         PairBatchSampler(endless, ends)
     with pytest.warns(VardassWarning, match=r"'source' and 'target' have the same n=20 and seed=0"):
         PairBatchSampler(endless, vardass.UniformBatchSampler(20, 4, endless=True))
@@ -143,9 +143,9 @@ def test_what_cannot_be_paired_is_named() -> None:
         pairs().refresh(features()[:3])
     with refused("7 batches", 11):
         pairs().load_state_dict(pairs(batches=7).state_dict())
-    with refused([], "position", "PairBatchSampler.state_dict()"):
+    with refused("keys []", "'batches'", "'position'", "PairBatchSampler.state_dict"):
         pairs().load_state_dict({})
-    with refused("2 batches", "3 processes"):
+    with refused("2 batches", "3 processes", "batches"):
         pairs(batches=2).shard(3, 0)
 
 
@@ -217,8 +217,8 @@ def test_batches_under_way_keep_their_strata() -> None:
             again.pool,
         )
         assert again.strata == [0, 1, 2, 3]
-    for state, named in ((None, "NoneType"), (sampler.inner.state_dict(), "under_way")):
-        with refused(named, "CheckpointedSampler.state_dict()"):
+    for state in (None, sampler.inner.state_dict()):
+        with refused(type(state).__name__ if state is None else "'under_way'", "CheckpointedSampler.state_dict"):
             made().load_state_dict(state)  # type: ignore[arg-type]
 
 
@@ -296,7 +296,7 @@ def test_the_state_of_one_process_is_that_of_each(name: str, ahead: int) -> None
             restored = made(rank)
             restored.load_state_dict(state)
             assert begun[rank] + run(restored, stop, 17) == expected[rank], (stop, rank)
-    with refused("3 processes", 1):
+    with refused("3 processes", "here are 1"):
         CheckpointedSampler(make(name)).load_state_dict(state)
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from conftest import refused
 from vardass.bounds import nearest_neighbour_bound
-from vardass.errors import InputError, VardassWarning
+from vardass.errors import VardassWarning
 from vardass.kernels import CoralKernel, FunctionKernel, Kernel, LinearKernel, RBFMixture
 from vardass.samplers import BalancedBatchSampler, StratifiedBatchSampler
 from vardass.solvers import stratify, stratify_groups
@@ -25,21 +26,20 @@ def cloud(n: int, d: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"min_size": 2.5}, "min_size must be a whole number, got 2.5"),
-        ({"max_size": 30.5}, "max_size must be a whole number, got 30.5"),
-        ({"max_passes": -1}, "max_passes must be at least 0, got -1"),
-        ({"tol": -1.0}, "tol must be a number of at least 0, got -1.0"),
-        ({"tol": float("nan")}, "tol must be a number of at least 0, got nan"),
-        ({"init": None}, "init must be 40 whole numbers, got NoneType"),
-        ({"warm_start": "random"}, "warm_start must be 40 whole numbers, got str"),
+        ({"min_size": 2.5}, (2.5,)),
+        ({"max_size": 30.5}, (30.5,)),
+        ({"max_passes": -1}, (0, -1)),
+        ({"tol": -1.0}, (0, -1.0)),
+        ({"tol": float("nan")}, (0, "nan")),
+        ({"init": None}, (40, "NoneType")),
+        ({"warm_start": "random"}, (40, "str")),
     ],
 )
-def test_more_bad_arguments_are_named(options, message):
-    with pytest.raises(InputError) as caught:
+def test_more_bad_arguments_are_named(options, named):
+    with refused(*named, field=next(iter(options))):
         stratify(cloud(40), 5, **options)
-    assert message in str(caught.value)
 
 
 def test_unsigned_labels():
@@ -51,8 +51,9 @@ def test_unsigned_labels():
 @pytest.mark.parametrize(("kernel", "scale"), [("coral", 1e10), ("linear", 1e20)])
 @pytest.mark.parametrize("rank", [0, 16])
 def test_an_overflow_is_named(kernel, scale, rank):
-    with pytest.raises(InputError, match=r"overflows torch\.float32"):
-        stratify(cloud(60, 30, dtype=torch.float32) * scale, 5, kernel=kernel, rank=rank)
+    x = cloud(60, 30, dtype=torch.float32) * scale
+    with refused("torch.float32", f"{x.abs().max():.3g}", "float64"):
+        stratify(x, 5, kernel=kernel, rank=rank)
 
 
 def test_linear_kernel_in_float32_far_from_the_origin():
@@ -77,7 +78,7 @@ def test_a_function_may_compute_in_another_precision(rank):
 
 
 def test_saving_to_a_folder(tmp_path):
-    with pytest.raises(InputError, match="it is a folder"):
+    with refused(tmp_path, "folder"):
         stratify(cloud(40), 5).save(tmp_path)
 
 
@@ -182,20 +183,20 @@ def test_a_fitted_kernel_is_one_kernel_everywhere(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "message"),
+    ("kernel", "named"),
     [
-        (lambda x, y: x @ y.T + x[:, :1], "not symmetric"),
-        (lambda x, y: torch.full((len(x), len(y)), float("nan")), "NaN or infinite"),
-        (lambda x, y: x @ y.T / 0.0, "NaN or infinite"),
-        (lambda x, y: x.sum(), "shape"),
-        (lambda x, y: (x @ y.T).numpy(), "ndarray"),
-        ("gaussian", "unknown kernel 'gaussian'"),
-        (None, "got NoneType"),
-        (7, "got int"),
+        (lambda x, y: x @ y.T + x[:, :1], ("symmetric", "f(x, y)", "f(y, x).T")),
+        (lambda x, y: torch.full((len(x), len(y)), float("nan")), ("kernel function", "NaN")),
+        (lambda x, y: x @ y.T / 0.0, ("kernel function", "NaN")),
+        (lambda x, y: x.sum(), ("(40, 40)", "()")),
+        (lambda x, y: (x @ y.T).numpy(), ("(40, 40)", "ndarray")),
+        ("gaussian", ("kernel", "'gaussian'", "rbf")),
+        (None, ("kernel", "NoneType")),
+        (7, ("kernel", "int")),
     ],
 )
-def test_bad_kernels_are_named(kernel: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_bad_kernels_are_named(kernel: Any, named: tuple[str, ...]) -> None:
+    with refused(*named):
         stratify(cloud(40), 5, kernel=kernel)
 
 
@@ -222,60 +223,59 @@ def test_good_kernels_do_not_warn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field", "named"),
     [
-        ({"k": 41}, "k=41 strata need at least 41 samples, got n=40"),
-        ({"k": 0}, "k must be at least 1, got 0"),
-        ({"k": -3}, "k must be at least 1, got -3"),
-        ({"k": 5.0}, "k must be a whole number, got 5.0"),
-        ({"k": "5"}, "k must be a whole number, got '5'"),
-        ({"k": True}, "k must be a whole number, got True"),
-        ({"k": None}, "k must be a whole number, got None"),
-        ({"min_size": 9}, "min_size=9 with k=5 strata needs at least 45 samples, got n=40; lower min_size to 8"),
-        ({"max_size": 7}, "max_size=7 with k=5 strata holds at most 35 samples, got n=40; raise max_size to 8"),
-        ({"min_size": 8, "max_size": 6}, "max_size=6 with k=5 strata holds at most 30 samples, got n=40"),
-        ({"min_size": 0}, "min_size must be at least 1, got 0"),
-        ({"equal": True, "max_size": 7}, "leave both out"),
-        ({"solver": "k-means"}, "unknown solver 'k-means'; did you mean 'kmeans'? known: min-sum, dynamic-kmeans"),
-        ({"init": "pca"}, "unknown init 'pca'; choose one of auto, bisection"),
-        ({"restarts": 0}, "restarts must be at least 1, got 0"),
-        ({"restarts": 1.5}, "restarts must be a whole number, got 1.5"),
-        ({"rank": -1}, "rank must be at least 0, got -1"),
-        ({"rank": 2.5}, "rank must be a whole number, got 2.5"),
-        ({"trials": 9}, "option of solver 'min-sum': 'trials'; choose one of max_passes, tol"),
-        ({"solver": "kmeans", "max_passes": 9}, "option of solver 'kmeans': 'max_passes'"),
-        ({"solver": "dynamic-kmeans", "trials": 0}, "trials must be at least 1, got 0"),
+        ({"k": 41}, None, ("k=41", "n=40", "batch_size")),
+        ({"k": 0}, "k", (1, 0)),
+        ({"k": -3}, "k", (1, -3)),
+        ({"k": 5.0}, "k", (5.0,)),
+        ({"k": "5"}, "k", ("'5'",)),
+        ({"k": True}, "k", (True,)),
+        ({"k": None}, "k", (None,)),
+        ({"min_size": 9}, None, ("min_size=9", "k=5", 45, "n=40", 8, 4)),
+        ({"max_size": 7}, None, ("max_size=7", "k=5", 35, "n=40", 8, 6)),
+        ({"min_size": 8, "max_size": 6}, None, ("max_size=6", "k=5", 30, "n=40")),
+        ({"min_size": 0}, "min_size", (1, 0)),
+        ({"equal": True, "max_size": 7}, None, ("equal=True", "max_size=7", "n=40", "k=5")),
+        ({"solver": "k-means"}, "solver", ("'k-means'", "'kmeans'")),
+        ({"init": "pca"}, "init", ("'pca'", "bisection")),
+        ({"restarts": 0}, "restarts", (1, 0)),
+        ({"restarts": 1.5}, "restarts", (1.5,)),
+        ({"rank": -1}, "rank", (0, -1)),
+        ({"rank": 2.5}, "rank", (2.5,)),
+        ({"trials": 9}, None, ("solver 'min-sum'", "'trials'", "max_passes", "tol")),
+        ({"solver": "kmeans", "max_passes": 9}, None, ("solver 'kmeans'", "'max_passes'", "'max_iter'")),
+        ({"solver": "dynamic-kmeans", "trials": 0}, "trials", (1, 0)),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_bad_arguments_are_named(options: dict[str, Any], field: str | None, named: tuple[Any, ...]) -> None:
+    with refused(*named, field=field):
         stratify(cloud(40), **{"k": 5, **options})
-    assert message in str(caught.value)
 
 
 def test_bad_rows_are_named() -> None:
     x = cloud(40)
     x[7, 1] = float("nan")
     x[[12, 30], 0] = float("inf")
-    with pytest.raises(InputError, match=r"3 of 40 rows \(rows 7, 12, 30\)"):
+    with refused("3 of 40 rows", "rows 7, 12, 30", field="features"):
         stratify(x, 5)
 
 
 @pytest.mark.parametrize(
-    ("x", "message"),
+    ("x", "named"),
     [
-        (torch.zeros(0, 3), "at least one row"),
-        (torch.zeros(4, 0), "at least one row and one column"),
-        (torch.zeros(4, 3, 2), r"shape \(n, d\), got \(4, 3, 2\)"),
-        (torch.zeros(4, 3, dtype=torch.complex64), "real numbers"),
-        (torch.zeros(4, 3, dtype=torch.bool), "real numbers"),
-        (np.array([["a"], ["b"]]), "real numbers"),
+        (torch.zeros(0, 3), ("(0, 3)",)),
+        (torch.zeros(4, 0), ("(4, 0)",)),
+        (torch.zeros(4, 3, 2), ("(n, d)", "(4, 3, 2)")),
+        (torch.zeros(4, 3, dtype=torch.complex64), ("torch.complex64",)),
+        (torch.zeros(4, 3, dtype=torch.bool), ("torch.bool",)),
+        (np.array([["a"], ["b"]]), ("<U1",)),
     ],
     ids=["no rows", "no columns", "3-d", "complex", "bool", "text"],
 )
-def test_bad_features_are_named(x: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_bad_features_are_named(x: Any, named: tuple[str, ...]) -> None:
+    with refused(*named, field="features"):
         stratify(x, 1)
 
 
@@ -312,27 +312,27 @@ with warnings.catch_warnings():
 
 
 @pytest.mark.parametrize(
-    ("features", "message"),
+    ("features", "named"),
     [
-        ([[1.0, 2.0], [3.0]], "features must be real numbers in rows of one length, got a list that numpy cannot read"),
-        (torch.eye(4).to_sparse(), r"features must be a dense tensor, got a torch.sparse_coo one; .*to_dense"),
-        (NESTED, "must be a dense tensor, got a nested one"),
-        (torch.ones(4, 2, device="meta"), "got a tensor on the device meta, which holds none"),
-        (QUANTISED, r"got dtype torch.qint8; convert it with .dequantize\(\)"),
-        (np.ma.masked_greater(np.eye(4), 0.5), r"features have 4 masked values; use .filled\(...\), or drop"),
-        (object(), "features must be real numbers, got object; pass a tensor or an array"),
-        ({"a": 1}, "features must be real numbers, got dict"),
+        ([[1.0, 2.0], [3.0]], ("rows of one length", "list")),
+        (torch.eye(4).to_sparse(), ("dense", "torch.sparse_coo", ".to_dense()")),
+        (NESTED, ("dense", "nested", ".to_dense()")),
+        (torch.ones(4, 2, device="meta"), ("device meta",)),
+        (QUANTISED, ("torch.qint8", ".dequantize()")),
+        (np.ma.masked_greater(np.eye(4), 0.5), ("4 masked values", ".filled(...)")),
+        (object(), ("object",)),
+        ({"a": 1}, ("dict",)),
     ],
     ids=["ragged", "sparse", "nested", "meta", "quantised", "masked", "object", "mapping"],
 )
-def test_what_is_no_array_is_named(features: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_is_no_array_is_named(features: Any, named: tuple[str, ...]) -> None:
+    with refused(*named, field="features"):
         stratify(features, 1)
 
 
 @pytest.mark.parametrize("seed", ["a", 1.7, True, [3], 2**64, -(2**63) - 1])
 def test_bad_seeds_are_named(seed: Any) -> None:
-    with pytest.raises(InputError, match=r"seed must be .*, got .*; use"):
+    with refused(repr(seed), field="seed"):
         stratify(cloud(40), 5, seed=seed)
 
 
@@ -347,19 +347,19 @@ def test_good_seeds() -> None:
 @pytest.mark.parametrize("kernel", ["mmd", RBFMixture(scale="median"), "coral", "linear"], ids=str)
 def test_features_too_large_for_a_kernel(kernel: Any, rank: int) -> None:
     x = cloud(60, 30, dtype=torch.float32) * 1e30
-    message = r"overflows torch\.float32 on features of up to .*e.3.; scale them down or pass float64"
+    top = f"{x.abs().max():.3g}"
     for use in (
         lambda: stratify(x, 5, kernel=kernel, rank=rank),
         lambda: uniform_variance(x, 5, kernel=kernel),
         lambda: nearest_neighbour_bound(x, 5, kernel=kernel),
         lambda: BalancedBatchSampler(60, 8, kernel=kernel).refresh(x),
     ):
-        with pytest.raises(InputError, match=message):
+        with refused(top, "torch.float32", "float64"):
             use()
-    with pytest.raises(InputError, match=r"overflows torch\.float64 on features of up to .*; scale them down$"):
+    with refused("torch.float64", f"{x.double().abs().max() * 1e140:.3g}"):
         stratify(x.double() * 1e140, 5, kernel=kernel, rank=rank)
 
 
 def test_features_too_large_for_kmeans() -> None:
-    with pytest.raises(InputError, match=r"solver 'kmeans' overflows torch\.float32"):
+    with refused("solver 'kmeans'", "torch.float32", "float64"):
         stratify(cloud(60, 3, dtype=torch.float32) * 1e30, 5, kernel=laplacian, solver="kmeans")

@@ -27,7 +27,6 @@ from vardass.adapt.trainer import Trainer
 from vardass.cli import main
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
 from vardass.data.embedding_tasks import embedding_task, standardise_task
-from vardass.errors import InputError
 
 CPU = torch.device("cpu")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -70,9 +69,9 @@ def test_parts_have_rates_of_their_own() -> None:
     assert rates(trainer)[0] == [0.0, 1e-3, 2e-3]
     for name, value in trainer.algorithm.named_parameters():
         assert torch.equal(value, before[name]) == name.startswith("network.featuriser."), name
-    with pytest.raises(InputError, match=r"'discriminator', which has no trained parameters; there are \['featuriser'"):
+    with refused("lr_multipliers", "'discriminator'", "'featuriser'"):
         Trainer(config(optimiser_options={"lr_multipliers": factors}), SPLITS)
-    with pytest.raises(InputError, match="did you mean 'featuriser'"):
+    with refused("lr_multipliers", "'featurizer'", "'featuriser'"):
         RunConfig(optimiser_options={"lr_multipliers": {"featurizer": 0.1}})
 
 
@@ -83,9 +82,9 @@ def test_betas_of_adam() -> None:
     alternating = {"algorithm": "dann", "algorithm_options": {"adversary": "alternating"}}
     assert (betas(), betas(**alternating)) == ((0.9, 0.999), (0.5, 0.9))
     assert betas(optimiser_options={"betas": (0.8, 0.95)}, **alternating) == (0.8, 0.95)
-    with pytest.raises(InputError, match="betas must be two numbers"):
+    with refused("two numbers", [0.9], field="betas"):
         RunConfig(optimiser_options={"betas": [0.9]})
-    with pytest.raises(InputError, match="unknown option of optimiser 'sgd': 'betas'"):
+    with refused("optimiser 'sgd'", "'betas'", "momentum"):
         RunConfig(optimiser="sgd", optimiser_options={"betas": [0.9, 0.99]})
 
 
@@ -99,7 +98,7 @@ def test_the_discriminator_may_have_rate_and_decay_of_its_own() -> None:
     assert (found["discriminator"]["lr"], found["discriminator"]["weight_decay"]) == (2e-2, 0.0)
     shared = Trainer(config(**changes, optimiser_options=factors), SPLITS).optimisers["discriminator"].param_groups[0]
     assert (shared["lr"], shared["weight_decay"]) == (2e-3, 0.1)
-    with pytest.raises(InputError, match=r"discriminator_lr is 0.01, but algorithm 'mmd' has no discriminator"):
+    with refused("discriminator_lr is 0.01", "'mmd'"):
         Trainer(config(algorithm="mmd", optimiser_options={"discriminator_lr": 1e-2}), SPLITS)
 
 
@@ -134,7 +133,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> Non
 def test_a_schedule_that_ends_with_the_run_fixes_its_length(tmp_path: Path) -> None:
     settings = resumable(sampler="uniform", lr_schedule="cosine", steps=4)
     Trainer(settings, SPLITS, tmp_path).run()
-    with pytest.raises(InputError, match="steps=4, this one steps=6"):
+    with refused("steps=4", "steps=6"):
         Trainer(settings.changed(steps=6), SPLITS, tmp_path).run(resume=True)
 
 
@@ -160,7 +159,7 @@ def test_policies_say_when_to_refresh() -> None:
     assert refresh_steps(refresh_every="growing") == [0, 10]
     assert refresh_steps(refresh_every=0) == []
     assert RunConfig().refresh_every == "growing"
-    with refused("did you mean 'growing'", field="refresh_every"):
+    with refused("'growin'", "'growing'", field="refresh_every"):
         RunConfig(refresh_every="growin")
 
 
@@ -173,7 +172,7 @@ def test_strata_within_classes_keep_the_class_shares(sampler: str) -> None:
     for stratum in range(strata.k):
         assert len(labels[strata.labels == stratum].unique()) == 1
     assert trainer.streams["target"].sampler.groups is None  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="groups"):
+    with refused("sampler 'uniform'", "'groups'"):
         Trainer(config(sampler="uniform", class_shares="source"), SPLITS)
 
 
@@ -259,13 +258,13 @@ def test_embeddings_are_cached_only_where_they_stay_the_same() -> None:
     assert backbone("auto") is not None
     assert backbone(False) is None
     trained = {"network_options": {"widths": [4, 8]}}
-    for changes, said in (
-        (trained, "is trained"),
-        ({"augment": "source"}, "augmented"),
-        ({"algorithm": "arm"}, "context"),
+    for changes, named in (
+        (trained, ("trained", "freeze_backbone=True")),
+        ({"augment": "source"}, ("augmented",)),
+        ({"algorithm": "arm"}, ("ARM", "context")),
     ):
         assert backbone("auto", **changes) is None
-        with pytest.raises(InputError, match=said):
+        with refused("cache_embeddings=True", "'auto'", *named):
             backbone(True, **changes)
 
 
@@ -289,13 +288,13 @@ def test_tensorboard_files_hold_the_metrics(tmp_path: Path) -> None:
         assert read == [(line["step"], pytest.approx(line[key], rel=1e-6)) for line in result.metrics], tag
     assert events.Scalars("lr/network")[-1].value == pytest.approx(1e-3 * (1 + 0.001 * 14) ** -0.75, rel=1e-6)
     assert {"seconds/training", "seconds/solver"} <= set(events.Tags()["scalars"])
-    with pytest.raises(InputError, match="needs a folder"):
+    with refused("tensorboard=True", "out=None"):
         Trainer(settings, SPLITS)
 
 
 def test_tensorboard_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="pip install tensorboard"):
+    with refused("tensorboard=True", "pip install tensorboard"):
         Trainer(resumable(tensorboard=True), SPLITS, tmp_path)
 
 
@@ -388,7 +387,7 @@ def test_standardised_columns_are_scaled_alike_when_predicting(
     assert "same data" in said
     assert command(tables, "raw", "--no-standardise", "--steps", 2) == 0
     assert json.loads((tables / "raw/data.json").read_text())["scale"] is None
-    with pytest.raises(InputError, match="only embeddings can be standardised"):
+    with refused("'s'", "image", "embeddings"):
         standardise_task(Task("images", (image_domain("s"),), image_domain("t")))
 
 
@@ -458,27 +457,25 @@ def test_memory_stays_flat_over_ten_thousand_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "field"),
+    ("settings", "field", "named"),
     [
-        ({"steps": 0}, "steps"),
-        ({"target_batch_size": 2.5}, "target_batch_size"),
-        ({"optimiser": "sgdd"}, "optimiser"),
-        ({"device": "abacus"}, "device"),
-        ({"refresh_every": "drifts"}, "refresh_every"),
-        ({"feature_source": "files"}, "feature_source"),
-        ({"class_shares": "uniform", "algorithm": "erm"}, "class_shares"),
-        ({"class_shares": "source", "regression": True}, "class_shares"),
-        ({"selection": "source-r2"}, "selection"),
+        ({"steps": 0}, "steps", (0, 1)),
+        ({"target_batch_size": 2.5}, "target_batch_size", (2.5,)),
+        ({"optimiser": "sgdd"}, "optimiser", ("'sgdd'", "'sgd'")),
+        ({"device": "abacus"}, "device", ("'abacus'", "cuda:1")),
+        ({"refresh_every": "drifts"}, "refresh_every", ("'drifts'", "growing")),
+        ({"feature_source": "files"}, "feature_source", ("'files'", "bank", "full")),
+        ({"class_shares": "uniform", "algorithm": "erm"}, "class_shares", ("'uniform'", "'erm'", "'none'")),
+        ({"class_shares": "source", "regression": True}, "class_shares", ("'source'", "regression=True", "'none'")),
+        ({"selection": "source-r2"}, "selection", ("'source-r2'", "regression=False", "source-accuracy")),
     ],
 )
-def test_an_error_names_the_setting(settings: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_an_error_names_the_setting(settings: dict[str, Any], field: str, named: Any) -> None:
+    with refused(*named, field=field):
         RunConfig(**settings)
-    assert caught.value.field == field
     if len(settings) == 1 and field != "selection":  # which others it goes with is another question
-        with pytest.raises(InputError) as caught:
+        with refused(*named, field=field):
             RunConfig.checked(field, settings[field])
-        assert caught.value.field == field
 
 
 def test_a_run_has_few_settings() -> None:
