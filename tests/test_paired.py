@@ -12,10 +12,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from conftest import refused
 from sampler_cases import gen, taken
 from test_trainer import SPLITS, Stop, assert_same_run, resumable
 from vardass.adapt.trainer import Trainer
-from vardass.errors import InputError
 from vardass.paper.paired_sampler import PairedBatchSampler
 from vardass.refresh import Refresher, RefreshEvery
 
@@ -163,11 +163,11 @@ def test_a_refresher_hands_them_the_other_domain() -> None:
 
 
 def test_batches_that_cannot_be_cut_into_quadruplets_are_refused() -> None:
-    with pytest.raises(InputError, match="batch_size=5 cannot be cut into pairs; use batch_size=6"):
+    with refused("batch_size=5", "batch_size=6"):
         PairedBatchSampler(20, 5)
-    with pytest.raises(InputError, match="batch_size=6 and other_batch_size=4"):
+    with refused("batch_size=6", "other_batch_size=4"):
         PairedBatchSampler(20, 6, other_batch_size=4)
-    with pytest.raises(InputError, match="features have 4 columns, those of the other domain 2"):
+    with refused("4 columns", 2):
         both()[0].refresh(domains()[0], other=domains()[1][:, :2])
 
 

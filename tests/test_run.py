@@ -3,15 +3,17 @@
 import errno
 import json
 import os
+import platform
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from conftest import refused
 from sweeping import make_runs, numbers
 from vardass.adapt.run_folder import CHECKPOINT_FILE
-from vardass.errors import InputError, MissingExtraError
+from vardass.errors import MissingExtraError
 from vardass.files import locked
 from vardass.lab import run as execute_module
 from vardass.lab.run import Stopped, execute
@@ -97,7 +99,7 @@ def test_checkpoint_that_cannot_be_read_is_left_alone(tmp_path, monkeypatch, err
 
     with monkeypatch.context() as patch:
         patch.setattr("torch.load", fail)
-        with pytest.raises(InputError, match=r"cannot read .* the file is left alone: try again"):
+        with refused(tmp_path / "checkpoint.pt", error.strerror, "left alone"):
             execute(spec, tmp_path)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "safetensors", None)
@@ -143,7 +145,7 @@ def test_relative_coral_does_not_change_with_the_scale_of_features(monkeypatch):
 def test_two_workers_never_share_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "_LOCK_SECONDS", 0.1)
     (spec,) = make_runs(1, 2)
-    with locked(tmp_path), pytest.raises(InputError, match=f"another run is at work .*process {os.getpid()} on"):
+    with locked(tmp_path), refused(tmp_path, f"process {os.getpid()}", platform.node()):
         execute(spec, tmp_path)
     assert execute(spec, tmp_path).status == "finished"
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.main import get_command
 
+from conftest import refused
 from vardass.adapt.config import RunConfig
 from vardass.cli.app import app
 from vardass.cli.run_options import settings_of
@@ -66,65 +67,67 @@ def test_config_reads_what_a_run_wrote(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "named"),
     [
-        ({"steps": 1, "settings": ["steps=2"]}, "--set steps=2 and --steps 1 differ"),
-        ({"penalty": 1.0, "algorithm_options": ["penalty=2"]}, "--penalty 1.0 and --option penalty=2 differ"),
-        ({"settings": ["pnealty=2"]}, "unknown setting 'pnealty'; did you mean 'penalty'?"),
-        ({"penalty": 1.0, "settings": ["penalty=2"]}, "--set penalty=2 and --penalty 1.0 differ"),
-        ({"sampler_options": ["k=1"], "settings": ["sampler_options.k=2"]}, "--sampler-option k=1 differ"),
+        ({"steps": 1, "settings": ["steps=2"]}, ("--set steps=2", "--steps 1")),
+        ({"penalty": 1.0, "algorithm_options": ["penalty=2"]}, ("--penalty 1.0", "--option penalty=2")),
+        ({"settings": ["pnealty=2"]}, ("setting", "'pnealty'", "'penalty'")),
+        ({"penalty": 1.0, "settings": ["penalty=2"]}, ("--set penalty=2", "--penalty 1.0")),
+        (
+            {"sampler_options": ["k=1"], "settings": ["sampler_options.k=2"]},
+            ("--set sampler_options.k=2", "--sampler-option k=1"),
+        ),
         (
             {"settings": ["sampler_options={'k': 1}", "sampler_options.k=2"]},
-            "and --set sampler_options={'k': 1} differ",
+            ("--set sampler_options.k=2", "--set sampler_options={'k': 1}"),
         ),
-        ({"settings": ["steps"]}, "--set takes key=value, got 'steps'"),
-        ({"sampler_options": ["=1"]}, "--sampler-option takes key=value"),
+        ({"settings": ["steps"]}, ("--set", "'steps'", "key=value")),
+        ({"sampler_options": ["=1"]}, ("--sampler-option", "'=1'", "key=value")),
     ],
 )
-def test_two_that_say_different_things_are_refused(given, words):
-    with pytest.raises(InputError, match=words):
+def test_two_that_say_different_things_are_refused(given, named):
+    with refused(*named):
         settings_of(given)
     assert settings_of({"steps": 1, "settings": ["steps=1"]})["steps"] == 1
 
 
 def test_only_groups_of_options_have_dots():
-    with pytest.raises(InputError, match=r"unknown setting 'steps\.x'"):
-        RunConfig(**settings_of({"steps": 3, "settings": ["steps.x=1"]}))
+    with refused("'steps.x'", "'steps'", field="setting"):
+        RunConfig.from_dict(settings_of({"steps": 3, "settings": ["steps.x=1"]}))
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "named"),
     [
-        ("a.yaml", "step: 10\n", "unknown setting 'step'; did you mean 'steps'"),
-        ("a.yaml", "steps: ten\n", "steps"),
-        ("a.yaml", "- steps\n", "a mapping"),
-        ("a.yaml", "steps: 1\nsteps: 2\n", "lines 1 and 2"),
-        ("a.json", '{"steps": 1', "not JSON in line 1"),
-        ("a.json", "[1]", "by name"),
-        ("a.json", None, "cannot be read"),
-        ("a.yaml", b"\xff\xfe\x00", "UTF-8"),
+        ("a.yaml", "step: 10\n", ("'step'", "'steps'")),
+        ("a.yaml", "steps: ten\n", ("steps", "'ten'")),
+        ("a.yaml", "- steps\n", ("mapping", "['steps']", "'steps: 100'")),
+        ("a.yaml", "steps: 1\nsteps: 2\n", ("steps", "lines 1 and 2")),
+        ("a.json", '{"steps": 1', ("line 1", "',' delimiter")),
+        ("a.json", "[1]", ('{"steps": 100}', "list")),
+        ("a.json", None, ("No such file or directory",)),
+        ("a.yaml", b"\xff\xfe\x00", ("byte 0", "UTF-8")),
     ],
 )
-def test_bad_files_of_settings(tmp_path, name, text, words):
+def test_bad_files_of_settings(tmp_path, name, text, named):
     if text is not None:
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(InputError, match=words) as found:
+    with refused(f"--config {tmp_path / name}", *named):
         settings_of({"config": tmp_path / name})
-    assert str(tmp_path / name) in str(found.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "named"),
     [
-        ("c.yaml", "- steps\n- 100\n", "got ['steps', 100]; the file should hold settings, such as 'steps: 100'"),
-        ("c.yaml", "# nothing\n", "the file is empty; it should hold settings, such as 'steps: 100'"),
-        ("c.json", "[1]", 'it must hold settings by name, such as {"steps": 100}, got a list'),
-        ("c.json", "[" * 100_000, "nested too deeply"),
+        ("c.yaml", "- steps\n- 100\n", ("['steps', 100]", "settings, such as 'steps: 100'")),
+        ("c.yaml", "# nothing\n", ("empty", "settings, such as 'steps: 100'")),
+        ("c.json", "[1]", ("list", 'settings by name, such as {"steps": 100}')),
+        ("c.json", "[" * 100_000, ("nested too deeply", "settings")),
     ],
 )
-def test_a_config_that_holds_no_settings_is_told_what_one_is(tmp_path, name, text, said):
+def test_a_config_that_holds_no_settings_is_told_what_one_is(tmp_path, name, text, named):
     (tmp_path / name).write_text(text)
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         settings_of({"config": tmp_path / name})
-    assert said in str(refused.value)
-    assert "algorithms and samplers" not in str(refused.value)
+    assert all(each in str(caught.value) for each in (f"--config {tmp_path / name}", *named))
+    assert "algorithms and samplers" not in str(caught.value)

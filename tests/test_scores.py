@@ -8,11 +8,11 @@ import pytest
 import torch
 from sklearn import metrics
 
+from conftest import refused
 from vardass.adapt import RunConfig, Trainer, classification_scores, evaluate_run
 from vardass.adapt.scores import wilson_interval
 from vardass.adapt.selection import label_scores
 from vardass.data import Domain, Task, split_task
-from vardass.errors import InputError
 
 
 def random_predictions(seed, n, classes):
@@ -139,24 +139,23 @@ def test_wilson_interval_holds_what_the_score_test_does_not_reject():
 
 
 @pytest.mark.parametrize(
-    ("p", "y", "options", "message"),
+    ("p", "y", "options", "named"),
     [
-        ([[2.0, 1.0]], [0], {}, "sum of 3 in row 0; turn logits into them with softmax"),
-        ([[1.5, -0.5]], [0], {}, "a least one of -0.5"),
-        ([[0.5, 0.5]], [2], {}, "labels go from 2 to 2, but there are 2 classes"),
-        ([[0.5, 0.5]], [-1], {}, "labels go from -1"),
-        ([[0.5, 0.5]], [0, 1], {}, "labels must have shape (1,)"),
-        ([[0.5, 0.5]], [0.5], {}, "whole numbers"),
-        ([[math.nan, 0.5]], [0], {}, "NaN"),
-        ([[1.0]], [0], {}, "at least 2 classes, got (1, 1)"),
-        (np.zeros((0, 2)), np.zeros(0, dtype=int), {}, "at least one row"),
-        ([[0.5, 0.5]], [0], {"classes": ("a",)}, "1 names of classes for 2 columns"),
+        ([[2.0, 1.0]], [0], {}, ("sum of 3", "row 0", "softmax(1)")),
+        ([[1.5, -0.5]], [0], {}, ("least one of -0.5", "row 0")),
+        ([[0.5, 0.5]], [2], {}, ("labels", "2 to 2", "2 classes", "0 to 1")),
+        ([[0.5, 0.5]], [-1], {}, ("labels", "-1 to -1", "2 classes")),
+        ([[0.5, 0.5]], [0, 1], {}, ("labels", "(1,)", "(2,)")),
+        ([[0.5, 0.5]], [0.5], {}, ("labels", "whole numbers", "torch.float64")),
+        ([[math.nan, 0.5]], [0], {}, ("probabilities", "NaN", "1 of 1 rows")),
+        ([[1.0]], [0], {}, ("probabilities", "2 classes", "(1, 1)")),
+        (np.zeros((0, 2)), np.zeros(0, dtype=int), {}, ("probabilities", "(0, 2)")),
+        ([[0.5, 0.5]], [0], {"classes": ("a",)}, ("1 names", "2 columns")),
     ],
 )
-def test_bad_arrays_are_refused(p, y, options, message):
-    with pytest.raises(InputError) as error:
+def test_bad_arrays_are_refused(p, y, options, named):
+    with refused(*named):
         classification_scores(np.asarray(p), np.asarray(y), **options)
-    assert message in str(error.value)
 
 
 # --- runs -----------------------------------------------------------------------------------------------
@@ -204,20 +203,23 @@ def test_domains_that_do_not_fit_the_model_are_refused(trained):
     names = target.class_names
     broken = target.dataset.tensor.clone()
     broken[3] = math.inf
-    for domain, message in (
+    for domain, named in (
         (
             Domain("c", torch.zeros(4, 9), torch.zeros(4).long(), names),
-            r"shape \(9,\), the model was trained on \(4,\)",
+            ("'c'", "(9,)", "(4,)"),
         ),
-        (Domain("c", torch.zeros(4, 4), torch.zeros(4).long(), names[::-1]), "the model 'cat', 'dog', 'emu'"),
-        (Domain("c", torch.zeros(4, 4), None, names), "has no labels"),
-        (Domain("c", torch.zeros(0, 4), torch.zeros(0).long(), names), "0 samples"),
-        (Domain("c", broken, target.labels, names), "NaN or infinite"),
-        ([target, target], "two domains are called 'b'"),
-        ([], "0 domains"),
-        (7, "data must be a path, got 7"),
+        (
+            Domain("c", torch.zeros(4, 4), torch.zeros(4).long(), names[::-1]),
+            ("'c'", "'emu', 'dog', 'cat'", "'cat', 'dog', 'emu'"),
+        ),
+        (Domain("c", torch.zeros(4, 4), None, names), ("'c'", "no labels")),
+        (Domain("c", torch.zeros(0, 4), torch.zeros(0).long(), names), ("'c'", "0 samples")),
+        (Domain("c", broken, target.labels, names), ("'c'", "NaN")),
+        ([target, target], ("two domains", "'b'")),
+        ([], ("0 domains",)),
+        (7, ("data", "path", 7)),
     ):
-        with pytest.raises(InputError, match=message):
+        with refused(*named):
             evaluate_run(out, domain)
-    with pytest.raises(InputError, match="no model at"):
+    with refused(out / "none", "no model"):
         evaluate_run(out / "none", target)

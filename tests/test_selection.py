@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from conftest import refused
 from vardass.adapt.selection import (
     held_out_mmd2,
     label_free_scores,
     label_scores,
 )
-from vardass.errors import InputError
 
 
 def logits_of(*rows: tuple[float, ...]) -> Tensor:
@@ -27,7 +27,7 @@ ENTROPY_OF_QUARTERS = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
 def test_accuracy_is_the_share_of_right_rows() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 2.0], [0.0, 5.0, 2.0], [0.0, 1.0, 2.0]])
     assert label_scores(logits, torch.tensor([2, 0, 2, 2])) == {"accuracy": 0.75}
-    with pytest.raises(InputError, match="shape"):
+    with refused("(4,)", "(1,)", field="labels"):
         label_scores(logits, torch.tensor([1]))
 
 
