@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import conftest
 from test_cli import refused, run
 from vardass.analysis.comparison import add_sums, compare, row_sums
 from vardass.analysis.coresets import coreset
-from vardass.errors import InputError
 from vardass.kernels import RBFMixture
 from vardass.lowrank import fit_feature_map
 from vardass.shards import compare_shards, coreset_shards
@@ -119,16 +119,16 @@ def changed(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "message"),
+    ("name", "write", "named"),
     [
-        ("x3.npy", lambda path: np.save(path, np.zeros((9, D + 1), np.float32)), "has 5 columns of features"),
-        ("x3.npy", lambda path: path.write_bytes(b""), "is empty"),
-        ("x3.npy", lambda path: np.save(path, np.full((9, D), np.nan)), "the first in row 1"),
-        ("x3.npy", lambda path: np.save(path, np.zeros(9)), "not (n, d)"),
+        ("x3.npy", lambda path: np.save(path, np.zeros((9, D + 1), np.float32)), (f"{D + 1} columns", D, "--columns")),
+        ("x3.npy", lambda path: path.write_bytes(b""), ("0 bytes",)),
+        ("x3.npy", lambda path: np.save(path, np.full((9, D), np.nan)), ("NaN", "row 1")),
+        ("x3.npy", lambda path: np.save(path, np.zeros(9)), ("(9,)", "(n, d)")),
     ],
     ids=["columns", "empty", "nan", "shape"],
 )
-def test_bad_files_are_named(data, tmp_path, name, write, message):
+def test_bad_files_are_named(data, tmp_path, name, write, named):
     _, x, _, _ = data
     np.save(tmp_path / "x0.npy", x[:900])
     write(tmp_path / name)
@@ -136,20 +136,18 @@ def test_bad_files_are_named(data, tmp_path, name, write, message):
         lambda: coreset_shards(f"{tmp_path}/*.npy", 5, sample=400),
         lambda: compare_shards(f"{tmp_path}/*.npy", tmp_path / "x0.npy", sample=400, permutations=0),
     ):
-        with pytest.raises(InputError) as caught:
+        with conftest.refused(tmp_path / name, *named):
             work()
-        assert message in str(caught.value)
-        assert name in str(caught.value)
 
 
 def test_a_file_that_changes_in_between_is_named(data, tmp_path):
     _, x, _, _ = data
     for i in range(2):
         np.save(tmp_path / f"{i}.npy", x[:900])
-    with pytest.raises(InputError, match=r"1\.npy has changed"):
+    with conftest.refused(tmp_path / "1.npy", "changed"):
         coreset_shards(f"{tmp_path}/*.npy", 5, sample=400, progress=changed(tmp_path / "1.npy"))
     np.save(tmp_path / "0.npy", x[:2])
-    with pytest.raises(InputError, match=r"0\.npy and the files with it have 2 rows"):
+    with conftest.refused(tmp_path / "0.npy", "2 rows", 4):
         compare_shards(tmp_path / "0.npy", tmp_path / "1.npy")
 
 

@@ -12,10 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from conftest import refused
 from sweeping import kill, make_runs, numbers, run_with_kills, start_sweep, wait_for, workers_of
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.cli import lab as sweep_commands
-from vardass.errors import InputError, VardassError
+from vardass.errors import VardassError
 from vardass.files import is_locked
 from vardass.lab.engines import Attempt, AttemptResult, Crashes, attempt_run, drive
 from vardass.lab.store import read_records
@@ -77,7 +78,7 @@ def test_interrupt_writes_checkpoints_and_workers_leave_with_their_parent(tmp_pa
     assert f"process {process.pid} on" in seen.worker
     assert [run.active for run in seen.under_way] == [True]
     assert (seen.to_do, seen.finished, seen.seconds_left) == (1, 0, None)
-    with pytest.raises(InputError, match=rf"another sweep is at work .* process {process.pid} on "):
+    with refused(tmp_path, f"process {process.pid}"):
         run_sweep(make_runs(2, 200_000), tmp_path)
     os.kill(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)

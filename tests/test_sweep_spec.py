@@ -212,7 +212,7 @@ def test_data_of_ones_own_are_named_by_module(tmp_path: Path, monkeypatch: pytes
     assert (run.dataset, run.task, run.data_options) == ("own_dataset:load", "0->30", {"noise": 0.2})
     with refused("data[0].options", "'own_dataset:load'", "'nois'", "'noise'"):
         load(tmp_path, changed(data=[{**data, "options": {"nois": 0.2}}]), trust_code=True)
-    with refused("data[0].dataset", "'own_data_set:load'", "'own_data_set'", "PYTHONPATH=."):
+    with refused("data[0].dataset", "'own_data_set:load'", "'own_data_set'", "PYTHONPATH"):
         load(tmp_path, changed(data=[{**data, "dataset": "own_data_set:load"}]), trust_code=True)
 
 
@@ -347,11 +347,11 @@ def test_parts_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {(c["algorithm"], c["sampler"], c["network"]) for c in configs} == {
         ("my_parts:Mine", "my_parts:Drawn", "my_parts:net")
     }
-    for part, wrong, near, place in (
-        ("algorithms", "my_parts:Mne", "Mine", "algorithms[0].name"),
-        ("samplers", "my_parts:Drwn", "Drawn", "mine with my_parts:Drwn"),
+    for part, wrong, place, right in (
+        ("algorithms", "my_parts:Mne", "algorithms[0].name", "Mine"),
+        ("samplers", "my_parts:Drwn", "mine with my_parts:Drwn", "Drawn"),
     ):
-        with refused(place, repr(wrong), repr(near)):
+        with refused(place, f"'{wrong}'", f"'{right}'"):
             load(tmp_path, {**content, part: [wrong]}, trust_code=True)
 
 

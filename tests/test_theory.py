@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vardass.errors import InputError
+from conftest import refused
 from vardass.paper.theory import (
     lemma1_variance,
     log_expected_error,
@@ -332,37 +333,37 @@ ONES = torch.ones(2)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "named"),
     [
-        (lambda: lemma1_variance(torch.tensor(1.0), EYE, EYE), r"got torch.float32 of shape \(\)"),
-        (lambda: lemma1_variance(torch.tensor([1, 2]), EYE, EYE), "must be floats .* got torch.int64"),
-        (lambda: lemma1_variance(ONES * torch.nan, EYE, EYE), "mean difference has NaN"),
-        (lambda: lemma1_variance(ONES, torch.eye(3), EYE), r"cov_s must be .*\(..., 2, 2\).*got .*\(3, 3\)"),
-        (lambda: lemma1_variance(ONES, EYE, EYE.long()), "cov_t must be floats .* got torch.int64"),
-        (lambda: lemma1_variance(ONES, EYE, EYE * torch.inf), "cov_t has NaN or infinite"),
-        (lambda: lemma1_variance(ONES, EYE + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), EYE), "asymmetry 1 "),
-        (lambda: lemma1_variance(ONES, -EYE, EYE), "lowest variance of -1"),
-        (lambda: theorem1_variance(1.0, torch.ones(3, 2), EYE), r"got \(3, 2\) and \(2, 2\)"),
-        (lambda: theorem1_variance(-1.0, ONES, EYE), "variance_mu must be at least 0, got -1.0"),
-        (lambda: theorem1_variance(math.nan, ONES, EYE), "variance_mu must be at least 0, got nan"),
-        (lambda: theorem1_variance(1.0, ONES, EYE.expand(4, 2, 2)), r"got \(2,\) and \(4, 2, 2\)"),
-        (lambda: theorem1_variance(1.0, ONES, torch.eye(3)), r"cov_t must be .*got .*\(3, 3\)"),
-        (lambda: log_stirling2(3, 4), "k must be between 1 and 3, got 4"),
-        (lambda: log_stirling2(0, 1), "n must be at least 1, got 0"),
-        (lambda: log_stirling2(3, 0), "k must be between 1 and 3, got 0"),
-        (lambda: log_stirling2(3.0, 1), "n must be a whole number, got 3.0"),
-        (lambda: log_worst_case_error(5, 2, 1.1, 1.0), "rho must be between -1 and 1, got 1.1"),
-        (lambda: log_expected_error(5, 2, math.nan, 1.0), "rho must be between -1 and 1, got nan"),
-        (lambda: log_expected_error(5, 2, 0.5, 0.0), "growth must be positive and finite, got 0.0"),
-        (lambda: log_worst_case_error(5, 2, 0.5, math.inf), "growth must be positive and finite, got inf"),
-        (lambda: theorem4([1.0, 2.0], [1.0], [1, 1]), "of one length, got 2, 1 and 2"),
-        (lambda: theorem4([1.0, 2.0], [1.0, -1.0], [1, 1]), "variances must be at least 0, got -1.0"),
-        (lambda: theorem4([1.0, 2.0], [1.0, 1.0], [2, 0]), "smallest of 0.0 and a sum of 2.0"),
-        (lambda: theorem4([1.0], [1.0], [1]), "smallest of 1.0 and a sum of 1.0"),
-        (lambda: theorem4([[1.0]], [1.0], [1]), r"means must have one dimension, got shape \(1, 1\)"),
-        (lambda: theorem4([math.nan, 1.0], [1.0, 1.0], [1, 1]), "means have NaN or infinite"),
+        (lambda: lemma1_variance(torch.tensor(1.0), EYE, EYE), ("mean difference", "(..., 1)", "()")),
+        (lambda: lemma1_variance(torch.tensor([1, 2]), EYE, EYE), ("mean difference", "floats", "torch.int64")),
+        (lambda: lemma1_variance(ONES * torch.nan, EYE, EYE), ("mean difference", "NaN")),
+        (lambda: lemma1_variance(ONES, torch.eye(3), EYE), ("cov_s", "(..., 2, 2)", "(3, 3)")),
+        (lambda: lemma1_variance(ONES, EYE, EYE.long()), ("cov_t", "floats", "torch.int64")),
+        (lambda: lemma1_variance(ONES, EYE, EYE * torch.inf), ("cov_t", "infinite")),
+        (lambda: lemma1_variance(ONES, EYE + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), EYE), ("cov_s", "asymmetry 1")),
+        (lambda: lemma1_variance(ONES, -EYE, EYE), ("cov_s", "lowest variance of -1")),
+        (lambda: theorem1_variance(1.0, torch.ones(3, 2), EYE), ("m", "cov_t", "(3, 2)", "(2, 2)")),
+        (lambda: theorem1_variance(-1.0, ONES, EYE), ("variance_mu", 0, -1.0)),
+        (lambda: theorem1_variance(math.nan, ONES, EYE), ("variance_mu", 0, "nan")),
+        (lambda: theorem1_variance(1.0, ONES, EYE.expand(4, 2, 2)), ("m", "cov_t", "(2,)", "(4, 2, 2)")),
+        (lambda: theorem1_variance(1.0, ONES, torch.eye(3)), ("cov_t", "(..., 2, 2)", "(3, 3)")),
+        (lambda: log_stirling2(3, 4), ("k", "1 and 3", 4)),
+        (lambda: log_stirling2(0, 1), ("n", 1, 0)),
+        (lambda: log_stirling2(3, 0), ("k", "1 and 3", 0)),
+        (lambda: log_stirling2(3.0, 1), ("n", 3.0)),
+        (lambda: log_worst_case_error(5, 2, 1.1, 1.0), ("rho", "-1 and 1", 1.1)),
+        (lambda: log_expected_error(5, 2, math.nan, 1.0), ("rho", "-1 and 1", "nan")),
+        (lambda: log_expected_error(5, 2, 0.5, 0.0), ("growth", "positive", 0.0)),
+        (lambda: log_worst_case_error(5, 2, 0.5, math.inf), ("growth", "finite", "inf")),
+        (lambda: theorem4([1.0, 2.0], [1.0], [1, 1]), ("means, variances and sizes", "2, 1 and 2")),
+        (lambda: theorem4([1.0, 2.0], [1.0, -1.0], [1, 1]), ("variances", 0, -1.0)),
+        (lambda: theorem4([1.0, 2.0], [1.0, 1.0], [2, 0]), ("sizes", "smallest of 0.0", "sum of 2.0")),
+        (lambda: theorem4([1.0], [1.0], [1]), ("sizes", "smallest of 1.0", "sum of 1.0")),
+        (lambda: theorem4([[1.0]], [1.0], [1]), ("means", "one dimension", "(1, 1)")),
+        (lambda: theorem4([math.nan, 1.0], [1.0, 1.0], [1, 1]), ("means", "NaN", "1 of 2 rows")),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused(call: object, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_bad_input_is_refused(call: object, named: tuple[Any, ...]) -> None:
+    with refused(*named):
         call()  # type: ignore[operator]
