@@ -266,20 +266,20 @@ def test_bad_domains_and_tasks():
 
 
 @pytest.mark.parametrize(
-    ("make", "named"),
+    ("make", "field", "named"),
     [
-        (lambda: Domain("d", None, None, CLASSES), ("NoneType", "__len__")),
-        (lambda: Domain(None, torch.zeros(3, 1), None, CLASSES), ("the name of a domain", None)),
-        (lambda: Domain("d", torch.zeros(3, 1), None, "abc"), ("class_names", "'d'", "'abc'")),
-        (lambda: Domain("d", torch.zeros(3, 1), None, CLASSES, kind="images"), ("kind", "'images'", "'image'")),
-        (lambda: Task("t", None, domain("t", 3)), ("'t'", "0 sources")),
-        (lambda: Task("t", [domain("s", 3)], None), ("'t'", "domains", None)),
-        (lambda: unite([None]), ("domains", None)),
-        (lambda: split_task(None, seed=0), ("Task", None)),
+        (lambda: Domain("d", None, None, CLASSES), None, ("NoneType", "__len__")),
+        (lambda: Domain(None, torch.zeros(3, 1), None, CLASSES), None, ("the name of a domain", None)),
+        (lambda: Domain("d", torch.zeros(3, 1), None, "abc"), None, ("class_names", "'d'", "'abc'")),
+        (lambda: Domain("d", torch.zeros(3, 1), None, CLASSES, kind="images"), "kind", ("'images'", "'image'")),
+        (lambda: Task("t", None, domain("t", 3)), None, ("'t'", "0 sources")),
+        (lambda: Task("t", [domain("s", 3)], None), None, ("'t'", "domains", None)),
+        (lambda: unite([None]), None, ("only domains", None)),
+        (lambda: split_task(None, seed=0), None, ("Task", None)),
     ],
 )
-def test_what_is_no_domain_or_task_is_refused(make, named):
-    with refused(*named):
+def test_what_is_no_domain_or_task_is_refused(make, field, named):
+    with refused(*named, field=field):
         make()
 
 

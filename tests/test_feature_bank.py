@@ -82,22 +82,22 @@ def test_refresh_before_features_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "named"),
+    ("run", "field", "named"),
     [
-        (lambda: FeatureBank(0), ("n", 1, 0)),
-        (lambda: FeatureBank(3, device="gpu"), ("device 'gpu'", "'cpu'")),
-        (lambda: FeatureBank(3, device="cuda:99"), ("device 'cuda:99'", "'cpu'")),
-        (lambda: FeatureBank(3).update([0, 3], X[:2]), ("index 3", "0..2", "n=3")),
-        (lambda: FeatureBank(3).update([0, -1], X[:2]), ("index -1", "0..2", "n=3")),
-        (lambda: FeatureBank(3).update([0], X[:2]), ("1 indices", "2 rows")),
-        (lambda: FeatureBank(3).update([0.0, 1.0], X[:2]), ("indices", "torch.float32")),  # type: ignore[list-item]
-        (lambda: FeatureBank(2).update([[0], [1]], X[:2]), ("indices", "(2, 1)")),  # type: ignore[list-item]
-        (lambda: FeatureBank(3).update([0], normal(1, 2, 2)), ("features", "(n, d)", "(1, 2, 2)")),
-        (lambda: FeatureBank(3).fill(nn.Identity(), X), ("23 samples", "n=3")),
+        (lambda: FeatureBank(0), "n", (1, 0)),
+        (lambda: FeatureBank(3, device="gpu"), None, ("device 'gpu'", "'cpu'")),
+        (lambda: FeatureBank(3, device="cuda:99"), None, ("device 'cuda:99'", "'cpu'")),
+        (lambda: FeatureBank(3).update([0, 3], X[:2]), None, ("index 3", "0..2", "n=3")),
+        (lambda: FeatureBank(3).update([0, -1], X[:2]), None, ("index -1", "0..2", "n=3")),
+        (lambda: FeatureBank(3).update([0], X[:2]), None, ("1 indices", "2 rows")),
+        (lambda: FeatureBank(3).update([0.0, 1.0], X[:2]), None, ("indices", "torch.float32")),  # type: ignore[list-item]
+        (lambda: FeatureBank(2).update([[0], [1]], X[:2]), None, ("indices", "(2, 1)")),  # type: ignore[list-item]
+        (lambda: FeatureBank(3).update([0], normal(1, 2, 2)), "features", ("(n, d)", "(1, 2, 2)")),
+        (lambda: FeatureBank(3).fill(nn.Identity(), X), None, ("23 samples", "n=3")),
     ],
 )
-def test_bad_bank_use(run: Callable[[], Any], named: tuple[Any, ...]) -> None:
-    with refused(*named):
+def test_bad_bank_use(run: Callable[[], Any], field: str | None, named: tuple[Any, ...]) -> None:
+    with refused(*named, field=field):
         run()
 
 

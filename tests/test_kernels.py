@@ -338,15 +338,15 @@ def test_names():
 
 
 @pytest.mark.parametrize(
-    ("argument", "named"),
+    ("argument", "field", "named"),
     [
-        ("gauss", ("kernel", "'gauss'", "mmd", "linear")),
-        (3.0, ("kernel", "float")),
-        (None, ("kernel", "NoneType")),
+        ("gauss", "kernel", ("'gauss'", "mmd", "linear")),
+        (3.0, None, ("kernel", "float")),
+        (None, None, ("kernel", "NoneType")),
     ],
 )
-def test_as_kernel_errors(argument, named):
-    with refused(*named):
+def test_as_kernel_errors(argument, field, named):
+    with refused(*named, field=field):
         as_kernel(argument)
 
 

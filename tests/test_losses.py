@@ -407,21 +407,21 @@ X, Y = torch.zeros(3, 2), torch.zeros(4, 2)
 
 @pytest.mark.parametrize("loss", [mmd2, coral, MMDLoss(), CORALLoss()])
 @pytest.mark.parametrize(
-    ("x", "y", "named"),
+    ("x", "y", "field", "named"),
     [
-        (torch.zeros(3, 5), Y, ("(3, 5)", "(4, 2)", ".flatten(1)")),
-        (torch.zeros(3), Y, ("(3,)", "(4, 2)", ".flatten(1)")),
-        (X, torch.zeros(4, 2, 2), ("(3, 2)", "(4, 2, 2)", ".flatten(1)")),
-        (torch.zeros(0, 2), Y, ("at least one row", "(0, 2)", "(4, 2)")),
-        (torch.zeros(3, 0), torch.zeros(4, 0), ("(3, 0)", "(4, 0)")),
-        (np.zeros((3, 2)), Y, ("x", "ndarray", "torch.as_tensor")),
-        (X, Y.long(), ("y", "torch.int64", ".float()")),
-        (X, Y.to_sparse(), ("y", "torch.sparse_coo", ".to_dense()")),
-        (X, Y.to("meta"), ("x is on cpu", "y on meta")),
+        (torch.zeros(3, 5), Y, None, ("(3, 5)", "(4, 2)", ".flatten(1)")),
+        (torch.zeros(3), Y, None, ("(3,)", "(4, 2)", ".flatten(1)")),
+        (X, torch.zeros(4, 2, 2), None, ("(3, 2)", "(4, 2, 2)", ".flatten(1)")),
+        (torch.zeros(0, 2), Y, None, ("at least one row", "(0, 2)", "(4, 2)")),
+        (torch.zeros(3, 0), torch.zeros(4, 0), None, ("(3, 0)", "(4, 0)")),
+        (np.zeros((3, 2)), Y, None, ("x", "ndarray", "torch.as_tensor")),
+        (X, Y.long(), None, ("y", "torch.int64", ".float()")),
+        (X, Y.to_sparse(), "y", ("torch.sparse_coo", ".to_dense()")),
+        (X, Y.to("meta"), None, ("x is on cpu", "y on meta")),
     ],
 )
-def test_batches_that_do_not_fit(loss, x, y, named):
-    with refused(*named):
+def test_batches_that_do_not_fit(loss, x, y, field, named):
+    with refused(*named, field=field):
         loss(x, y)
 
 
@@ -457,36 +457,36 @@ def test_one_row_is_enough_otherwise():
 
 @pytest.mark.parametrize("make", [lambda **k: mmd2(X, Y, **k), MMDLoss])
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "field", "named"),
     [
-        ({"estimator": "w"}, ("estimator", "'w'", "v, unbiased, reference")),
-        ({"preset": "deep"}, ("preset", "'deep'", "paper, domainbed")),
-        ({"preset": "paper", "kernel": "rbf"}, ("preset='paper'", "kernel='rbf'")),
-        ({"kernel": "gauss"}, ("kernel", "'gauss'", "rbf")),
-        ({"kernel": 3}, ("kernel", "int")),
+        ({"estimator": "w"}, "estimator", ("'w'", "v, unbiased, reference")),
+        ({"preset": "deep"}, "preset", ("'deep'", "paper, domainbed")),
+        ({"preset": "paper", "kernel": "rbf"}, None, ("preset='paper'", "kernel='rbf'")),
+        ({"kernel": "gauss"}, "kernel", ("'gauss'", "rbf")),
+        ({"kernel": 3}, None, ("kernel", "int")),
     ],
 )
-def test_mmd_options(make, options, named):
-    with refused(*named):
+def test_mmd_options(make, options, field, named):
+    with refused(*named, field=field):
         make(**options)
 
 
 @pytest.mark.parametrize("make", [lambda **k: coral(X, Y, **k), CORALLoss])
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "field", "named"),
     [
-        ({"preset": "deep"}, ("preset", "'deep'", "'deep-coral'")),
-        ({"correction": "n"}, ("correction", "'n'", "none, batch, population")),
-        ({"normalization": "d"}, ("normalization", "'d'", "'d2'", "4d2")),
-        ({"correction": "population"}, ("correction='population'", "population_x=None", "population_y=None")),
-        ({"population_x": 9}, ("correction='population'", "population_x=9", "population_y=None")),
-        ({"preset": "domainbed", "population_x": 9, "population_y": 9}, ("correction='batch'", "population_x=9")),
-        ({"population_x": 1, "population_y": 9}, ("population_x", "at least 2", 1)),
-        ({"population_x": 9, "population_y": 2.5}, ("population_y", 2.5)),
+        ({"preset": "deep"}, "preset", ("'deep'", "'deep-coral'")),
+        ({"correction": "n"}, "correction", ("'n'", "none, batch, population")),
+        ({"normalization": "d"}, "normalization", ("'d'", "'d2'", "4d2")),
+        ({"correction": "population"}, None, ("correction='population'", "population_x=None", "population_y=None")),
+        ({"population_x": 9}, None, ("correction='population'", "population_x=9", "population_y=None")),
+        ({"preset": "domainbed", "population_x": 9, "population_y": 9}, None, ("correction='batch'", "population_x=9")),
+        ({"population_x": 1, "population_y": 9}, "population_x", ("at least 2", 1)),
+        ({"population_x": 9, "population_y": 2.5}, "population_y", (2.5,)),
     ],
 )
-def test_coral_options(make, options, named):
-    with refused(*named):
+def test_coral_options(make, options, field, named):
+    with refused(*named, field=field):
         make(**options)
 
 

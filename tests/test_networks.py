@@ -176,52 +176,57 @@ def test_own_modules_by_import_path() -> None:
     assert make_network(f"{HERE}:own_network", (4,), 3)(torch.rand(2, 4)).shape == (2, 3)
 
 
-BAD: list[tuple[Callable[[], Any], tuple[Any, ...]]] = [
-    (lambda: make_network("mpl", (4,), 2), ("network", "'mpl'", "'mlp'")),
-    (lambda: make_network("resnet-18", (3, 32, 32), 2), ("network", "'resnet-18'", "'resnet18'")),
-    (lambda: make_network("", (4,), 2), ("network", "''", "mlp")),
-    (lambda: make_network("mlp", (4,), 2, hiden=(3,)), ("network 'mlp'", "'hiden'", "'hidden'")),
-    (lambda: make_network("mlp", (4,), 2, hidden=()), ("hidden", "none", "hidden=(128, 64)")),
-    (lambda: make_network("mlp", (4,), 2, hidden=(0,)), ("hidden", 1, 0)),
-    (lambda: make_network("mlp", (4,), 1), ("num_classes", "at least 2", 1)),
-    (lambda: make_network("mlp", (4,), 2, dropout=1.0), ("dropout", "0 and below 1", 1.0)),
-    (lambda: make_network("mlp", (4,), 2, dropout="0.5"), ("dropout", "0 and below 1", "'0.5'")),
-    (lambda: make_network("mlp", (4,), 2, freeze_backbone="no"), ("freeze_backbone", "true", "false", "'no'")),
-    (lambda: make_network("conv", (1, 8, 8), 2), ("'conv'", "16 pixels", "(1, 8, 8)", "'mlp'")),
-    (lambda: make_network("conv", (40,), 2), ("'conv'", "(40,)", "'mlp'")),
-    (lambda: make_network("./no/such/folder", (3, 32, 32), 2), ("'./no/such/folder'", "save_pretrained")),
+BAD: list[tuple[Callable[[], Any], str | None, tuple[Any, ...]]] = [
+    (lambda: make_network("mpl", (4,), 2), "network", ("'mpl'", "'mlp'")),
+    (lambda: make_network("resnet-18", (3, 32, 32), 2), "network", ("'resnet-18'", "'resnet18'")),
+    (lambda: make_network("", (4,), 2), None, ("network", "''", "mlp")),
+    (lambda: make_network("mlp", (4,), 2, hiden=(3,)), None, ("network 'mlp'", "'hiden'", "'hidden'")),
+    (lambda: make_network("mlp", (4,), 2, hidden=()), None, ("hidden", "none", "hidden=(128, 64)")),
+    (lambda: make_network("mlp", (4,), 2, hidden=(0,)), "a width in hidden", ("hidden", 1, 0)),
+    (lambda: make_network("mlp", (4,), 1), "num_classes", ("at least 2", 1)),
+    (lambda: make_network("mlp", (4,), 2, dropout=1.0), "dropout", ("0 and below 1", 1.0)),
+    (lambda: make_network("mlp", (4,), 2, dropout="0.5"), "dropout", ("0 and below 1", "'0.5'")),
+    (lambda: make_network("mlp", (4,), 2, freeze_backbone="no"), "freeze_backbone", ("true", "false", "'no'")),
+    (lambda: make_network("conv", (1, 8, 8), 2), None, ("'conv'", "16 pixels", "(1, 8, 8)", "'mlp'")),
+    (lambda: make_network("conv", (40,), 2), None, ("'conv'", "(40,)", "'mlp'")),
+    (lambda: make_network("./no/such/folder", (3, 32, 32), 2), None, ("'./no/such/folder'", "save_pretrained")),
     (
         lambda: make_network("no-such-owner/none", (3, 32, 32), 2, local_files_only=True),
+        None,
         ("'no-such-owner/none'", "save_pretrained"),
     ),
-    (lambda: make_network("no.such.module:Net", (4,), 2), ("'no.such.module:Net'", "'no'", "PYTHONPATH")),
-    (lambda: make_network(f"{HERE}:Missing", (4,), 2), (f"'{HERE}:Missing'", "'Missing'")),
-    (lambda: make_network(f"{HERE}:HERE", (4,), 2), (f"'{HERE}:HERE'", f"'{HERE}'", "torch.nn", "function")),
-    (lambda: make_network(f"{HERE}:not_a_module", (4,), 2), (f"'{HERE}:not_a_module'", "int", "torch.nn.Module")),
+    (lambda: make_network("no.such.module:Net", (4,), 2), None, ("'no.such.module:Net'", "'no'", "PYTHONPATH")),
+    (lambda: make_network(f"{HERE}:Missing", (4,), 2), None, (f"'{HERE}:Missing'", "'Missing'")),
+    (lambda: make_network(f"{HERE}:HERE", (4,), 2), None, (f"'{HERE}:HERE'", f"'{HERE}'", "torch.nn", "function")),
+    (lambda: make_network(f"{HERE}:not_a_module", (4,), 2), None, (f"'{HERE}:not_a_module'", "int", "torch.nn.Module")),
     (
         lambda: make_network(f"{HERE}:OwnFeaturiser", (4,), 2, arguments={"depth": 1}),
+        None,
         (f"'{HERE}:OwnFeaturiser'", "'depth'", "arguments="),
     ),
-    (lambda: make_network(f"{HERE}:OwnFeaturiser", (4, 3), 2), ("OwnFeaturiser", "(4, 3)")),
+    (lambda: make_network(f"{HERE}:OwnFeaturiser", (4, 3), 2), None, ("OwnFeaturiser", "(4, 3)")),
     (
         lambda: make_network(f"{HERE}:own_network", (4,), 3, arguments={"logits": 2}),
+        None,
         (f"'{HERE}:own_network'", "2 logits", "3 classes"),
     ),
     (
         lambda: make_network(f"{HERE}:own_network", (4,), 3, arguments={"feature_dim": 9}),
+        None,
         (f"'{HERE}:own_network'", "2 features", "feature_dim is 9"),
     ),
     (
         lambda: make_network(f"{HERE}:own_network", (4,), 3, dropout=0.5),
+        None,
         (f"'{HERE}:own_network'", "Network", "dropout"),
     ),
-    (lambda: Network(nn.Identity(), nn.ReLU()), ("ReLU", "feature_dim=")),
+    (lambda: Network(nn.Identity(), nn.ReLU()), None, ("ReLU", "feature_dim=")),
 ]
 
 
-@pytest.mark.parametrize(("call", "named"), BAD)
-def test_errors_name_the_value_and_a_remedy(call: Callable[[], Any], named: tuple[Any, ...]) -> None:
-    with refused(*named):
+@pytest.mark.parametrize(("call", "field", "named"), BAD)
+def test_errors_name_the_value_and_a_remedy(call: Callable[[], Any], field: str | None, named: tuple[Any, ...]) -> None:
+    with refused(*named, field=field):
         call()
 
 

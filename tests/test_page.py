@@ -354,7 +354,7 @@ def test_settings_of_the_grid_are_columns(tmp_path):
 
 
 def test_bad_folders_are_refused(tmp_path):
-    with refused(tmp_path, "records.jsonl", "metrics.jsonl"):
+    with refused(tmp_path, "neither records.jsonl nor metrics.jsonl"):
         make_page(tmp_path)
     with refused(tmp_path / "absent", "no folder"):
         make_page(tmp_path / "absent")

@@ -122,7 +122,7 @@ def test_units_are_taken_back() -> None:
     assert scaled.std(0, correction=0).tolist() == pytest.approx([1.0, 1.0], rel=1e-6)
     torch.testing.assert_close(units(scaled).double(), y, rtol=1e-6, atol=0.0)
     for constant in (0.1, 0.0, 2024.0):
-        with refused("'b' of 3 samples", f"mean {constant:g}", "deviation 0"):
+        with refused("'b' of 3 samples", f"mean {constant:g} and deviation 0"):
             units.fit(torch.cat([y[:, :1], torch.full((3, 1), constant).double()], 1), ["a", "b"])
     with refused("'b' of 3 samples", "mean 1e+09", "subtract a constant"):
         units.fit(1e9 + y[:, 1:], ["b"])

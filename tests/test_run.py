@@ -145,7 +145,7 @@ def test_relative_coral_does_not_change_with_the_scale_of_features(monkeypatch):
 def test_two_workers_never_share_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "_LOCK_SECONDS", 0.1)
     (spec,) = make_runs(1, 2)
-    with locked(tmp_path), refused(tmp_path, f"process {os.getpid()}", platform.node()):
+    with locked(tmp_path), refused("another run", tmp_path, f"process {os.getpid()}", platform.node()):
         execute(spec, tmp_path)
     assert execute(spec, tmp_path).status == "finished"
 

@@ -67,26 +67,28 @@ def test_config_reads_what_a_run_wrote(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("given", "field", "named"),
     [
-        ({"steps": 1, "settings": ["steps=2"]}, ("--set steps=2", "--steps 1")),
-        ({"penalty": 1.0, "algorithm_options": ["penalty=2"]}, ("--penalty 1.0", "--option penalty=2")),
-        ({"settings": ["pnealty=2"]}, ("setting", "'pnealty'", "'penalty'")),
-        ({"penalty": 1.0, "settings": ["penalty=2"]}, ("--set penalty=2", "--penalty 1.0")),
+        ({"steps": 1, "settings": ["steps=2"]}, None, ("--set steps=2", "--steps 1")),
+        ({"penalty": 1.0, "algorithm_options": ["penalty=2"]}, None, ("--penalty 1.0", "--option penalty=2")),
+        ({"settings": ["pnealty=2"]}, "setting", ("'pnealty'", "'penalty'")),
+        ({"penalty": 1.0, "settings": ["penalty=2"]}, None, ("--set penalty=2", "--penalty 1.0")),
         (
             {"sampler_options": ["k=1"], "settings": ["sampler_options.k=2"]},
+            None,
             ("--set sampler_options.k=2", "--sampler-option k=1"),
         ),
         (
             {"settings": ["sampler_options={'k': 1}", "sampler_options.k=2"]},
+            None,
             ("--set sampler_options.k=2", "--set sampler_options={'k': 1}"),
         ),
-        ({"settings": ["steps"]}, ("--set", "'steps'", "key=value")),
-        ({"sampler_options": ["=1"]}, ("--sampler-option", "'=1'", "key=value")),
+        ({"settings": ["steps"]}, None, ("--set", "'steps'", "key=value")),
+        ({"sampler_options": ["=1"]}, None, ("--sampler-option", "'=1'", "key=value")),
     ],
 )
-def test_two_that_say_different_things_are_refused(given, named):
-    with refused(*named):
+def test_two_that_say_different_things_are_refused(given, field, named):
+    with refused(*named, field=field):
         settings_of(given)
     assert settings_of({"steps": 1, "settings": ["steps=1"]})["steps"] == 1
 

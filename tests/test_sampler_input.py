@@ -50,15 +50,17 @@ def test_one_call_makes_any_sampler(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "field", "named"),
     [
-        ({"min_size": 7}, ("min_size=7", "k=4", 28, "n=26", 6)),
-        ({"max_size": 6}, ("max_size=6", "k=4", 24, "n=26", 7)),
-        ({"min_size": "2"}, ("min_size", "'2'")),
+        ({"min_size": 7}, None, ("min_size=7", "k=4", 28, "n=26", 6)),
+        ({"max_size": 6}, None, ("max_size=6", "k=4", 24, "n=26", 7)),
+        ({"min_size": "2"}, "min_size", ("'2'",)),
     ],
 )
-def test_sizes_that_no_strata_can_have_are_refused_before_the_first_refresh(options: Any, named: Any) -> None:
-    with refused(*named):
+def test_sizes_that_no_strata_can_have_are_refused_before_the_first_refresh(
+    options: Any, field: str | None, named: Any
+) -> None:
+    with refused(*named, field=field):
         StratifiedBatchSampler(N, K, **options)
 
 
@@ -70,19 +72,19 @@ def test_more_processes_than_batches_without_replacement_are_refused(make: Any) 
 
 
 @pytest.mark.parametrize(
-    ("name", "features", "named"),
+    ("name", "features", "field", "named"),
     [
-        ("stratified", torch.ones(N + 1, 3), ("features", f"{N + 1} rows", f"n={N}")),
-        ("ordered", None, ("features", "NoneType")),
-        ("uniform", torch.ones(N + 1, 3), ("features", f"{N + 1} rows", f"n={N}")),  # as of all other samplers
-        ("balanced", torch.full((N, 3), torch.nan), ("features", "NaN", f"{N} of {N} rows")),
+        ("stratified", torch.ones(N + 1, 3), None, ("features", f"{N + 1} rows", f"n={N}")),
+        ("ordered", None, "features", ("NoneType",)),
+        ("uniform", torch.ones(N + 1, 3), None, ("features", f"{N + 1} rows", f"n={N}")),  # as of all other samplers
+        ("balanced", torch.full((N, 3), torch.nan), "features", ("NaN", f"{N} of {N} rows")),
     ],
 )
-def test_features_that_cannot_be_used_leave_the_stream_alone(name: str, features: Any, named: Any) -> None:
+def test_features_that_cannot_be_used_leave_the_stream_alone(name: str, features: Any, field: Any, named: Any) -> None:
     sampler, other = made(name), made(name)
     stream, other_stream = iter(sampler), iter(other)
     taken(stream, 2), taken(other_stream, 2)
-    with refused(*named):
+    with refused(*named, field=field):
         sampler.refresh(features)
     assert taken(stream) == taken(other_stream)
     assert taken(sampler) == taken(other)
@@ -132,7 +134,7 @@ def test_uniform_batches_ignore_features() -> None:
 )
 def test_states_of_other_samplers_are_refused(change: dict[str, Any], named: Any) -> None:
     sampler, other = made("balanced"), made("balanced")
-    with refused(*named):
+    with refused("the state", *named):
         sampler.load_state_dict({**sampler.state_dict(), **change})
     assert taken(sampler) == taken(other)
 

@@ -397,42 +397,52 @@ def test_relative_to_the_baseline(report: VarianceReport) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samplers", "options", "named"),
+    ("samplers", "options", "field", "named"),
     [
-        ({}, {}, ("samplers", "{}")),
-        ([uniform], {}, ("samplers", "[<function uniform")),
-        ({"u": UniformBatchSampler(N, K)}, {}, ("'u'", "vardass.samplers.uniform.UniformBatchSampler", "factory")),
-        ({"u": (uniform,)}, {}, ("'u'", "2 domains")),
-        ({"u": made(UniformBatchSampler(N, K), UniformBatchSampler(N, K))}, {}, ("'u'", f"n={N}", f"{M} rows")),
-        ({"u": lambda n: 3}, {}, ("'u'", "int")),
-        ({"u": lambda n: FixedBatches(torch.tensor([[0, N + 5]]))}, {}, ("'u'", f"0 to {N + 5}", f"{N} rows")),
-        ({"u": lambda n: []}, {}, ("'u'", "no batches", "drop_last=False")),
-        ({"u": uniform}, {"loss": "wasserstein"}, ("loss", "'wasserstein'", "mmd2", "coral")),
-        ({"u": uniform}, {"batches": 1}, ("batches", "at least 2", 1)),
-        ({"u": uniform}, {"gradient_batches": -1}, ("gradient_batches", 0, -1)),
-        ({"u": uniform}, {"gradient_batches": 1}, ("gradient_batches", "0 or at least 2", 1)),
-        ({"u": uniform}, {"kernel": "sigmoid"}, ("kernel", "'sigmoid'", "rbf")),
-        ({"u": uniform}, {"model": Featuriser(), "source_inputs": X}, ("target_inputs", f"{M} rows", "none")),
+        ({}, {}, None, ("samplers", "{}")),
+        ([uniform], {}, None, ("samplers", "[<function uniform")),
+        (
+            {"u": UniformBatchSampler(N, K)},
+            {},
+            None,
+            ("'u'", "vardass.samplers.uniform.UniformBatchSampler", "factory"),
+        ),
+        ({"u": (uniform,)}, {}, None, ("'u'", "(<function uniform", "2 domains")),
+        ({"u": made(UniformBatchSampler(N, K), UniformBatchSampler(N, K))}, {}, None, ("'u'", f"n={N}", f"{M} rows")),
+        ({"u": lambda n: 3}, {}, None, ("'u'", "int")),
+        ({"u": lambda n: FixedBatches(torch.tensor([[0, N + 5]]))}, {}, None, ("'u'", f"0 to {N + 5}", f"{N} rows")),
+        ({"u": lambda n: []}, {}, None, ("'u'", "no batches", "drop_last=False")),
+        ({"u": uniform}, {"loss": "wasserstein"}, None, ("loss", "'wasserstein'", "mmd2", "coral")),
+        ({"u": uniform}, {"batches": 1}, "batches", ("at least 2", 1)),
+        ({"u": uniform}, {"gradient_batches": -1}, "gradient_batches", (0, -1)),
+        ({"u": uniform}, {"gradient_batches": 1}, None, ("gradient_batches", "0 or at least 2", 1)),
+        ({"u": uniform}, {"kernel": "sigmoid"}, "kernel", ("'sigmoid'", "rbf")),
+        ({"u": uniform}, {"model": Featuriser(), "source_inputs": X}, None, ("target_inputs", f"{M} rows", "none")),
         (
             {"u": uniform},
             {"model": Featuriser(), "source_inputs": X, "target_inputs": X},
+            None,
             ("target_inputs", f"{M} rows", f"{N} rows"),
         ),
-        ({"u": uniform}, {"source_inputs": X}, ("source_inputs", "model=...")),
+        ({"u": uniform}, {"source_inputs": X}, None, ("source_inputs", "model=...")),
         (
             {"u": uniform},
             {"model": nn.Flatten(0), "source_inputs": X, "target_inputs": Y},
+            None,
             ("no parameter of the model", "model.requires_grad_()"),
         ),
         (
             {"u": uniform},
             {"model": nn.Sequential(nn.Linear(D, 1).double(), nn.Flatten(0)), "source_inputs": X, "target_inputs": Y},
+            None,
             ("model", f"({N}, d)", f"({N},)"),
         ),
     ],
 )
-def test_bad_input_is_refused(samplers: Any, options: dict[str, Any], named: tuple[Any, ...]) -> None:
-    with refused(*named):
+def test_bad_input_is_refused(
+    samplers: Any, options: dict[str, Any], field: str | None, named: tuple[Any, ...]
+) -> None:
+    with refused(*named, field=field):
         variance_report(samplers, X, Y, **{"batches": 4, "gradient_batches": 2, **options})
 
 

@@ -139,22 +139,22 @@ def test_wilson_interval_holds_what_the_score_test_does_not_reject():
 
 
 @pytest.mark.parametrize(
-    ("p", "y", "options", "named"),
+    ("p", "y", "options", "field", "named"),
     [
-        ([[2.0, 1.0]], [0], {}, ("sum of 3", "row 0", "softmax(1)")),
-        ([[1.5, -0.5]], [0], {}, ("least one of -0.5", "row 0")),
-        ([[0.5, 0.5]], [2], {}, ("labels", "2 to 2", "2 classes", "0 to 1")),
-        ([[0.5, 0.5]], [-1], {}, ("labels", "-1 to -1", "2 classes")),
-        ([[0.5, 0.5]], [0, 1], {}, ("labels", "(1,)", "(2,)")),
-        ([[0.5, 0.5]], [0.5], {}, ("labels", "whole numbers", "torch.float64")),
-        ([[math.nan, 0.5]], [0], {}, ("probabilities", "NaN", "1 of 1 rows")),
-        ([[1.0]], [0], {}, ("probabilities", "2 classes", "(1, 1)")),
-        (np.zeros((0, 2)), np.zeros(0, dtype=int), {}, ("probabilities", "(0, 2)")),
-        ([[0.5, 0.5]], [0], {"classes": ("a",)}, ("1 names", "2 columns")),
+        ([[2.0, 1.0]], [0], {}, None, ("sum of 3", "row 0", "softmax(1)")),
+        ([[1.5, -0.5]], [0], {}, None, ("least one of -0.5", "row 0")),
+        ([[0.5, 0.5]], [2], {}, None, ("labels", "2 to 2", "2 classes", "0 to 1")),
+        ([[0.5, 0.5]], [-1], {}, None, ("labels", "-1 to -1", "2 classes")),
+        ([[0.5, 0.5]], [0, 1], {}, "labels", ("(1,)", "(2,)")),
+        ([[0.5, 0.5]], [0.5], {}, "labels", ("whole numbers", "torch.float64")),
+        ([[math.nan, 0.5]], [0], {}, "probabilities", ("NaN", "1 of 1 rows")),
+        ([[1.0]], [0], {}, None, ("probabilities", "2 classes", "(1, 1)")),
+        (np.zeros((0, 2)), np.zeros(0, dtype=int), {}, "probabilities", ("(0, 2)",)),
+        ([[0.5, 0.5]], [0], {"classes": ("a",)}, None, ("1 names", "2 columns")),
     ],
 )
-def test_bad_arrays_are_refused(p, y, options, named):
-    with refused(*named):
+def test_bad_arrays_are_refused(p, y, options, field, named):
+    with refused(*named, field=field):
         classification_scores(np.asarray(p), np.asarray(y), **options)
 
 

@@ -236,6 +236,6 @@ def test_several_devices_need_gpus_and_batches_that_can_be_shared(monkeypatch: p
     with refused("devices=2", "device='mps'", "devices=1", field="devices"):
         Trainer(shared(device="mps", devices=2), SPLITS)
     assert count_devices(RunConfig(devices="auto", device="cpu")) == 1
-    for wrong in (0, "all"):
-        with refused(repr(wrong), "auto", field="devices"):
+    for wrong, known in ((0, "at least 1"), ("all", "auto")):
+        with refused(repr(wrong), known, field="devices"):
             RunConfig(devices=wrong)

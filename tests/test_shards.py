@@ -359,7 +359,7 @@ def test_second_start_in_one_folder_is_refused(features, tmp_path):
 
     def again(fraction, message):
         if "left" in message and not told:
-            with refused(tmp_path / "out" / "work", f"process {os.getpid()}"):
+            with refused("another stratify", tmp_path / "out" / "work", f"process {os.getpid()}"):
                 run(folder, tmp_path / "out")
             told.append(message)
 
@@ -447,7 +447,7 @@ def test_other_bad_input(features, tmp_path):
         run(folder, out, sample=7)
     with refused(out, "vardass stratify"):
         ShardStrata.load(out)
-    with refused(folder, "--out"):
+    with refused(folder, "no strata", "--out"):
         run(folder, folder)
     with refused("'dask'", "local, ray", field="engine"):
         run(folder, out, engine="dask")

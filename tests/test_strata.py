@@ -212,7 +212,7 @@ GARBAGE = {
 def test_garbage(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "s.npz"
     path.write_bytes(content)
-    with refused(path, "Strata.save"):
+    with refused(path, "not a strata file", "Strata.save"):
         Strata.load(path)
 
 
@@ -238,7 +238,7 @@ def test_every_truncation_and_a_flipped_byte_anywhere(tmp_path: Path) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with refused(tmp_path, "Strata.save"):
+    with refused(tmp_path, "Is a directory", "Strata.save"):
         Strata.load(tmp_path)
 
 
@@ -264,7 +264,7 @@ def test_pickles_are_refused_and_not_run(tmp_path: Path, key: str) -> None:
         arrays = dict(file)
     arrays[key] = np.array([Trap()], dtype=object)
     np.savez(tmp_path / "bad.npz", **arrays, allow_pickle=True)
-    with refused(tmp_path / "bad.npz", "Strata.save"):
+    with refused(tmp_path / "bad.npz", "allow_pickle=False", "Strata.save"):
         Strata.load(tmp_path / "bad.npz")
     assert not (tmp_path / "owned").exists()
 
@@ -315,7 +315,7 @@ def test_wrong_entries(tmp_path: Path, changes: dict[str, Any], named: tuple[Any
 @pytest.mark.parametrize("meta", ["[]", "3", "{", "null", '"text"'])
 def test_a_description_that_is_not_one(tmp_path: Path, meta: str) -> None:
     np.savez(tmp_path / "s.npz", labels=np.zeros(3, dtype=np.int64), meta=np.array(meta))
-    with refused(tmp_path / "s.npz", "Strata.save"):
+    with refused(tmp_path / "s.npz", "not a strata file", "Strata.save"):
         Strata.load(tmp_path / "s.npz")
 
 

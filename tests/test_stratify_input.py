@@ -78,7 +78,7 @@ def test_a_function_may_compute_in_another_precision(rank):
 
 
 def test_saving_to_a_folder(tmp_path):
-    with refused(tmp_path, "folder"):
+    with refused(tmp_path, "it is a folder"):
         stratify(cloud(40), 5).save(tmp_path)
 
 
@@ -183,20 +183,20 @@ def test_a_fitted_kernel_is_one_kernel_everywhere(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "named"),
+    ("kernel", "field", "named"),
     [
-        (lambda x, y: x @ y.T + x[:, :1], ("symmetric", "f(x, y)", "f(y, x).T")),
-        (lambda x, y: torch.full((len(x), len(y)), float("nan")), ("kernel function", "NaN")),
-        (lambda x, y: x @ y.T / 0.0, ("kernel function", "NaN")),
-        (lambda x, y: x.sum(), ("(40, 40)", "()")),
-        (lambda x, y: (x @ y.T).numpy(), ("(40, 40)", "ndarray")),
-        ("gaussian", ("kernel", "'gaussian'", "rbf")),
-        (None, ("kernel", "NoneType")),
-        (7, ("kernel", "int")),
+        (lambda x, y: x @ y.T + x[:, :1], None, ("symmetric", "f(x, y)", "f(y, x).T")),
+        (lambda x, y: torch.full((len(x), len(y)), float("nan")), None, ("kernel function", "NaN")),
+        (lambda x, y: x @ y.T / 0.0, None, ("kernel function", "NaN")),
+        (lambda x, y: x.sum(), None, ("(40, 40)", "()")),
+        (lambda x, y: (x @ y.T).numpy(), None, ("(40, 40)", "ndarray")),
+        ("gaussian", "kernel", ("'gaussian'", "rbf")),
+        (None, None, ("kernel", "NoneType")),
+        (7, None, ("kernel", "int")),
     ],
 )
-def test_bad_kernels_are_named(kernel: Any, named: tuple[str, ...]) -> None:
-    with refused(*named):
+def test_bad_kernels_are_named(kernel: Any, field: str | None, named: tuple[str, ...]) -> None:
+    with refused(*named, field=field):
         stratify(cloud(40), 5, kernel=kernel)
 
 

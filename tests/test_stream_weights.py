@@ -254,7 +254,7 @@ def test_batches_and_states_that_do_not_fit_are_refused_and_change_nothing() -> 
     z = torch.randn(6, 3, generator=gen())
     weights(z)
     before = weights.state_dict()
-    with refused("2 columns", 3):
+    with refused("a batch has 2 columns", 3):
         weights(z[:, :2])
     with refused("1 of 6 rows", "rows 4", field="features"):
         weights(z.index_fill(0, torch.tensor([4]), float("nan")))

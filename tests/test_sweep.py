@@ -78,7 +78,7 @@ def test_interrupt_writes_checkpoints_and_workers_leave_with_their_parent(tmp_pa
     assert f"process {process.pid} on" in seen.worker
     assert [run.active for run in seen.under_way] == [True]
     assert (seen.to_do, seen.finished, seen.seconds_left) == (1, 0, None)
-    with refused(tmp_path, f"process {process.pid}"):
+    with refused("another sweep", tmp_path, f"process {process.pid}"):
         run_sweep(make_runs(2, 200_000), tmp_path)
     os.kill(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)

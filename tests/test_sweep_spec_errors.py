@@ -89,7 +89,7 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     ({"data": [7]}, ("data[0]", 7, "name: value")),
     ({"data": [{**WATCH, "tasks": [1.5]}]}, ("data[0].tasks[0]", 1.5, "text")),
     ({"grid": {"refresh_every": 10}}, ("grid.refresh_every", 10, "[10, 100]")),
-    ({"algorithms": []}, ("algorithms", "empty")),
+    ({"algorithms": []}, ("algorithms", "empty list")),
     ({"samplers": [{"label": "x"}]}, ("samplers[0]", "name is missing")),
     ({"data": [{"name": "x"}]}, ("data[0]", "dataset is missing", "watch")),
     # said in another place, or twice
@@ -110,7 +110,7 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     ),
     ({"data": ["watch", WATCH]}, ("'left-A->left-B' of 'watch'", "twice")),
     ({"data": [{**WATCH, "tasks": ["left-A->left-B", "LEFT-A->left-B"]}]}, ("'left-A->left-B' of 'watch'", "twice")),
-    ({"grid": {"refresh_every": [5, 5]}}, ("grid.refresh_every[1]", 5)),
+    ({"grid": {"refresh_every": [5, 5]}}, ("grid.refresh_every[1]", "is 5")),
     # folders
     ({"data": [{**WATCH, "root": "."}]}, ("data[0].root", "'.'", "watch")),
     ({"data": ["office_home"]}, ("data 'office-home'", "root", "--root office-home=DIR")),
@@ -160,7 +160,7 @@ def test_overrides_are_checked(tmp_path: Path) -> None:
         ("# nothing\n", ("empty", "data, algorithms and samplers")),
         ("- a\n- b\n", ("mapping", "['a', 'b']", "data, algorithms and samplers")),
         ("seed: 1\n  repeats: 2\n", ("line 2", "column 10", "colons")),
-        ("seed: 1\n\trepeats: 2\n", ("line 2", "column 1", "indentation")),
+        ("seed: 1\n\trepeats: 2\n", ("line 2", "column 1", "'\\t'")),
         ("data:\n  - dataset: watch\n    dataset: digits\n", ("dataset", "lines 2 and 3")),
         ("seed: !!python/object:os.system 1\n", ("line 1", "column 7", "os.system")),
         ("data: !!float .nan\n", ("finite numbers", "float")),

@@ -140,7 +140,7 @@ def test_full_disk_says_what_is_safe(tmp_path, monkeypatch):
 
 def test_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
-    with refused(tmp_path / "file", "folder"):
+    with refused(f"{tmp_path / 'file'} is a file", "folder"):
         run_sweep(make_runs(1), tmp_path / "file")
     with refused(tmp_path / "file" / "sweep", "Not a directory", "another folder"):
         run_sweep(make_runs(1), tmp_path / "file" / "sweep")
@@ -159,7 +159,7 @@ def test_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
 def test_what_is_not_a_sweep_is_said_so(tmp_path):
     with refused(tmp_path / "absent", "records.jsonl"):
         read_records(tmp_path / "absent")
-    with refused(tmp_path, "records.jsonl"):
+    with refused(tmp_path, "no records.jsonl"):
         read_records(tmp_path)
     with refused(tmp_path, "vardass sweep --out"):
         status(tmp_path)
@@ -207,7 +207,7 @@ def test_a_lock_says_who_holds_it_and_only_while_it_is_held(tmp_path):
     with locked(tmp_path):
         assert is_locked(tmp_path)
         assert read_json(tmp_path / HOLDER_FILE) == {"pid": os.getpid(), "host": platform.node()}
-        with refused(tmp_path, f"process {os.getpid()}", platform.node()):
+        with refused("another sweep", tmp_path, f"process {os.getpid()}", platform.node()):
             run_sweep(make_runs(1), tmp_path)
     assert not is_locked(tmp_path)
     assert not (tmp_path / HOLDER_FILE).exists()

@@ -173,16 +173,16 @@ def test_command_prints_and_writes(tmp_path, invoke):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "field", "named"),
     [
-        (("--table", "9"), ("table", "'9'", "summary")),
-        (("--format", "pdf"), ("format", "'pdf'", "latex")),
-        (("--against", "me"), ("'me'", "--against paper")),
+        (("--table", "9"), "table", ("'9'", "summary")),
+        (("--format", "pdf"), "format", ("'pdf'", "latex")),
+        (("--against", "me"), None, ("'me'", "--against paper")),
     ],
 )
-def test_command_refuses_what_it_does_not_know(tmp_path, invoke, arguments, named):
+def test_command_refuses_what_it_does_not_know(tmp_path, invoke, arguments, field, named):
     folder = write_records(tmp_path / "one", [run(0.5)])
-    with refused(*named):
+    with refused(*named, field=field):
         invoke(folder, *arguments)
 
 

@@ -137,22 +137,28 @@ def test_banks_of_aligned_classes_stand_for_the_same_mixture_as_the_batches() ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "field", "named"),
     [
         (
             {"algorithm_options": {"estimator": "unbiased"}, "sampler": "balanced"},
+            None,
             ("estimator='unbiased'", "balanced", "estimator='reference'"),
         ),
-        ({"algorithm_options": {"estimator": "unbiased"}, "sampler": "ordered"}, ("estimator='unbiased'", "ordered")),
-        ({"algorithm_options": {"estimator": "exact"}}, ("estimator", "'exact'", "v, unbiased, reference")),
+        (
+            {"algorithm_options": {"estimator": "unbiased"}, "sampler": "ordered"},
+            None,
+            ("estimator='unbiased'", "ordered"),
+        ),
+        ({"algorithm_options": {"estimator": "exact"}}, "estimator", ("'exact'", "v, unbiased, reference")),
         (
             {"algorithm_options": {"estimator": "unbiased"}, "algorithm": "dann"},
+            None,
             ("algorithm 'dann'", "'estimator'"),
         ),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], named: tuple[str, ...]) -> None:
-    with refused(*named):
+def test_what_cannot_be_is_refused(changes: dict[str, Any], field: str | None, named: tuple[str, ...]) -> None:
+    with refused(*named, field=field):
         Trainer(config(**changes), SPLITS).run()
 
 
