@@ -95,7 +95,7 @@ def test_two_that_say_different_things_are_refused(given, field, named):
 
 def test_only_groups_of_options_have_dots():
     with refused("'steps.x'", "'steps'", field="setting"):
-        RunConfig.from_dict(settings_of({"steps": 3, "settings": ["steps.x=1"]}))
+        RunConfig(**settings_of({"steps": 3, "settings": ["steps.x=1"]}))
 
 
 @pytest.mark.parametrize(

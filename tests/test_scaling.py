@@ -14,7 +14,7 @@ from vardass.data import Domain, Task, TensorInputs, load_task, standardise
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import preparation
 from vardass.errors import VardassWarning
-from vardass.scaling import scale_columns
+from vardass.scaling import robust_scale, scale_columns
 
 
 def test_standardise_uses_the_reference():

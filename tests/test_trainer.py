@@ -444,7 +444,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
 
 def test_settings_come_back_and_wrong_ones_are_named() -> None:
     settings = resumable(algorithm="coral")
-    assert RunConfig.from_dict(settings.to_dict()) == settings
+    assert RunConfig(**settings.to_dict()) == settings
     for wrong, named in (
         ({"batchsize": 3}, ("setting", "'batchsize'", "'batch_size'")),
         ({"algorithm": "corall"}, ("algorithm", "'corall'", "'coral'")),
@@ -456,7 +456,7 @@ def test_settings_come_back_and_wrong_ones_are_named() -> None:
         ({"sampler_options": 3}, ("sampler_options", "dictionary", 3)),
     ):
         with refused(*named, field="setting" if "batchsize" in wrong else next(iter(wrong))):
-            RunConfig.from_dict(wrong)
+            RunConfig(**wrong)
 
 
 def test_samplers_follow_the_algorithm_and_check_their_options() -> None:
