@@ -172,8 +172,8 @@ def test_strata_within_classes_keep_the_class_shares(sampler: str) -> None:
     for stratum in range(strata.k):
         assert len(labels[strata.labels == stratum].unique()) == 1
     assert trainer.streams["target"].sampler.groups is None  # type: ignore[attr-defined]
-    with refused("sampler 'uniform'", "'groups'"):
-        Trainer(config(sampler="uniform", class_shares="source"), SPLITS)
+    with refused("'uniform'", "class_shares='source'", "stratified", field="sampler"):
+        config(sampler="uniform", class_shares="source")
 
 
 # --- precision ----------------------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     """Return an error for a name that is not among ``known``, with the nearest one as the remedy."""
     names = list(known)
     by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(str(given).lower(), by_lower, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(given).lower(), by_lower, n=1)
     hint = f"did you mean {by_lower[near[0]]!r}? known: " if near else "choose one of "
     message = f"unknown {kind} {given!r}; {hint}{', '.join(names) or 'none'}"
     return InputError(message, field=kind if kind.isidentifier() else None)
@@ -294,7 +294,7 @@ def import_by_name(name: str, kind: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
-            near = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(part, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "check the spelling"
             place = getattr(module, "__file__", None) or "built in"
             raise InputError(f"{kind} {name!r}: {module_name} ({place}) has no {attribute!r}; {hint}")

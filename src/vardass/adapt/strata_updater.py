@@ -79,11 +79,12 @@ class ClassAligner:
                 check_count(value, name, low=0)
             else:
                 check_number(value, name, low=0.0, high=math.inf if name == "explained" else 1.0)
+        what = f"class_shares={config.class_shares!r}"
+        if config.class_shares != "none":
+            check_takes_shares(config.sampler, what)
         if config.class_shares != "uniform":
             return
-        what = "class_shares='uniform'"
         _need_target(config.algorithm, uses_target=find_algorithm(config.algorithm).uses_target)
-        check_takes_shares(config.sampler, what)
         if config.refresh_every == 0 or find_sampler(config.sampler).of_inputs:
             raise InputError(
                 f"{what} takes predictions at each refresh, got refresh_every={config.refresh_every} and sampler "

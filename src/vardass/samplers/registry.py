@@ -88,4 +88,6 @@ def check_takes_shares(name: str, purpose: str) -> None:
     """Refuse a sampler that has no groups with shares; the message names the ``purpose`` that needs them."""
     if not issubclass(_KINDS.find(name), GroupedSampler):
         able = [known for known, kind in _KINDS.items() if issubclass(kind, GroupedSampler)]
-        raise InputError(f"{purpose} needs groups with shares, which sampler {name!r} has not; use {', '.join(able)}")
+        raise InputError(
+            f"{purpose} needs groups, which sampler {name!r} does not support; use {', '.join(able)}", field="sampler"
+        )
