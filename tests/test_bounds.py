@@ -327,7 +327,7 @@ def test_a_single_sample() -> None:
 
 def test_bad_k_and_features() -> None:
     x = points(5, 2, 0)
-    with refused("n=5", "6", "lower k", field="k"):
+    with refused("n=5", "6", field="k"):
         bound(x, 6)
     with refused("n=5", "0", field="k"):
         bound(x, 0)

@@ -75,7 +75,7 @@ def nearest_neighbour_bound(
     """
     x = as_features(features)
     n = len(x)
-    k = check_count(k, "k", high=n, remedy=f"n={n} samples make at most {n} strata, lower k")
+    k = check_count(k, "k", high=n, remedy=f"n={n} samples make at most {n} strata")
     smallest, largest = _size_range(n, k, min_size, max_size)
     if rows is None:
         rows = n if n <= EXACT_LIMIT else _SAMPLED_ROWS

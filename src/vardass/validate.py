@@ -130,7 +130,7 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
     if w.device.type == "cpu":
         total = float(w.sum(dtype=torch.float64))
         if not math.isfinite(total) or (n > 0 and float(w.min()) < 0):
-            raise _unusable(name, "must be finite and not negative; use stratum size / n")
+            raise _unusable(name, f"must be finite and not negative, got {w.tolist()[:8]}; use stratum size / n")
         # each weight is off by half a unit of its own rounding: in bfloat16 the sum by up to 0.004
         rounding = torch.finfo(w.dtype).eps if w.is_floating_point() else 0.0
         if abs(total - 1.0) > max(1e-3, rounding):

@@ -109,10 +109,10 @@ def finite_rows(x: Tensor, what: str, rows: Sequence[int] | NDArray[Any] | None 
         return x
     bad = (~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero().flatten().tolist()
     if bad:
-        first = bad[0] if rows is None else int(rows[bad[0]])
+        first, part = (bad[0], "") if rows is None else (int(rows[bad[0]]), " that were read together")
         raise InputError(
-            f"{what} have NaN, infinite values or ones beyond {str(x.dtype)[6:]} in {len(bad)} of {len(x)} rows, the "
-            f"first in {row_name(first)}; correct or drop these rows"
+            f"{what} have NaN, infinite values or ones beyond {str(x.dtype)[6:]} in {len(bad)} of {len(x)} rows{part}, "
+            f"the first in {row_name(first)}; correct or drop these rows"
         )
     return x
 

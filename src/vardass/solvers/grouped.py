@@ -101,7 +101,7 @@ def stratify_groups(
     """
     x = as_features(features)
     n = len(x)
-    k = check_count(k, "k", high=n, remedy="lower k or batch_size")
+    k = check_count(k, "k", high=n, remedy=f"{n} samples make at most {n} strata")
     found = Groups.of(groups, shares, n)
     group = found.of_sample.to(x.device)
     if len(found.counts) > k:
