@@ -40,11 +40,11 @@ refresh = vardass.RefreshEvery(100)
 for step, ((xs, ys, ws), (xt, wt)) in enumerate(zip(source_loader, target_loader)):
     if step == steps:
         break
-    if refresh.due(step):  # (2) strata from the current features
+    if refresh.due(step):  # (3) strata from the current features
         source_sampler.refresh(vardass.extract_features(featuriser, source))
         target_sampler.refresh(vardass.extract_features(featuriser, target))
     zs, zt = featuriser(xs), featuriser(xt)
-    # (3) both losses use the weights
+    # (2) both losses use the weights
     loss = cross_entropy(classifier(zs), ys, reduction="none") @ ws + vardass.mmd2(zs, zt, weights_x=ws, weights_y=wt)
     optimiser.zero_grad()
     loss.backward()
