@@ -53,7 +53,11 @@ def _usual_rate(settings: dict[str, Any]) -> float:
 
 
 def _count_or_name(value: Any, name: str, *, names: Sequence[str], low: int, remedy: str = "") -> int | str:
-    return choose(value, name, names) if isinstance(value, str) else check_count(value, name, low=low, remedy=remedy)
+    if value in names:
+        return str(value)
+    if isinstance(value, str):
+        raise InputError(f"{name} must be a whole number or {' or '.join(map(repr, names))}, got {value!r}", field=name)
+    return check_count(value, name, low=low, remedy=remedy)
 
 
 def _caching(value: Any, name: str) -> Any:
