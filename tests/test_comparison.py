@@ -275,7 +275,7 @@ def test_a_constant_column_changes_nothing():
         ({"x": torch.zeros(1, 3)}, None, ("x", "4 rows", 1)),
         ({"x": torch.full((9, 3), math.nan)}, "x", ("NaN", "9 of 9")),
         ({"loss": "dann"}, "loss", ("'dann'", "both, mmd, coral")),
-        ({"kernel": "cosine"}, "kernel", ("'cosine'", "'linear'")),
+        ({"kernel": "cosine"}, "kernel", ("'cosine'", "linear")),
         ({"permutations": -1}, "permutations", (0, -1)),
         ({"confidence": 1.0}, "confidence", ("below 1", "1.0", 0.95)),
         ({"confidence": 0.0}, "confidence", ("at least 0.001", "0.0", 0.95)),

@@ -270,7 +270,7 @@ def test_copies_of_a_row_do_no_harm():
         ({"size": 2.5}, "size", ("whole number", 2.5)),
         ({"features": torch.full((20, 2), torch.nan)}, "features", ("NaN", "20 of 20")),
         ({"features": torch.zeros(0, 2)}, "features", ("one row", (0, 2))),
-        ({"kernel": "cosine"}, "kernel", ("'cosine'", "'linear'")),
+        ({"kernel": "cosine"}, "kernel", ("'cosine'", "linear")),
         ({"weights": "no"}, "weights", ("true", "false", "'no'")),
         ({"rank": 0}, "rank", ("between 1 and 2048", 0)),
         ({"kernel": LinearKernel}, None, ("kernel", "class LinearKernel", "LinearKernel()")),

@@ -212,7 +212,7 @@ def test_the_uniform_variance_of_many_samples_is_estimated(monkeypatch: pytest.M
     ("options", "field", "named"),
     [
         ({"k": 2}, None, ("3 groups", "k=2", "batch_size")),
-        ({"k": 71}, "k", ("between 1 and 70", 71, "batch_size")),
+        ({"k": 71}, "k", ("between 1 and 70", 71)),
         ({"groups": torch.arange(5)}, "groups", ((70,), (5,))),
         ({"groups": torch.zeros(70)}, "groups", ("whole numbers", "torch.float32")),
         ({"min_size": 10}, None, ("9 samples", "min_size=10", "groups")),

@@ -475,7 +475,7 @@ def test_mmd_options(make, options, field, named):
 @pytest.mark.parametrize(
     ("options", "field", "named"),
     [
-        ({"preset": "deep"}, "preset", ("'deep'", "'deep-coral'")),
+        ({"preset": "deep"}, "preset", ("'deep'", "deep-coral")),
         ({"correction": "n"}, "correction", ("'n'", "none, batch, population")),
         ({"normalization": "d"}, "normalization", ("'d'", "'d2'", "4d2")),
         ({"correction": "population"}, None, ("correction='population'", "population_x=None", "population_y=None")),

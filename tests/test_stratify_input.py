@@ -244,7 +244,7 @@ def test_good_kernels_do_not_warn() -> None:
         ({"rank": -1}, "rank", (0, -1)),
         ({"rank": 2.5}, "rank", (2.5,)),
         ({"trials": 9}, None, ("solver 'min-sum'", "'trials'", "max_passes", "tol")),
-        ({"solver": "kmeans", "max_passes": 9}, None, ("solver 'kmeans'", "'max_passes'", "'max_iter'")),
+        ({"solver": "kmeans", "max_passes": 9}, None, ("solver 'kmeans'", "'max_passes'", "max_iter")),
         ({"solver": "dynamic-kmeans", "trials": 0}, "trials", (1, 0)),
     ],
     ids=lambda value: str(value)[:40],

@@ -55,7 +55,7 @@ BAD: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     ({"settings": {"device": "gpuu"}}, ("settings.device", "'gpuu'", "cuda:1")),
     ({"settings": {"penalty": -1}}, ("watch, mmd with uniform", "penalty", 0, -1)),
     ({"settings": {"network_options": {"dropout": 2}}}, ("watch, erm with uniform", "dropout", "0 and below 1", 2)),
-    ({"settings": {"class_shares": "source"}}, ("sampler 'uniform'", "'groups'")),
+    ({"settings": {"class_shares": "source"}}, ("sampler 'uniform'", "class_shares='source'")),
     ({"search": {"size": 2.0}}, ("search.size", 2.0)),
     ({"data": [{**WATCH, "settings": {"network": "conv"}}]}, ("watch, erm with uniform", "'conv'", "'mlp'")),
     (
