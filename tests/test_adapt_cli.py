@@ -227,7 +227,7 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
     for name in ("predictions.csv", "model.safetensors"):
         assert (halves / name).read_bytes() == (whole / name).read_bytes()
     code, _, err = run(capsys, *command, "--resume")
-    assert (code, err) == (0, f"nothing was left to do: the run in {halves} has had all of its 30 steps\n")
+    assert (code, err) == (0, f"nothing left to do: the run in {halves} has done all of its 30 steps\n")
     assert (halves / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
@@ -336,7 +336,7 @@ def test_data_that_do_not_fit(files, folders, capsys):
     absent = f"cuda:{torch.cuda.device_count()}"
     assert "torch sees" in refused(capsys, files, *adapt(clinic, home, out, "--device", absent))
     (files / "loop").symlink_to(files / "loop")
-    assert "links lead to each other; choose another" in refused(capsys, files, *adapt(clinic, home, files / "loop"))
+    assert "symbolic links form a loop; choose another" in refused(capsys, files, *adapt(clinic, home, files / "loop"))
     (files / "notes").mkdir()
     (files / "notes/mine.txt").write_text("keep")
     assert "mine.txt" in refused(capsys, files, *adapt(clinic, home, files / "notes"))
@@ -364,7 +364,7 @@ def test_one_run_at_a_time_writes_to_a_folder(files, capsys):
     with locked(files / "run"):
         code, _, err = run(capsys, *command)
         assert code == 2
-        assert f"another run is at work in {files / 'run'}: process {os.getpid()} on" in err
+        assert f"another run is using {files / 'run'}: process {os.getpid()} on" in err
         assert {path.name for path in (files / "run").iterdir()} == {"lock", "holder.json"}
     looked = []
     with pytest.MonkeyPatch.context() as patch:

@@ -202,7 +202,7 @@ def test_folders_to_write_to_are_checked_first(place, tmp_path, capsys):
     assert "is a file" in refused(capsys, place / "run", home, "--out", tmp_path / "file")
     (tmp_path / "samples.csv").write_text("mine")
     err = refused(capsys, place / "run", home, "--out", tmp_path)
-    assert "'samples.csv', which is of no earlier evaluation" in err
+    assert "'samples.csv', which is not from an earlier evaluation" in err
     assert (tmp_path / "samples.csv").read_text() == "mine"
     assert not (tmp_path / "evaluation.json").exists()
 

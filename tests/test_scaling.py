@@ -238,4 +238,4 @@ def test_a_model_whose_description_makes_no_sense_is_refused(scaled_run, capsys,
     assert "model.safetensors is not a model that can be used: its " in found
     assert said in found
     change_model(scaled_run / "run", lambda about, weights: [1])
-    assert "it is none that this version of vardass wrote" in predicted(capsys, scaled_run)[1]
+    assert "it was not written by this version of vardass" in predicted(capsys, scaled_run)[1]

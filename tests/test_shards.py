@@ -345,7 +345,7 @@ def test_worker_that_dies_is_named_and_the_next_start_goes_on(features, tmp_path
 
     # one row group is a part, so that there is work left when the worker dies
     monkeypatch.setattr("vardass.shards.files._PART_ROWS", 1)
-    with pytest.raises(VardassError, match=r"one of 2 workers died.*start again to go on"):
+    with pytest.raises(VardassError, match=r"one of 2 workers died.*start again to resume"):
         run(folder, tmp_path / "out", workers=2, progress=kill)
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "work").glob("part-*.npz")}
     assert done

@@ -119,7 +119,7 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
         lock.acquire(timeout=wait)
     except Timeout:
         raise InputError(
-            f"another {work} is at work in {folder}: {holder_name(folder)}; wait for it, or choose another folder"
+            f"another {work} is using {folder}: {holder_name(folder)}; wait for it, or choose another folder"
         ) from None
     except (OSError, NotImplementedError) as error:
         why = getattr(error, "strerror", None) or error

@@ -14,7 +14,7 @@ Scale: TypeAlias = Mapping[str, Any]
 
 HARDLY = 0.01  # of what the target varies
 CLIP = 8.0
-_MOST_ROWS = 10_000  # of the target that are looked at
+_MOST_ROWS = 10_000  # of the target that are used
 
 
 def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:

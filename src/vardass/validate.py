@@ -279,7 +279,9 @@ def import_by_name(name: str, kind: str) -> Any:
     """
     parts = _module_and_name(str(name))
     if parts is None:
-        raise InputError(f"{kind} {name!r} is no name of the form package.module:Name; give one, such as mine.parts:My")
+        raise InputError(
+            f"{kind} {name!r} is not a name of the form package.module:Name; give one, such as mine.parts:My"
+        )
     module_name, attribute = parts
     try:
         module = importlib.import_module(module_name)

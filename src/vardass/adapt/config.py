@@ -246,7 +246,7 @@ class RunConfig(BaseModel):
         known = REGRESSION_SELECTION_NAMES if self.regression else SELECTION_NAMES
         if self.selection not in known:
             raise InputError(
-                f"selection={self.selection!r} does not go with regression={self.regression}; use one of "
+                f"selection={self.selection!r} is incompatible with regression={self.regression}; use one of "
                 f"{', '.join(known)}",
                 field="selection",
             )
@@ -331,7 +331,7 @@ class RunConfig(BaseModel):
             usual |= {"sampler": "stratified", "sampler_options": {"equal": True, **plain.sampler_options}}
         if "class_shares" not in plain.model_fields_set:
             aligned = {"early": early, "start": 3 * early, **plain.class_options}
-            with suppress(InputError):  # where the sampler or the refreshes do not go with aligned classes
+            with suppress(InputError):  # where the sampler or the refreshes cannot have aligned classes
                 return plain.changed(**usual, class_shares="uniform", class_options=aligned)
         return plain.changed(**usual)
 

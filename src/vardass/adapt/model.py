@@ -274,7 +274,7 @@ def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         why = f"its description is not JSON ({error})"
     except ValidationError as error:
         whole = isinstance(about, dict) and {"config", "own_parts", "backbone"} <= about.keys()
-        why = f"its {as_input_error(error)}" if whole else "it is none that this version of vardass wrote"
+        why = f"its {as_input_error(error)}" if whole else "it was not written by this version of vardass"
     else:
         return weights, about
     raise InputError(f"{file} is not a model that can be used: {why}; train again, or use the version that wrote it")

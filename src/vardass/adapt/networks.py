@@ -334,9 +334,7 @@ def _builder(spec: str | nn.Module, num_classes: int) -> Callable[..., nn.Module
     if isinstance(spec, nn.Module):
         return lambda input_shape: spec
     if not isinstance(spec, str) or not spec:
-        raise InputError(
-            f"a network is chosen by a text or given as a module, got {spec!r}; use one of {', '.join(NETWORK_NAMES)}"
-        )
+        raise InputError(f"network must be a name or a module, got {spec!r}; use one of {', '.join(NETWORK_NAMES)}")
     if spec in _BUILDERS:
         return _BUILDERS[spec]
     if pretrained_source(spec) is not None:

@@ -129,7 +129,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise InputError(f"no checkpoint at {file}; check the path, or start the run anew") from None
+        raise InputError(f"no checkpoint at {file}; check the path, or start over") from None
     except Exception as error:  # torch raises errors of many kinds for files that are cut off or not its own
         # in a file that was cut off it seeks to an invalid place; other errors of the system are not about its content
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
@@ -142,10 +142,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
             reason = "its end is missing"
         raise InputError(
             f"{file} ({file.stat().st_size} bytes) is damaged, not a whole checkpoint: {reason}; put a copy of it in "
-            "its place, or start the run anew in another folder"
+            "its place, or start over in another folder"
         ) from None
     if not isinstance(content, dict) or content.pop("vardass", None) != _FORMAT:
-        raise InputError(f"{file} is no checkpoint of a vardass run in format {_FORMAT}; pass one that a run wrote")
+        raise InputError(f"{file} is not a checkpoint of a vardass run in format {_FORMAT}; pass one that a run wrote")
     return content
 
 

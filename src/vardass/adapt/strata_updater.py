@@ -67,7 +67,7 @@ class ClassAligner:
             if getattr(stream.sampler, "strata_count", None) is None:
                 raise InputError(
                     f"class_shares='uniform' needs groups with shares, which the {name} sampler "
-                    f"({type(stream.sampler).__name__}) has not; use stratified, ordered or balanced"
+                    f"({type(stream.sampler).__name__}) lacks; use stratified, ordered or balanced"
                 )
         _need_target(algorithm.name, uses_target="target" in streams)
 

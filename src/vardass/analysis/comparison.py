@@ -55,7 +55,7 @@ LOSS_NAMES = {"mmd": "MMD²", "coral": "CORAL"}
 _FITTED_ROWS = 4096  # random ones, that kernels and landmarks are fitted to
 _LEAST_ROWS = 4  # of each set: unbiased squares of covariances take four rows
 _WIDEST = 8192  # columns for which CORAL's covariances fit in memory
-_BLOCK = 8192  # rows that are looked at together
+_BLOCK = 8192  # rows that are used together
 
 Sums: TypeAlias = dict[str, Tensor]
 """See `row_sums`."""

@@ -118,7 +118,7 @@ def diagnose(
     picked = [sample_rows(len(z), max_rows, seed, z.device) for z in (x, y)]
     features = [z[rows] for z, rows in zip((x, y), picked)]
     fewest = min(len(z) for z in features)
-    k = check_count(batch_size, "batch_size", high=fewest, remedy=f"{fewest} samples of a domain are looked at")
+    k = check_count(batch_size, "batch_size", high=fewest, remedy=f"{fewest} samples of a domain are used")
     domains = [z.double() for z in features]
     name, kernel, function = _loss(loss, domains)
     whole = LossOfDomains(function, domains, kernel=kernel, limit=max_rows, seed=seed)

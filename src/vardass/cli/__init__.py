@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(str(error))
     except (MemoryError, RuntimeError) as error:
         if str(error).startswith("Symlink loop"):  # as pathlib says it
-            return _fail(f"{error} of the file system: its links lead to each other; choose another path")
+            return _fail(f"{error} of the file system: its symbolic links form a loop; choose another path")
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch says it
             raise
         return _fail("out of memory; use fewer rows, or a small --rank such as 64")

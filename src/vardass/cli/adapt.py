@@ -308,7 +308,7 @@ def _run(
         if result.interrupted:  # the trainer has said where
             raise typer.Exit(130)
         if not has_stepped:
-            note(f"nothing was left to do: the run in {out} has had all of its {config.steps:,} steps")
+            note(f"nothing left to do: the run in {out} has done all of its {config.steps:,} steps")
         yield result
 
 

@@ -330,7 +330,7 @@ def _check_results(out: Path, data: Sequence[Path]) -> None:
     names = [RESULT_FILE, SAMPLES_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
     there = [name for name in names if (out / name).exists()]
     if there and not {"run", "overall", "domains"} <= read_json(out / RESULT_FILE).keys():
-        raise InputError(f"{out} holds {there[0]!r}, which is of no earlier evaluation; choose another folder")
+        raise InputError(f"{out} holds {there[0]!r}, which is not from an earlier evaluation; choose another folder")
 
 
 def _write(

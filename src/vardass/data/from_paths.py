@@ -358,7 +358,7 @@ def _guess(path: Path) -> Kind:
         if path.suffix.lower() in EMBEDDING_ENDINGS:
             return "features"
         raise InputError(
-            f"{path} is no file of embeddings ({' '.join(EMBEDDING_ENDINGS)}); give such a file, or a folder"
+            f"{path} is not a file of embeddings ({' '.join(EMBEDDING_ENDINGS)}); give such a file, or a folder"
         )
     for file in sorted(path.rglob("*")):
         ending = file.suffix.lower()

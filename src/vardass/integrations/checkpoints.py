@@ -67,7 +67,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         if self._is_prepared or (self._rank is not None and (count, rank) != (self._processes, self._rank)):
             by = "by the library that prepared the loader" if self._is_prepared else f"with rank={self._rank}"
             raise InputError(
-                f"batches are shared out already, {by} of {self._processes}, got rank={rank} of {count}; call shard "
+                f"batches are already sharded, {by} of {self._processes}, got rank={rank} of {count}; call shard "
                 "once, and leave out prepared_for"
             )
         self.inner.shard(1, 0)
@@ -162,7 +162,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
         if state["processes"] != self._drawn_together:
             raise InputError(
                 f"the state is of a sampler for {state['processes']} processes, here are {self._drawn_together}; "
-                "resume with as many, or start anew"
+                "resume with as many, or start over"
             )
         self.inner.load_state_dict(state["sampler"])
         self._under_way = deque(IndexBatch(**saved) for saved in state["under_way"])

@@ -255,7 +255,7 @@ def _check_tasks(parts: Sequence[DataSection]) -> None:
     for (name, task), times in Counter((part.name, task) for part in parts for task in part.tasks).items():
         if times > 1:
             raise InputError(
-                f"the task {task!r} of {name!r} is there twice; remove one of them, or give one entry of data another "
+                f"the task {task!r} of {name!r} occurs twice; remove one of them, or give one entry of data another "
                 "name"
             )
 

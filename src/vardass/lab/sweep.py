@@ -142,7 +142,7 @@ def _ended_record(attempt: Attempt, outcome: AttemptResult, store: SweepStore) -
     if outcome.kind == "disk-full":
         raise InputError(
             f"the disk is full: {outcome.message}; all {len(store.done)} records in {store.path} are safe; make room "
-            "and start the sweep again to go on"
+            "and start the sweep again to resume"
         )
     if outcome.record is not None:
         return outcome.record

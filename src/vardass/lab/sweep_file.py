@@ -89,7 +89,7 @@ def _grid(given: Any) -> dict[str, list[Any]]:
                         raise InputError(f"must be a text or a number, got {value!r}")
                     checked = check_setting(full, value)
                     if checked in found[written]:
-                        raise InputError(f"is {value!r}, which is there already; remove it")
+                        raise InputError(f"is {value!r}, which is already listed; remove it")
                     found[written].append(checked)
     return found
 
@@ -345,7 +345,7 @@ class Specification(SettingsSection):
                 if (algorithm.label, sampler.label) in cells:
                     with at("algorithms", index):
                         raise InputError(
-                            f"is {algorithm.label!r} with sampler {sampler.label!r}, which is there already; remove "
+                            f"is {algorithm.label!r} with sampler {sampler.label!r}, which is already listed; remove "
                             "one of them, or give one a label"
                         )
                 cells.add((algorithm.label, sampler.label))
@@ -358,7 +358,7 @@ class Specification(SettingsSection):
         for name in self.search.own:
             if name in self.settings:
                 raise InputError(
-                    f"space searches {name}, which is fixed beside it to {self.settings[name]!r}; remove one of them"
+                    f"space searches {name}, which is also fixed, to {self.settings[name]!r}; remove one of them"
                 )
         for name in self.overrides:
             if name in map(full_name, self.grid):

@@ -40,7 +40,7 @@ _DISCREPANCIES = {"coral": "coral", "mmd": "mmd2"}  # what each algorithm trains
 PARTS = ("training", "features", "solver", "drawing", "evaluation", "saving")
 _WHOLE = "whole run"
 _SAYS_FORM = ("accuracy", "methods", "refresh", "splits", "discrepancy", "pairs")  # tables that say CORAL's form
-_MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, whatever was trained on"
+_MEASURED = "of held-out features: CORAL as |R_s − R_t|² and MMD² with the paper's kernel, for any training loss"
 
 
 # --- Table 1, 2, 4 and the appendix ------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _parts_table(name: str, runs: Timed) -> Table:
     parts = [part for part in PARTS if part in seen] + sorted(seen - set(PARTS))
     columns = [*parts, _WHOLE]
     rows = [TableRow(kind.row_name, tuple(_seconds_cell(runs, kind, part) for part in columns)) for kind in runs]
-    title = f"Table 3, parts: seconds of a run by what they were spent on, {name}"
+    title = f"Table 3, parts: seconds of a run by activity, {name}"
     return _table("parts", title, "Sampler", columns, rows, decimals=_seconds_decimals(rows), unit="runs", data=name)
 
 

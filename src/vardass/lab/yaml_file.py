@@ -48,9 +48,7 @@ class _Loader(yaml.SafeLoader):
             if key.tag != f"{_TAG}str":
                 raise InputError(f"the key {key.value!r} in line {line} is not a name; put it in quotes if it is one")
             if key.value in lines:
-                raise InputError(
-                    f"{key.value} is there twice, in lines {lines[key.value]} and {line}; keep one of them"
-                )
+                raise InputError(f"{key.value} occurs twice, in lines {lines[key.value]} and {line}; keep one of them")
             lines[key.value] = line
         return super().construct_mapping(node, deep)
 

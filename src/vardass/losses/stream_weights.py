@@ -111,7 +111,7 @@ class StreamWeights:
             if state["settings"].get(key) != value:
                 raise InputError(
                     f"the state has {key}={state['settings'].get(key)!r}, this {type(self).__name__} {key}={value!r}; "
-                    "make it with the same arguments or start anew"
+                    "make it with the same arguments or start over"
                 )
         batches = check_count(state["batches"], "batches of the state", low=0)
         mass = check_number(state["mass"], "mass of the state", low=0.0)

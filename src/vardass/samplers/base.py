@@ -133,7 +133,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             return
         if self._is_shared:
             raise InputError(
-                f"this sampler is shared out already, with rank={self.rank} of num_replicas={self.num_replicas}, got "
+                f"this sampler is already sharded, with rank={self.rank} of num_replicas={self.num_replicas}, got "
                 f"rank={rank} of {num_replicas}; leave out num_replicas and rank when creating the sampler"
             )
         if self._has_begun:
@@ -240,7 +240,7 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         return one_iterator(self, self._batches())
 
     def _batches(self) -> Iterator[IndexBatch]:
-        # a stream that was left in the middle of an epoch goes on only if its state was restored
+        # a stream that was left in the middle of an epoch resumes only if its state was restored
         if self._started:
             self._begin_epoch(self.epoch + 1)
         while self.endless or self.position < self._rounds:
@@ -368,9 +368,9 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             if theirs.get(key) != value:
                 remedy = "make the sampler with the same arguments"
                 if key == "numba":  # the two backends take steps in another order, so later batches would differ
-                    remedy = "resume where numba is" if value is False else "resume where numba is not"
+                    remedy = "resume with numba" if value is False else "resume without numba"
                 raise InputError(
-                    f"the state has {key}={theirs.get(key)!r}, this sampler {key}={value!r}; {remedy} or start anew"
+                    f"the state has {key}={theirs.get(key)!r}, this sampler {key}={value!r}; {remedy} or start over"
                 )
         counts = [check_count(state[key], f"{key} of the state", low=0) for key in _COUNTS]
         seed = check_seed(state["seed"])
@@ -393,7 +393,7 @@ def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexB
         yield batch
         if sampler._iteration is not mine:
             raise InputError(
-                f"two iterators take turns on one {type(sampler).__name__}, so each would get only part of its stream; "
+                f"two iterators share one {type(sampler).__name__}, so each would get only part of its stream; "
                 "give every loader a sampler of its own, with another seed"
             )
 

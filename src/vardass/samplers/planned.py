@@ -123,7 +123,7 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
     ) -> None:
         if options.pop("replacement", False):
             raise InputError(
-                "replacement=True does not go with ordered batches, whose plan uses each sample once; leave it out"
+                "replacement=True is incompatible with ordered batches, whose plan uses each sample once; leave it out"
             )
         planned = {"plan_rank": plan_rank, "swap_rounds": swap_rounds}
         super().__init__(n, batch_size, kernel=kernel, replacement=False, **planned, **options)

@@ -71,7 +71,7 @@ class WeightedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         raise InputError(
-            f"sample {index} was asked for alone, but a weight belongs to a batch; "
+            f"sample {index} was requested alone, but a weight belongs to a batch; "
             "use a DataLoader with batch_sampler=..., or index the dataset without with_weights"
         )
 
@@ -89,7 +89,7 @@ class WeightedDataset(Dataset[Any]):
             if max(batch) < len(self.dataset):
                 raise
             raise InputError(
-                f"sample {max(batch)} was asked for, but the data set has {len(self.dataset)}; make the sampler with "
+                f"sample {max(batch)} was requested, but the data set has {len(self.dataset)}; make the sampler with "
                 "n=len(dataset)"
             ) from error
         found = [_append(sample, "weight", np.float32(weight)) for sample, weight in zip(samples, weights, strict=True)]

@@ -81,7 +81,7 @@ def _as_done(
 
 def _died(workers: int) -> VardassError:
     return VardassError(
-        f"one of {workers} workers died, perhaps out of memory; start again to go on, with fewer --workers"
+        f"one of {workers} workers died, perhaps out of memory; start again to resume, with fewer --workers"
     )
 
 

@@ -213,7 +213,7 @@ def stratify_shards(
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise InputError(
-                f"cannot write to {folder}: {error.strerror}; done parts are kept: make room, and start again to go on"
+                f"cannot write to {folder}: {error.strerror}; done parts are kept: make room, and start again to resume"
             ) from None
     return ShardStrata.load(folder)
 
@@ -240,7 +240,7 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
     for name, value in settings.items():
         if manifest.get(name) != value:
             raise InputError(
-                f"{folder} was begun with {name}={manifest.get(name)!r}, now it is {value!r}; give the same to go on, "
+                f"{folder} was begun with {name}={manifest.get(name)!r}, now it is {value!r}; give the same to resume, "
                 "or another --out"
             )
     shards = [Shard(Path(f["path"]), f["size"], f["mtime_ns"], tuple(f["groups"])) for f in manifest["files"]]
