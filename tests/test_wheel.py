@@ -202,19 +202,3 @@ def test_importing_vardass_imports_no_extra_that_is_there():
     assert {"lightning", "matplotlib", "numba", "pandas", "ray", "sklearn", "transformers", "typer"} <= {*modules}
     code = "import json, sys, vardass; print([name for name in json.loads(sys.argv[1]) if name in sys.modules])"
     assert command(sys.executable, "-c", code, json.dumps(modules)).stdout == "[]\n"
-
-
-def test_the_library_works_where_the_rooms_of_the_paper_and_the_lab_are_deleted():
-    code = """
-import sys
-sys.modules["vardass.paper"] = sys.modules["vardass.lab"] = None  # imports of them fail
-import torch, vardass
-from vardass.adapt import RunConfig, Trainer
-from vardass.data import load_task, split_task
-z = torch.randn(60, 4)
-sampler = vardass.OrderedBatchSampler(60, 8)
-sampler.refresh(z)
-splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
-print(vardass.stratify(z, 8).k, len(next(iter(sampler))), Trainer(RunConfig.recommended(steps=3), splits).run().step)
-"""
-    assert command(sys.executable, "-c", code).stdout == "8 8 3\n"
