@@ -277,7 +277,7 @@ def test_bad_options(embeddings, capsys, monkeypatch, arguments, part):
         ("--nonsense", "--nonsense"),
         ("stratify", "FILE"),
         ("adapt", "--source"),
-        ("adapt --source notes.txt --target notes.txt --out run", "no file of embeddings"),
+        ("adapt --source notes.txt --target notes.txt --out run", "not a file of embeddings"),
         ("adapt --source none --target none --out run --steps 1.5", "integer, got '1.5'"),
         ("adapt --source none --target none --out run --lr abc", "number, got 'abc'"),
         ("train --dataset watch --out run", "--task"),
