@@ -56,7 +56,7 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     except (TypeError, ValueError):  # rows of unequal length, tensors on another device
         raise _unusable(
             name,
-            f"must be {what} in rows of one length, got a {type(values).__name__} that numpy cannot read; "
+            f"must be {what} in rows of one length, got type {type(values).__name__} that numpy cannot read; "
             "pad or cut the rows, and move tensors to the CPU",
         ) from None
     if array.dtype.kind not in "biufc":

@@ -371,7 +371,7 @@ def training_streams(
 def _checked_sampler(sampler: Any, name: str, inputs: Inputs) -> MinibatchSampler:
     if not isinstance(sampler, MinibatchSampler):
         raise InputError(
-            f"samplers[{name!r}] must be a MinibatchSampler, got a {type(sampler).__name__}; derive yours from "
+            f"samplers[{name!r}] must be a MinibatchSampler, got type {type(sampler).__name__}; derive yours from "
             "vardass.samplers.MinibatchSampler"
         )
     if sampler.n != len(inputs) or not sampler.endless:

@@ -351,7 +351,7 @@ def _alone(name: str) -> type[BaseModel]:
 def _plain_number(value: Any) -> Any:
     if hasattr(value, "tolist"):  # of numpy or torch
         return value.tolist()
-    raise TypeError(f"{value!r} is a {type(value).__name__}")
+    raise TypeError(f"{value!r} is of type {type(value).__name__}")
 
 
 def as_input_error(error: ValidationError) -> InputError:

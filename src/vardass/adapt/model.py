@@ -90,7 +90,7 @@ def build_algorithm(
     """Network and algorithm of a run, with the initial weights that its seed gives."""
     if isinstance(algorithm, Algorithm):
         if network is not None:
-            raise InputError(f"a {type(algorithm).__name__} object has its network already; leave network= out")
+            raise InputError(f"the {type(algorithm).__name__} object has its network already; leave network= out")
         if algorithm.num_classes != num_classes:
             raise InputError(
                 f"the {type(algorithm).__name__} object is for {algorithm.num_classes} classes, the task has "

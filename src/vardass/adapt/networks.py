@@ -360,7 +360,7 @@ def _own_module(
     except TypeError as error:
         raise InputError(f"{spec!r} could not be made: {error}; pass what it needs as arguments=") from error
     if not isinstance(module, nn.Module):
-        raise InputError(f"{spec!r} made a {type(module).__name__}, not a torch.nn.Module")
+        raise InputError(f"{spec!r} made type {type(module).__name__}, not a torch.nn.Module")
     return module
 
 

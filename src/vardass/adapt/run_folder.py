@@ -158,7 +158,7 @@ def _refuse_objects(value: Any, place: str) -> None:
             _refuse_objects(entry, f"{place}.{position}")
     elif value is not None and not isinstance(value, bool | int | float | str | Tensor):
         raise InputError(
-            f"{place or 'the content'} is a {type(value).__name__}, which a checkpoint cannot hold; use tensors, "
+            f"{place or 'the content'} is of type {type(value).__name__}, which a checkpoint cannot hold; use tensors, "
             "numbers, text, and lists, tuples or dicts of them"
         )
 

@@ -86,7 +86,7 @@ def _samplers(name: str, entry: Any, domains: list[Tensor]) -> list[Any]:
     samplers = [make(len(features)) for make, features in zip(factories, domains)]
     for sampler, features in zip(samplers, domains):
         if not hasattr(sampler, "__iter__"):
-            raise InputError(f"{name!r} gave a {type(sampler).__name__}, which is not a sampler: it cannot be iterated")
+            raise InputError(f"{name!r} gave type {type(sampler).__name__}, not a sampler: it cannot be iterated")
         n = getattr(sampler, "n", len(features))
         if n != len(features):
             raise InputError(

@@ -189,7 +189,7 @@ def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8-sig")
         found = json.loads(text) if file.suffix == ".json" else parse_yaml(text)
         if not isinstance(found, dict):
-            raise InputError(f'it must hold settings by name, such as {{"steps": 100}}, got a {type(found).__name__}')
+            raise InputError(f'it must hold settings by name, like {{"steps": 100}}, got type {type(found).__name__}')
         refuse_code(found, "it", trust_code=trust_code)
         RunConfig(**found)
     except OSError as error:

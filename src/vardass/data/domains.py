@@ -54,7 +54,7 @@ class _FirstOfPair(Dataset[Tensor]):
         x, _ = _pair(self.dataset, index)
         if not isinstance(x, Tensor):
             raise InputError(
-                f"item {index} of {type(self.dataset).__name__} begins with a {type(x).__name__}, not a tensor; let "
+                f"item {index} of {type(self.dataset).__name__} begins with type {type(x).__name__}, not a tensor; let "
                 "the data set make tensors, for example with torchvision's ToTensor as its transform"
             )
         return x
@@ -396,7 +396,7 @@ def _pair(dataset: Dataset[Any], index: int) -> tuple[Any, Any]:
     item = dataset[index]
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise InputError(
-            f"item {index} of {type(dataset).__name__} is a {type(item).__name__}, not a pair (input, label); "
+            f"item {index} of {type(dataset).__name__} is of type {type(item).__name__}, not a pair (input, label); "
             "return such pairs, or make a Domain of separate inputs and labels"
         )
     return item[0], item[1]

@@ -166,5 +166,5 @@ def load_task(dataset: str, task: str, root: PathLike | None = None, **options: 
             check_flag(options.get(name, default), f"option {name} of {entry.name}")
     loaded = entry.load(task, root, **options)
     if not isinstance(loaded, Task):
-        raise InputError(f"data set {dataset!r} gave a {type(loaded).__name__} for task {task!r}; return a Task")
+        raise InputError(f"data set {dataset!r} gave type {type(loaded).__name__} for task {task!r}; return a Task")
     return loaded

@@ -49,7 +49,7 @@ class RefreshCallback(TrainerCallback):
     ) -> None:
         if not isinstance(refresher, Refresher) or not isinstance(sampler, CheckpointedSampler):
             raise InputError(
-                f"RefreshCallback takes a Refresher and a CheckpointedSampler, got a {type(refresher).__name__} and a "
+                f"RefreshCallback takes a Refresher and a CheckpointedSampler, got {type(refresher).__name__} and "
                 f"{type(sampler).__name__}; wrap the sampler before the loader is made"
             )
         self.refresher, self.sampler, self.resume_from = refresher, sampler, resume_from

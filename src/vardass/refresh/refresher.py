@@ -141,14 +141,14 @@ class Refresher:
         for name, sampler in self.samplers.items():
             if getattr(sampler, "needs_features", True) and not callable(getattr(sampler, "refresh", None)):
                 raise InputError(
-                    f"sampler {name!r} is a {type(sampler).__name__}, which has no refresh(features); pass the batch "
-                    "sampler itself, not its loader"
+                    f"sampler {name!r} is of type {type(sampler).__name__}, which has no refresh(features); pass "
+                    "the batch sampler itself, not its loader"
                 )
         for name, source in self.sources.items():
             if isinstance(source, nn.Module) or not (isinstance(source, FeatureBank) or callable(source)):
                 raise InputError(
-                    f"the source of sampler {name!r} is a {type(source).__name__}; pass a FeatureBank, or a function "
-                    "such as lambda: extract_features(model, data)"
+                    f"the source of sampler {name!r} is of type {type(source).__name__}; pass a FeatureBank, or a "
+                    "function such as lambda: extract_features(model, data)"
                 )
             n = getattr(self.samplers[name], "n", None)
             if isinstance(source, FeatureBank) and n is not None and n != source.n and group is None:
