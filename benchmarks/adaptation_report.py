@@ -65,7 +65,8 @@ and repeats: {repeats}.
 alone, then 100 in which the penalty rises; `ramp`: it rises over 200 steps, from the first on. `limit`, removed since:
 the discrepancy never pulls at the features harder than the task. `classes`: the same classes on both sides of a batch
 from step 300, or from step 100 if class shares explain 0.35 of the discrepancy. `confusion`: 0.3 times the class
-confusion of the target's predictions (the loss of MCC) rises with the penalty. `erm` is source only."""
+confusion of the target's predictions (the loss of MCC) rises with the penalty. `erm` is source only. Rows with
+`classes` are from before aligned classes left the task loss as it is; the present code is measured below."""
 
 FIRST = """The pairs above by the present code, two repeats: `adaptation_first_pairs.yaml`, {runs} runs (commits
 {commit}). Machines round differently, so rows are compared within a sweep. Uniform batches have no strata, so no

@@ -230,7 +230,7 @@ def check_state(state: Any, owner: object, keys: Iterable[str] = ()) -> None:
 
 
 def some_rows(x: Tensor, most: int = 1000) -> Tensor:
-    """At most so many rows, evenly spaced: the same ones of every data set of one size."""
+    """At most ``most`` rows, evenly spaced: the same ones of every data set of one size."""
     return x[:: -(-len(x) // most)]
 
 

@@ -53,11 +53,11 @@ def _usual_rate(settings: dict[str, Any]) -> float:
 
 
 def _count_or_name(value: Any, name: str, *, names: Sequence[str], low: int, remedy: str = "") -> int | str:
-    if value in names:
-        return str(value)
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        return check_count(value, name, low=low, remedy=remedy)
+    if value not in names:
         raise InputError(f"{name} must be a whole number or {' or '.join(map(repr, names))}, got {value!r}", field=name)
-    return check_count(value, name, low=low, remedy=remedy)
+    return value
 
 
 def _caching(value: Any, name: str) -> Any:
