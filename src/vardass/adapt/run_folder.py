@@ -24,7 +24,7 @@ CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-_FORMAT = 2
+_FORMAT = 3  # raised too when runs are split otherwise, as a resumed run would mix splits
 # between a checkpoint and the run that resumes it
 _MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "tensorboard")
 
