@@ -254,13 +254,13 @@ def bandwidth_claims(measured: pd.DataFrame) -> tuple[Claim, ...]:
     for columns, own in table.groupby("columns"):
         folds, most = own[PAPER].droplevel("columns"), own[_BOUND].droplevel("columns")
         able = most.index[most >= _PAPERS_FOLD]
-        shown = f"at {able[0]:g} median distances {folds[able[0]]:.3g}-fold" if len(able) else "at no bandwidth tried"
+        shown = f"at {able[0]:g} x the median distance {folds[able[0]]:.3g}-fold" if len(able) else "at none tried"
         found.append(
             Claim(
                 f"the reduction in variance is around 50-fold for k = {k}, on {columns} columns of features with the "
                 "least bandwidth where a partition could reach 50-fold",
                 bool(_LOW <= folds[able[0]] <= _HIGH) if len(able) else None,
-                f"{shown}; from {most.index[0]:g} to {most.index[-1]:g} median distances {folds.iloc[0]:.3g} to "
+                f"{shown}; from {most.index[0]:g} to {most.index[-1]:g} x the median distance {folds.iloc[0]:.3g} to "
                 f"{folds.max():.3g}-fold, no partition above {most.max():.3g}",
             )
         )
@@ -303,19 +303,13 @@ def _draw(figure: Figure, numbers: pd.DataFrame) -> None:
 
 def _draw_bandwidths(axes: Axes, numbers: pd.DataFrame) -> None:
     """Times less variance against the bandwidth, for either network, with what no partition exceeds."""
-    for colour, (columns, own) in zip((BLUE, VERMILION), numbers.groupby("columns"), strict=False):
-        for method, dashes in ((PAPER, "-"), (_BOUND, ":")):
+    for columns, own in numbers.groupby("columns"):
+        for method, colour, dashes in ((_BOUND, GREY, ":"), (PAPER, PURPLE, "-")):
             curve = own[own.method == method].sort_values("bandwidth", key=lambda b: b.astype(float))
             axes.plot(curve.bandwidth.astype(float), 1.0 / curve.relative_to_uniform, dashes, color=colour)
-        axes.annotate(
-            f"{columns} columns",
-            (float(curve.bandwidth.iloc[-1]), 1.0 / float(curve.relative_to_uniform.iloc[-1])),
-            (0, 4),
-            textcoords="offset points",
-            ha="right",
-            color=colour,
-            fontsize=10,
-        )
+        end = float(curve.bandwidth.iloc[-1]), 1.0 / float(curve.relative_to_uniform.iloc[-1])
+        looks = {"ha": "right", "va": "top", "color": PURPLE, "fontsize": 10}
+        axes.annotate(f"{columns} columns", end, (0, -4), textcoords="offset points", **looks)
     axes.axhline(_PAPERS_FOLD, color=GREY, linewidth=1.0, linestyle="--")
     axes.text(min(BANDWIDTHS), _PAPERS_FOLD * 1.05, "the paper's", color=GREY, fontsize=9.5, va="bottom")
     axes.set_xscale("log", base=2)
