@@ -1,4 +1,4 @@
-"""The paper's claims, judged from records and from the figures' programs by the rules in `RULES`."""
+"""The paper's claims, judged from records and from the figures' programs by the rules in README.md."""
 
 from __future__ import annotations
 
@@ -17,16 +17,6 @@ Results = Mapping[str, DataResults]
 
 HELD, NOT, OPEN = "held", "did not", "cannot be told"
 UNIFORM, PAPERS = "uniform-replacement", ("kmeans++", "dpp", "kmeans-inputs", "kmeans-features", "vardass")
-RULES = f"""\
-- The unit is a task: its runs are paired by seed, and averaged over repeats. Tasks are averaged within data sets, then over
-  data sets; the interval is that of Student's t at {100 - 100 * LEVEL:.0f} %, with Welch's degrees of freedom. Seeds that the tasks of a repeat share,
-  and domains that the splits of Office-Home share, are neglected.
-- *A gain*: held if the interval is above 0; did not if it is below {POINTS:g} point; otherwise it cannot be told.
-- *Does not matter*: held if two one-sided tests show less than {POINTS:g} point either way ({FACTOR:g} times for a discrepancy) for
-  all that is compared; did not if a difference is shown for any of it; both with Holm's correction.
-- *Orders of magnitude*: held if the interval of each data set is above 100-fold; did not if that of one is below.
-- *Best*: held if the lead on all others is shown in as many cells as the claim says; did not if too many cells show another
-  ahead (Holm's correction within a cell)."""
 
 
 class Verdict(NamedTuple):
@@ -148,9 +138,9 @@ def sampler_claims(results: Results) -> list[Verdict]:
     cells = [cell for algorithm in ("coral", "mmd") for cell in _leads(results, algorithm)]
     needed = math.ceil(0.75 * len(cells))
     led, behind, verdict = judge_best([cell for cell, _ in cells], needed)
+    highest = sum(best for _, best in cells)
     number = (
-        f"highest mean of the paper's six in {sum(best for _, best in cells)} of {len(cells)} cells; lead shown in {led}, "
-        f"another ahead in {behind}"
+        f"highest mean of the paper's six in {highest} of {len(cells)}; lead shown in {led}, another ahead in {behind}"
     )
     found.append(Verdict("VaRDASS is the best sampler in six of eight cases", number, verdict))
     return [*found, _erm(results), *_discrepancies(results), *_seconds(results)]

@@ -1,6 +1,6 @@
-"""The last stage of ResNet-18 to be tuned alone: ``python results/last_stage.py PICTURES OUT`` stores what goes into it.
+"""Tune the last stage of ResNet-18 alone: ``python results/last_stage.py PICTURES OUT`` stores what goes into it.
 
-PICTURES are Office-Home at 64 pixels, as `make_data.py` writes them; OUT gets one .npz of the stage before for each domain.
+PICTURES are Office-Home at 64 pixels, as `make_data.py` writes them; OUT gets an .npz of the stage before by domain.
 """
 
 from __future__ import annotations

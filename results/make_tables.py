@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from vardass.table import markdown, render
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from claims import HELD, NOT, OPEN, RULES, SWEEPS, UNIFORM, Results, Verdict, estimate, figure_claims, gains  # noqa: E402
+from claims import HELD, NOT, OPEN, SWEEPS, UNIFORM, Results, Verdict, estimate, figure_claims, gains  # noqa: E402
 
 README = HERE / "README.md"
 FULL = "full"  # records of samplers.yaml by the paper's protocol, of the data sets that are complete so far
@@ -40,6 +40,7 @@ def gains_files() -> list[Path]:
     return sorted(HERE.glob("*/gains.md"))
 
 
+@cache
 def results_of(folder: str) -> Results:
     """Chosen runs by data set; none if there are no records yet."""
     place = HERE / folder
@@ -80,18 +81,26 @@ def gains_text(folder: Path) -> str:
 # --- what stands between marks in README.md ---
 
 
-def section3() -> list[Verdict]:
-    """Claims of section 3, from the records that have all data sets."""
-    return [verdict for folder, make in SWEEPS.items() for verdict in make(results_of(folder))]
+def section3() -> list[tuple[Verdict, int]]:
+    """Claims of section 3 from the records that have all data sets, each with the number of repeats."""
+    return [row for folder in SWEEPS for row in _judged(folder, folder)]
+
+
+def _judged(folder: str, sweep: str) -> list[tuple[Verdict, int]]:
+    results = results_of(folder)
+    repeats = min(len(data.repeats) for data in results.values())
+    return [(verdict, repeats) for verdict in SWEEPS[sweep](results)]
 
 
 def summary_block() -> str:
     """How many claims came to what."""
+    figures, training = figure_claims(HERE / "figures"), [verdict for verdict, _ in section3()]
     lines = []
-    for section, verdicts in (("2 (figures 1 to 5)", figure_claims(HERE / "figures")), ("3 (training)", section3())):
+    for section, verdicts in (("2, and of figure 5", figures), ("3", training)):
         counts = Counter(verdict.verdict for verdict in verdicts)
         shown = ", ".join(f"{counts[name]} {name}" for name in (HELD, NOT, OPEN))
-        lines.append(f"Of {len(verdicts)} claims of section {section}: {shown}.")
+        lines.append(f"- Of {len(verdicts)} claims of section {section}: {shown}.")
+    lines[-1] += " Held: " + "; ".join(verdict.claim for verdict in training if verdict.verdict == HELD) + "."
     return "\n".join(lines)
 
 
@@ -142,27 +151,25 @@ def full_block() -> str:
         return "No data set is complete yet."
     one = next(iter(results.values()))
     lines = [f"Complete with {len(one.repeats)} repeats of {len(one.searches)} draw: {', '.join(results)}."]
-    return "\n\n".join([*lines, _over_uniform(FULL), _claims(SWEEPS["samplers"](results))])
+    return "\n\n".join([*lines, _over_uniform(FULL), _claims3(_judged(FULL, "samplers"))])
 
 
-def claims_block() -> str:
-    """All claims of both sections."""
-    return "\n".join(
-        [RULES, "", _claims(section3()), "", "Section 2, judged by the figures' programs, whose rules follow"]
-        + ['"taken as":', "", _claims(figure_claims(HERE / "figures"))]
-    )
+def _claims3(rows: Iterable[tuple[Verdict, int]] | None = None) -> str:
+    found = [[one.claim, one.number, str(repeats), f"**{one.verdict}**"] for one, repeats in rows or section3()]
+    return markdown(["claim", "here", "repeats", ""], found, right=False, quoted=True)
 
 
-def _claims(verdicts: list[Verdict]) -> str:
-    rows = [[one.claim, one.number, f"**{one.verdict}**"] for one in verdicts]
-    return markdown(["claim", "here", ""], rows, quoted=True)
+def _claims2() -> str:
+    found = [[one.claim, one.number, f"**{one.verdict}**"] for one in figure_claims(HERE / "figures")]
+    return markdown(["claim", "here", ""], found, right=False, quoted=True)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "summary": summary_block,
     "records": records_block,
     "gains": gains_block,
-    "claims": claims_block,
+    "section 2": _claims2,
+    "section 3": _claims3,
     "full": full_block,
 }
 
@@ -171,9 +178,8 @@ def page_text(text: str) -> str:
     """README.md with all that stands between marks written anew."""
     for name, make in BLOCKS.items():
         begin, end = f"<!-- {name}, by make_tables.py -->", f"<!-- end of {name} -->"
-        text = re.sub(
-            f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{make().strip()}\n{end}", text, flags=re.S
-        )
+        before, _, rest = text.partition(begin)
+        text = "\n".join([before + begin, make().strip(), end + rest.partition(end)[2]])
     return text
 
 
