@@ -208,9 +208,9 @@ def _line(numbers: pd.DataFrame, panel: str, method: str) -> pd.DataFrame:
 
 
 def _claims(numbers: pd.DataFrame, scale: Effort, splits: Sequence[float]) -> tuple[Claim, ...]:
-    compared = numbers[numbers.panel == "a"].pivot(index="problem", columns="method")
-    excess, seconds = compared.excess_percent, compared.seconds.mean()
-    means = excess.mean()
+    compared = numbers[numbers.panel == "a"]
+    excess = compared.pivot(index="problem", columns="method", values="excess_percent")
+    means, seconds = excess.mean(), compared.groupby("method").seconds.mean()
 
     def shown(name: str) -> str:
         return f"{means[name]:.1f} % above the best found in {seconds[name]:.2g} s"

@@ -120,7 +120,7 @@ def measure(
     *,
     kernels: Mapping[Any, RBFMixture] = KERNELS,
     solvers: Mapping[str, str] = SOLVERS,
-    planned: Mapping[str, type[MinibatchSampler]] = PLANNED,
+    planned: Mapping[str, Any] = PLANNED,
     seeds: Sequence[int],
     batches: int,
     progress: Progress,
@@ -186,7 +186,8 @@ def _fold(measured: pd.DataFrame) -> pd.Series:
     return measured.uniform / measured.variance.clip(lower=1e-300)
 
 
-def _claims_at(variances: pd.DataFrame, folds: pd.DataFrame, where: str) -> list[Claim]:
+def _claims_at(variances: Any, folds: Any, where: str) -> list[Claim]:
+    """Claims on tables whose columns are (method, k), a seed in each row; mypy knows no such columns."""
     sizes, seeds = list(folds[PAPER].columns), len(folds)
     plain, kernelised = variances["k-means"], variances["kernel k-means"]
     lowest = int((variances[PAPER] <= np.minimum(plain, kernelised)).sum().min())
@@ -308,7 +309,7 @@ def _draw_bandwidths(axes: Axes, numbers: pd.DataFrame) -> None:
             curve = own[own.method == method].sort_values("bandwidth", key=lambda b: b.astype(float))
             axes.plot(curve.bandwidth.astype(float), 1.0 / curve.relative_to_uniform, dashes, color=colour)
         end = float(curve.bandwidth.iloc[-1]), 1.0 / float(curve.relative_to_uniform.iloc[-1])
-        looks = {"ha": "right", "va": "top", "color": PURPLE, "fontsize": 10}
+        looks: dict[str, Any] = {"ha": "right", "va": "top", "color": PURPLE, "fontsize": 10}
         axes.annotate(f"{columns} columns", end, (0, -4), textcoords="offset points", **looks)
     axes.axhline(_PAPERS_FOLD, color=GREY, linewidth=1.0, linestyle="--")
     axes.text(min(BANDWIDTHS), _PAPERS_FOLD * 1.05, "the paper's", color=GREY, fontsize=9.5, va="bottom")
