@@ -238,8 +238,7 @@ def figure_claims(folder: Path) -> list[Verdict]:
         for claim in record["claims"]:
             if claim["source"] == "paper":
                 verdict = {True: HELD, False: NOT, None: OPEN}[claim["held"]]
-                evidence = claim["evidence"].partition("; ")[0] if len(claim["evidence"]) > 160 else claim["evidence"]
-                found.append(Verdict(f"{link}: {claim['statement']}", evidence, verdict))
+                found.append(Verdict(f"{link}: {claim['statement']}", claim["evidence"], verdict))
     return found
 
 

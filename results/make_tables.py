@@ -160,8 +160,15 @@ def _claims3(rows: Iterable[tuple[Verdict, int]] | None = None) -> str:
 
 
 def _claims2() -> str:
-    found = [[one.claim, one.number, f"**{one.verdict}**"] for one in figure_claims(HERE / "figures")]
-    return markdown(["claim", "here", ""], found, right=False, quoted=True)
+    figures: dict[str, list[Verdict]] = {}
+    for one in figure_claims(HERE / "figures"):
+        figures.setdefault(one.claim.partition(": ")[0], []).append(one)
+    rows = []
+    for figure, verdicts in figures.items():
+        counts = Counter(one.verdict for one in verdicts)
+        missed = (one.claim.partition(": ")[2].partition(", taken as")[0] for one in verdicts if one.verdict == NOT)
+        rows.append([figure, *(str(counts[name]) for name in (HELD, NOT, OPEN)), "; ".join(missed)])
+    return markdown(["", HELD, NOT, OPEN, "what did not"], rows, right=False, quoted=True)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
