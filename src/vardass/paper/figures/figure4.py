@@ -69,8 +69,13 @@ def figure4(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
     """Measure Var(μ̂) against k for uniform draws, k-means, kernel k-means and Algorithm 1, and for ours."""
     n, steps, repeats, batches = (160, 30, 3, 32) if quick else (1000, 1000, 20, 64)
     ks = (4, 8, 32) if quick else (2, 4, 8, 16, 32, 64, 128, 256)
+    progress(0.0, "features")
+
+    def within(low: float, high: float) -> Progress:
+        return lambda share, message: progress(low + share * (high - low), message)
+
     wide = trained_features(n, seed=seed, steps=steps)
-    curves = measure(wide, ks, seeds=range(seed, seed + repeats), batches=batches, progress=progress)
+    curves = measure(wide, ks, seeds=range(seed, seed + repeats), batches=batches, progress=within(0.0, 0.8))
     narrow = trained_features(n, seed=seed, steps=steps, columns=_NARROW)
     bandwidths = pd.concat(
         measure(
@@ -81,9 +86,9 @@ def figure4(*, seed: int, quick: bool, progress: Progress) -> FigureResult:
             planned={},
             seeds=range(seed, seed + max(2, repeats // 4)),
             batches=batches,
-            progress=progress,
+            progress=within(*shares),
         )
-        for each in (wide, narrow)
+        for each, shares in ((wide, (0.8, 0.9)), (narrow, (0.9, 1.0)))
     )
     numbers = over_seeds(pd.concat([curves, bandwidths]))
     return FigureResult(
