@@ -80,10 +80,12 @@ def judge_gain(found: Estimate) -> str:
 
 
 def judge_same(found: Iterable[Estimate], margin: float = POINTS) -> str:
+    """Held if each is within the margin, where no correction is due; did not if one is shown that may be outside."""
     several = list(found)
-    shown = [p for p in holm([each.p() for each in several]) if p is not None]
-    same = [p for p in holm([each.equivalence_p(margin) for each in several]) if p is not None]
-    return NOT if min(shown) < LEVEL else HELD if max(same) < LEVEL else OPEN
+    same = [each.equivalence_p(margin) < LEVEL for each in several]
+    shown = [p is not None and p < LEVEL for p in holm([each.p() for each in several])]
+    other = any(differs and not within for differs, within in zip(shown, same, strict=True))
+    return HELD if all(same) else NOT if other else OPEN
 
 
 def judge_best(cells: Sequence[Sequence[Estimate]], needed: int) -> tuple[int, int, str]:

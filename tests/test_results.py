@@ -87,9 +87,10 @@ def test_verdicts_follow_the_rules(rules):
     assert rules.judge_gain(gain(0.1, 0.3)) == "did not"
     assert rules.judge_gain(gain(-2.0, 1.0)) == "did not"
     assert rules.judge_gain(gain(1.0, 3.0)) == "cannot be told"
-    same, unknown, other = gain(0.1, 0.3), gain(0.1, 3.0), gain(2.0, 0.3)
+    same, unknown, other, small = gain(0.1, 0.3), gain(0.1, 3.0), gain(2.0, 0.3), gain(0.5, 0.1)
     assert rules.judge_same([same, same]) == "held"
-    assert rules.judge_same([same, unknown]) == "cannot be told"
+    assert rules.judge_same([same, small]) == "held"  # a difference, but too small to matter
+    assert rules.judge_same([same, unknown]) == rules.judge_same([small, unknown]) == "cannot be told"
     assert rules.judge_same([same, unknown, other]) == "did not"
     ahead, behind = [gain(2.0, 0.3), gain(1.0, 0.3)], [gain(2.0, 0.3), gain(-1.0, 0.3)]
     assert rules.judge_best([ahead] * 3 + [behind], 3) == (3, 1, "held")
