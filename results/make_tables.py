@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -83,13 +83,12 @@ def gains_text(folder: Path) -> str:
 
 def section3() -> list[tuple[Verdict, int]]:
     """Claims of section 3 from the records that have all data sets, each with the number of repeats."""
-    return [row for folder in SWEEPS for row in _judged(folder, folder)]
-
-
-def _judged(folder: str, sweep: str) -> list[tuple[Verdict, int]]:
-    results = results_of(folder)
-    repeats = min(len(data.repeats) for data in results.values())
-    return [(verdict, repeats) for verdict in SWEEPS[sweep](results)]
+    rows = []
+    for folder, judge in SWEEPS.items():
+        results = results_of(folder)
+        repeats = min(len(data.repeats) for data in results.values())
+        rows += [(verdict, repeats) for verdict in judge(results)]
+    return rows
 
 
 def summary_block() -> str:
@@ -129,12 +128,8 @@ def records_block() -> str:
     return markdown(header, rows, quoted=True)
 
 
-def gains_block() -> str:
-    """VaRDASS over uniform batches on each data set, tasks being the unit."""
-    return _over_uniform("samplers")
-
-
 def _over_uniform(folder: str) -> str:
+    """VaRDASS over uniform batches on each data set, tasks being the unit."""
     results = results_of(folder)
     rows = []
     for algorithm in ("erm", "coral", "mmd"):
@@ -150,12 +145,12 @@ def full_block() -> str:
     if not results:
         return "No data set is complete yet."
     one = next(iter(results.values()))
-    lines = [f"Complete with {len(one.repeats)} repeats of {len(one.searches)} draw: {', '.join(results)}."]
-    return "\n\n".join([*lines, _over_uniform(FULL), _claims3(_judged(FULL, "samplers"))])
+    done = f"Complete with {len(one.repeats)} repeats of {len(one.searches)} draw, all samplers: {', '.join(results)}"
+    return f"{done} ([gains]({FULL}/gains.md), [Table 1]({FULL}/table-1.md)).\n\n{_over_uniform(FULL)}"
 
 
-def _claims3(rows: Iterable[tuple[Verdict, int]] | None = None) -> str:
-    found = [[one.claim, one.number, str(repeats), f"**{one.verdict}**"] for one, repeats in rows or section3()]
+def _claims3() -> str:
+    found = [[one.claim, one.number, str(repeats), f"**{one.verdict}**"] for one, repeats in section3()]
     return markdown(["claim", "here", "repeats", ""], found, right=False, quoted=True)
 
 
@@ -174,7 +169,7 @@ def _claims2() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "summary": summary_block,
     "records": records_block,
-    "gains": gains_block,
+    "gains": lambda: _over_uniform("samplers"),
     "section 2": _claims2,
     "section 3": _claims3,
     "full": full_block,
