@@ -84,7 +84,7 @@ def cell(d: int, case: str, sizes: tuple[int, int], repeats: int) -> list[dict[s
     widths: dict[str, list[float]] = {loss: [] for loss in true}
     signal: dict[str, list[float]] = {loss: [] for loss in true}
     for seed in range(repeats):
-        generator = np.random.default_rng([seed, d, *sizes])
+        generator = np.random.default_rng([seed, d, *sizes, list(CASES).index(case)])
         x, y = (law.draw(n, d, generator) for law, n in zip((first, second), sizes))
         comparison = compare(x, y, kernel=kernel, permutations=PERMUTATIONS if case == "equal" else 0, seed=seed)
         for loss, value in true.items():

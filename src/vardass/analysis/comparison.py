@@ -57,7 +57,7 @@ class SetDistance:
     value : float
         Unbiased estimate; can be slightly negative if the sets are nearly equal.
     low, high : float
-        Ends of the confidence interval, cut at 0; the value is nearer to the lower one.
+        Ends of the confidence interval, cut at 0 and not symmetric about the value.
     stderr, computing_stderr : float
         Standard error of ``value`` for the populations, and the part of it that comes from summing random blocks of
         pairs instead of all.
