@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.backend import one_thread
 from vardass.errors import InputError
-from vardass.files import write_text
+from vardass.files import write_output
 from vardass.lab.record import versions
 from vardass.plots import new_figure, require_matplotlib, save_figure
 from vardass.registry import Registry
@@ -107,7 +107,7 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
     }
     for ending, text in texts.items():
         paths.append(stem.with_suffix(f".{ending}"))
-        write_text(paths[-1], text)
+        write_output(paths[-1], text)
     return paths
 
 
