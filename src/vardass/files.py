@@ -24,7 +24,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 LOCK_FILE = "lock"
 HOLDER_FILE = "holder.json"
 OUTPUTS_FILE = ".vardass.json"
-"""Digests of the files that commands wrote into a folder, by name."""
+"""By the name of each file that a command wrote into a folder: the command, and digests of the last two contents."""
 _TEMPORARY = ".vardass-tmp"
 
 
@@ -90,62 +90,62 @@ def write_text(path: Path, text: str) -> None:
 # --- outputs of commands: which existing file may be replaced ---
 
 
-def write_output(path: PathLike, content: str | bytes) -> None:
-    """Write the whole output of a command, unless that would replace a file of the user, see `check_replaceable`."""
+def write_output(path: PathLike, content: str | bytes, command: str) -> None:
+    """Write the whole output of a command, unless that would replace another file, see `check_replaceable`."""
     target, data = Path(path), content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
-    if target.is_file() and not is_own(target) and target.read_bytes() == data:
+    if target.is_file() and not is_own(target, command) and target.read_bytes() == data:
         return  # there is nothing to replace
-    check_replaceable(target)
-    _note_digest(target, hashlib.sha256(data).hexdigest())  # first: a kill in between must not make it foreign
+    check_replaceable(target, command)
+    _note_digest(target, command, hashlib.sha256(data).hexdigest())  # first: a kill in between must not make it foreign
     with atomic_write(target) as file:
         file.write(data)
 
 
-def check_replaceable(path: PathLike) -> None:
-    """Refuse a path at which there is anything but a file that is, byte for byte, as a command wrote it there."""
+def check_replaceable(path: PathLike, command: str) -> None:
+    """Refuse a path at which there is anything but a file that is, byte for byte, as this command wrote it there."""
     if Path(path).is_dir():
         raise InputError(f"{path} is a folder; name a file in it")
-    if Path(path).exists() and not is_own(path):
+    if Path(path).exists() and not is_own(path, command):
         raise InputError(
-            f"{path} is there already, and not as vardass wrote it, so it is not replaced; choose another name, or "
+            f"{path} exists and is not as vardass {command} wrote it, so it is not replaced; choose another name, or "
             "move the file away"
         )
 
 
-def is_own(path: PathLike) -> bool:
+def is_own(path: PathLike, command: str) -> bool:
     """Whether a file is as a command wrote it there, and not write-protected."""
     file = Path(path).resolve()
     if not file.is_file() or not file.stat().st_mode & 0o222:
         return False
-    noted = _digests(file.parent).get(file.name)
-    if noted is None:
-        return False
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest() in noted
+    writer, *digests = _digests(file.parent).get(file.name, [""])
+    return writer == command and _digest(file) in digests
 
 
-def note_output(path: PathLike) -> None:
+def note_output(path: Path, command: str) -> None:
     """Note a file that a command has just written by other means than `write_output`."""
-    with Path(path).open("rb") as opened:
-        _note_digest(Path(path), hashlib.file_digest(opened, "sha256").hexdigest())
+    _note_digest(path, command, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digests(folder: Path) -> dict[str, list[str]]:
     found = read_json(folder / OUTPUTS_FILE)
-    is_ours = all(
-        isinstance(digests, list) and all(isinstance(digest, str) for digest in digests) for digests in found.values()
-    )
+    is_ours = all(isinstance(note, list) and note and {*map(type, note)} == {str} for note in found.values())
     return found if is_ours else {}
 
 
-def _note_digest(path: Path, digest: str) -> None:
+def _note_digest(path: Path, command: str, digest: str) -> None:
     """Note what a file will hold, beside what it holds now, and forget files that are gone."""
     file = path.resolve()
     known, notes = _digests(file.parent), file.parent / OUTPUTS_FILE
     if not known and notes.exists():
         return  # a file of that name that is not ours: outputs beside it will not be replaced
     kept = {name: digests for name, digests in known.items() if (file.parent / name).exists()}
-    kept[file.name] = [digest, *kept.get(file.name, [])[:1]]
+    writer, *before = kept.get(file.name, [""])
+    kept[file.name] = [command, digest, *(before[:1] if writer == command else ())]
     write_text(notes, json.dumps(kept, indent=0, sort_keys=True) + "\n")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.analysis.doctor import Diagnosis
 from vardass.errors import needs_extra
-from vardass.files import write_output
+from vardass.files import atomic_write, write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,13 +61,17 @@ def style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
         axes.spines[side].set_visible(False)
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths."""
+def save_figure(figure: Figure, stem: Path, command: str = "") -> list[Path]:
+    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths; for a command, if named."""
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     for path, metadata in zip(paths, ({}, {"Date": None}), strict=True):
         content = io.BytesIO()
         figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata)
-        write_output(path, content.getvalue())
+        if command:
+            write_output(path, content.getvalue(), command)
+            continue
+        with atomic_write(path) as file:
+            file.write(content.getvalue())
     return paths
 
 

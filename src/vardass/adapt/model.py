@@ -367,7 +367,7 @@ def export_model(
     file = as_path(path)
     beside = file.with_suffix(".json")
     for each in (file, beside):  # both or none
-        check_replaceable(each)
+        check_replaceable(each, "export")
     if algorithm.seen_together > 1:
         raise InputError(
             f"predictions of {algorithm.name!r} depend on {algorithm.seen_together} samples that are seen together, so "
@@ -382,7 +382,7 @@ def export_model(
         raise InputError(f"torch.export cannot follow the network: {reason}; change it, or use load_model") from error
     content = io.BytesIO()
     torch.export.save(program, content)
-    write_output(file, content.getvalue())
+    write_output(file, content.getvalue(), "export")
     image = about["data_kind"] == "image"
     description = {
         "input": "pixels from 0 to 1" if image else "mel patches" if reading.get("front_end") else "rows of features",
@@ -393,5 +393,5 @@ def export_model(
         "classes" if algorithm.units is None else "numbers": list(about["class_names"]),
         "torch": torch.__version__,
     }
-    write_output(beside, json.dumps(description, indent=2) + "\n")
+    write_output(beside, json.dumps(description, indent=2) + "\n", "export")
     return file, beside

@@ -26,6 +26,7 @@ CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+RUN = "adapt"  # what files in the folder of a run are noted to be by, see `write_output`
 _FORMAT = 2
 # between a checkpoint and the run that resumes it
 _MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "tensorboard")
@@ -49,9 +50,9 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot make the folder {self.path}: {error.strerror}; choose another one") from None
         metrics = self.path / METRICS_FILE
-        if not is_own(self.path / CONFIG_FILE):  # else they are what a stopped run left
-            check_replaceable(metrics)
-        write_output(self.path / CONFIG_FILE, json.dumps(config.to_json(), indent=2) + "\n")
+        if not is_own(self.path / CONFIG_FILE, RUN):  # else they are what a stopped run left
+            check_replaceable(metrics, RUN)
+        write_output(self.path / CONFIG_FILE, json.dumps(config.to_json(), indent=2) + "\n", RUN)
         self.write_metrics([])
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from vardass.adapt.run_folder import (
     CONFIG_FILE,
     DATA_FILE,
     METRICS_FILE,
+    RUN,
     TENSORBOARD_FOLDER,
     RunFolder,
     read_data_file,
@@ -49,7 +50,6 @@ from vardass.files import (
     read_json,
     remove_temporary,
     write_output,
-    write_text,
 )
 
 _LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE, OUTPUTS_FILE)
@@ -311,8 +311,8 @@ def _run(
         if trainer.processes.is_first:
             check()  # once more: another run may have been here
             remove_temporary(out)
-            write = write_text if RunFolder(out).has_checkpoint else write_output  # that of a run was compared
-            write(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
+            if not RunFolder(out).has_checkpoint:  # else it was compared
+                write_output(out / DATA_FILE, json.dumps(data, indent=2) + "\n", RUN)
         # networks on embeddings are small: one thread is as fast, and several times faster where others work too
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
             timed = tell_time(progress, tell)
@@ -326,10 +326,10 @@ def _run(
 
 def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
     """Refuse a folder inside the data, with a run that nobody asked to resume, one on other data, or other things."""
-    check_folder(out, domains, (PREDICTIONS_FILE, REPORT_FILE, RESULT_FILE))
+    check_folder(out, domains, (PREDICTIONS_FILE, REPORT_FILE, RESULT_FILE), RUN)
     if not RunFolder(out).has_checkpoint:
         # files of a run that stopped before its first checkpoint may be replaced, nothing else
-        check_folder(out, names=(CONFIG_FILE, DATA_FILE))
+        check_folder(out, names=(CONFIG_FILE, DATA_FILE), command=RUN)
         entries = [entry for entry in out.iterdir() if not is_temporary(entry)] if out.is_dir() else []
         if other := sorted(entry.name for entry in entries if entry.name not in _LEFT_BY_A_RUN):
             raise InputError(f"{out} holds {other[0]!r} but no run; choose an empty or new folder with --out")
@@ -365,7 +365,7 @@ def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
 
 
 def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -> None:
-    write_output(out / PREDICTIONS_FILE, summary.predictions.to_csv())
+    write_output(out / PREDICTIONS_FILE, summary.predictions.to_csv(), RUN)
     report = write_report(summary, out, data)
     if summary.one_class is not None:
         note(f"warning: {summary.one_class}")

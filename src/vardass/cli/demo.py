@@ -105,7 +105,7 @@ def _write_data(out: Path) -> Path:
     def write(name: str, save: Callable[..., None], *values: Any, **arrays: Any) -> None:
         packed = io.BytesIO()
         save(packed, *values, **arrays)
-        write_output(folder / name, packed.getvalue())
+        write_output(folder / name, packed.getvalue(), "demo")
 
     write("right-wrist.npy", np.save, standardise(watch.features[watch.side == 1]).numpy())
     names = np.array(watch.class_names)
@@ -204,7 +204,7 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
     console.print(_NOTES)
     console.print()
     console.print(render(make_tables(results, "splits"), "text"), soft_wrap=True, markup=False)
-    write_output(out / "noise.json", json.dumps(noise, indent=2) + "\n")
+    write_output(out / "noise.json", json.dumps(noise, indent=2) + "\n", "demo")
     written = [write_page(out / "sweep"), out / "noise.json", out / "sweep"]
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
 

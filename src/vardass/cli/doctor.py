@@ -70,7 +70,7 @@ def doctor(
     given |= {} if penalty is None else {"penalty": penalty}
     found_kind = find_kind([source, target], kind)
     if out is not None:
-        check_folder(out, [source, target], [f"doctor.{ending}" for ending in ("json", "png", "svg")])
+        check_folder(out, [source, target], [f"doctor.{ending}" for ending in ("json", "png", "svg")], "doctor")
     reading: dict[str, Any] = {"key": key, "labels": labels, "columns": columns}
     algorithm: Algorithm | None = None
     if model is not None:
@@ -88,9 +88,9 @@ def doctor(
     written: list[Path] = []
     if out is not None:
         make_folder(out)
-        write_output(out / "doctor.json", json.dumps(measured.to_dict(), indent=2) + "\n")
+        write_output(out / "doctor.json", json.dumps(measured.to_dict(), indent=2) + "\n", "doctor")
         title = f"{source.stem} and {target.stem}"
-        pictures = save_picture(lambda: diagnosis_figure(measured, title=title), out / "doctor")
+        pictures = save_picture(lambda: diagnosis_figure(measured, title=title), out / "doctor", "doctor")
         written = [out / "doctor.json", *pictures]
     if as_json:
         print_json({**measured.to_dict(), "written": written}, indent=2)

@@ -91,7 +91,7 @@ def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_s
     return RBFMixture(values, divisor)
 
 
-def check_output(option: str, target: Path, source: Path) -> None:
+def check_output(option: str, target: Path, source: Path, command: str) -> None:
     """Refuse an output that is the input, a folder, cannot be written, or would replace a file of the user."""
     if target.exists() and source.exists() and os.path.samefile(target, source):
         raise InputError(f"{option} {target} is the input file; choose another name")
@@ -101,18 +101,18 @@ def check_output(option: str, target: Path, source: Path) -> None:
         raise InputError(f"there is no folder {target.parent} for {option} {target}; create it first")
     if not os.access(target.parent, os.W_OK):
         raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
-    check_replaceable(target)
+    check_replaceable(target, command)
 
 
-def check_folder(out: Path, data: Iterable[Path] = (), names: Iterable[str] = ()) -> None:
-    """Refuse a file, a folder in the data, where a picture would be a sample, and files of the user with ``names``."""
+def check_folder(out: Path, data: Iterable[Path] = (), names: Iterable[str] = (), command: str = "") -> None:
+    """Refuse a file, a folder in the data, where a picture would be a sample, and ``names`` not by the command."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; name a folder")
     for path in data:
         if out.resolve().is_relative_to(path.resolve()):
             raise InputError(f"--out {out} is inside the data {path}; choose a folder outside of it")
     for name in names:
-        check_replaceable(out / name)
+        check_replaceable(out / name, command)
 
 
 def make_folder(out: Path) -> None:
@@ -304,7 +304,7 @@ def _beside(
 def _check_out(out: Path, source: Path) -> None:
     if out.suffix.lower() not in (".npz", ".csv"):
         raise InputError(f"representatives are written as .npz or .csv, got --out {out}; change its ending")
-    check_output("--out", out, source)
+    check_output("--out", out, source, "coreset")
 
 
 def _save(found: Coreset, beside: Mapping[str, NDArray[Any]], out: Path) -> None:
@@ -314,11 +314,11 @@ def _save(found: Coreset, beside: Mapping[str, NDArray[Any]], out: Path) -> None
         arrays: dict[str, Any] = {**beside, "indices": indices, "weights": weights}
         packed = io.BytesIO()
         np.savez_compressed(packed, meta=np.array(json.dumps(about)), **arrays)
-        write_output(out, packed.getvalue())
+        write_output(out, packed.getvalue(), "coreset")
         return
     rows = zip(indices.tolist(), weights.tolist(), *(values.tolist() for values in beside.values()))
     shown = ([row, f"{weight:.9g}", *rest] for row, weight, *rest in rows)
-    write_output(out, csv_text(["row", "weight", *beside], shown))
+    write_output(out, csv_text(["row", "weight", *beside], shown), "coreset")
 
 
 def _print_coreset(found: Coreset, source: Path, out: Path, d: int | None, console: Console) -> None:

@@ -16,7 +16,7 @@ from vardass.backend import one_thread
 from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
 from vardass.cli.terminal import print_lines, progress_bar, time_text
 from vardass.errors import InputError, VardassError
-from vardass.files import write_output
+from vardass.files import check_replaceable, write_output
 from vardass.plots import require_matplotlib
 from vardass.processes import count_cpus
 from vardass.table import FORMATS, plain_text, render
@@ -220,7 +220,7 @@ def tables(
         if table == "summary":
             print(f"more: --table {', '.join(TABLE_NAMES[1:])}", file=sys.stderr)
         return
-    write_output(out, text)
+    write_output(out, text, "tables")
     print(f"written: {out}")
 
 
@@ -248,12 +248,14 @@ def figure(
 
     Writes figureN.png, .svg, .csv (the numbers), .md (the text) and .json (settings and versions).
     """
-    from vardass.paper.figures import NUMBERS, make_figure, write_figure
+    from vardass.paper.figures import ENDINGS, NUMBERS, make_figure, write_figure
 
     known = {str(n): (n,) for n in NUMBERS} | {"all": NUMBERS}
     if number not in known:
         raise InputError(f"there is no figure {number!r}; choose one of {', '.join(known)}")
     require_matplotlib()  # before the work, not after it
+    for path in (out / f"figure{n}.{ending}" for n in known[number] for ending in ENDINGS):
+        check_replaceable(path, "figure")
     for n in known[number]:
         started = time.perf_counter()
         with progress_bar() as progress:

@@ -67,16 +67,14 @@ def predict(
     if out is not None:
         if out.suffix.lower() != ".csv":
             raise InputError(f"--out {out} is written as CSV; give it a name that ends with .csv")
-        check_output("--out", out, data)
-        if out.resolve() == (run / PREDICTIONS_FILE).resolve():
-            raise InputError(f"--out {out} holds the predictions of the run's own target; choose another name")
+        check_output("--out", out, data, "predict")
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
     domain = domain_from_path(data, about, how, key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
         print(predictions.to_csv(), end="")
     else:
-        write_output(out, predictions.to_csv())
+        write_output(out, predictions.to_csv(), "predict")
         print(f"{len(predictions.samples):,} predictions written to {out}")
 
 
@@ -96,7 +94,7 @@ def export(
     if out.suffix != ".pt2":
         raise InputError(f"--out {out} is written by torch.export; give it a name that ends with .pt2")
     for file in (out, out.with_suffix(".json")):
-        check_output("--out", file, folder / MODEL_FILE)
+        check_output("--out", file, folder / MODEL_FILE, "export")
     written = export_model(algorithm, about, how, out)
     print(f"written: {', '.join(map(str, written))}")
 
@@ -236,7 +234,7 @@ def evaluate(
     run, given = run.expanduser(), [_named(text) for text in data or ()]
     if out is not None:
         names = [RESULT_FILE, SAMPLES_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
-        check_folder(out, [path for _, path in given], names)
+        check_folder(out, [path for _, path in given], names, "evaluate")
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
     if given:
         domains, note = labelled_domains(given, about, run, key=key, labels=labels), ""
@@ -345,9 +343,9 @@ def _write(
             columns = found.labels[title].tolist(), guesses.tolist(), confidences.tolist()
             cells = [(names[y], names[guess], f"{sure:.6f}") for y, guess, sure in zip(*columns, strict=True)]
         rows += [(title, sample, *row) for sample, row in zip(sample_names(domain, None), cells, strict=True)]
-    write_output(out / RESULT_FILE, json.dumps(result, indent=2, allow_nan=False) + "\n")
-    write_output(out / SAMPLES_FILE, csv_text(["domain", "sample", *head], rows))
-    picture = save_picture(lambda: evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE)
+    write_output(out / RESULT_FILE, json.dumps(result, indent=2, allow_nan=False) + "\n", "evaluate")
+    write_output(out / SAMPLES_FILE, csv_text(["domain", "sample", *head], rows), "evaluate")
+    picture = save_picture(lambda: evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE, "evaluate")
     return [out / RESULT_FILE, out / SAMPLES_FILE, *picture]
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from vardass.adapt.model import RunResult
+from vardass.adapt.run_folder import RUN
 from vardass.adapt.selection import FIRST_BEST, SCORE_NAMES
 from vardass.backend import were_compiled
 from vardass.cli.models import PredictedNumbers, Predictions
@@ -165,8 +166,8 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> Pat
         "`vardass report RUN`, where RUN is this folder, draws losses, scores, variance and time; "
         "`vardass predict RUN DIR` predicts other samples.",
     ]
-    write_output(folder / REPORT_FILE, "\n\n".join(part for part in parts if part) + "\n")
-    write_output(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n")
+    write_output(folder / REPORT_FILE, "\n\n".join(part for part in parts if part) + "\n", RUN)
+    write_output(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n", RUN)
     return folder / REPORT_FILE
 
 

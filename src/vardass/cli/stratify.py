@@ -101,14 +101,14 @@ def stratify(
         start = None if warm_start is None else Strata.load(warm_start)
         if out.suffix != ".npz":  # before the work, not after it
             raise InputError(f"strata are written as .npz, got --out {out}; give it a name that ends with .npz")
-        check_output("--out", out, source)
+        check_output("--out", out, source, "stratify")
         seconds_read = time.perf_counter() - clock
         options |= {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
         options |= {"bound": bound, "warm_start": start}
         with progress_bar() as progress:
             strata = make_strata(features, k, progress=progress, **options)
         strata.save(out)
-        note_output(out)
+        note_output(out, "stratify")
         seconds = {"read": seconds_read, **_seconds(strata)}
     if as_json:
         print_json({"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)})

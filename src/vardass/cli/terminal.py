@@ -108,13 +108,13 @@ def name_cell(text: str) -> Text:
     return Text(plain_text(text))
 
 
-def save_picture(draw: Callable[[], Any], path: Path) -> list[Path]:
-    """Files of the figure that ``draw`` makes; none where matplotlib is not installed."""
+def save_picture(draw: Callable[[], Any], path: Path, command: str) -> list[Path]:
+    """Files of the figure that ``draw`` makes for a command; none where matplotlib is not installed."""
     try:
         require_matplotlib()
     except MissingExtraError:
         return []
-    return save_figure(draw(), path)
+    return save_figure(draw(), path, command)
 
 
 def titled_table(titles: Sequence[str]) -> Table:

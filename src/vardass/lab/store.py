@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vardass.errors import InputError
-from vardass.files import locked, read_json, remove_temporary, write_output, write_text
+from vardass.files import check_replaceable, locked, read_json, remove_temporary, write_output, write_text
 from vardass.lab.record import Record, RunSpec
 
 __all__ = ["SweepStore", "empty", "read_records", "record_files", "run_label", "whole_lines"]
@@ -202,10 +202,11 @@ class SweepStore:
         """Note which runs the sweep has, for `status`, and its specification."""
         with _writing(self.path):
             plan = self.path / PLAN_FILE
-            write = write_text if read_json(plan).keys() == {"jobs", "runs"} else write_output
-            write(plan, json.dumps({"jobs": jobs, "runs": list(runs)}) + "\n")
+            if read_json(plan).keys() != {"jobs", "runs"}:
+                check_replaceable(plan, "sweep")
             if text is not None:
-                write_output(self.path / SWEEP_FILE, text)
+                write_output(self.path / SWEEP_FILE, text, "sweep")
+            write_text(plan, json.dumps({"jobs": jobs, "runs": list(runs)}) + "\n")
 
 
 def empty(folder: Path, *, keep: Sequence[str]) -> None:

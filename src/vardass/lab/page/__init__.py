@@ -29,7 +29,7 @@ def make_page(folder: Path) -> str:
 def write_page(folder: Path, out: Path | None = None) -> Path:
     """Write the page of a folder, by default to ``report.html`` in it, and return where it is."""
     path = folder / PAGE_FILE if out is None else out
-    write_output(path, make_page(folder))
+    write_output(path, make_page(folder), "report")
     return path
 
 
