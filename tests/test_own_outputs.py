@@ -69,17 +69,6 @@ def foreign(out: Path) -> None:
 
 LINKS = (linked, linked_hard)
 IN_THE_WAY = (foreign, edited, copied, of_another_command, *LINKS, protected, put_back, beside_foreign_notes, a_folder)
-    foreign,
-    edited,
-    copied,
-    of_another_command,
-    linked,
-    linked_hard,
-    protected,
-    put_back,
-    beside_foreign_notes,
-    a_folder,
-)
 
 
 @pytest.mark.parametrize("content", ["new", b"new"])

@@ -62,7 +62,10 @@ def style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 
 
 def save_figure(figure: Figure, stem: Path, command: str = "") -> list[Path]:
-    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths; for a command, if named."""
+    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths.
+
+    For a ``command``, no other file is replaced.
+    """
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     for path, metadata in zip(paths, ({}, {"Date": None}), strict=True):
         content = io.BytesIO()

@@ -100,7 +100,7 @@ def backbone_from_config(saved: Mapping[str, Any], weights: Mapping[str, Tensor]
     """Build a backbone with random parameters for ``weights``; no file and no network is asked for anything."""
     config = _without_hub(saved["config"])
     kind = _known_type(config.pop("model_type", None))
-    _check_depths(config, len(weights))
+    _check_sizes(config, weights)
     transformers = _transformers()
     size = sum(tensor.numel() for tensor in weights.values())
     try:
@@ -125,25 +125,25 @@ def _known_type(kind: Any) -> str:
 
 
 def _without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without entries that name code, kernels or other models of a hub."""
+    """A copy without entries that name code, kernels or other models of a hub, and without classes."""
     return {
         name: _without_hub(value) if isinstance(value, Mapping) else value
         for name, value in config.items()
-        if not re.search("auto_map|_implementation|backbone|name_or_path|quantization", name)
+        if not re.search("auto_map|_implementation|backbone|name_or_path|quantization|label", name)
     }
 
 
-def _check_depths(config: Mapping[str, Any], tensors: int) -> None:
-    """Refuse more layers than there are tensors of weights: building them takes time even without memory."""
+def _check_sizes(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Refuse numbers beyond what the weights have: even to outline such a model may take all time or memory."""
+    most = max(10_000, *(tensor.numel() for tensor in weights.values()))
     for name, value in config.items():
         if isinstance(value, Mapping):
-            _check_depths(value, tensors)
-        elif re.search("layer|depth|block|stage", name):
-            counts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)]
-            if sum(counts) > tensors:
-                raise InputError(
-                    f"the file describes a backbone with {name} {value}, and has {tensors} tensors; train again"
-                )
+            _check_sizes(value, weights)
+            continue
+        counts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)]
+        is_depth = re.search("layer|depth|block|stage", name)
+        if counts and (sum(counts) > len(weights) if is_depth else max(counts) > most):
+            raise InputError(f"the file describes a backbone with {name} {value}, more than its weights; train again")
 
 
 def _from_disk_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:
