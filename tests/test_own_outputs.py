@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -109,11 +110,10 @@ def test_a_kill_between_any_two_steps_makes_no_output_foreign(tmp_path: Path, mo
             replace(source, target)
 
         monkeypatch.setattr(os, "replace", stopping)
-        try:
-            write_output(out, f"first {stop}", "demo")
-            write_output(out, f"second {stop}", "demo")
-        except KeyboardInterrupt:
-            pass
+        for _ in range(3):
+            with suppress(KeyboardInterrupt):
+                write_output(out, f"first {stop}", "demo")
+                write_output(out, f"second {stop}", "demo")
         monkeypatch.setattr(os, "replace", replace)
         write_output(out, f"third {stop}", "demo")
         assert out.read_text() == f"third {stop}"

@@ -24,7 +24,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 LOCK_FILE = "lock"
 HOLDER_FILE = "holder.json"
 OUTPUTS_FILE = ".vardass.json"
-"""By the name of each file that a command wrote into a folder: the command, and digests of the last two contents."""
+"""By the name of each file that a command wrote into a folder: the command, and digests of its content and the last."""
 _TEMPORARY = ".vardass-tmp"
 
 
@@ -144,8 +144,7 @@ def _note_digest(path: Path, command: str, digest: str) -> None:
     if not known and notes.exists():
         return  # a file of that name that is not ours: outputs beside it will not be replaced
     kept = {name: digests for name, digests in known.items() if (file.parent / name).exists()}
-    writer, *before = kept.get(file.name, [""])
-    kept[file.name] = [command, digest, *(before[:1] if writer == command else ())]
+    kept[file.name] = [command, digest, *([_digest(file)] if file.exists() else ())]
     write_text(notes, json.dumps(kept, indent=0, sort_keys=True) + "\n")
 
 
