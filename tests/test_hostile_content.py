@@ -217,7 +217,7 @@ def test_a_model_that_names_a_hub_without_describing_its_backbone_is_refused(
             load_model(change_model(tmp_path / "run", lambda about, _, name=name: about["config"].update(network=name)))
 
 
-@pytest.mark.parametrize("value", [None, -1, 1e300, "x", [5], [], {"a": 1}])
+@pytest.mark.parametrize("value", [None, -1, "x", {"a": 1}])
 def test_a_damaged_data_file_is_named(
     value: Any, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

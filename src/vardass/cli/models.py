@@ -276,7 +276,8 @@ def _own_domains(
     folder = run if run.is_dir() else run.parent
     counted = "numbers" if about["config"].regression else "classes"
     needed = {"kind", "holdout", "source_samples", "target_samples", counted}
-    if absent := (needed | ({"task", "root", "options"} if "dataset" in how else {"sources", "target"})) - how.keys():
+    needed |= {"task", "options"} if "dataset" in how else {"sources", "target"}
+    if absent := needed - {name for name, value in how.items() if value is not None}:
         raise InputError(f"{folder / DATA_FILE} does not give the run's {min(absent)}; name data to evaluate on")
     refuse_code(how.get("dataset"), folder / DATA_FILE, trust_code=trust_code)
     task = _task_of(how, about)
@@ -318,7 +319,7 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
         return task_from_paths(sources, Path(how["target"]), how["kind"], **more, **reading)
     options = parse_pairs("--data-option", [f"{name}={value}" for name, value in how["options"].items()])
     wanted = {name: images[name] for name in image_options(how["dataset"], IMAGENET)}
-    task = load_task(how["dataset"], how["task"], how["root"], **{**wanted, **options})
+    task = load_task(how["dataset"], how["task"], how.get("root"), **{**wanted, **options})
     unscaled = how.get("scale") and not getattr(task.target.dataset, "scale", None)
     return standardise_task(task) if unscaled else task
 
