@@ -12,21 +12,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms import Algorithm, make_algorithm
 from vardass.adapt.batches import Inputs
 from vardass.adapt.config import RunConfig, as_input_error
-from vardass.adapt.networks import make_network
+from vardass.adapt.networks import make_network, pretrained_source
 from vardass.adapt.pretrained import backbone_config, backbone_from_config
+from vardass.adapt.run_folder import Reading
 from vardass.adapt.selection import SCORE_NAMES, label_scores, outputs
 from vardass.data.domains import Domain, Kind
 from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, needs_extra
-from vardass.files import PathLike, as_path, atomic_write, plain, write_text
+from vardass.files import PathLike, as_path, atomic_write, check_replaceable, plain, write_output
 from vardass.validate import refuse_code
 
 MODEL_FILE = "model.safetensors"
@@ -224,15 +225,21 @@ def load_model(
             )
     refuse_code(about["config"], file, trust_code=trust_code)
     for name, tensor in weights.items():
-        if not bool(tensor.isfinite().all()):
+        # float8 has no isfinite
+        if not bool((tensor.float() if tensor.is_floating_point() else tensor).isfinite().all()):
             raise InputError(
                 f"the weights {name!r} in {file} are not finite, so the model predicts nothing; its training diverged "
                 "or the file is damaged: train again"
             )
     config = RunConfig(**about["config"])
     layout = config
+    if about["backbone"] is None and not given and pretrained_source(config.network) is not None:
+        raise InputError(
+            f"{file} does not describe its backbone {config.network!r}, which a model that is read is not loaded from; "
+            "train again"
+        )
     if about["backbone"] is not None and algorithm is None:
-        network = backbone_from_config(about["backbone"])  # its weights are in the file
+        network = backbone_from_config(about["backbone"], weights)
         kept = {name: value for name, value in config.network_options.items() if name != "local_files_only"}
         layout = config.changed(network_options=kept)
     built = build_algorithm(
@@ -280,19 +287,6 @@ def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raise InputError(f"{file} is not a model that can be used: {why}; train again, or use the version that wrote it")
 
 
-class _Scale(BaseModel):
-    mean: list[FiniteFloat]
-    deviation: list[Annotated[FiniteFloat, Field(gt=0)]]
-    clip: Annotated[float, Field(gt=0)] | None = None
-
-
-class _Reading(BaseModel):
-    scale: _Scale | None = None
-    column_names: list[str] | None = None
-    interpolation: str = ""
-    front_end: dict[str, Any] | None = None
-
-
 class _Backbone(BaseModel):
     library: Literal["transformers"]
     config: dict[str, Any]
@@ -308,7 +302,7 @@ class _Description(BaseModel):
     own_parts: dict[str, str]
     preprocessing: dict[str, Any]
     backbone: _Backbone | None
-    reading: _Reading
+    reading: Reading
 
     @model_validator(mode="after")
     def _scale_fits(self) -> _Description:
@@ -371,6 +365,9 @@ def export_model(
     to 1 at the size that is described, mel patches of sounds. It returns probabilities, or numbers.
     """
     file = as_path(path)
+    beside = file.with_suffix(".json")
+    for each in (file, beside):  # both or none
+        check_replaceable(each, "export")
     if algorithm.seen_together > 1:
         raise InputError(
             f"predictions of {algorithm.name!r} depend on {algorithm.seen_together} samples that are seen together, so "
@@ -385,8 +382,7 @@ def export_model(
         raise InputError(f"torch.export cannot follow the network: {reason}; change it, or use load_model") from error
     content = io.BytesIO()
     torch.export.save(program, content)
-    with atomic_write(file) as written:
-        written.write(content.getvalue())
+    write_output(file, content.getvalue(), "export")
     image = about["data_kind"] == "image"
     description = {
         "input": "pixels from 0 to 1" if image else "mel patches" if reading.get("front_end") else "rows of features",
@@ -397,6 +393,5 @@ def export_model(
         "classes" if algorithm.units is None else "numbers": list(about["class_names"]),
         "torch": torch.__version__,
     }
-    beside = file.with_suffix(".json")
-    write_text(beside, json.dumps(description, indent=2) + "\n")
+    write_output(beside, json.dumps(description, indent=2) + "\n", "export")
     return file, beside

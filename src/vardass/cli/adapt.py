@@ -19,6 +19,7 @@ from vardass.adapt.run_folder import (
     CONFIG_FILE,
     DATA_FILE,
     METRICS_FILE,
+    RUN,
     TENSORBOARD_FOLDER,
     RunFolder,
     read_data_file,
@@ -30,8 +31,8 @@ from vardass.cli.doctor import NETWORKS, short_form
 from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
-from vardass.cli.run_summary import Summary, print_summary, write_report
-from vardass.cli.terminal import note, print_json, progress_bar, tell_time, time_text
+from vardass.cli.run_summary import REPORT_FILE, RESULT_FILE, Summary, print_summary, write_report
+from vardass.cli.terminal import note, print_json, print_lines, progress_bar, tell_time, time_text
 from vardass.data.domains import Kind, Task
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
@@ -39,9 +40,19 @@ from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, plain, read_json, remove_temporary, write_text
+from vardass.files import (
+    HOLDER_FILE,
+    LOCK_FILE,
+    OUTPUTS_FILE,
+    is_temporary,
+    locked,
+    plain,
+    read_json,
+    remove_temporary,
+    write_output,
+)
 
-_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE)
+_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE, OUTPUTS_FILE)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
 _LABELS = r"Array or column of labels in embeddings \[labels]; for .npy a file beside it \[{name}.labels.npy]."
@@ -219,7 +230,7 @@ def tasks(
     names = task_names(dataset, root)
     if not names:
         raise InputError(f"the tasks of {dataset!r} depend on your files; give their folder with --root DIR")
-    print("\n".join(names))
+    print_lines("\n".join(names))
 
 
 _EPOCHS, _LEAST_STEPS = 60, 600
@@ -300,7 +311,8 @@ def _run(
         if trainer.processes.is_first:
             check()  # once more: another run may have been here
             remove_temporary(out)
-        write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
+            if not RunFolder(out).has_checkpoint:  # else it was compared
+                write_output(out / DATA_FILE, json.dumps(data, indent=2) + "\n", RUN)
         # networks on embeddings are small: one thread is as fast, and several times faster where others work too
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
             timed = tell_time(progress, tell)
@@ -314,9 +326,10 @@ def _run(
 
 def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
     """Refuse a folder inside the data, with a run that nobody asked to resume, one on other data, or other things."""
-    check_folder(out, domains)
+    check_folder(out, domains, (PREDICTIONS_FILE, REPORT_FILE, RESULT_FILE), RUN)
     if not RunFolder(out).has_checkpoint:
         # files of a run that stopped before its first checkpoint may be replaced, nothing else
+        check_folder(out, names=(CONFIG_FILE, DATA_FILE), command=RUN)
         entries = [entry for entry in out.iterdir() if not is_temporary(entry)] if out.is_dir() else []
         if other := sorted(entry.name for entry in entries if entry.name not in _LEFT_BY_A_RUN):
             raise InputError(f"{out} holds {other[0]!r} but no run; choose an empty or new folder with --out")
@@ -352,7 +365,7 @@ def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
 
 
 def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -> None:
-    write_text(out / PREDICTIONS_FILE, summary.predictions.to_csv())
+    write_output(out / PREDICTIONS_FILE, summary.predictions.to_csv(), RUN)
     report = write_report(summary, out, data)
     if summary.one_class is not None:
         note(f"warning: {summary.one_class}")

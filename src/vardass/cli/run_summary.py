@@ -10,15 +10,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from vardass.adapt.model import RunResult
+from vardass.adapt.run_folder import RUN
 from vardass.adapt.selection import FIRST_BEST, SCORE_NAMES
 from vardass.backend import were_compiled
 from vardass.cli.models import PredictedNumbers, Predictions
-from vardass.cli.terminal import print_line
-from vardass.files import write_text
+from vardass.cli.terminal import name_cell, print_line
+from vardass.files import write_output
 from vardass.table import markdown, quote_markdown
 
 _TOO_MANY = 0.3  # of the predictions, beyond the share of that class in the source
@@ -139,7 +139,8 @@ def print_summary(summary: Summary, written: Sequence[Path]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in summary.rows():
-        table.add_row(Text(name), Text(value), style="bold green" if name.startswith("source validation") else "")
+        style = "bold green" if name.startswith("source validation") else ""
+        table.add_row(name_cell(name), name_cell(value), style=style)
     console.print(table)
     print_line(console, f"written: {', '.join(map(str, written))}")
 
@@ -165,8 +166,8 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> Pat
         "`vardass report RUN`, where RUN is this folder, draws losses, scores, variance and time; "
         "`vardass predict RUN DIR` predicts other samples.",
     ]
-    write_text(folder / REPORT_FILE, "\n\n".join(part for part in parts if part) + "\n")
-    write_text(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n")
+    write_output(folder / REPORT_FILE, "\n\n".join(part for part in parts if part) + "\n", RUN)
+    write_output(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n", RUN)
     return folder / REPORT_FILE
 
 
