@@ -7,6 +7,7 @@ target. So a reference is trained too, on the source alone, and the model that s
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -131,7 +132,8 @@ def choose_model(adapted: RunResult, reference: RunResult, splits: TaskSplits) -
     if adapted.config.regression:
         model, candidate = "adapted", adapted.algorithm
         _, after = _outputs(adapted, picked)
-        evidence = RegressionEvidence(*scores, *(number_agreement(y, neighbours) for y in (before, after)))
+        r2 = (math.nan if score is None else score for score in scores)
+        evidence = RegressionEvidence(*r2, *(number_agreement(y, neighbours) for y in (before, after)))
     else:
         model = "vote"
         candidate, separation = _fit_vote(adapted, reference, splits)
@@ -182,8 +184,9 @@ def _untrained(adapted: RunResult, domain: Domain) -> Tensor:
     if domain.kind == "features":
         return _flat(domain)
     shape = tuple(domain.dataset[0].shape)
-    beginning = build_algorithm(adapted.config, shape, len(domain.class_names))
-    return _outputs(replace(adapted, algorithm=beginning.to(next(adapted.algorithm.parameters()).device).eval()), domain)[0]
+    beginning = build_algorithm(adapted.config, shape, len(domain.class_names)).eval()
+    device = next(adapted.algorithm.parameters()).device
+    return _outputs(replace(adapted, algorithm=beginning.to(device)), domain)[0]
 
 
 def _source_score(run: RunResult, splits: TaskSplits) -> float | None:
@@ -204,22 +207,21 @@ def number_agreement(values: Tensor, neighbours: Tensor) -> float:
 class RegressionEvidence(NamedTuple):
     """What speaks for and against the adapted model of a regression; all without target labels.
 
-    ``source_only`` and ``adapted`` are R² on held-out source samples, or None; ``reference`` and ``vote`` the
-    `number_agreement` of both models in the target.
+    ``source_only`` and ``adapted`` are R² on held-out source samples, NaN if there are none; ``reference`` and
+    ``candidate`` are the `number_agreement` of both models in the target.
     """
 
-    source_only: float | None
-    adapted: float | None
+    source_only: float
+    adapted: float
     reference: float
     candidate: float
 
     @property
     def objection(self) -> str | None:
         """Why the source-only model is the better choice; None if the adapted one is."""
-        if self.source_only is not None and self.adapted is not None:
-            if self.adapted < self.source_only - _MAX_R2_LOSS:
-                return "the adapted model is worse on the source"
-        if self.candidate - self.reference < _MIN_R2_GAIN:
+        if self.adapted < self.source_only - _MAX_R2_LOSS:
+            return "the adapted model is worse on the source"
+        if not self.candidate - self.reference >= _MIN_R2_GAIN:
             return "neighbouring target samples have as similar numbers without adaptation"
         return None
 

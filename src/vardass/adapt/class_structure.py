@@ -21,7 +21,16 @@ from vardass.errors import InputError
 from vardass.scaling import CLIP
 from vardass.validate import row_blocks, some_rows
 
-__all__ = ["ClassSpace", "Evidence", "Vote", "class_separation", "class_votes", "fit_class_space", "judge", "nearest_neighbours"]
+__all__ = [
+    "ClassSpace",
+    "Evidence",
+    "Vote",
+    "class_separation",
+    "class_votes",
+    "fit_class_space",
+    "judge",
+    "nearest_neighbours",
+]
 
 _ROUNDS = 10  # of selection: the last one takes all samples
 _COLUMNS, _WIDTH = 256, 128  # principal directions, and those of them in which classes are told apart
@@ -54,18 +63,20 @@ class ClassSpace(nn.Module):
     def __init__(self, tensors: Mapping[str, Tensor | None]) -> None:
         super().__init__()
         dimensions = (1, 1, 1, 2, 2, 1, 2, 2)
-        for name, count in zip(self.NAMES, dimensions, strict=True):
+        for name, axes in zip(self.NAMES, dimensions, strict=True):
             value = tensors.get(name)
-            if value is None or value.ndim != count or not value.is_floating_point():
-                got = "none" if value is None else f"shape {tuple(value.shape)} and dtype {value.dtype}"
-                raise InputError(f"{name} of a class space must be a tensor of numbers with {count} axes, got {got}")
+            if value is None or value.ndim != axes or not value.is_floating_point():
+                kind = "none" if value is None else f"shape {tuple(value.shape)} and dtype {value.dtype}"
+                raise InputError(
+                    f"{name} of a class space must be a tensor of numbers with {axes} axes, got {described}"
+                )
             self.register_buffer(name, value)
         d, (p, w), classes = len(self.shift), self.projection.shape, len(self.means)
         shapes = ((d,), (d,), (d,), (d, p), (p, w), (w,), (classes, w), (classes, w))
-        for name, shape in zip(self.NAMES, shapes, strict=True):
-            if tuple(getattr(self, name).shape) != shape:
+        for name, expected in zip(self.NAMES, shapes, strict=True):
+            if tuple(getattr(self, name).shape) != expected:
                 got = tuple(getattr(self, name).shape)
-                raise InputError(f"{name} of a class space has shape {got}, the other tensors need {shape}")
+                raise InputError(f"{name} of a class space has shape {got}, the other tensors need {expected}")
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the probabilities (b, C)."""
@@ -165,7 +176,8 @@ def _principal_directions(centred: Tensor) -> Tensor:
         value, vector = value[-_COLUMNS:], vector[:, -_COLUMNS:]
         keep = value > _TINY * value[-1].clamp_min(_TINY)
         return F.normalize(rows.T @ vector[:, keep].to(rows), dim=0)
-    return torch.linalg.eigh((rows.T @ rows).double())[1][:, -_COLUMNS:].to(rows)
+    directions: Tensor = torch.linalg.eigh((rows.T @ rows).double())[1][:, -_COLUMNS:].to(rows)
+    return directions
 
 
 def _class_projection(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -174,15 +186,17 @@ def _class_projection(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     Of the generalised eigenvectors of T = Σ_c n_c Σ_{i in c} x_i x_iᵀ and W + 1, W = T - Σ_c s_c s_cᵀ, those of the
     largest eigenvalues, with n_c the size and s_c the sum of class c.
     """
-    member = F.one_hot(labels, classes).to(rows)
-    total = ((rows * (member @ member.sum(0))[:, None]).T @ rows).double()
-    sums = (member.T @ rows).double()
+    x = rows.double()  # in single precision the difference of two large sums would hide the 1
+    member = F.one_hot(labels, classes).to(x)
+    total = (x * (member @ member.sum(0))[:, None]).T @ x
+    sums = member.T @ x
     within = total - sums.T @ sums
     lower = torch.linalg.cholesky(within + torch.eye(len(within), dtype=within.dtype, device=within.device))
     half = torch.linalg.solve_triangular(lower, total, upper=False)
     both = torch.linalg.solve_triangular(lower, half.T, upper=False)
     vector = torch.linalg.eigh((both + both.T) / 2)[1][:, -_WIDTH:]
-    return torch.linalg.solve_triangular(lower.T, vector, upper=True).to(rows)
+    projection: Tensor = torch.linalg.solve_triangular(lower.T, vector, upper=True).to(rows)
+    return projection
 
 
 def _class_means(rows: Tensor, labels: Tensor, classes: int, empty: Tensor) -> Tensor:
@@ -257,7 +271,9 @@ class Vote(nn.Module):
 
     def check(self, widths: Mapping[str, int], classes: int) -> None:
         """Refuse spaces that do not fit a network and its samples."""
-        for name, space in self.spaces.items():
+        for name in self.spaces:
+            space = self.spaces.get_submodule(name)
+            assert isinstance(space, ClassSpace)
             shape = len(space.shift), len(space.means)
             if shape != (widths[name], classes):
                 raise InputError(

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from vardass.adapt.adaptation import REFERENCE_FOLDER, Adaptation
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
@@ -52,7 +53,18 @@ from vardass.files import (
     write_output,
 )
 
-_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE, OUTPUTS_FILE)
+_LEFT_BY_A_RUN = (
+    CONFIG_FILE,
+    METRICS_FILE,
+    DATA_FILE,
+    TENSORBOARD_FOLDER,
+    REFERENCE_FOLDER,
+    LOCK_FILE,
+    HOLDER_FILE,
+    OUTPUTS_FILE,
+)
+
+Runs = TypeVar("Runs", Adaptation, Trainer)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
 _LABELS = r"Array or column of labels in embeddings \[labels]; for .npy a file beside it \[{name}.labels.npy]."
@@ -96,6 +108,8 @@ def adapt(
     **given: Any,
 ) -> None:
     """Train on labelled source data and adapt to target data without labels.
+
+    A model of the source alone is trained too, and kept where nothing shows that adaptation helps.
 
     Writes the model, a predicted class with confidence (or numbers) for each target sample, metrics, and a report.
     If the target has labels (class folders, or a column), they are only used for the final score, after the model
@@ -292,7 +306,9 @@ def _run(
     check = partial(_check_folder, out, data, resume=resume, domains=domains)
     check()
     pick_device(config.device)  # before the folder is made
-    trainer = _trainer(config, splits, out)
+    # data of one's own may be worse off adapted: a source-only model is trained beside it
+    adaptation = _made(Adaptation, config, splits, out) if domains else None
+    trainer = _made(Trainer, config, splits, out) if adaptation is None else adaptation.trainer
     make_folder(out)
 
     def tell(seconds: float) -> None:
@@ -316,7 +332,7 @@ def _run(
         # networks on embeddings are small: one thread is as fast, and several times faster where others work too
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
             timed = tell_time(progress, tell)
-            result = trainer.run(resume=resume, progress=report)
+            result = (adaptation or trainer).run(resume=resume, progress=report)
         if result.interrupted:  # the trainer has said where
             raise typer.Exit(130)
         if not has_stepped:
@@ -353,10 +369,10 @@ def _shown(name: str, value: Any) -> str:
     return "none (--no-standardise)" if value is None else f"of columns with mean {value['mean'][0]:.6g}, ..."
 
 
-def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
+def _made(kind: type[Runs], config: RunConfig, splits: TaskSplits, out: Path) -> Runs:
     options = {**config.algorithm_options, **config.sampler_options, **config.network_options}
     try:
-        return Trainer(config, splits, out)
+        return kind(config, splits, out)
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError) or not options:
             raise
