@@ -82,12 +82,12 @@ class Adaptation:
         """
         if self.reference is None:
             return self.trainer.run(resume=resume, progress=progress)
-        reference = self.reference.run(resume=resume, progress=_share_of(progress, 0.0, _SHARE, "source-only: "))
-        if reference.interrupted:
-            return replace(reference, config=self.config, out=self.trainer.out)
-        adapted = self.trainer.run(resume=resume, progress=_share_of(progress, _SHARE, 1.0, ""))
+        adapted = self.trainer.run(resume=resume, progress=_share_of(progress, 0.0, 1.0 - _SHARE, ""))
         if adapted.interrupted:
             return adapted
+        reference = self.reference.run(resume=resume, progress=_share_of(progress, 1.0 - _SHARE, 1.0, "source-only: "))
+        if reference.interrupted:
+            return replace(adapted, interrupted=True)
         with self.trainer.account("choice"):
             result = choose_model(adapted, reference, self.splits)
         if self.trainer.out is not None and self.trainer.processes.is_first:
