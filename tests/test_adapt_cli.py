@@ -218,7 +218,7 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
         patch.setattr(adapt_module, "progress_bar", stopping_bar)
         code, _, err = run(capsys, *command)
     assert code == 130
-    assert "stopped after step 15 of 30; all is saved in" in err
+    assert "stopped after step 22 of 30; all is saved in" in err  # of 30 and as many of the source-only model
     assert not (halves / "predictions.csv").exists()
     assert "--resume" in refused(capsys, files, *command)
     other = adapt(files / "clinic.npz", files / "bare" / "home.npz", halves, "--resume")
@@ -533,7 +533,7 @@ def test_small_networks_run_on_one_thread(kind, files, folders, tmp_path, monkey
     else:
         command = adapt(folders / "day", folders / "night", tmp_path / "run", "--steps", 2, "--size", 16)
     assert main([str(part) for part in command]) == 0
-    assert threads == [1 if kind == "embeddings" else 2]
+    assert set(threads) == {1 if kind == "embeddings" else 2}
     assert torch.get_num_threads() == 2
 
 

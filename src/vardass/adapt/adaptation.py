@@ -60,7 +60,7 @@ class Adaptation:
     >>> from vardass.data import load_task, split_task
     >>> splits = split_task(load_task("watch", "left-A->right-B"), seed=0)
     >>> Adaptation(RunConfig.recommended(steps=8), splits).run().choice.model
-    'source-only'
+    'vote'
     """
 
     def __init__(self, config: RunConfig, splits: TaskSplits, out: str | os.PathLike[str] | None = None) -> None:

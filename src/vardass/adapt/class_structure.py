@@ -68,7 +68,8 @@ class ClassSpace(nn.Module):
             if value is None or value.ndim != axes or not value.is_floating_point():
                 kind = "none" if value is None else f"shape {tuple(value.shape)} and dtype {value.dtype}"
                 raise InputError(f"{name} of a class space must be a tensor of numbers with {axes} axes, got {kind}")
-            self.register_buffer(name, value)
+            # of one layout, as rounding depends on it: a model that was loaded predicts the same, bit for bit
+            self.register_buffer(name, value.contiguous())
         d, (p, w), classes = len(self.shift), self.projection.shape, len(self.means)
         shapes = ((d,), (d,), (d,), (d, p), (p, w), (w,), (classes, w), (classes, w))
         for name, expected in zip(self.NAMES, shapes, strict=True):
