@@ -124,7 +124,7 @@ def transported(p: Problem) -> Array:
     """Source rows moved onto the target by optimal transport that keeps classes together, then logistic regression."""
     rng = np.random.default_rng(p.seed)
     rows, columns = (rng.permutation(len(z))[:MOST] for z in (p.x, p.t))
-    plan = ot.da.SinkhornLpl1Transport(reg_e=0.1, reg_cl=0.1, norm="median", max_iter=5, max_inner_iter=50)
+    plan = ot.da.SinkhornLpl1Transport(reg_e=0.1, reg_cl=0.1, norm="median", max_iter=3, max_inner_iter=20)
     plan.fit(Xs=p.x[rows].astype("f8"), ys=p.y[rows], Xt=p.t[columns].astype("f8"))
     moved = plan.transform(Xs=p.x[rows].astype("f8"))
     return p.untrained().fit(moved, p.y[rows]).predict(p.v)

@@ -195,7 +195,7 @@ end in one have the same strength. Prototypes are the labelling step of SHOT, se
 Breckon (2020), both on domains standardised each by itself. Self-training takes probabilities from 0.75 on.
 SubspaceAlignmentAdapter has 64 components, LinearOTMappingAdapter adds 0.01 to variances (with fewer rows than columns
 its default is not defined). SinkhornLpl1Transport (entropy 0.1, classes 0.1, costs over their median, at
-most 5 times 50 rounds) sees at most {most:,} rows of each domain. Gradient boosting has scikit-learn's
+most 3 times 20 rounds) sees at most {most:,} rows of each domain. Gradient boosting has scikit-learn's
 defaults and runs on at most 256 columns. The networks are those of `vardass adapt`: 800 steps, batches of 32,
 uniform batches, λ = 1. Seconds are CPU seconds of one thread, with tuning."""
 
