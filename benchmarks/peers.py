@@ -187,17 +187,19 @@ ABOUT = """Made by `python benchmarks/peers.py` from {runs:,} records (commits {
 {skada}, POT {pot}). Accuracy in % on target samples that were not trained on. All methods have the same splits
 (`vardass.data.split_task`): 80 % of the source rows to learn from, 40 % of the target's without labels, 40 % to test
 on. No method sees a target label. ± is the standard error over pairs of domains times seeds. The best peer of each
-column is bold.
+column is bold; a mean is given where a method has every column.
 
-Columns are scaled by mean and deviation of the source, as `vardass` does; *each domain standardised* scales the target
-by its own. Logistic regression: strength from 0.001 to 1 by three-fold cross-validation on the source; all others that
-end in one have the same strength. Prototypes are the labelling step of SHOT, selective pseudo-labels those of Wang and
-Breckon (2020), both on domains standardised each by itself. Self-training takes probabilities from 0.75 on.
-SubspaceAlignmentAdapter has 64 components, LinearOTMappingAdapter adds 0.01 to variances (with fewer rows than columns
-its default is not defined). SinkhornLpl1Transport (entropy 0.1, classes 0.1, costs over their median, at
-most 3 times 20 rounds) sees at most {most:,} rows of each domain. Gradient boosting has scikit-learn's
-defaults and runs on at most 256 columns. The networks are those of `vardass adapt`: 800 steps, batches of 32,
-uniform batches, λ = 1. Seconds are CPU seconds of one thread, with tuning."""
+- Columns are scaled by mean and deviation of the source, robustly, as `vardass` does. *Each domain standardised* scales
+  source and target once more, each by its own; prototypes (the labelling step of SHOT) and selective pseudo-labels
+  (Wang and Breckon 2020) begin there.
+- The strength of logistic regression, 0.001 to 1, is chosen by three-fold cross-validation on the source. Methods that
+  end in a logistic regression have the same strength. Self-training takes probabilities from 0.75 on.
+- SubspaceAlignmentAdapter has at most 64 components. LinearOTMappingAdapter adds 0.01 to variances: with fewer rows than
+  columns its default is not defined. SinkhornLpl1Transport (entropy 0.1, classes 0.1, costs over their median, at most
+  3 times 20 rounds) sees at most {most:,} rows of each domain.
+- Gradient boosting has scikit-learn's defaults. It is for tables and not run on fsdd, Office-Home and PACS.
+- The networks are those of `vardass adapt` by the product's trainer: 800 steps, uniform batches of 32, λ = 1.
+- Seconds are CPU seconds of one thread, with tuning, on a machine that was busy with other work."""
 
 PARTIAL = """The target has only the first {present} classes; source and methods as above."""
 NUMBERS_ARE = """R² in %: {what}. Ridge regression, its strength by generalised cross-validation, takes the place of
