@@ -3,7 +3,7 @@
 The columns of both sets are independent, so the truth is a product of integrals over one column. The normal interval,
 the value ± 1.96 standard errors cut at 0, is taken from the same comparisons.
 
-    python benchmarks/coverage.py
+    python benchmarks/interval_coverage.py
 """
 
 from __future__ import annotations
