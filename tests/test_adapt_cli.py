@@ -229,7 +229,7 @@ def test_resumed_run_equals_an_uninterrupted_one(files, capsys, monkeypatch):
         patch.setattr(adapt_module, "progress_bar", stopping_bar)
         code, _, err = run(capsys, *command)
     assert code == 130
-    assert "stopped after step 15 of 30; all is saved in" in err
+    assert "stopped after step 22 of 30; all is saved in" in err  # of 30 and as many of the source-only model
     assert not (halves / "predictions.csv").exists()
     assert "--resume" in refused(capsys, files, *command)
     other = adapt(files / "clinic.npz", files / "bare" / "home.npz", halves, "--resume")
@@ -389,14 +389,16 @@ def test_one_run_at_a_time_writes_to_a_folder(files, capsys):
 def test_temporary_files_of_a_killed_run_are_removed(files, capsys, monkeypatch):
     command = adapt(files / "clinic.npz", files / "home.npz", files / "run", "--sampler", "uniform")
     (files / "run").mkdir()
-    (files / "run/.checkpoint.pt.k1ll3d.tmp").write_bytes(b"half")  # killed while its first checkpoint was written
+    (files / "run/.checkpoint.pt.k1ll3d_x.vardass-tmp").write_bytes(
+        b"half"
+    )  # killed while its first checkpoint was written
     monkeypatch.setattr(adapt_module, "progress_bar", stopping_bar)
     assert run(capsys, *command)[0] == 130
-    assert not list((files / "run").glob(".*"))
-    (files / "run/.model.safetensors.k1ll3d.tmp").write_bytes(b"half")
+    assert not list((files / "run").glob(".*-tmp"))
+    (files / "run/.model.safetensors.k1ll3d_x.vardass-tmp").write_bytes(b"half")
     monkeypatch.undo()
     done(capsys, *command, "--resume")
-    assert not list((files / "run").glob(".*"))
+    assert not list((files / "run").glob(".*-tmp"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -409,7 +411,7 @@ def test_damaged_image_is_named_in_one_line(folders, capsys, workers):
     assert str(damaged) in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
-    assert {path.name for path in (folders / "run").iterdir()} <= {"config.json", "metrics.jsonl", "data.json", "lock"}
+    assert {path.name for path in (folders / "run").iterdir()} <= {*adapt_module._LEFT_BY_A_RUN}
     if workers == 0:
         Image.fromarray(np.full((16, 16, 3), (240, 0, 0), np.uint8)).save(damaged)
         assert run(capsys, *command, "--steps", 2)[0] == 0  # a run without checkpoint is in nobody's way
@@ -542,7 +544,7 @@ def test_small_networks_run_on_one_thread(kind, files, folders, tmp_path, monkey
     else:
         command = adapt(folders / "day", folders / "night", tmp_path / "run", "--steps", 2, "--size", 16)
     assert main([str(part) for part in command]) == 0
-    assert threads == [1 if kind == "embeddings" else 2]
+    assert set(threads) == {1 if kind == "embeddings" else 2}
     assert torch.get_num_threads() == 2
 
 
@@ -552,8 +554,8 @@ def test_predictions_replace_no_file_of_another_kind(files, capsys):
     own = (out / "predictions.csv").read_text()
     (files / "notes.csv").write_text("mine\n")
     for name, message in (
-        ("run/predictions.csv", "predictions of the run's own target"),
-        ("notes.csv", "something else"),
+        ("run/predictions.csv", "not as vardass predict wrote it"),
+        ("notes.csv", "not as vardass predict wrote it"),
     ):
         assert main(["predict", str(out), str(files / "clinic.npz"), "--out", str(files / name)]) == 2
         assert message in capsys.readouterr().err

@@ -370,7 +370,7 @@ def test_input_and_files_of_others_are_never_overwritten(tmp_path, capsys):
     for arguments, part in [
         (["z.npz", "--out", "z.npz"], "is the input file"),
         (["z.npz", "--out", "link.npz"], "is the input file"),
-        (["w.npy", "--out", "other.npz"], "holds something else"),
+        (["w.npy", "--out", "other.npz"], "not as vardass stratify wrote it"),
     ]:
         paths = [a if a.startswith("--") else tmp_path / a for a in arguments]
         assert part in refused(capsys, tmp_path, "stratify", *paths, "--k", 2)

@@ -22,6 +22,7 @@ PUBLIC = [
             "bounds",
             "analysis.comparison",
             "analysis.coresets",
+            "analysis.sums",
             "data",
             "analysis.doctor",
             "errors",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import conftest
@@ -202,7 +203,8 @@ def test_a_backbone_of_a_model_names_no_code_of_a_hub():
     config = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config |= {"intermediate_size": 8, "image_size": 8, "patch_size": 4}
     evil = {"auto_map": {"AutoModel": "evil/repo--code.Model"}, "attn_implementation": "evil/kernel"}
-    built = backbone_from_config({"library": "transformers", "config": {**config, **evil}})
+    weights = {str(number): torch.zeros(500) for number in range(4)}
+    built = backbone_from_config({"library": "transformers", "config": {**config, **evil}}, weights)
     assert type(built.model) is transformers.ViTModel
     assert not hasattr(built.model.config, "auto_map")
     assert built.model.config._attn_implementation != "evil/kernel"

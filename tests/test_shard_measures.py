@@ -10,8 +10,9 @@ import torch
 
 import conftest
 from test_cli import refused, run
-from vardass.analysis.comparison import add_sums, compare, row_sums
+from vardass.analysis.comparison import compare
 from vardass.analysis.coresets import coreset
+from vardass.analysis.sums import add_sums, row_sums
 from vardass.kernels import RBFMixture
 from vardass.lowrank import fit_feature_map
 from vardass.shards import compare_shards, coreset_shards

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["InputError", "MissingExtraError", "VardassError", "VardassWarning", "needs_extra"]
+__all__ = ["InputError", "MissingExtraError", "VardassError", "VardassWarning", "brief", "needs_extra"]
+
+_MOST = 390  # characters: 400 with what a command writes before a message
+
+
+def brief(message: str) -> str:
+    """Leave out the middle of a message that quotes too much; the values are at its start, the remedy at its end.
+
+    >>> len(brief("the cell is " + 9000 * "x" + "; correct it"))
+    390
+    """
+    half = (_MOST - 5) // 2
+    return message if len(message) <= _MOST else f"{message[: _MOST - 5 - half]} ... {message[-half:]}"
 
 
 class VardassError(Exception):
@@ -37,7 +49,7 @@ class InputError(VardassError, ValueError):
     """
 
     def __init__(self, message: str = "", *, field: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(brief(message))
         self.field = field
 
 
@@ -61,3 +73,6 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 class VardassWarning(UserWarning):
     """A problem was handled, but the user should know; the message contains the remedy."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(brief(message))

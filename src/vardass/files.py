@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +23,9 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 LOCK_FILE = "lock"
 HOLDER_FILE = "holder.json"
+OUTPUTS_FILE = ".vardass.json"
+"""By the name of each file that a command wrote into a folder: the command, and digests of its content and the last."""
+_TEMPORARY = ".vardass-tmp"
 
 
 def as_path(path: PathLike, name: str = "path") -> Path:
@@ -34,21 +39,23 @@ def as_path(path: PathLike, name: str = "path") -> Path:
 def atomic_write(path: PathLike) -> Iterator[BinaryIO]:
     """Open a temporary file beside ``path``; on success flush it to disk and rename it to ``path``.
 
-    On any error the temporary file is removed and an existing ``path`` stays as it was.
+    On any error the temporary file is removed and an existing ``path`` stays as it was. A symbolic link is followed
+    once, before anything is written.
     """
-    target = Path(path)
+    target = Path(path).resolve()
     if target.is_dir():
-        raise InputError(f"cannot write {target}: it is a folder; name a file in it")
+        raise InputError(f"cannot write {path}: it is a folder; name a file in it")
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=_TEMPORARY)
     except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror}; choose another folder") from None
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     try:
         with os.fdopen(handle, "wb") as file:
             yield cast(BinaryIO, file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+            # by its handle: the name could have become a link to another file
+            os.chmod(file.fileno() if os.chmod in os.supports_fd else name, 0o666 & ~_umask())
         os.replace(name, target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -57,7 +64,7 @@ def atomic_write(path: PathLike) -> Iterator[BinaryIO]:
 
 def is_temporary(path: Path) -> bool:
     """Whether a file has the name of one that `atomic_write` writes to."""
-    return path.name.startswith(".") and path.name.endswith(".tmp")
+    return re.fullmatch(rf"\..+\.\w{{8}}{re.escape(_TEMPORARY)}", path.name, re.DOTALL) is not None
 
 
 def remove_temporary(folder: Path) -> None:
@@ -75,9 +82,70 @@ def _umask() -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file or none of it."""
+    """Write a whole file or none of it. What is not Unicode, as in names of files, is written as an escape."""
     with atomic_write(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
+
+
+# --- outputs of commands: which existing file may be replaced ---
+
+
+def write_output(path: PathLike, content: str | bytes, command: str) -> None:
+    """Write the whole output of a command, unless that would replace another file, see `check_replaceable`."""
+    target, data = Path(path), content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
+    if target.is_file() and not is_own(target, command) and target.read_bytes() == data:
+        return  # there is nothing to replace
+    check_replaceable(target, command)
+    _note_digest(target, command, hashlib.sha256(data).hexdigest())  # first: a kill in between must not make it foreign
+    with atomic_write(target) as file:
+        file.write(data)
+
+
+def check_replaceable(path: PathLike, command: str) -> None:
+    """Refuse a path at which there is anything but a file that is, byte for byte, as this command wrote it there."""
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a folder; name a file in it")
+    if Path(path).exists() and not is_own(path, command):
+        raise InputError(
+            f"{path} exists and is not as vardass {command} wrote it, so it is not replaced; choose another name, or "
+            "move the file away"
+        )
+
+
+def is_own(path: PathLike, command: str) -> bool:
+    """Whether a file is as a command wrote it there, and not write-protected."""
+    file = Path(path).resolve()
+    if not file.is_file() or not file.stat().st_mode & 0o222:
+        return False
+    writer, *digests = _digests(file.parent).get(file.name, [""])
+    return writer == command and _digest(file) in digests
+
+
+def note_output(path: Path, command: str) -> None:
+    """Note a file that a command has just written by other means than `write_output`."""
+    _note_digest(path, command, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digests(folder: Path) -> dict[str, list[str]]:
+    found = read_json(folder / OUTPUTS_FILE)
+    is_ours = all(isinstance(note, list) and note and {*map(type, note)} == {str} for note in found.values())
+    return found if is_ours else {}
+
+
+def _note_digest(path: Path, command: str, digest: str) -> None:
+    """Note what a file will hold, beside what it holds now, and forget files that are gone."""
+    file = path.resolve()
+    known, notes = _digests(file.parent), file.parent / OUTPUTS_FILE
+    if not known and notes.exists():
+        return  # a file of that name that is not ours: outputs beside it will not be replaced
+    kept = {name: digests for name, digests in known.items() if (file.parent / name).exists()}
+    kept[file.name] = [command, digest, *([_digest(file)] if file.exists() else ())]
+    write_text(notes, json.dumps(kept, indent=0, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -114,6 +182,7 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
 
     Wait ``wait`` seconds for another holder, then raise an InputError that names it and its ``work``.
     """
+    _check_lock(folder)
     lock = FileLock(folder / LOCK_FILE)
     try:
         lock.acquire(timeout=wait)
@@ -134,6 +203,15 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
     finally:
         (folder / HOLDER_FILE).unlink(missing_ok=True)
         lock.release()
+
+
+def _check_lock(folder: Path) -> None:
+    """Refuse files of the user that have the names of the lock and its holder: locking would empty them."""
+    lock, holder = folder / LOCK_FILE, folder / HOLDER_FILE
+    is_ours = not holder.exists() or not holder.stat().st_size or read_json(holder).keys() == {"pid", "host"}
+    for path, is_free in ((lock, not lock.exists() or not lock.stat().st_size), (holder, is_ours)):
+        if not is_free:
+            raise InputError(f"{path} was not written by vardass, which needs that name; choose another folder")
 
 
 def holder_name(folder: Path) -> str:

@@ -5,13 +5,14 @@ matplotlib is imported only when a figure is drawn.
 
 from __future__ import annotations
 
+import io
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.analysis.doctor import Diagnosis
 from vardass.errors import needs_extra
-from vardass.files import atomic_write
+from vardass.files import atomic_write, write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,12 +61,20 @@ def style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
         axes.spines[side].set_visible(False)
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths."""
+def save_figure(figure: Figure, stem: Path, command: str = "") -> list[Path]:
+    """Write ``stem.png`` and ``stem.svg``, each whole or not at all, and return their paths.
+
+    For a ``command``, no other file is replaced.
+    """
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     for path, metadata in zip(paths, ({}, {"Date": None}), strict=True):
+        content = io.BytesIO()
+        figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata)
+        if command:
+            write_output(path, content.getvalue(), command)
+            continue
         with atomic_write(path) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=150, metadata=metadata)
+            file.write(content.getvalue())
     return paths
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,8 +145,9 @@ def _fixed(value: float, decimals: int) -> str:
     return text.removeprefix("-") if float(text) == 0 else text  # no minus zero
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Without line breaks, control and invisible characters, which could move the cursor or hide text."""
+    text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
     kept = (" " if character.isspace() else character for character in text)
     return "".join(character for character in kept if unicodedata.category(character)[0] != "C")
 
@@ -163,8 +166,8 @@ def _cells(table: Table, quote: Callable[[str], str], bold: Callable[[str], str]
 
 def _text_table(table: Table) -> str:
     if not table.rows:
-        return _plain(f"{table.title}: {'; '.join(table.notes)}")
-    lines = _cells(table, _plain, lambda text: f"{text}*")
+        return plain_text(f"{table.title}: {'; '.join(table.notes)}")
+    lines = _cells(table, plain_text, lambda text: f"{text}*")
     widths = [max(map(_width, column)) for column in zip(*lines)]
     shown = []
     for place, line in enumerate(lines):
@@ -173,7 +176,7 @@ def _text_table(table: Table) -> str:
         padded = [cell + " " * (width - _width(cell)) for cell, width in zip(line, widths)]
         shown.append("  ".join(padded).rstrip())
     notes = ["*: best", *table.notes] if any(cell.endswith("*") for line in lines for cell in line) else table.notes
-    return "\n".join([_plain(table.title), *shown[1:], *(_plain(f"  {note}") for note in notes)])
+    return "\n".join([plain_text(table.title), *shown[1:], *(plain_text(f"  {note}") for note in notes)])
 
 
 def _width(text: str) -> int:
@@ -207,7 +210,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: boo
 
 def quote_markdown(text: str) -> str:
     """A name as Markdown shows it: nothing in it is taken for a mark, a link or HTML."""
-    quoted = "".join(_MARKDOWN.get(character, character) for character in _plain(text))
+    quoted = "".join(_MARKDOWN.get(character, character) for character in plain_text(text))
     return f"\\{quoted}" if quoted.startswith(("+ ", "- ")) else quoted
 
 
@@ -246,24 +249,29 @@ def _latex_table(table: Table) -> str:
 
 
 def _quote_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in _plain(text))
+    return "".join(_LATEX.get(character, character) for character in plain_text(text))
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows below their header, separated by commas; no text is taken for a formula or a line break."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in itertools.chain([header], rows):
+        writer.writerow([_quote_csv(cell) if isinstance(cell, str) else cell for cell in row])
+    return stream.getvalue()
 
 
 def _csv(tables: Sequence[Table]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*_CSV_COLUMNS, "best", "text"])
+    rows: list[list[Any]] = []
     for table in tables:
         if not table.rows:
-            missing = "; ".join(table.notes)
-            writer.writerow([_quote_csv(table.title), *[""] * (len(_CSV_COLUMNS)), _quote_csv(missing)])
+            rows.append([table.title, *[""] * (len(_CSV_COLUMNS)), "; ".join(table.notes)])
         for i, row in enumerate(table.rows):
             for j, entry in enumerate(row.entries):
                 names = [table.title, row.own_name, table.columns[j]]
                 best = "yes" if (i, j) in table.best else ""
-                text = entry_text(entry, table.decimals[j])
-                writer.writerow([*map(_quote_csv, names), *_numbers(entry), best, _quote_csv(text)])
-    return stream.getvalue()
+                rows.append([*names, *_numbers(entry), best, entry_text(entry, table.decimals[j])])
+    return csv_text([*_CSV_COLUMNS, "best", "text"], rows)
 
 
 def _numbers(entry: Entry) -> list[float | int | None]:
@@ -275,9 +283,8 @@ def _numbers(entry: Entry) -> list[float | int | None]:
 
 def _quote_csv(text: str) -> str:
     """Keep spreadsheets from running a name as a formula."""
-    plain = _plain(text).strip()
-    number = plain.split(" ± ")[0]  # 78.3 ± 0.4 is taken as text
-    is_number = number[:1] in "+-" and number[1:].replace(".", "", 1).isdecimal()
+    plain = plain_text(text).strip()
+    is_number = re.fullmatch(r"[-+]\d*\.?\d+(e[-+]?\d+)?( ± .*)?", plain)  # 78.3 ± 0.4 is taken as text
     return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) and not is_number else plain
 
 

@@ -48,7 +48,8 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
             raise _unusable(name, f"must be {what}, got dtype {values.dtype}; convert it with .dequantize()")
         if values.is_meta:
             raise _unusable(name, f"must be {what}, got a tensor on the device meta, which holds none")
-        return values.detach()
+        # float8 has no arithmetic
+        return values.detach().float() if values.is_floating_point() and values.itemsize < 2 else values.detach()
     if masked := int(np.sum(values.mask)) if isinstance(values, np.ma.MaskedArray) else 0:
         raise _unusable(name, f"have {masked} masked values; use .filled(...), or drop these rows")
     try:

@@ -8,6 +8,7 @@ from vardass.adapt.networks import NETWORK_NAMES, Network, make_network
 from vardass.samplers.registry import make_sampler
 
 if TYPE_CHECKING:
+    from vardass.adapt.adaptation import Adaptation
     from vardass.adapt.config import RunConfig
     from vardass.adapt.model import RunResult, final_report, load_model
     from vardass.adapt.scores import ClassificationScores, Evaluation, classification_scores, evaluate_run
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALGORITHM_NAMES",
     "NETWORK_NAMES",
+    "Adaptation",
     "Algorithm",
     "Batch",
     "ClassificationScores",
@@ -38,7 +40,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # imported when they are first asked for: a loop of one's own needs neither the data sets nor pydantic
-    for part in ("config", "model", "scores", "trainer") if name in __all__ else ():
+    for part in ("adaptation", "config", "model", "scores", "trainer") if name in __all__ else ():
         module = import_module(f"{__name__}.{part}")
         if hasattr(module, name):
             return globals().setdefault(name, getattr(module, name))

@@ -12,25 +12,50 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms import Algorithm, make_algorithm
 from vardass.adapt.batches import Inputs
+from vardass.adapt.class_structure import Vote
 from vardass.adapt.config import RunConfig, as_input_error
-from vardass.adapt.networks import make_network
+from vardass.adapt.networks import Network, make_network, pretrained_source
 from vardass.adapt.pretrained import backbone_config, backbone_from_config
+from vardass.adapt.run_folder import Reading
 from vardass.adapt.selection import SCORE_NAMES, label_scores, outputs
 from vardass.data.domains import Domain, Kind
 from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, needs_extra
-from vardass.files import PathLike, as_path, atomic_write, plain, write_text
+from vardass.files import PathLike, as_path, atomic_write, check_replaceable, plain, write_output
 from vardass.validate import refuse_code
 
 MODEL_FILE = "model.safetensors"
 _HEADER = "vardass"  # the entry of the file's meta data that describes the model
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which model was kept, and what the choice was based on; nothing of it uses target labels.
+
+    Attributes
+    ----------
+    model : str
+        ``"vote"``, ``"adapted"`` (in a regression) or ``"source-only"``.
+    objection : str or None
+        Why adaptation was not kept.
+    source_only_score, adapted_score : float or None
+        Accuracy, or R², on held-out source samples.
+    evidence : dict
+        Measurements by name, see `vardass.adapt.class_structure.Evidence` and `RegressionEvidence`.
+    """
+
+    model: str
+    objection: str | None
+    source_only_score: float | None
+    adapted_score: float | None
+    evidence: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +88,8 @@ class RunResult:
         Folder of the run.
     own_parts : dict of str to str
         Types of the objects that the trainer was given instead of names in the settings.
+    choice : Choice or None
+        Which model was kept, where a source-only reference was trained too, see ``Adaptation``.
     """
 
     config: RunConfig
@@ -77,6 +104,7 @@ class RunResult:
     seconds: dict[str, float]
     out: Path | None
     own_parts: dict[str, str]
+    choice: Choice | None = None
 
 
 def build_algorithm(
@@ -170,6 +198,7 @@ def save_model(
         "step": result.selected_step,
         "score": result.score,
         "own_parts": result.own_parts,
+        "vote": list(final.spaces) if isinstance(final := result.algorithm.final, Vote) else None,
         "preprocessing": {**plain(result.algorithm.network.preprocessing), **size},
         "backbone": backbone_config(result.algorithm.network.featuriser),
     }
@@ -224,20 +253,31 @@ def load_model(
             )
     refuse_code(about["config"], file, trust_code=trust_code)
     for name, tensor in weights.items():
-        if not bool(tensor.isfinite().all()):
+        # float8 has no isfinite
+        if not bool((tensor.float() if tensor.is_floating_point() else tensor).isfinite().all()):
             raise InputError(
                 f"the weights {name!r} in {file} are not finite, so the model predicts nothing; its training diverged "
                 "or the file is damaged: train again"
             )
     config = RunConfig(**about["config"])
-    layout = config
-    if about["backbone"] is not None and algorithm is None:
-        network = backbone_from_config(about["backbone"])  # its weights are in the file
-        kept = {name: value for name, value in config.network_options.items() if name != "local_files_only"}
-        layout = config.changed(network_options=kept)
-    built = build_algorithm(
-        layout, tuple(about["input_shape"]), len(about["class_names"]), algorithm=algorithm, network=network
-    )
+    if about["backbone"] is None and not given and pretrained_source(config.network) is not None:
+        raise InputError(
+            f"{file} does not describe its backbone {config.network!r}, which a model that is read is not loaded from; "
+            "train again"
+        )
+
+    def build() -> Algorithm:
+        layout, module = config, network
+        if about["backbone"] is not None and algorithm is None:
+            module = backbone_from_config(about["backbone"], weights)
+            options = {name: value for name, value in config.network_options.items() if name != "local_files_only"}
+            layout = config.changed(network_options=options)
+        shape, classes = tuple(about["input_shape"]), len(about["class_names"])
+        return build_algorithm(layout, shape, classes, algorithm=algorithm, network=module)
+
+    built = build()
+    if about["vote"] is not None:
+        built.final = _vote(build().network, about, weights, file)
     built.network.preprocessing = ImagePreprocessing.from_dict(about["preprocessing"])
     try:
         built.load_state_dict(weights)
@@ -247,6 +287,22 @@ def load_model(
             f"{str(error).splitlines()[-1].strip()}; was the network changed since?"
         ) from None
     return built.to(device).eval(), {**about, "config": config}
+
+
+def _vote(reference: Network, about: Mapping[str, Any], weights: Mapping[str, Tensor], file: Path) -> Vote:
+    """The vote of a model's file; its weights are loaded with those of the networks."""
+    prefix = "final.spaces."
+    tensors = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    width, inputs = reference.feature_dim, math.prod(about["input_shape"])
+    try:
+        vote = Vote.from_tensors(reference, about["vote"], tensors)
+        vote.check(
+            {"inputs": inputs, "inputs_by_domain": inputs, "reference": width, "adapted": width},
+            len(about["class_names"]),
+        )
+    except InputError as error:
+        raise InputError(f"the vote in {file} does not fit: {error}; train again") from None
+    return vote
 
 
 def _with(part: str, kind: str | None) -> str:
@@ -280,19 +336,6 @@ def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raise InputError(f"{file} is not a model that can be used: {why}; train again, or use the version that wrote it")
 
 
-class _Scale(BaseModel):
-    mean: list[FiniteFloat]
-    deviation: list[Annotated[FiniteFloat, Field(gt=0)]]
-    clip: Annotated[float, Field(gt=0)] | None = None
-
-
-class _Reading(BaseModel):
-    scale: _Scale | None = None
-    column_names: list[str] | None = None
-    interpolation: str = ""
-    front_end: dict[str, Any] | None = None
-
-
 class _Backbone(BaseModel):
     library: Literal["transformers"]
     config: dict[str, Any]
@@ -306,9 +349,10 @@ class _Description(BaseModel):
     data_kind: Kind
     input_shape: list[PositiveInt]
     own_parts: dict[str, str]
+    vote: Annotated[list[Literal["inputs", "inputs_by_domain", "reference", "adapted"]], Field(min_length=1)] | None
     preprocessing: dict[str, Any]
     backbone: _Backbone | None
-    reading: _Reading
+    reading: Reading
 
     @model_validator(mode="after")
     def _scale_fits(self) -> _Description:
@@ -371,6 +415,9 @@ def export_model(
     to 1 at the size that is described, mel patches of sounds. It returns probabilities, or numbers.
     """
     file = as_path(path)
+    beside = file.with_suffix(".json")
+    for each in (file, beside):  # both or none
+        check_replaceable(each, "export")
     if algorithm.seen_together > 1:
         raise InputError(
             f"predictions of {algorithm.name!r} depend on {algorithm.seen_together} samples that are seen together, so "
@@ -385,8 +432,7 @@ def export_model(
         raise InputError(f"torch.export cannot follow the network: {reason}; change it, or use load_model") from error
     content = io.BytesIO()
     torch.export.save(program, content)
-    with atomic_write(file) as written:
-        written.write(content.getvalue())
+    write_output(file, content.getvalue(), "export")
     image = about["data_kind"] == "image"
     description = {
         "input": "pixels from 0 to 1" if image else "mel patches" if reading.get("front_end") else "rows of features",
@@ -397,6 +443,5 @@ def export_model(
         "classes" if algorithm.units is None else "numbers": list(about["class_names"]),
         "torch": torch.__version__,
     }
-    beside = file.with_suffix(".json")
-    write_text(beside, json.dumps(description, indent=2) + "\n")
+    write_output(beside, json.dumps(description, indent=2) + "\n", "export")
     return file, beside

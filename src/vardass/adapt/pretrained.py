@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+import torch
 from torch import Tensor, nn
 
 from vardass.data.images import IMAGENET, ImagePreprocessing
@@ -22,6 +24,13 @@ from vardass.errors import InputError, needs_extra
 RESNET18 = "microsoft/resnet-18"
 _HUB = "https://huggingface.co"
 _RECIPE = "preprocessor_config.json"
+BACKBONES = (
+    *("resnet", "regnet", "bit", "convnext", "convnextv2", "efficientnet", "focalnet", "poolformer", "swiftformer"),
+    *("mobilenet_v1", "mobilenet_v2", "mobilevit", "mobilevitv2", "levit", "cvt", "pvt", "pvt_v2", "swin", "swinv2"),
+    *("vit", "vit_mae", "vit_msn", "vitdet", "deit", "beit", "data2vec-vision", "hiera", "ijepa", "dinov2"),
+    *("dinov2_with_registers", "dinov3_vit", "dinov3_convnext", "clip_vision_model", "siglip_vision_model"),
+)
+"""Types of models that take pixels alone, and whose settings name no other model to be loaded."""
 
 
 class TransformersFeaturiser(nn.Module):
@@ -58,6 +67,7 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
             f"cannot load the backbone {source!r}: {reason}; check the name and the network, or pass a local folder "
             "saved with save_pretrained ('resnet18-random' needs no download)"
         ) from error
+    _known_type(model.config.model_type)  # else the trained model could not be loaded again
     preprocessing = backbone_preprocessing(source, local_files_only=local_files_only)
     channels = getattr(model.config, "num_channels", None)
     if channels is not None and (len(input_shape) != 3 or input_shape[0] != channels):
@@ -86,21 +96,54 @@ def backbone_config(featuriser: nn.Module) -> dict[str, Any] | None:
     return {"library": "transformers", "config": config}
 
 
-def backbone_from_config(saved: Mapping[str, Any]) -> nn.Module:
-    """Build a backbone with random parameters; no file and no network is asked for anything."""
-    config = _without_code(saved["config"])
+def backbone_from_config(saved: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
+    """Build a backbone with random parameters for ``weights``; no file and no network is asked for anything."""
+    config = _without_hub(saved["config"])
+    kind = _known_type(config.pop("model_type", None))
+    _check_sizes(config, weights)
     transformers = _transformers()
-    made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
-    return TransformersFeaturiser(transformers.AutoModel.from_config(made, trust_remote_code=False))
+    size = sum(tensor.numel() for tensor in weights.values())
+    try:
+        made = transformers.AutoConfig.for_model(kind, **config)
+        with torch.device("meta"):  # takes no memory
+            outline = transformers.AutoModel.from_config(made, trust_remote_code=False)
+        if (described := sum(parameter.numel() for parameter in outline.parameters())) > size:
+            raise InputError(f"it has {described} parameters, the file {size} numbers")
+        return TransformersFeaturiser(transformers.AutoModel.from_config(made, trust_remote_code=False))
+    except Exception as error:  # whatever a configuration leads to that is none
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise InputError(
+            f"the file describes a backbone of type {kind!r} that cannot be built: {reason}; train again"
+        ) from error
 
 
-def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without what names code of a hub: classes of one's own and compiled kernels."""
+def _known_type(kind: Any) -> str:
+    """Refuse a type of model that is no backbone: some load another one, by a name that their settings give."""
+    if not isinstance(kind, str) or kind not in BACKBONES:
+        raise InputError(f"{kind!r} is not a known type of backbone; take one of {', '.join(BACKBONES)}")
+    return kind
+
+
+def _without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without entries that name code, kernels or other models of a hub, and without classes."""
     return {
-        name: _without_code(value) if isinstance(value, Mapping) else value
+        name: _without_hub(value) if isinstance(value, Mapping) else value
         for name, value in config.items()
-        if name != "auto_map" and not name.endswith("_implementation")
+        if not re.search("auto_map|_implementation|backbone|name_or_path|quantization|label", name)
     }
+
+
+def _check_sizes(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Refuse numbers beyond what the weights have: even to outline such a model may take all time or memory."""
+    most = max(10_000, *(tensor.numel() for tensor in weights.values()))
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _check_sizes(value, weights)
+            continue
+        counts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)]
+        is_depth = re.search("layer|depth|block|stage", name)
+        if counts and (sum(counts) > len(weights) if is_depth else max(counts) > most):
+            raise InputError(f"the file describes a backbone with {name} {value}, more than its weights; train again")
 
 
 def _from_disk_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:

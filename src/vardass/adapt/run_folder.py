@@ -9,14 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 from torch import Tensor
 
-from vardass.adapt.config import RunConfig
+from vardass.adapt.config import RunConfig, as_input_error
+from vardass.data.domains import Kind
 from vardass.errors import InputError, VardassError
-from vardass.files import atomic_write, read_json, write_text
+from vardass.files import atomic_write, check_replaceable, is_own, read_json, write_output, write_text
 from vardass.refresh import Timer
 
 CHECKPOINT_FILE = "checkpoint.pt"
@@ -24,6 +26,7 @@ CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+RUN = "adapt"  # what files in the folder of a run are noted to be by, see `write_output`
 _FORMAT = 3  # raised too when runs are split otherwise, as a resumed run would mix splits
 # between a checkpoint and the run that resumes it
 _MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "tensorboard")
@@ -46,7 +49,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot make the folder {self.path}: {error.strerror}; choose another one") from None
-        write_text(self.path / CONFIG_FILE, json.dumps(config.to_json(), indent=2) + "\n")
+        metrics = self.path / METRICS_FILE
+        if not is_own(self.path / CONFIG_FILE, RUN):  # else they are what a stopped run left
+            check_replaceable(metrics, RUN)
+        write_output(self.path / CONFIG_FILE, json.dumps(config.to_json(), indent=2) + "\n", RUN)
         self.write_metrics([])
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
@@ -88,13 +94,57 @@ class RunFolder:
 def read_data_file(run: Path) -> dict[str, Any]:
     """How the data of a run were read; empty if it does not say."""
     file = run / DATA_FILE
-    found = read_json(file)
-    if not found and file.is_file():
+    found, why = read_json(file), ""
+    try:
+        _DataFile.model_validate(found)
+    except ValidationError as error:
+        why = f" ({as_input_error(error)})"
+    if file.exists() and (why or not found):
         raise InputError(
-            f"{file} is damaged, and says how the data of the run were read; restore it from a copy, or train again in "
-            "another folder"
+            f"{file} is damaged{why}, and says how the data of the run were read; restore it from a copy, or train "
+            "again in another folder"
         )
     return found
+
+
+class _Scale(BaseModel):
+    mean: Annotated[list[FiniteFloat], Field(min_length=1)]
+    deviation: list[Annotated[FiniteFloat, Field(gt=0)]]
+    clip: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_deviation_for_each_mean(self) -> _Scale:
+        if len(self.mean) != len(self.deviation):
+            raise InputError(f"{len(self.mean)} means and {len(self.deviation)} deviations of columns")
+        return self
+
+
+class Reading(BaseModel):
+    """How samples were read, as a file says: checked before it is used."""
+
+    scale: _Scale | None = None
+    column_names: list[str] | None = None
+    interpolation: str = ""
+    front_end: dict[str, Any] | None = None
+
+
+class _DataFile(Reading):
+    kind: Kind | None = None
+    sources: Annotated[list[str], Field(min_length=1)] | None = None
+    target: str | None = None
+    dataset: str | None = None
+    task: str | None = None
+    root: str | None = None
+    options: dict[str, str] = {}
+    source_samples: list[int] = []
+    target_samples: int = 0
+    classes: list[str] = []
+    numbers: list[str] = []
+    key: str | None = None
+    labels: str | None = None
+    columns: str | None = None
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    unlabelled_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 def reading_of(model: Path, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def outputs(algorithm: Algorithm, inputs: Inputs, **options: Any) -> tuple[Tenso
 
     def both(model: Algorithm, x: Tensor) -> Tensor:
         z = model.features(x)
-        return torch.cat([z, model.readout(z)], 1)
+        return torch.cat([z, model.decide(x, z)], 1)
 
     joint = pass_over(algorithm, inputs, both, **options)
     width = joint.shape[1] - algorithm.num_classes

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vardass.analysis.comparison import Sums
+from vardass.analysis.sums import Sums
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, RBFMixture, fitted_kernel
 from vardass.lowrank import DEFAULT_RANK, FeatureMap, fit_feature_map

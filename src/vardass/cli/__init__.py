@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -9,7 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from vardass.errors import MissingExtraError, VardassError, VardassWarning
+from vardass.errors import MissingExtraError, VardassError, VardassWarning, brief
+from vardass.table import plain_text
 
 __all__ = ["main"]
 
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         What follows ``vardass`` on the command line; by default taken from there.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names of files need not be UTF-8
     try:
         return _run(arguments)
     except KeyboardInterrupt:  # while modules are imported, which takes seconds
@@ -82,12 +86,16 @@ def _value_of(error: Any, arguments: Sequence[str] | None) -> str:
 def _fail(message: str, *, code: int = 2) -> int:
     if message.startswith("Caught "):  # in a loading process, whose traceback is around it
         message = message.rpartition("InputError: ")[2]
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    print("error:", _line(message), file=sys.stderr)
     return code
+
+
+def _line(message: str) -> str:
+    return plain_text(brief(" ".join(message.split())))
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
     if issubclass(category, VardassWarning):
-        print("warning:", " ".join(str(message).split()), file=sys.stderr)
+        print("warning:", _line(str(message)), file=sys.stderr)
     else:
         print(warnings.formatwarning(message, category, *rest[:2]), end="", file=sys.stderr)

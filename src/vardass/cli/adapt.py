@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from vardass.adapt.adaptation import REFERENCE_FOLDER, Adaptation
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import pick_device
 from vardass.adapt.model import MODEL_FILE, RunResult, final_report
@@ -19,6 +20,7 @@ from vardass.adapt.run_folder import (
     CONFIG_FILE,
     DATA_FILE,
     METRICS_FILE,
+    RUN,
     TENSORBOARD_FOLDER,
     RunFolder,
     read_data_file,
@@ -30,8 +32,8 @@ from vardass.cli.doctor import NETWORKS, short_form
 from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
-from vardass.cli.run_summary import Summary, print_summary, write_report
-from vardass.cli.terminal import note, print_json, progress_bar, tell_time, time_text
+from vardass.cli.run_summary import REPORT_FILE, RESULT_FILE, Summary, print_summary, write_report
+from vardass.cli.terminal import note, print_json, print_lines, progress_bar, tell_time, time_text
 from vardass.data.domains import Kind, Task
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
@@ -39,9 +41,30 @@ from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
 from vardass.data.splits import SPLITS, TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import HOLDER_FILE, LOCK_FILE, is_temporary, locked, plain, read_json, remove_temporary, write_text
+from vardass.files import (
+    HOLDER_FILE,
+    LOCK_FILE,
+    OUTPUTS_FILE,
+    is_temporary,
+    locked,
+    plain,
+    read_json,
+    remove_temporary,
+    write_output,
+)
 
-_LEFT_BY_A_RUN = (CONFIG_FILE, METRICS_FILE, DATA_FILE, TENSORBOARD_FOLDER, LOCK_FILE, HOLDER_FILE)
+_LEFT_BY_A_RUN = (
+    CONFIG_FILE,
+    METRICS_FILE,
+    DATA_FILE,
+    TENSORBOARD_FOLDER,
+    REFERENCE_FOLDER,
+    LOCK_FILE,
+    HOLDER_FILE,
+    OUTPUTS_FILE,
+)
+
+Runs = TypeVar("Runs", Adaptation, Trainer)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
 _LABELS = r"Array or column of labels in embeddings \[labels]; for .npy a file beside it \[{name}.labels.npy]."
@@ -85,6 +108,8 @@ def adapt(
     **given: Any,
 ) -> None:
     """Train on labelled source data and adapt to target data without labels.
+
+    A model of the source alone is trained too, and kept where nothing shows that adaptation helps.
 
     Writes the model, a predicted class with confidence (or numbers) for each target sample, metrics, and a report.
     If the target has labels (class folders, or a column), they are only used for the final score, after the model
@@ -219,7 +244,7 @@ def tasks(
     names = task_names(dataset, root)
     if not names:
         raise InputError(f"the tasks of {dataset!r} depend on your files; give their folder with --root DIR")
-    print("\n".join(names))
+    print_lines("\n".join(names))
 
 
 _EPOCHS, _LEAST_STEPS = 60, 600
@@ -282,7 +307,9 @@ def _run(
     check = partial(_check_folder, out, data, resume=resume, domains=domains)
     check()
     pick_device(config.device)  # before the folder is made
-    trainer = _trainer(config, splits, out)
+    # data of one's own may be worse off adapted: a source-only model is trained beside it
+    adaptation = _made(Adaptation, config, splits, out) if domains else None
+    trainer = _made(Trainer, config, splits, out) if adaptation is None else adaptation.trainer
     make_folder(out)
 
     def tell(seconds: float) -> None:
@@ -301,11 +328,12 @@ def _run(
         if trainer.processes.is_first:
             check()  # once more: another run may have been here
             remove_temporary(out)
-        write_text(out / DATA_FILE, json.dumps(data, indent=2) + "\n")
+            if not RunFolder(out).has_checkpoint:  # else it was compared
+                write_output(out / DATA_FILE, json.dumps(data, indent=2) + "\n", RUN)
         # networks on embeddings are small: one thread is as fast, and several times faster where others work too
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
             timed = tell_time(progress, tell)
-            result = trainer.run(resume=resume, progress=report)
+            result = (adaptation or trainer).run(resume=resume, progress=report)
         if result.interrupted:  # the trainer has said where
             raise typer.Exit(130)
         if not has_stepped:
@@ -315,9 +343,10 @@ def _run(
 
 def _check_folder(out: Path, data: Mapping[str, Any], *, resume: bool, domains: Sequence[Path]) -> None:
     """Refuse a folder inside the data, with a run that nobody asked to resume, one on other data, or other things."""
-    check_folder(out, domains)
+    check_folder(out, domains, (PREDICTIONS_FILE, REPORT_FILE, RESULT_FILE), RUN)
     if not RunFolder(out).has_checkpoint:
         # files of a run that stopped before its first checkpoint may be replaced, nothing else
+        check_folder(out, names=(CONFIG_FILE, DATA_FILE), command=RUN)
         entries = [entry for entry in out.iterdir() if not is_temporary(entry)] if out.is_dir() else []
         if other := sorted(entry.name for entry in entries if entry.name not in _LEFT_BY_A_RUN):
             raise InputError(f"{out} holds {other[0]!r} but no run; choose an empty or new folder with --out")
@@ -341,10 +370,10 @@ def _shown(name: str, value: Any) -> str:
     return "none (--no-standardise)" if value is None else f"of columns with mean {value['mean'][0]:.6g}, ..."
 
 
-def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
+def _made(kind: type[Runs], config: RunConfig, splits: TaskSplits, out: Path) -> Runs:
     options = {**config.algorithm_options, **config.sampler_options, **config.network_options}
     try:
-        return Trainer(config, splits, out)
+        return kind(config, splits, out)
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError) or not options:
             raise
@@ -353,7 +382,7 @@ def _trainer(config: RunConfig, splits: TaskSplits, out: Path) -> Trainer:
 
 
 def _show(summary: Summary, out: Path, data: Mapping[str, Any], as_json: bool) -> None:
-    write_text(out / PREDICTIONS_FILE, summary.predictions.to_csv())
+    write_output(out / PREDICTIONS_FILE, summary.predictions.to_csv(), RUN)
     report = write_report(summary, out, data)
     if summary.one_class is not None:
         note(f"warning: {summary.one_class}")

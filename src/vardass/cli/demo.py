@@ -6,7 +6,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from vardass.cli.stratify import stratify
 from vardass.cli.terminal import progress_bar
 from vardass.data import load_watch, standardise, watch_domains
 from vardass.data.from_paths import domain_from_path
-from vardass.files import write_text
+from vardass.files import write_output
 from vardass.samplers.registry import make_sampler
 from vardass.validate import check_count
 
@@ -101,10 +101,16 @@ def _write_data(out: Path) -> Path:
     folder = out / "data"
     make_folder(folder)
     watch = load_watch()
-    np.save(folder / "right-wrist.npy", standardise(watch.features[watch.side == 1]).numpy())
+
+    def write(name: str, save: Callable[..., None], *values: Any, **arrays: Any) -> None:
+        packed = io.BytesIO()
+        save(packed, *values, **arrays)
+        write_output(folder / name, packed.getvalue(), "demo")
+
+    write("right-wrist.npy", np.save, standardise(watch.features[watch.side == 1]).numpy())
     names = np.array(watch.class_names)
     for domain, (features, labels) in watch_domains().items():
-        np.savez(folder / f"{domain}.npz", x=features.numpy(), labels=names[labels.numpy()])
+        write(f"{domain}.npz", np.savez, x=features.numpy(), labels=names[labels.numpy()])
     return folder
 
 
@@ -198,7 +204,7 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
     console.print(_NOTES)
     console.print()
     console.print(render(make_tables(results, "splits"), "text"), soft_wrap=True, markup=False)
-    write_text(out / "noise.json", json.dumps(noise, indent=2) + "\n")
+    write_output(out / "noise.json", json.dumps(noise, indent=2) + "\n", "demo")
     written = [write_page(out / "sweep"), out / "noise.json", out / "sweep"]
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
 

@@ -21,13 +21,13 @@ from vardass.analysis.doctor import Diagnosis, diagnose
 from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import load_run
 from vardass.cli.run_options import TrustCode
-from vardass.cli.terminal import print_json, progress_bar, save_picture
+from vardass.cli.terminal import print_json, print_lines, progress_bar, save_picture
 from vardass.data.domains import Domain, Kind, Task, TensorInputs
 from vardass.data.from_paths import domain_from_path, find_kind, task_from_paths
 from vardass.data.images import small_size
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import write_text
+from vardass.files import write_output
 from vardass.losses import CORALLoss, MMDLoss
 from vardass.plots import diagnosis_figure
 from vardass.scaling import CLIP
@@ -70,7 +70,7 @@ def doctor(
     given |= {} if penalty is None else {"penalty": penalty}
     found_kind = find_kind([source, target], kind)
     if out is not None:
-        check_folder(out)
+        check_folder(out, [source, target], [f"doctor.{ending}" for ending in ("json", "png", "svg")], "doctor")
     reading: dict[str, Any] = {"key": key, "labels": labels, "columns": columns}
     algorithm: Algorithm | None = None
     if model is not None:
@@ -88,14 +88,14 @@ def doctor(
     written: list[Path] = []
     if out is not None:
         make_folder(out)
-        write_text(out / "doctor.json", json.dumps(measured.to_dict(), indent=2) + "\n")
+        write_output(out / "doctor.json", json.dumps(measured.to_dict(), indent=2) + "\n", "doctor")
         title = f"{source.stem} and {target.stem}"
-        pictures = save_picture(lambda: diagnosis_figure(measured, title=title), out / "doctor")
+        pictures = save_picture(lambda: diagnosis_figure(measured, title=title), out / "doctor", "doctor")
         written = [out / "doctor.json", *pictures]
     if as_json:
         print_json({**measured.to_dict(), "written": written}, indent=2)
         return
-    print(measured)
+    print_lines(str(measured))
     dataset = task.target.dataset
     if isinstance(dataset, TensorInputs) and dataset.scale is not None:
         share = float((dataset.tensor.abs() >= CLIP).double().mean())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +25,12 @@ from vardass.analysis.coresets import coreset as make_coreset
 from vardass.cli.terminal import print_json, print_line, progress_bar, shares_table, titled_table
 from vardass.data.embedding_files import EmbeddingFile, in_one_order, open_embeddings
 from vardass.errors import InputError
-from vardass.files import atomic_write
+from vardass.files import check_replaceable, write_output
 from vardass.kernels import Kernel, RBFMixture, as_kernel
 from vardass.scaling import standardise as scaled
 from vardass.shards import compare_shards, coreset_shards
 from vardass.shards.files import expand, is_large
+from vardass.table import csv_text
 from vardass.validate import choose
 
 FILE = "Embeddings (n, d): .npy, .npz, .csv or .parquet; or a quoted pattern of .npy or .parquet files."
@@ -91,8 +91,8 @@ def chosen_kernel(name: str, gammas: str | None, scale: str | None, *, default_s
     return RBFMixture(values, divisor)
 
 
-def check_output(option: str, target: Path, source: Path, *, is_ours: Callable[[Path], bool] | None = None) -> None:
-    """Refuse an output that is the input, a folder, cannot be written, or exists and is not ``is_ours``."""
+def check_output(option: str, target: Path, source: Path, command: str) -> None:
+    """Refuse an output that is the input, a folder, cannot be written, or would replace a file of the user."""
     if target.exists() and source.exists() and os.path.samefile(target, source):
         raise InputError(f"{option} {target} is the input file; choose another name")
     if target.is_dir():
@@ -101,23 +101,18 @@ def check_output(option: str, target: Path, source: Path, *, is_ours: Callable[[
         raise InputError(f"there is no folder {target.parent} for {option} {target}; create it first")
     if not os.access(target.parent, os.W_OK):
         raise InputError(f"cannot write into {target.parent}; choose another folder with {option}")
-    if is_ours is not None and target.exists() and not is_ours(target):
-        raise InputError(f"{option} {target} exists and holds something else; choose another name")
+    check_replaceable(target, command)
 
 
-def begins_with(path: Path, text: str) -> bool:
-    """Whether the file begins with an ASCII text."""
-    with path.open("rb") as file:
-        return file.read(len(text)) == text.encode()
-
-
-def check_folder(out: Path, data: Iterable[Path] = ()) -> None:
-    """Refuse a file, and a folder inside the data, where a picture would be a sample the next time."""
+def check_folder(out: Path, data: Iterable[Path] = (), names: Iterable[str] = (), command: str = "") -> None:
+    """Refuse a file, a folder in the data, where a picture would be a sample, and ``names`` not by the command."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; name a folder")
     for path in data:
         if out.resolve().is_relative_to(path.resolve()):
             raise InputError(f"--out {out} is inside the data {path}; choose a folder outside of it")
+    for name in names:
+        check_replaceable(out / name, command)
 
 
 def make_folder(out: Path) -> None:
@@ -127,15 +122,6 @@ def make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {out}: {error.strerror}; choose another one with --out") from None
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows below their header, separated by commas."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def compare(
@@ -318,30 +304,21 @@ def _beside(
 def _check_out(out: Path, source: Path) -> None:
     if out.suffix.lower() not in (".npz", ".csv"):
         raise InputError(f"representatives are written as .npz or .csv, got --out {out}; change its ending")
-    check_output("--out", out, source, is_ours=_holds_coreset)
-
-
-def _holds_coreset(out: Path) -> bool:
-    if out.suffix.lower() == ".csv":
-        return begins_with(out, "row,weight")
-    try:
-        with np.load(out, allow_pickle=False) as arrays:
-            return {"indices", "weights", "meta"} <= set(arrays.files)
-    except Exception:  # numpy and zipfile each raise their own for a foreign file
-        return False
+    check_output("--out", out, source, "coreset")
 
 
 def _save(found: Coreset, beside: Mapping[str, NDArray[Any]], out: Path) -> None:
     indices, weights = found.indices.numpy(), found.weights.numpy()
-    with atomic_write(out) as file:
-        if out.suffix.lower() == ".npz":
-            about = {name: value for name, value in found.to_dict().items() if name not in ("indices", "weights")}
-            arrays: dict[str, Any] = {**beside, "indices": indices, "weights": weights}
-            np.savez_compressed(file, meta=np.array(json.dumps(about)), **arrays)
-            return
-        rows = zip(indices.tolist(), weights.tolist(), *(values.tolist() for values in beside.values()))
-        shown = ([row, f"{weight:.9g}", *rest] for row, weight, *rest in rows)
-        file.write(csv_text(["row", "weight", *beside], shown).encode())
+    if out.suffix.lower() == ".npz":
+        about = {name: value for name, value in found.to_dict().items() if name not in ("indices", "weights")}
+        arrays: dict[str, Any] = {**beside, "indices": indices, "weights": weights}
+        packed = io.BytesIO()
+        np.savez_compressed(packed, meta=np.array(json.dumps(about)), **arrays)
+        write_output(out, packed.getvalue(), "coreset")
+        return
+    rows = zip(indices.tolist(), weights.tolist(), *(values.tolist() for values in beside.values()))
+    shown = ([row, f"{weight:.9g}", *rest] for row, weight, *rest in rows)
+    write_output(out, csv_text(["row", "weight", *beside], shown), "coreset")
 
 
 def _print_coreset(found: Coreset, source: Path, out: Path, d: int | None, console: Console) -> None:

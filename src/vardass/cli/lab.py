@@ -14,12 +14,12 @@ import typer
 
 from vardass.backend import one_thread
 from vardass.cli.run_options import TrustCode, parse_pairs, schema_option
-from vardass.cli.terminal import progress_bar, time_text
+from vardass.cli.terminal import print_lines, progress_bar, time_text
 from vardass.errors import InputError, VardassError
-from vardass.files import write_text
+from vardass.files import check_replaceable, write_output
 from vardass.plots import require_matplotlib
 from vardass.processes import count_cpus
-from vardass.table import FORMATS, render
+from vardass.table import FORMATS, plain_text, render
 from vardass.validate import choose
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def sweep(
     )
     runs = asked.runs()
     if dry_run:
-        print(asked.describe(), flush=True)
+        print_lines(asked.describe())
         print(_time_needed(runs, jobs or count_cpus()))
         if out is not None:
             names = {spec.run_id for spec in runs}
@@ -111,7 +111,7 @@ def status(
     from vardass.lab.sweep import status as look
 
     found = look(folder)
-    print(json.dumps(asdict(found), allow_nan=False) if as_json else _report(found))
+    print_lines(json.dumps(asdict(found), allow_nan=False) if as_json else _report(found))
 
 
 def _roots(given: list[str] | None) -> dict[str, str]:
@@ -161,7 +161,7 @@ def _report(found: Status) -> str:
             for run in found.under_way[:_SHOWN]
         ),
         f"failed     {len(found.failed):,}",
-        *(f"  {run.label}: {run.last_line or run.error}\n    {run.log}" for run in found.failed[:_SHOWN]),
+        *(f"  {run.label}: {plain_text(run.last_line or run.error)}\n    {run.log}" for run in found.failed[:_SHOWN]),
         f"to do      {found.to_do:,}",
     ]
     if found.seconds_left:
@@ -220,7 +220,7 @@ def tables(
         if table == "summary":
             print(f"more: --table {', '.join(TABLE_NAMES[1:])}", file=sys.stderr)
         return
-    write_text(out, text)
+    write_output(out, text, "tables")
     print(f"written: {out}")
 
 
@@ -248,12 +248,14 @@ def figure(
 
     Writes figureN.png, .svg, .csv (the numbers), .md (the text) and .json (settings and versions).
     """
-    from vardass.paper.figures import NUMBERS, make_figure, write_figure
+    from vardass.paper.figures import ENDINGS, NUMBERS, make_figure, write_figure
 
     known = {str(n): (n,) for n in NUMBERS} | {"all": NUMBERS}
     if number not in known:
         raise InputError(f"there is no figure {number!r}; choose one of {', '.join(known)}")
     require_matplotlib()  # before the work, not after it
+    for path in (out / f"figure{n}.{ending}" for n in known[number] for ending in ENDINGS):
+        check_replaceable(path, "figure")
     for n in known[number]:
         started = time.perf_counter()
         with progress_bar() as progress:

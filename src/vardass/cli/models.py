@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.text import Text
 from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
@@ -24,9 +23,9 @@ from vardass.adapt.regression import regression_scores
 from vardass.adapt.run_folder import DATA_FILE, reading_of
 from vardass.adapt.scores import Evaluation, RegressionEvaluation, evaluate_domains, labelled_domains
 from vardass.adapt.selection import outputs
-from vardass.cli.embeddings import begins_with, check_folder, check_output, csv_text, make_folder
+from vardass.cli.embeddings import check_folder, check_output, make_folder
 from vardass.cli.run_options import TrustCode, parse_pairs
-from vardass.cli.terminal import print_json, print_line, save_picture, titled_table
+from vardass.cli.terminal import name_cell, print_json, print_line, save_picture, titled_table
 from vardass.data.domains import Domain, Task, find_sample
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import domain_from_path, task_from_paths
@@ -34,8 +33,9 @@ from vardass.data.images import IMAGENET
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import SPLITS, split_task
 from vardass.errors import InputError
-from vardass.files import read_json, write_text
+from vardass.files import write_output
 from vardass.plots import evaluation_figure
+from vardass.table import csv_text
 from vardass.validate import refuse_code, shorten
 
 PREDICTIONS_FILE = "predictions.csv"
@@ -67,16 +67,14 @@ def predict(
     if out is not None:
         if out.suffix.lower() != ".csv":
             raise InputError(f"--out {out} is written as CSV; give it a name that ends with .csv")
-        check_output("--out", out, data, is_ours=lambda path: begins_with(path, "sample,"))
-        if out.resolve() == (run / PREDICTIONS_FILE).resolve():
-            raise InputError(f"--out {out} holds the predictions of the run's own target; choose another name")
+        check_output("--out", out, data, "predict")
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
     domain = domain_from_path(data, about, how, key=key)
     predictions = predict_domain(algorithm, domain, about["config"].changed(workers=workers), root=data)
     if out is None:
         print(predictions.to_csv(), end="")
     else:
-        write_text(out, predictions.to_csv())
+        write_output(out, predictions.to_csv(), "predict")
         print(f"{len(predictions.samples):,} predictions written to {out}")
 
 
@@ -95,7 +93,8 @@ def export(
     out = folder / "model.pt2" if out is None else out.expanduser()
     if out.suffix != ".pt2":
         raise InputError(f"--out {out} is written by torch.export; give it a name that ends with .pt2")
-    check_output("--out", out, folder / MODEL_FILE)
+    for file in (out, out.with_suffix(".json")):
+        check_output("--out", file, folder / MODEL_FILE, "export")
     written = export_model(algorithm, about, how, out)
     print(f"written: {', '.join(map(str, written))}")
 
@@ -234,7 +233,8 @@ def evaluate(
     """
     run, given = run.expanduser(), [_named(text) for text in data or ()]
     if out is not None:
-        _check_results(out, [path for _, path in given])
+        names = [RESULT_FILE, SAMPLES_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
+        check_folder(out, [path for _, path in given], names, "evaluate")
     algorithm, about, how = load_run(run, device=device, trust_code=trust_code)
     if given:
         domains, note = labelled_domains(given, about, run, key=key, labels=labels), ""
@@ -274,8 +274,11 @@ def _own_domains(
 ) -> tuple[dict[str, Domain], str]:
     """What a run kept out of training of each source, its target as far as it has labels, and what these are."""
     folder = run if run.is_dir() else run.parent
-    if "holdout" not in how:
-        raise InputError(f"{run} has no {DATA_FILE}, so its data are not known; name data to evaluate on")
+    counted = "numbers" if about["config"].regression else "classes"
+    needed = {"kind", "holdout", "source_samples", "target_samples", counted}
+    needed |= {"task", "options"} if "dataset" in how else {"sources", "target"}
+    if absent := needed - {name for name, value in how.items() if value is not None}:
+        raise InputError(f"{folder / DATA_FILE} does not give the run's {min(absent)}; name data to evaluate on")
     refuse_code(how.get("dataset"), folder / DATA_FILE, trust_code=trust_code)
     task = _task_of(how, about)
     before = how["source_samples"], how["target_samples"], how["numbers" if task.target.regression else "classes"]
@@ -318,21 +321,12 @@ def _task_of(how: Mapping[str, Any], about: Mapping[str, Any]) -> Task:
         return task_from_paths(sources, Path(how["target"]), how["kind"], **more, **reading)
     options = parse_pairs("--data-option", [f"{name}={value}" for name, value in how["options"].items()])
     wanted = {name: images[name] for name in image_options(how["dataset"], IMAGENET)}
-    task = load_task(how["dataset"], how["task"], how["root"], **{**wanted, **options})
+    task = load_task(how["dataset"], how["task"], how.get("root"), **{**wanted, **options})
     unscaled = how.get("scale") and not getattr(task.target.dataset, "scale", None)
     return standardise_task(task) if unscaled else task
 
 
 # --- files ----------------------------------------------------------------------------------------------
-
-
-def _check_results(out: Path, data: Sequence[Path]) -> None:
-    """Refuse a file, a folder inside the data, and one whose files of the same names are no older evaluation."""
-    check_folder(out, data)
-    names = [RESULT_FILE, SAMPLES_FILE, *(f"{FIGURE}.{ending}" for ending in ("png", "svg"))]
-    there = [name for name in names if (out / name).exists()]
-    if there and not {"run", "overall", "domains"} <= read_json(out / RESULT_FILE).keys():
-        raise InputError(f"{out} holds {there[0]!r}, which is not from an earlier evaluation; choose another folder")
 
 
 def _write(
@@ -352,9 +346,9 @@ def _write(
             columns = found.labels[title].tolist(), guesses.tolist(), confidences.tolist()
             cells = [(names[y], names[guess], f"{sure:.6f}") for y, guess, sure in zip(*columns, strict=True)]
         rows += [(title, sample, *row) for sample, row in zip(sample_names(domain, None), cells, strict=True)]
-    write_text(out / RESULT_FILE, json.dumps(result, indent=2, allow_nan=False) + "\n")
-    write_text(out / SAMPLES_FILE, csv_text(["domain", "sample", *head], rows))
-    picture = save_picture(lambda: evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE)
+    write_output(out / RESULT_FILE, json.dumps(result, indent=2, allow_nan=False) + "\n", "evaluate")
+    write_output(out / SAMPLES_FILE, csv_text(["domain", "sample", *head], rows), "evaluate")
+    picture = save_picture(lambda: evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE, "evaluate")
     return [out / RESULT_FILE, out / SAMPLES_FILE, *picture]
 
 
@@ -371,7 +365,7 @@ def _print_numbers(found: RegressionEvaluation, console: Console) -> None:
     table = titled_table(("domain", "samples", "R²", "RMSE", "MAE"))
     for name, scores in _tables(found):
         for title, each in {name: scores, **{f"  {column}": of for column, of in scores.columns.items()}}.items():
-            table.add_row(Text(title), f"{scores.n:,}", f"{each.r2:.4f}", f"{each.rmse:.5g}", f"{each.mae:.5g}")
+            table.add_row(name_cell(title), f"{scores.n:,}", f"{each.r2:.4f}", f"{each.rmse:.5g}", f"{each.mae:.5g}")
     console.print(table)
 
 
@@ -380,7 +374,7 @@ def _print_scores(found: Evaluation, console: Console) -> None:
     for name, scores in _tables(found):
         low, high = scores.accuracy_interval
         table.add_row(
-            Text(name),
+            name_cell(name),
             f"{scores.n:,}",
             f"{_percent(scores.accuracy)} ({100 * low:.1f} to {100 * high:.1f})",
             _percent(scores.balanced_accuracy),
@@ -407,7 +401,7 @@ def _print_classes(found: Evaluation, console: Console) -> None:
     columns = [scores.precision, scores.recall, scores.f1, *(each.recall for each in domains.values())]
     for place in order.tolist():
         cells = [_percent(float(column[place])) for column in columns]
-        table.add_row(Text(scores.classes[place]), f"{int(scores.support[place]):,}", *cells)
+        table.add_row(name_cell(scores.classes[place]), f"{int(scores.support[place]):,}", *cells)
     console.print()
     console.print(table)
     if len(order) < len(scores.classes):

@@ -10,15 +10,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from vardass.adapt.model import RunResult
+from vardass.adapt.run_folder import RUN
 from vardass.adapt.selection import FIRST_BEST, SCORE_NAMES
 from vardass.backend import were_compiled
 from vardass.cli.models import PredictedNumbers, Predictions
-from vardass.cli.terminal import print_line
-from vardass.files import write_text
+from vardass.cli.terminal import name_cell, print_line
+from vardass.files import plain, write_output
 from vardass.table import markdown, quote_markdown
 
 _TOO_MANY = 0.3  # of the predictions, beyond the share of that class in the source
@@ -27,6 +27,11 @@ _SCORES = {
     "target_entropy": "target entropy, nats (lower = more confident)",
     "target_information": "target information, nats (higher = better)",
     "mmd": "MMD² of held-out features (lower = better)",
+}
+_KEPT = {
+    "vote": "the adapted model, by a vote of class structure in the inputs and the features of both models",
+    "adapted": "the adapted model",
+    "source-only": "the source-only model",
 }
 _READ_LAST = "labels read only now, after the model was chosen"
 _ORACLE = "model chosen BY TARGET LABELS (oracle): for comparison only"
@@ -57,6 +62,7 @@ class Summary:
         title = "R², RMSE, MAE" if config.regression else "accuracy"
         if f"source_{names[0]}" in line:
             rows.append((f"source validation {title}", _scores_text({name: line[f"source_{name}"] for name in names})))
+        rows += self._choice_rows(title)
         rows += [(label, f"{line[key]:.4g}") for key, label in _SCORES.items() if key in line]
         for domain in ("source", "target"):
             if f"{domain}/reduction" in line:
@@ -90,10 +96,37 @@ class Summary:
             "last_score": result.metrics[-1]["score"] if result.metrics else None,
             **{f"target_{name}": (self.target_scores or {}).get(name) for name in SCORE_NAMES[config.regression]},
             "measured_on": self.measured_on,
+            "choice": None if result.choice is None else plain(result.choice),
             "selected": {name: value for name, value in self._selected().items() if name != "seconds"},
             "predicted": self.predictions.to_dict(),
             "seconds": result.seconds,
         }
+
+    def _choice_rows(self, title: str) -> list[tuple[str, str]]:
+        """What was kept, beside a model of the source alone, and why."""
+        choice = self.result.choice
+        if choice is None:
+            return []
+        rows = [("kept", _KEPT[choice.model])]
+        if choice.objection is not None:
+            text = f"adaptation is not expected to help here: {choice.objection}; the source-only model was kept"
+            rows = [("kept", text)]
+        if choice.source_only_score is not None:
+            score = (
+                f"{choice.source_only_score:.4f}"
+                if title.startswith("R²")
+                else f"{100 * choice.source_only_score:.1f} %"
+            )
+            rows.append((f"source validation {title.split(',')[0]}, source-only", score))
+        if "changed" in choice.evidence:
+            changed, moved = choice.evidence["changed"], choice.evidence["moved"]
+            rows.append(
+                (
+                    "adaptation would change" if choice.objection else "adaptation changed",
+                    f"{100 * changed:.1f} % of the target's predictions, and {100 * moved:.1f} % of the class shares",
+                )
+            )
+        return rows
 
     def _how_chosen(self) -> str:
         """Which evaluation the model is from, by which rule, and what the last one had."""
@@ -139,7 +172,8 @@ def print_summary(summary: Summary, written: Sequence[Path]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in summary.rows():
-        table.add_row(Text(name), Text(value), style="bold green" if name.startswith("source validation") else "")
+        style = "bold green" if name.startswith("source validation") else ""
+        table.add_row(name_cell(name), name_cell(value), style=style)
     console.print(table)
     print_line(console, f"written: {', '.join(map(str, written))}")
 
@@ -165,8 +199,8 @@ def write_report(summary: Summary, folder: Path, data: Mapping[str, Any]) -> Pat
         "`vardass report RUN`, where RUN is this folder, draws losses, scores, variance and time; "
         "`vardass predict RUN DIR` predicts other samples.",
     ]
-    write_text(folder / REPORT_FILE, "\n\n".join(part for part in parts if part) + "\n")
-    write_text(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n")
+    write_output(folder / REPORT_FILE, "\n\n".join(part for part in parts if part) + "\n", RUN)
+    write_output(folder / RESULT_FILE, json.dumps(summary.as_dict(), indent=2) + "\n", RUN)
     return folder / REPORT_FILE
 
 

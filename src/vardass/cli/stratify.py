@@ -29,6 +29,7 @@ from vardass.cli.embeddings import (
 from vardass.cli.terminal import print_json, print_line, progress_bar, shares_table
 from vardass.data.embedding_files import read_embeddings
 from vardass.errors import InputError
+from vardass.files import note_output
 from vardass.samplers import BalancedBatchSampler, OrderedBatchSampler
 from vardass.shards import ShardStrata, stratify_shards
 from vardass.shards.files import expand
@@ -100,13 +101,14 @@ def stratify(
         start = None if warm_start is None else Strata.load(warm_start)
         if out.suffix != ".npz":  # before the work, not after it
             raise InputError(f"strata are written as .npz, got --out {out}; give it a name that ends with .npz")
-        check_output("--out", out, source, is_ours=_holds_strata)
+        check_output("--out", out, source, "stratify")
         seconds_read = time.perf_counter() - clock
         options |= {"solver": solver, "min_size": min_size, "max_size": max_size, "equal": equal}
         options |= {"bound": bound, "warm_start": start}
         with progress_bar() as progress:
             strata = make_strata(features, k, progress=progress, **options)
         strata.save(out)
+        note_output(out, "stratify")
         seconds = {"read": seconds_read, **_seconds(strata)}
     if as_json:
         print_json({"file": str(source), "d": d, **_record(strata), "seconds": seconds, "out": str(out)})
@@ -117,14 +119,6 @@ def stratify(
 def _seconds(strata: Strata | ShardStrata) -> dict[str, float]:
     parts = {name: value for name, value in strata.info.items() if name.startswith("seconds_")}
     return {name.removeprefix("seconds_"): float(value) for name, value in parts.items()}
-
-
-def _holds_strata(path: Path) -> bool:
-    try:
-        Strata.load(path)
-    except InputError:
-        return False
-    return True
 
 
 def _record(strata: Strata | ShardStrata) -> dict[str, Any]:

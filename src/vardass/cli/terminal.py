@@ -18,6 +18,7 @@ from rich.text import Text
 from vardass.errors import MissingExtraError
 from vardass.files import plain
 from vardass.plots import require_matplotlib, save_figure
+from vardass.table import plain_text
 
 _BAR = 28  # characters
 _WATCHED, _WORTH_TELLING, _LONG_START = 2.0, 20.0, 10.0  # seconds
@@ -41,7 +42,7 @@ def progress_bar() -> Iterator[Report | None]:
     )
     with Progress(*columns, console=console, transient=True, expand=True) as bars:
         task = bars.add_task("starting", total=1.0)
-        yield lambda fraction, message: bars.update(task, completed=fraction, description=message)
+        yield lambda fraction, message: bars.update(task, completed=fraction, description=plain_text(message))
 
 
 def tell_time(
@@ -84,7 +85,12 @@ def time_text(seconds: float) -> str:
 
 def note(text: str) -> None:
     """One line on stderr."""
-    print(text, file=sys.stderr)
+    print(plain_text(text), file=sys.stderr)
+
+
+def print_lines(text: str) -> None:
+    """Lines on stdout, whose names can neither move the cursor nor colour the terminal."""
+    print("\n".join(map(plain_text, text.split("\n"))), flush=True)
 
 
 def print_json(record: Any, *, indent: int | None = None) -> None:
@@ -94,23 +100,28 @@ def print_json(record: Any, *, indent: int | None = None) -> None:
 
 def print_line(console: Console, text: str, style: str = "") -> None:
     """One line as it is: no markup, not cut at the width of the terminal."""
-    console.print(Text(text, style=style), soft_wrap=True)
+    console.print(Text(plain_text(text), style=style), soft_wrap=True)
 
 
-def save_picture(draw: Callable[[], Any], path: Path) -> list[Path]:
-    """Files of the figure that ``draw`` makes; none where matplotlib is not installed."""
+def name_cell(text: str) -> Text:
+    """A name in a table, without markup and control characters."""
+    return Text(plain_text(text))
+
+
+def save_picture(draw: Callable[[], Any], path: Path, command: str) -> list[Path]:
+    """Files of the figure that ``draw`` makes for a command; none where matplotlib is not installed."""
     try:
         require_matplotlib()
     except MissingExtraError:
         return []
-    return save_figure(draw(), path)
+    return save_figure(draw(), path, command)
 
 
 def titled_table(titles: Sequence[str]) -> Table:
     """A table without lines; all columns but the first are numbers."""
     table = Table(box=None, pad_edge=False)
     for place, title in enumerate(titles):
-        table.add_column(Text(title), justify="right" if place else "left", overflow="fold")
+        table.add_column(name_cell(title), justify="right" if place else "left", overflow="fold")
     return table
 
 

@@ -499,6 +499,8 @@ def _open_parquet(path: Path, handle: IO[bytes]) -> _Table:
 
     file = pq.ParquetFile(handle)
     names = file.schema_arrow.names
+    if twice := [name for name, count in Counter(names).items() if count > 1]:  # pyarrow chooses columns by name
+        raise InputError(f"{path} has several columns named {shorten(twice)}; rename them and write it again")
 
     def read(positions: list[int], groups: range | None) -> Iterator[list[Any]]:
         chosen = None if groups is None else list(groups)
@@ -530,6 +532,7 @@ def _open_csv(path: Path, handle: IO[bytes]) -> _Table:
     named = _is_header(first, second)
     if named and not second:
         raise InputError(f"{path} has a header but no rows; write the embeddings again")
+    quoted_rows = _check_quotes(path, lines, delimiter, named) if b'"' in content else None
 
     ragged: list[Any] = []
 
@@ -556,12 +559,43 @@ def _open_csv(path: Path, handle: IO[bytes]) -> _Table:
                 f"columns, not {row.expected_columns}; fix the row"
             ) from None
         raise
+    if quoted_rows is not None and len(table) != quoted_rows:
+        raise InputError(
+            f"{path} has {quoted_rows} rows, but {len(table)} as another program reads its quotation marks; write it "
+            "again without quotation marks"
+        )
 
     def read(positions: list[int], groups: range | None) -> Iterator[list[Any]]:
         for batch in table.to_batches(BLOCK_ROWS):
             yield [batch.column(i) for i in positions]
 
     return _Table(path, table.schema, read, [len(table)], named)
+
+
+def _check_quotes(path: Path, lines: io.TextIOWrapper, delimiter: str, named: bool) -> int:
+    """Count the rows, and refuse quotation marks between which rows may be hidden.
+
+    Cells of text may have line breaks. But k rows of d columns that a stray mark joins to one cell have k (d - 1)
+    delimiters between the k line breaks.
+    """
+    lines.seek(0)
+    rows, number = csv.reader(lines, delimiter=delimiter, strict=True), -named
+    try:
+        for row in rows:
+            for cell in row:
+                breaks = len(cell.splitlines()) - 1
+                if breaks > 0 and (is_number(cell) or cell.count(delimiter) >= breaks * (len(row) - 1)):
+                    raise InputError(
+                        f"{row_name(number)} of {path} has a cell of {breaks + 1} lines in quotation marks, which may "
+                        f"hide rows: {cell[:40]!r}; remove stray quotation marks, or line breaks within the cell"
+                    )
+            number += bool(row)
+    except csv.Error as error:
+        raise InputError(
+            f"{row_name(number)} of {path}, at line {rows.line_num}, has a quotation mark that does not begin or end "
+            f"its cell ({error}); remove it, or double it within quotation marks"
+        ) from None
+    return number
 
 
 def _is_header(first: list[str], second: list[str]) -> bool:

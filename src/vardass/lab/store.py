@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vardass.errors import InputError
-from vardass.files import locked, remove_temporary, write_text
+from vardass.files import check_replaceable, locked, read_json, remove_temporary, write_output, write_text
 from vardass.lab.record import Record, RunSpec
 
 __all__ = ["SweepStore", "empty", "read_records", "record_files", "run_label", "whole_lines"]
@@ -201,9 +201,12 @@ class SweepStore:
     def write_plan(self, runs: Sequence[str], *, jobs: int, text: str | None = None) -> None:
         """Note which runs the sweep has, for `status`, and its specification."""
         with _writing(self.path):
-            write_text(self.path / PLAN_FILE, json.dumps({"jobs": jobs, "runs": list(runs)}) + "\n")
+            plan = self.path / PLAN_FILE
+            if read_json(plan).keys() != {"jobs", "runs"}:
+                check_replaceable(plan, "sweep")
             if text is not None:
-                write_text(self.path / SWEEP_FILE, text)
+                write_output(self.path / SWEEP_FILE, text, "sweep")
+            write_text(plan, json.dumps({"jobs": jobs, "runs": list(runs)}) + "\n")
 
 
 def empty(folder: Path, *, keep: Sequence[str]) -> None:

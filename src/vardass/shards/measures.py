@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vardass.analysis.comparison import Comparison, Sums, add_sums, compare, row_sums
+from vardass.analysis.comparison import Comparison, compare
 from vardass.analysis.coresets import LARGEST, Coreset, coreset
+from vardass.analysis.sums import Sums, add_sums, row_sums
 from vardass.data.embedding_files import Columns
 from vardass.errors import InputError
 from vardass.files import PathLike

@@ -67,6 +67,8 @@ class Algorithm(nn.Module):
         Whether the parameters are currently those of SDAT's ascent, not the network's own.
     uses_banks : bool
         Whether the losses use the ``bank`` of a batch.
+    final : nn.Module or None
+        Makes the predictions from samples and their features after training, in place of the head.
     full_strength : int
         Step from which the penalty has its full strength; models of earlier steps are not adapted yet.
     seen_together : int
@@ -106,6 +108,7 @@ class Algorithm(nn.Module):
         self.sharpness = check_number(sharpness, "sharpness", low=0.0)
         self.seed = seed
         self.processes = Processes()
+        self.final: nn.Module | None = None
 
     @classmethod
     def check_regression(cls) -> None:
@@ -182,9 +185,16 @@ class Algorithm(nn.Module):
         outputs: Tensor = self.network.head(z)
         return outputs if self.units is None else self.units(outputs)
 
+    def decide(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return logits (b, num_classes), or numbers in their own units, for samples ``x`` of features ``z``."""
+        if self.final is None:
+            return self.readout(z)
+        logits: Tensor = self.final(x, z)
+        return logits
+
     def predict(self, x: Tensor) -> Tensor:
         """Return logits (b, num_classes), or numbers in their own units."""
-        return self.readout(self.features(x))
+        return self.decide(x, self.features(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what `predict` does."""

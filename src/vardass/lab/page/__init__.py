@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from vardass.files import write_text
+from vardass.files import write_output
 from vardass.lab.page.content import duration, page_content
 from vardass.lab.page.folder import read_folder
 
@@ -29,7 +29,7 @@ def make_page(folder: Path) -> str:
 def write_page(folder: Path, out: Path | None = None) -> Path:
     """Write the page of a folder, by default to ``report.html`` in it, and return where it is."""
     path = folder / PAGE_FILE if out is None else out
-    write_text(path, make_page(folder))
+    write_output(path, make_page(folder), "report")
     return path
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vardass.backend import one_thread
 from vardass.errors import InputError
-from vardass.files import write_text
+from vardass.files import write_output
 from vardass.lab.record import versions
 from vardass.plots import new_figure, require_matplotlib, save_figure
 from vardass.registry import Registry
@@ -96,7 +96,7 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
         raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from None
     stem = folder / f"figure{result.number}"
     with matplotlib.rc_context({"svg.hashsalt": "vardass"}):  # else element names differ from run to run
-        paths = save_figure(draw_figure(result), stem)
+        paths = save_figure(draw_figure(result), stem, "figure")
     record = {
         "figure": result.number,
         "title": result.title,
@@ -112,7 +112,7 @@ def write_figure(result: FigureResult, out: str | Path, *, provenance: Mapping[s
     }
     for ending, text in texts.items():
         paths.append(stem.with_suffix(f".{ending}"))
-        write_text(paths[-1], text)
+        write_output(paths[-1], text, "figure")
     return paths
 
 
@@ -121,6 +121,8 @@ _FIGURES: Registry[Callable[..., FigureResult]] = Registry(
 )
 NUMBERS = tuple(map(int, _FIGURES))
 """Figures of the paper, in order."""
+ENDINGS = ("png", "svg", "csv", "md", "json")
+"""Of the files of a figure."""
 
 
 def make_figure(number: int, *, seed: int = 0, quick: bool = False, progress: Progress | None = None) -> FigureResult:
