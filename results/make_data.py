@@ -1,6 +1,7 @@
 """Bring development data into the layouts that ``vardass`` reads: ``python results/make_data.py SHARED_DATA OUT``.
 
 OUT/digits16/<set>.npz   five digit sets as 16 x 16 grey pixels (28 x 28 ones cropped to 20 x 20), at most 3,000 each
+OUT/digits_pictures/<set>/<digit>/*.png   the same as pictures, for networks with convolutions
 OUT/reviews/<kind>.npz   Amazon reviews: log(1 + counts) on the first 256 singular directions of all four kinds together
 OUT/fsdd/<speaker>.npz   spoken digits: 40 x 32 log-mel values of each clip
 OUT/pacs32/<style>/<class>/*.png   thumbnails of 32 x 32 pixels
@@ -36,6 +37,16 @@ def _grey16(image: np.ndarray) -> np.ndarray:
     if grey.shape[0] == 28:
         grey = grey[4:24, 4:24]
     return np.asarray(Image.fromarray(grey.astype("f4"), mode="F").resize((16, 16), Image.Resampling.BOX))
+
+
+def digit_pictures(source: Path, out: Path) -> None:
+    for file in sorted((out.parent / "digits16").glob("*.npz")):
+        found = np.load(file)
+        pictures = np.rint(255 * found["x"].reshape(-1, 16, 16)).astype("u1")
+        for number, (image, label) in enumerate(zip(pictures, found["labels"], strict=True)):
+            folder = out / file.stem / str(label)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{number:05}.png")
 
 
 def reviews(source: Path, out: Path) -> None:
@@ -94,6 +105,7 @@ def main() -> None:
     source, out = Path(sys.argv[1]), Path(sys.argv[2])
     layouts = {
         "digits16": digits,
+        "digits_pictures": digit_pictures,
         "reviews": reviews,
         "fsdd": speakers,
         "pacs32": thumbnails,

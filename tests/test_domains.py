@@ -171,21 +171,23 @@ def test_labels_follow_their_samples():
     assert parts.target_test.reveal().labels.tolist() == [(v - 5000) % 3 for v in values(parts.target_test)]
 
 
-def test_splits_depend_on_seed_and_name_only():
+def test_splits_depend_on_seed_and_role_only():
     first, again, other = (split_task(task(), seed=seed) for seed in (1, 1, 2))
     assert values(first.source_train) == values(again.source_train)
     assert values(first.target_unlabelled) == values(again.target_unlabelled)
     assert values(first.source_train) != values(other.source_train)
     assert values(first.target_unlabelled) != values(other.target_unlabelled)
-    alone = Task("u", [domain("s2", 30, 1000)], domain("s1", 50))
-    train = values(split_task(alone, seed=1).source_train)
-    assert train == [v for v in values(first.source_train) if v >= 1000]  # split alike in another task
+    renamed = split_task(Task("u", [domain("t", 50), domain("é", 30, 1000)], domain("s1", 100, 5000)), seed=1)
+    for part in ("source_train", "source_val", "target_unlabelled", "target_test", "target_val"):
+        assert values(getattr(renamed, part)) == values(getattr(first, part))
     assert values(split_task(task(), seed=np.int64(1)).source_train) == values(first.source_train)
     with refused(None, field="seed"):
         split_task(task(), seed=None)
     # two domains of one size are shuffled differently
-    pair = split_task(Task("v", [domain("p", 30), domain("q", 30)], domain("r", 30)), seed=0).source_train
-    assert values(pair)[:24] != values(pair)[24:]
+    parts = split_task(Task("v", [domain("p", 30), domain("q", 30)], domain("r", 30)), seed=0)
+    train = values(parts.source_train)
+    assert train[:24] != train[24:]
+    assert values(parts.source_val)[:6] != values(parts.target_val)
 
 
 def test_split_is_fixed_across_versions():

@@ -215,6 +215,8 @@ def test_data_that_changed_or_are_not_known_must_be_named(place, tmp_path, capsy
     about = json.loads((other / "data.json").read_text())
     (other / "data.json").write_text(json.dumps({**about, "target_samples": 61}))
     assert "were changed since" in refused(capsys, other)
+    (other / "data.json").write_text(json.dumps({**about, "splits": "names"}))
+    assert "split by an older version; name data" in refused(capsys, other)
     (other / "data.json").unlink()
     assert "name data" in refused(capsys, other)
 

@@ -101,7 +101,9 @@ def test_figure_3_verdicts_follow_the_rows() -> None:
 
     by_trials = [mean(panel="b", trials=trials) for trials in (1, 10, 100, 1000)]
     assert by_trials == sorted(by_trials, reverse=True)
-    poor, average, budget, integral, local, moves = result.claims
+    plain, inner, poor, average, budget, integral, local, moves = result.claims
+    assert plain.held == (mean(panel="a", method="unweighted") > by_trials[-1])
+    assert inner.held == (mean(panel="a", method="interior point, rounded") > by_trials[-1])
     steps = {p: mean(panel="c", method="fixed steps", parallel=p) for p in (1, 10)}
     assert budget.held == (steps[10] < steps[1])
     single = [mean(panel="c", method="one trial", parallel=p) for p in (1, 2, 5, 10, 20)]

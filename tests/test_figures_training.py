@@ -8,7 +8,7 @@ import torch
 
 from quick_figures import quick, select
 from vardass.kernels import RBFMixture
-from vardass.paper.figures.figure4 import KERNELS, OURS, PAPER, PLANNED, SOLVERS, measure, over_seeds
+from vardass.paper.figures.figure4 import KERNELS, OURS, PAPER, PLANNED, SOLVERS, bandwidth_claims, measure, over_seeds
 from vardass.paper.figures.figure4 import claims as claims_of_figure4
 from vardass.paper.figures.figure5 import (
     FeatureHistory,
@@ -209,6 +209,10 @@ def test_noise_of_the_solver_is_seen_through_a_trend():
 SEEDS = 20
 
 
+def measured_frame(rows):
+    return pd.DataFrame(rows, columns=["columns", "bandwidth", "k", "method", "seed", "variance", "uniform"])
+
+
 def measured_for_figure4(paper, *, raw=(0.9, 0.8, 0.7, 0.6), odd=0, linear=0.6, scatter=0.0):
     """Made-up variances of 20 seeds: the paper's solver has these shares of uniform's variance, twice in
     ``odd`` at k = 4.
@@ -225,32 +229,50 @@ def measured_for_figure4(paper, *, raw=(0.9, 0.8, 0.7, 0.6), odd=0, linear=0.6, 
             "kernel k-means": [0.5 * falling * value for value in reversed(noise)],
             PAPER: several,
             "uniform": [1.0],
+            "uniform, no repeats": [0.8],
             "lower bound": [0.001],
         }
         for name, values in shares.items():
-            rows += [("median", k, name, seed, value / k, 1.0 / k) for seed, value in enumerate(values)]
-        rows += [("raw", k, PAPER, seed, raw_share / k, 1.0 / k) for seed in range(SEEDS)]
-        rows.append(("raw", k, "lower bound", 0, 0.5 / k, 1.0 / k))
-    return pd.DataFrame(rows, columns=["unit", "k", "method", "seed", "variance", "uniform"])
+            for bandwidth in ("raw", "median"):
+                is_raw = bandwidth == "raw" and name in (PAPER, "lower bound")
+                used = {PAPER: [raw_share] * SEEDS, "lower bound": [0.5]}[name] if is_raw else values
+                rows += [(64, bandwidth, k, name, seed, value / k, 1.0 / k) for seed, value in enumerate(used)]
+    return measured_frame(rows)
 
 
-def held_of_figure4(paper, **options):
-    """Verdicts: gap for k-means, kernel k-means and the paper's; lowest; kernel better; overlap; 50-fold; raw."""
-    return [claim.held for claim in claims_of_figure4(measured_for_figure4(paper, **options))]
+def held_of_figure4(paper, bandwidth="median", **options):
+    """Verdicts: gap for k-means, kernel k-means and the paper's; kernel better; overlap; lowest; 50-fold."""
+    found = [claim.held for claim in claims_of_figure4(measured_for_figure4(paper, **options))]
+    return found[:7] if bandwidth == "raw" else found[7:]
 
 
 def test_claims_of_figure4_follow_the_numbers():
-    assert held_of_figure4((0.4, 0.3, 0.1, 0.02)) == [True, True, True, True, True, False, True, True]
-    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.51) == [True, True, True, True, False, True, True, True]
-    _, _, gap, lowest, *_, fifty, _ = held_of_figure4((0.3, 1.2, 0.1, 0.05))
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02)) == [True, True, True, True, False, True, True]
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.51) == [True, True, True, False, True, True, True]
+    *_, gap, _, _, lowest, fifty = held_of_figure4((0.3, 1.2, 0.1, 0.05))
     assert (gap, lowest, fifty) == (False, False, False)
 
 
-def test_the_claim_of_figure4_on_raw_distances_follows_the_numbers():
-    assert held_of_figure4((0.4, 0.3, 0.1, 0.02))[-1]
-    assert not held_of_figure4((0.9, 0.8, 0.7, 0.6), raw=(0.4, 0.3, 0.1, 0.02))[-1]
-    units = {row["unit"] for row in select(quick(4))}
-    assert units == {"median", "raw"}
+def test_unit_bandwidth_has_verdicts_of_its_own():
+    """None where no partition of the features could reach what is claimed."""
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), "raw")[2:] == [True, True, False, False, None]
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), "raw", raw=(0.4, 0.5, 0.6, 0.7))[2] is False
+
+
+def test_fifty_fold_is_judged_where_a_partition_could_reach_it():
+    def verdicts(folds, bounds):
+        rows = []
+        for bandwidth, fold, bound in zip((0.5, 1.0, 2.0), folds, bounds, strict=True):
+            rows += [
+                (8, bandwidth, 256, PAPER, 0, 1.0 / fold, 1.0),
+                (8, bandwidth, 256, "lower bound", 0, 1.0 / bound, 1.0),
+            ]
+        return [claim.held for claim in bandwidth_claims(measured_frame(rows))]
+
+    assert verdicts((10, 40, 200), (40, 60, 300)) == [True]
+    assert verdicts((40, 10, 40), (45, 60, 300)) == [False]
+    assert verdicts((40, 40, 40), (45, 45, 45)) == [None]
+    assert {row["columns"] for row in select(quick(4))} == {64, 8}
 
 
 def test_a_few_odd_seeds_do_not_decide_a_claim_of_figure4():
@@ -260,20 +282,19 @@ def test_a_few_odd_seeds_do_not_decide_a_claim_of_figure4():
 
 
 def test_solvers_that_differ_by_chance_only_overlap_in_figure4():
-    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.5, scatter=0.08)[5]
-    assert not held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.6, scatter=0.08)[5]
+    assert held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.5, scatter=0.08)[4]
+    assert not held_of_figure4((0.4, 0.3, 0.1, 0.02), linear=0.6, scatter=0.08)[4]
 
 
 def test_standard_errors_of_figure4_are_over_seeds_with_n_minus_1():
-    rows = [("median", 8, PAPER, seed, variance, 1.0) for seed, variance in enumerate((0.10, 0.12, 0.14))]
-    measured = pd.DataFrame(rows, columns=["unit", "k", "method", "seed", "variance", "uniform"])
-    (point,) = over_seeds(measured).to_dict("records")
+    rows = [(64, "median", 8, PAPER, seed, variance, 1.0) for seed, variance in enumerate((0.10, 0.12, 0.14))]
+    (point,) = over_seeds(measured_frame(rows)).to_dict("records")
     assert point["variance"] == pytest.approx(0.12)
     assert point["stderr"] == pytest.approx(0.02 / math.sqrt(3))
     assert (point["low"], point["high"], point["seeds"]) == (pytest.approx(0.104), pytest.approx(0.136), 3)
     for row in select(quick(4)):
         random = row["method"] in (*SOLVERS, *PLANNED)
-        assert row["seeds"] == (3 if random else 1)
+        assert row["seeds"] == ((3 if row["bandwidth"] in KERNELS else 2) if random else 1)
         assert row["low"] * (1 - 1e-12) <= row["variance"] <= row["high"] * (1 + 1e-12)
     assert any(row["stderr"] > 0.0 for row in select(quick(4), method="k-means"))
 
@@ -285,7 +306,7 @@ def test_standard_errors_of_figure4_are_over_seeds_with_n_minus_1():
 def test_points_of_figure4_are_those_of_the_solvers(unit):
     z = points(60, 4).float()
     measured = measure(z, [4, 8], seeds=[0, 1], batches=64, progress=lambda share, message: None)
-    found = over_seeds(measured).set_index(["unit", "method", "k"]).to_dict("index")
+    found = over_seeds(measured).set_index(["bandwidth", "method", "k"]).to_dict("index")
     kernel = KERNELS[unit].fit(z)
 
     def row(method):

@@ -144,7 +144,7 @@ def test_predictions_follow_the_units() -> None:
 
 
 def test_adapting_pays() -> None:
-    """Where readings have moved, MMD and CORAL have less than half the squared error of the source alone."""
+    """Where readings have moved, MMD and CORAL have less than 0.6 of the squared error of the source alone."""
     splits = split_task(task(drift=1.5, n=600), seed=0)
     for seed in range(2):
         error = {}
@@ -153,7 +153,7 @@ def test_adapting_pays() -> None:
             error[name] = report["target_rmse"] ** 2
             assert report["source_r2"] > 0.7
             assert report["target_samples"] == 240
-        assert max(error["mmd"], error["coral"]) < 0.5 * error["erm"]
+        assert max(error["mmd"], error["coral"]) < 0.6 * error["erm"]
 
 
 RESUMED = [

@@ -27,7 +27,7 @@ DATA_FILE = "data.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 RUN = "adapt"  # what files in the folder of a run are noted to be by, see `write_output`
-_FORMAT = 2
+_FORMAT = 3  # raised too when runs are split otherwise, as a resumed run would mix splits
 # between a checkpoint and the run that resumes it
 _MAY_CHANGE = ("steps", "checkpoint_every", "device", "devices", "tensorboard")
 

@@ -39,7 +39,7 @@ from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
 from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
-from vardass.data.splits import TaskSplits, split_task
+from vardass.data.splits import SPLITS, TaskSplits, split_task
 from vardass.errors import InputError
 from vardass.files import (
     HOLDER_FILE,
@@ -287,6 +287,7 @@ def _facts(task: Task) -> dict[str, Any]:
         "source_samples": [len(domain) for domain in task.sources],
         "target_samples": len(task.target),
         "numbers" if task.target.regression else "classes": list(task.class_names),
+        "splits": SPLITS,
         **preparation(task.target),
     }
 

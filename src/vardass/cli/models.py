@@ -31,7 +31,7 @@ from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import domain_from_path, task_from_paths
 from vardass.data.images import IMAGENET
 from vardass.data.registry import image_options, load_task
-from vardass.data.splits import split_task
+from vardass.data.splits import SPLITS, split_task
 from vardass.errors import InputError
 from vardass.files import write_output
 from vardass.plots import evaluation_figure
@@ -284,6 +284,8 @@ def _own_domains(
     before = how["source_samples"], how["target_samples"], how["numbers" if task.target.regression else "classes"]
     if before != ([len(source) for source in task.sources], len(task.target), list(task.class_names)):
         raise InputError(f"the data of {run} were changed since it was trained; name data to evaluate on")
+    if how.get("splits") != SPLITS:
+        raise InputError(f"{run} was split by an older version; name data to evaluate on that it was not trained on")
     share = how.get("unlabelled_fraction", 1.0)
     splits = split_task(task, seed=about["config"].seed, holdout=how["holdout"], unlabelled_fraction=share)
     kept = splits.source_val

@@ -66,7 +66,7 @@ class Domain:
     Parameters
     ----------
     name : str
-        Also seeds the splits of this domain, so names within a task must be unique.
+        For reports and messages; unique within a task.
     dataset : map-style Dataset, or Tensor
         ``dataset[i]`` is the input tensor of sample i, without label.
     labels : Tensor of shape (n,) or None
@@ -106,7 +106,7 @@ class Domain:
         regression: bool = False,
     ) -> None:
         if not isinstance(name, str):
-            raise InputError(f"the name of a domain must be a text, got {name!r}; it seeds the splits")
+            raise InputError(f"the name of a domain must be a text, got {name!r}; reports call it so")
         if isinstance(class_names, str) or not isinstance(class_names, Sequence):
             raise InputError(f"class_names of domain {name!r} must be a list of names, got {class_names!r}")
         if isinstance(dataset, Tensor):
@@ -309,7 +309,7 @@ class Task:
         if len(set(names)) < len(names):
             raise InputError(
                 f"task {self.name!r} has domains {names}, two of one name; rename a file or folder, as "
-                "names seed the splits"
+                "reports tell domains apart by name"
             )
         _same_prediction(self.sources[0], self.target)
         classes = self.sources[0].class_names

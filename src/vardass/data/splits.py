@@ -12,6 +12,8 @@ from vardass.data.domains import Domain, Task, unite
 from vardass.errors import InputError
 from vardass.validate import check_count, check_number
 
+SPLITS = "role"  # what seeds the shuffles of domains; a run notes it, as its held-out samples follow from it
+
 
 @dataclass(frozen=True, eq=False)
 class TaskSplits:
@@ -52,11 +54,11 @@ def seed_generators(seed: int, device: torch.device) -> None:
 def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fraction: float = 0.5) -> TaskSplits:
     """Split each domain as DomainBed does.
 
-    Each domain is shuffled by (seed, its name); the first ``holdout`` of it is kept out, for validation. What is
-    left of a source is trained on. What is left of the target is cut again: the first ``unlabelled_fraction``
-    is trained on without labels, the remainder is the test set. With the defaults 40% of the target is trained
-    on, 40% tested on, and 20% is for the oracle. Sizes are rounded down, as in DomainBed; the shuffles are not
-    DomainBed's, so single samples differ. The names seed the shuffles, so a domain is split the same way in all tasks.
+    Each domain is shuffled by the seed and its role, target or position among the sources; the first ``holdout`` of it
+    is kept out, for validation. What is left of a source is trained on. What is left of the target is cut again: the
+    first ``unlabelled_fraction`` is trained on without labels, the remainder is the test set. With the defaults 40% of
+    the target is trained on, 40% tested on, and 20% is for the oracle. Sizes are rounded down, as in DomainBed; the
+    shuffles are not DomainBed's, so single samples differ. Names have no effect: renamed files give the same run.
 
     Parameters
     ----------
@@ -77,12 +79,12 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
     check_number(holdout, "holdout", low=0.0, below=1.0, remedy="0.2 is DomainBed's")
     check_number(unlabelled_fraction, "unlabelled_fraction", low=0.0, high=1.0, remedy="0.5 is usual")
     train, validation = [], []
-    for source in task.sources:
-        out, rest = _held_out(source, seed, holdout)
+    for place, source in enumerate(task.sources):
+        out, rest = _held_out(source, named_seed("split", seed, "source", place), holdout)
         train.append(source.subset(rest))
         validation.append(source.subset(out))
     target = task.target.hide_labels()
-    out, rest = _held_out(target, seed, holdout)
+    out, rest = _held_out(target, named_seed("split", seed, "target"), holdout)
     unlabelled, test = _cut(rest, unlabelled_fraction)
     if not len(unlabelled):
         raise InputError(
@@ -105,8 +107,7 @@ def _cut(rows: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
 
 def _held_out(domain: Domain, seed: int, holdout: float) -> tuple[Tensor, Tensor]:
     """Rows of a domain that are kept out for validation, and all others, both shuffled."""
-    generator = torch.Generator().manual_seed(named_seed("split", seed, domain.name))
-    out, rest = _cut(torch.randperm(len(domain), generator=generator), holdout)
+    out, rest = _cut(torch.randperm(len(domain), generator=torch.Generator().manual_seed(seed)), holdout)
     if not len(rest) or (holdout > 0 and not len(out)):
         raise InputError(
             f"domain {domain.name!r} has {len(domain)} samples, of which holdout {holdout} leaves {len(out)} for "

@@ -22,7 +22,7 @@ from vardass.errors import InputError
 __all__ = ["FORMAT", "Record", "RunSpec", "versions"]
 
 FORMAT = 2  # of a record; raised when the meaning of a field changes
-_DEFAULTS = 3  # of settings; raised when one of them changes, so that runs with the old and the new one differ in name
+_DEFAULTS = 4  # of settings and splits; raised when one changes, so that runs with old and new ones differ in name
 # where and how fast, but not what: the same run on another machine has the same name
 _SURROUNDINGS = ("device", "workers", "checkpoint_every", "eval_batch_size", "tensorboard")
 _NOT_NAMED_BY = ("cache",)  # options of data that change how fast, but not what

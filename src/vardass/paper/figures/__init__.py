@@ -29,13 +29,18 @@ class Claim:
     """One statement, and what came of it."""
 
     statement: str
-    held: bool
+    held: bool | None  # None: it cannot be told
     evidence: str
     source: Literal["paper", "ours"] = "paper"
 
     def __str__(self) -> str:
-        verdict = ("Held" if self.held else "Did not hold") + (", not of the paper" if self.source == "ours" else "")
-        return f"{verdict}: {self.statement}. Measured: {self.evidence}."
+        besides = ", not of the paper" if self.source == "ours" else ""
+        return f"{self.verdict}{besides}: {self.statement}. Measured: {self.evidence}."
+
+    @property
+    def verdict(self) -> str:
+        """Whether it held, in words."""
+        return "Cannot be told" if self.held is None else "Held" if self.held else "Did not hold"
 
 
 @dataclass(frozen=True, eq=False)
