@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import GridSearchCV
 from sklearn.semi_supervised import SelfTrainingClassifier
 
-from vardass.adapt import RunConfig, Trainer
+from vardass.adapt import Adaptation, RunConfig, Trainer
 from vardass.data import Domain, TaskSplits
 from vardass.scaling import CLIP, standardise
 
@@ -204,7 +204,7 @@ def trained(algorithm: str) -> Method:
 def adapt_row(splits: TaskSplits, algorithm: str, seed: int) -> Array:
     """Predictions for ``splits.target_test`` by what `vardass adapt` runs."""
     settings: Any = {**STEPS, "algorithm": algorithm, "regression": splits.source_train.regression}
-    return _predicted(Trainer(RunConfig.recommended(**settings, seed=seed), splits).run(), splits)
+    return _predicted(Adaptation(RunConfig.recommended(**settings, seed=seed), splits).run(), splits)
 
 
 def _predicted(result: Any, splits: TaskSplits) -> Array:
