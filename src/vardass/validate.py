@@ -30,7 +30,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def silent(fraction: float, message: str) -> None:
-    """The `Progress` of nobody who looks."""
+    """A `Progress` that does nothing."""
 
 
 def _unusable(name: str, why: str) -> InputError:
@@ -244,15 +244,36 @@ def row_blocks(n: int, rows: int) -> Iterator[slice]:
 
 Value = TypeVar("Value", bound=str)
 
+_ALIASES = {  # what other libraries and papers call a setting
+    "penalty": "lambda lamda lambd trade_off tradeoff",
+    "lr": "learning_rate rate",
+    "steps": "iterations iters max_steps epochs",
+    "batch_size": "bs batchsize",
+    "network": "backbone encoder architecture",
+    "algorithm": "method",
+    "seed": "random_state random_seed",
+}
+_LONGEST_LIST = 240  # characters of names in a message
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that ``given`` is another word for, or else the most like it, if there is any."""
+    by_lower = {name.lower(): name for name in known}
+    word = str(given).lower()
+    named = [name for name in by_lower if word.replace("-", "_") in _ALIASES.get(name, "").split()]
+    near = named or difflib.get_close_matches(word, by_lower, n=1)
+    return by_lower[near[0]] if near else None
+
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     """Return an error for a name that is not among ``known``, with the nearest one as the remedy."""
     names = list(known)
-    by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(str(given).lower(), by_lower, n=1)
-    hint = f"did you mean {by_lower[near[0]]!r}? known: " if near else "choose one of "
-    message = f"unknown {kind} {given!r}; {hint}{', '.join(names) or 'none'}"
-    return InputError(message, field=kind if kind.isidentifier() else None)
+    near = nearest(given, names)
+    hint = f"did you mean {near!r}? known: " if near else "choose one of "
+    text = ", ".join(names) or "none"
+    if near and len(text) > _LONGEST_LIST:
+        text = text[:_LONGEST_LIST].rpartition(", ")[0] + f", ... ({len(names)} in all)"
+    return InputError(f"unknown {kind} {given!r}; {hint}{text}", field=kind if kind.isidentifier() else None)
 
 
 def choose(value: Value, kind: str, choices: Iterable[str], *, any_case: bool = False) -> Value:
@@ -321,7 +342,7 @@ def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
     elif isinstance(content, str) and _module_and_name(content.partition("+")[0]) is not None:
         raise InputError(
             f"{source} names code to be imported and run, {content!r}; if you trust that code, allow it with "
-            "--trust-code, in Python with trust_code=True"
+            "trust_code=True"
         )
 
 

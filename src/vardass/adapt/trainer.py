@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import tempfile
@@ -314,7 +315,7 @@ class Trainer:
         alone = self._starts_processes or self.processes.count == 1
         if self.step < self.config.steps and self.processes.is_first and alone:
             kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
-            message = f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) continues"
+            message = f"stopped after step {self.step} of {self.config.steps}; {kept}; resume it to continue"
             print(message, file=sys.stderr, flush=True)
 
     # --- state ----------------------------------------------------------------------------------------
@@ -401,3 +402,62 @@ def _noting(progress: Progress | None, asked_to_stop: list[bool]) -> Progress | 
             asked_to_stop.append(True)
 
     return noting
+
+
+# --- how long a run will take -----------------------------------------------------------------------------
+
+_FEW = 4  # samples of a domain in the first batch that is timed
+_QUICK = 1.0  # seconds of a whole batch: where it takes less, whole ones are timed too
+_PLAIN: dict[str, Any] = {  # batches that need no pass over all samples
+    "sampler": "uniform",
+    "sampler_options": {},
+    "class_shares": "none",
+    "class_options": {},
+    "batch_per_source": False,
+    "target_batch_size": None,
+    "cache_embeddings": False,
+    "selection": "last",
+    "steps": 1,
+    "tensorboard": False,
+    "devices": 1,
+    "workers": 0,
+}
+
+
+def seconds_needed(config: RunConfig, splits: TaskSplits) -> float:
+    """Estimate of the seconds of a run from a step on a few samples, before anything that takes long has begun.
+
+    Included are steps, evaluations and the first features of all samples; for samples that take long, which this is
+    made for, solver and refreshes are a small part.
+    """
+    sizes = [config.batch_size, config.target_batch_size or config.batch_size]
+    if config.batch_per_source:
+        sizes[0] *= len(set(splits.source_train.domain_ids.tolist()))
+    fewest = min(*sizes, len(splits.source_train), len(splits.target_unlabelled))
+    step, forward = _timed(config, splits, few := min(_FEW, fewest))
+    if step / few * sum(sizes) / 2 < _QUICK:  # a small batch takes more time for a sample, as does the first of all
+        step, forward = _timed(config, splits, few := fewest)
+    steps = config.steps * step / few * sum(sizes) / 2
+    trained = len(splits.source_train) + len(splits.target_unlabelled)
+    scored = len(splits.source_val) + (len(splits.target_val) or len(splits.target_unlabelled))
+    return steps + forward * (trained + scored * math.ceil(config.steps / config.eval_every))
+
+
+def _timed(config: RunConfig, splits: TaskSplits, size: int) -> tuple[float, float]:
+    """Seconds of a step on ``size`` samples of each domain, and of a forward pass of one sample."""
+    some, none = torch.arange(size), torch.arange(0)
+    few = TaskSplits(
+        source_train=splits.source_train.subset(some),
+        source_val=splits.source_train.subset(none),
+        target_unlabelled=splits.target_unlabelled.subset(some),
+        target_test=splits.target_test.subset(none),
+        target_val=splits.target_val.subset(none),
+    )
+    trainer = Trainer(config.changed(**_PLAIN, batch_size=size), few)
+    with torch.random.fork_rng(devices=[trainer.device] if trainer.device.type == "cuda" else []):
+        trainer.strata.begin()
+        trainer.algorithm.train()
+        trainer._one_step()
+        trainer._evaluate()
+    spent = trainer.account.seconds
+    return spent["training"] + spent["drawing"], spent["evaluation"] / size

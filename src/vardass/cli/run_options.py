@@ -33,7 +33,7 @@ _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "netwo
 # where a command knows better than ``RunConfig``, whose network is not made for the data
 _DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
 _SHOWN = {
-    "network": "the paper's choice for its data sets, else a small network",
+    "network": "a small network for the kind of data",
     "penalty": "1",
 }
 # where adapt has the settings of ``RunConfig.recommended``

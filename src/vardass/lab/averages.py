@@ -48,7 +48,7 @@ SAMPLERS = {
     "kmeans-inputs": "k-means (inputs)",
     "kmeans-features": "k-means (features)",
     "vardass": "VaRDASS",
-    "stratified": "min-sum strata",
+    "stratified": "stratified",
     "ordered": "ordered",
     "balanced": "balanced",
     "paired": "paired (follow-up)",
