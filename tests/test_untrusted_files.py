@@ -26,6 +26,7 @@ from vardass.errors import InputError, VardassError
 from vardass.files import inside, parse_json, read_json
 from vardass.lab import store
 from vardass.lab.page import make_page
+from vardass.lab.run import execute
 from vardass.lab.store import SweepStore, read_records
 from vardass.lab.sweep import status
 from vardass.paper.diverse_samplers import DPPBatchSampler, KMeansPlusPlusBatchSampler
@@ -119,7 +120,7 @@ def test_a_run_has_a_name_of_16_hex_digits_and_nothing_else_changes_a_file(tmp_p
         file.unlink()
 
 
-@pytest.mark.parametrize("kind", ["run", "runs", "records", "log of the lock"])
+@pytest.mark.parametrize("kind", ["run", "runs", "records.jsonl", "holder.json", "lock", "plan.json", "sweep.yaml"])
 def test_links_in_a_sweeps_folder_are_not_followed(tmp_path, kind):
     folder, victim = tmp_path / "sweep", tmp_path / "victim"
     first, second = (finished(spec) for spec in make_runs(2))
@@ -135,16 +136,23 @@ def test_links_in_a_sweeps_folder_are_not_followed(tmp_path, kind):
         (folder / "records.jsonl").write_text(first.to_json() + "\n")
         (folder / "runs").symlink_to(victim)
     else:
-        (folder / ("records.jsonl" if kind == "records" else "holder.json")).symlink_to(victim / "empty")
+        (folder / kind).symlink_to(victim / "empty")
     before = content(victim)
-    try:
-        with SweepStore.open(folder) as opened:
-            opened.add(second)
-    except InputError:
-        pass
-    else:
-        assert kind == "log of the lock"
+    with refused("leads out of"), SweepStore.open(folder) as opened:
+        opened.add(second)
     assert content(victim) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["record.json", "config.json", "metrics.jsonl", "log.txt", "progress.tmp", "holder.json"]
+)
+def test_links_in_a_runs_folder_are_not_followed(tmp_path, name):
+    folder, victim = tmp_path / "run", tmp_path / "victim"
+    folder.mkdir()
+    (folder / name).symlink_to(victim)
+    with refused(folder / name, "leads out of"):
+        execute(make_runs(1)[0], folder)
+    assert not victim.exists()
 
 
 def test_strata_of_files_go_below_their_folder_and_no_row_counts_twice(tmp_path, monkeypatch):

@@ -165,11 +165,6 @@ def inside(folder: Path, *names: str | Path) -> Path:
     return path
 
 
-def open_unlinked(path: str, flags: int) -> int:
-    """For ``open(..., opener=...)``: the file itself, never what a link in its place points to."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
 _DEEPEST, _DIGITS = 100, 20  # no file of ours is nested as deeply, or has longer whole numbers
 
 
@@ -271,11 +266,16 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
 
 
 def _check_lock(folder: Path) -> None:
-    """Refuse files of the user that have the names of the lock and its holder: locking would empty them."""
+    """Refuse files of the user that have the names of the lock and its holder, and links to files elsewhere.
+
+    Locking would empty the former, and what the holder of the lock writes would replace the latter.
+    """
+    for path in folder.iterdir():
+        if path.is_symlink() and not path.is_dir():
+            inside(folder, path.name)
     lock, holder = folder / LOCK_FILE, folder / HOLDER_FILE
-    is_ours = (
-        not holder.exists() or not holder.stat().st_size or read_json(holder, lenient=True).keys() == {"pid", "host"}
-    )
+    known = read_json(holder, lenient=True).keys()
+    is_ours = not holder.exists() or not holder.stat().st_size or known == {"pid", "host"}
     for path, is_free in ((lock, not lock.exists() or not lock.stat().st_size), (holder, is_ours)):
         if not is_free:
             raise InputError(f"{path} was not written by vardass, which needs that name; choose another folder")

@@ -31,7 +31,7 @@ from vardass.data.domains import Domain, Task
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import HOLDER_FILE, LOCK_FILE, locked, open_unlinked, plain, remove_temporary, write_text
+from vardass.files import HOLDER_FILE, LOCK_FILE, locked, plain, remove_temporary, write_text
 from vardass.lab.record import Record, RunSpec, versions
 from vardass.lab.store import LOG_FILE, PROGRESS_FILE, RECORD_FILE, empty, read_progress, run_label
 from vardass.losses import coral, mmd2
@@ -224,8 +224,7 @@ class _Clock:
             "seconds": trainer.account.seconds,
         }
         beside = self.file.with_suffix(".tmp")
-        with open(beside, "w", encoding="utf-8", opener=open_unlinked) as file:
-            file.write(json.dumps(content))
+        beside.write_text(json.dumps(content), encoding="utf-8")
         os.replace(beside, self.file)
 
 
@@ -235,7 +234,7 @@ def _captured(log: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = {number: os.dup(number) for number in (1, 2)}
-    with open(log, "a", encoding="utf-8", buffering=1, opener=open_unlinked) as file:
+    with open(log, "a", encoding="utf-8", buffering=1) as file:
         try:
             for number in saved:
                 os.dup2(file.fileno(), number)

@@ -28,7 +28,6 @@ from vardass.files import (
     check_replaceable,
     inside,
     locked,
-    open_unlinked,
     parse_json,
     read_json,
     remove_temporary,
@@ -217,7 +216,7 @@ class SweepStore:
                 remove_temporary(place)
                 (place / RUNS_FOLDER).mkdir(exist_ok=True)
                 _repair(file)
-                store._handle = open_unlinked(os.fspath(file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                store._handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
                 _sync_folder(place)
             try:
                 for record in loose:
