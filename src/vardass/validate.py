@@ -36,7 +36,7 @@ def silent(fraction: float, message: str) -> None:
 
 
 def _unusable(name: str, why: str) -> InputError:
-    return InputError(f"{name} {why if len(why) <= 360 else f'{why[:360]} ...'}", field=name)
+    return InputError(f"{name} {why}", field=name)
 
 
 def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
