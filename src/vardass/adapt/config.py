@@ -22,6 +22,7 @@ from vardass.adapt.networks import NETWORK_NAMES, pretrained_source
 from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.strata_updater import ClassAligner
+from vardass.processes import count_cpus
 from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
@@ -278,7 +279,7 @@ class RunConfig(BaseModel):
         """Options of a forward pass over many samples, see ``extract_features``."""
         return {
             "batch_size": self.eval_batch_size,
-            "num_workers": self.workers,
+            "num_workers": min(self.workers, count_cpus()),  # the same results, whatever the number
             "autocast_dtype": PRECISIONS[self.precision],
         }
 

@@ -20,8 +20,8 @@ from vardass.adapt.batches import Draw, Inputs, embed, recorded_features, take_o
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import Processes, deferred_interrupt, join_processes, pick_device, run_in_processes
 from vardass.adapt.model import MODEL_FILE, RunResult, build_algorithm, require_safetensors, save_model, types_of
-from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers
-from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
+from vardass.adapt.optimisation import ScaledOptimiser, Schedule, load_optimiser, make_optimisers
+from vardass.adapt.run_folder import CHECKPOINT_FILE, History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
 from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
@@ -29,7 +29,7 @@ from vardass.data.splits import TaskSplits, named_seed, seed_generators
 from vardass.errors import InputError, VardassError
 from vardass.refresh import Timer
 from vardass.samplers import MinibatchSampler
-from vardass.validate import Progress
+from vardass.validate import Progress, check_count, reading
 
 
 class Trainer:
@@ -339,22 +339,30 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        source = "the state" if self.folder is None else self.folder.path / CHECKPOINT_FILE
+        with reading(source, "put a copy of it in its place, or start over in another folder"):
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         if state["own_parts"] != self.own_parts:
             raise InputError(
                 f"the run had {_shown(state['own_parts'])} of its own, this trainer has {_shown(self.own_parts)}; give "
                 "the trainer the same kinds of objects, or choose another folder"
             )
-        self.algorithm.load_state_dict(state["algorithm"])
+        self._kept = state["kept"]
+        for weights in (self._kept, state["algorithm"]):  # those that are kept have to fit too
+            if weights is not None or weights is state["algorithm"]:
+                self.algorithm.load_state_dict(weights)
         self.algorithm.load_extra_state(state.get("algorithm_extra", {}))
         for role, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][role])
+            load_optimiser(optimiser, state["optimisers"][role])
         self.scaler.load_state_dict(state["scaler"])
         for name, stream in self.streams.items():
             stream.load_state_dict(state["streams"][name])
         for name, bank in self.strata.banks.items():
             bank.load_state_dict(state["banks"][name])
         self.strata.refresher.load_state_dict(state["refresher"])
-        self.step, self._kept = state["step"], state["kept"]
+        self.step = check_count(state["step"], "step", low=0)
         self.choice.load_state_dict(state["choice"])
         self.history.load_state_dict(state)
 

@@ -258,7 +258,7 @@ def recommended_for(task: Task, settings: dict[str, Any], out: Path, *, resume: 
     When the penalty rises and classes are aligned depends on the steps, and cannot change in the middle of a run. Where
     a step takes long, files on a CPU, few samples get fewer of them: 60 epochs, but at least 600 steps.
     """
-    begun = read_json(out / CONFIG_FILE).get("steps") if resume else None
+    begun = read_json(out / CONFIG_FILE, lenient=True).get("steps") if resume else None
     begun = begun if isinstance(begun, int) and begun >= 1 else None
     options = settings.get("network_options", {})
     if options.get("freeze_backbone"):  # without a layer that learns no discrepancy could move the features

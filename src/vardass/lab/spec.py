@@ -129,7 +129,7 @@ def load_sweep(
             document["search"] = {**as_mapping(document.get("search")), "size": search_size}
         if settings:
             document["overrides"] = {**as_mapping(document.get("overrides")), **settings}
-        spec = check_content(Specification, document)
+        spec = check_content(Specification.model_validate, document)
         names = [part.name for part in spec.data]
         for name, root in (roots or {}).items():
             with at(f"--root {name}={root}"):

@@ -125,7 +125,7 @@ def _space(given: Any) -> str | dict[str, Distribution]:
                     f"must be a distribution such as {{log10_uniform: [-5, -3.5]}}, got {each!r}; a value that is not "
                     "searched belongs under settings"
                 )
-            found[full] = check_content(Distribution, each)
+            found[full] = check_content(Distribution.model_validate, each)
             for value in found[full].extremes():
                 check_setting(full, value)
     return found

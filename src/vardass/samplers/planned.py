@@ -19,7 +19,7 @@ from vardass.solvers.labels import SizeLimits, bisection_labels
 from vardass.solvers.min_sum import min_sum
 from vardass.solvers.stratification import is_collapsed, warn_of_collapse
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_generator, check_count
+from vardass.validate import ArrayLike, as_generator, check_count, check_number, check_tensor
 from vardass.view import LowRankView
 
 __all__ = ["BalancedBatchSampler", "OrderedBatchSampler"]
@@ -79,7 +79,9 @@ class _Planned(GroupedSampler):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features, self._residual = state["features"], state["residual"]
+        features = state["features"]
+        self._features = None if features is None else check_tensor(features, "features", (self.n, None))
+        self._residual = check_number(state["residual"], "residual", low=0.0)
 
 
 class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
@@ -275,8 +277,12 @@ class BalancedBatchSampler(_Planned, EpochSampler):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self.plan_labels = state["labels"]
-        self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
+        labels, last = state["labels"], self.batch_size - 1
+        self.plan_labels = None if labels is None else check_tensor(labels, "labels", (self.n,), low=0, high=last)
+        self.strata = None
+        if state["strata"] is not None:
+            self.strata = Strata.from_dict(state["strata"])
+            self._check_fits(self.strata)
 
 
 def _equal_strata(features: Tensor, residual: Tensor, k: int) -> Tensor:

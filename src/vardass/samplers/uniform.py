@@ -11,7 +11,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions
-from vardass.validate import ArrayLike, as_labels
+from vardass.validate import ArrayLike, as_labels, check_tensor
 
 __all__ = ["EpochSampler", "UniformBatchSampler"]
 
@@ -98,7 +98,8 @@ class EpochSampler(MinibatchSampler):
         return {"left": self._left}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
-        self._left = state["left"]
+        left = state["left"]
+        self._left = None if left is None else check_tensor(left, "left", (None,), low=0, high=self.n - 1)
 
 
 class UniformBatchSampler(EpochSampler):
