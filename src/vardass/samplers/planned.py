@@ -319,7 +319,8 @@ class BalancedBatchSampler(_Planned, EpochSampler):
         """Number of the group of each sample, 0 without groups: (n,)."""
         if self.groups is None:
             return torch.zeros(self.n, dtype=torch.int64)
-        return torch.unique(self.groups, return_inverse=True)[1]
+        number: Tensor = torch.unique(self.groups, return_inverse=True)[1]
+        return number
 
     def _batches_of(self, left: Tensor | None) -> int:
         if self.set_size is None:
@@ -357,10 +358,10 @@ class BalancedBatchSampler(_Planned, EpochSampler):
         rests = share_rests(torch.bincount(group), whole, generator)[: self._part_size(whole)]
         # rows of two groups, which are there to be compared, are paired at random: the sum of their errors would fall
         # only as their difference rises
-        width = 0 if len(group.unique()) == 2 else self._features.shape[1]
+        width = 0 if len(torch.unique(group)) == 2 else self._features.shape[1]
         errors = self._features.new_zeros(len(rests), width)
         columns, last = [], torch.empty_like(rests)
-        for g in group.unique().tolist():
+        for g in torch.unique(group).tolist():
             members, has_rest = pool[group == g], (rests == g).any(1)
             k = len(members) // whole
             entries = self._first_part(self._cut(members[: k * whole], whole, generator), generator).T
@@ -377,7 +378,7 @@ class BalancedBatchSampler(_Planned, EpochSampler):
         """Sets of ``size`` samples of one group each, in random order, in batches (m, batch_size)."""
         pool = pool[torch.randperm(len(pool), generator=generator)]
         group, sets = self._group_of[pool], []
-        for g in group.unique().tolist():
+        for g in torch.unique(group).tolist():
             members = pool[group == g]
             members = members[: len(members) // size * size]
             if len(members) == 0:  # a rest of this epoch
