@@ -228,58 +228,38 @@ class BalancedBatchSampler(_Planned, EpochSampler):
     def _check_groups(self, groups: Tensor, drop_last: bool) -> None:
         """Refuse groups that no batch or set can be balanced in."""
         names, counts = torch.unique(groups, return_counts=True)
+        name, least, size = int(names[counts.argmin()]), int(counts.min()), self.set_size
         if self.shares is not None:
-            if self.set_size is not None:
-                raise InputError(
-                    f"sets have no shares, got set_size={self.set_size} and shares; leave one out", field="set_size"
-                )
             found = Groups.of(groups, self.shares, self.n)
-            asked = (found.shares * self.batch_size).floor().long()
-            if bool((asked > found.counts).any()):
-                g = int((asked - found.counts).argmax())
-                raise InputError(
-                    f"a group of {int(found.counts[g])} samples has the share {float(found.shares[g]):.3g}, which is "
-                    f"{int(asked[g])} samples of each batch of {self.batch_size}; lower batch_size or its share",
-                    field="shares",
-                )
-            return
-        name, least = int(names[counts.argmin()]), int(counts.min())
-        if self.set_size is None:
-            if len(names) == 1:
-                raise InputError(
-                    f"all {self.n} samples are in group {name}, so the other one is empty; leave groups out, or pass "
-                    "labels with at least two values",
-                    field="groups",
-                )
-            if least == 1:
-                raise InputError(
-                    f"group {name} has one sample, so its rows cannot be balanced between batches; merge it with "
-                    "another group or leave it out",
-                    field="groups",
-                )
-            return
-        if self.batch_size % self.set_size:
-            raise InputError(
-                f"batch_size={self.batch_size} is not a multiple of set_size={self.set_size}; use "
-                f"batch_size={max(1, self.batch_size // self.set_size) * self.set_size}",
-                field="batch_size",
-            )
-        if least < self.set_size:
-            raise InputError(
-                f"group {name} has {least} samples, fewer than set_size={self.set_size}; lower set_size, or leave "
-                "the group out",
-                field="set_size",
-            )
-        if self._batches_of(None) == 0:
-            raise InputError(
-                f"the groups hold {int((counts // self.set_size).sum())} sets of set_size={self.set_size}, fewer than "
-                f"the {self.batch_size // self.set_size} of a batch; lower batch_size",
-                field="batch_size",
-            )
-        if not drop_last:
-            raise InputError(
-                f"sets of set_size={self.set_size} have one size, got drop_last=False; leave one out", field="drop_last"
-            )
+            rows = (found.shares * self.batch_size).long()
+            g = int((rows - found.counts).argmax())
+            share, rows_of, count = float(found.shares[g]), int(rows[g]), int(found.counts[g])
+            problems = [
+                (size is not None, "set_size", f"sets have no shares, got set_size={size} and shares; leave one out"),
+                (rows_of > count, "shares", f"a group of {count} samples has the share {share:.3g}, {rows_of} samples "
+                 f"of each batch of {self.batch_size}; lower batch_size or its share"),
+            ]  # fmt: skip
+        elif size is None:
+            problems = [
+                (len(names) == 1, "groups", f"all {self.n} samples are in group {name}, so any other group is empty; "
+                 "leave groups out, or pass labels with at least two values"),
+                (least == 1, "groups", f"group {name} has one sample, which cannot be balanced between batches; merge "
+                 "it with another group or leave it out"),
+            ]  # fmt: skip
+        else:
+            sets, many, whole = int((counts // size).sum()), self.batch_size // size, self.batch_size // size * size
+            problems = [
+                (whole != self.batch_size, "batch_size", f"batch_size={self.batch_size} is not a multiple of set_size="
+                 f"{size}; use batch_size={whole or size}"),
+                (least < size, "set_size", f"group {name} has {least} samples, fewer than set_size={size}; lower "
+                 "set_size, or leave the group out"),
+                (sets < many, "batch_size", f"the groups hold {sets} sets of set_size={size}, fewer than the {many} of "
+                 "a batch; lower batch_size"),
+                (not drop_last, "drop_last", f"sets have the one set_size={size}, got drop_last=False; leave it out"),
+            ]  # fmt: skip
+        for is_bad, field, text in problems:
+            if is_bad:
+                raise InputError(text, field=field)
 
     def refresh(self, features: ArrayLike, *, groups: ArrayLike | None = None, shares: ArrayLike | None = None) -> None:
         """As for `GroupedSampler`; the groups of sets stay."""
