@@ -183,7 +183,7 @@ def match_rows(units: Tensor, errors: Tensor, kinds: Tensor, wanted: Tensor) -> 
     until no exchange lowers Σ |E_t|².
     """
     column = torch.empty(len(units), dtype=torch.int64, device=units.device)
-    for kind in (False, True):
+    for kind in torch.unique(wanted).tolist():
         rows = (wanted == kind).nonzero().flatten().to(units.device)
         column[rows] = (kinds == kind).nonzero().flatten().to(units.device)
         _match(column, units, units.new_ones(()), errors, rows[None], is_placed=False)
