@@ -32,24 +32,26 @@ def tarnet(data, sampler, penalty, seed, steps):
     torch.manual_seed(seed)
     body, heads = mlp(x.shape[1], 100, 50), nn.ModuleList(nn.Sequential(mlp(50, 50), nn.Linear(50, 1)) for _ in "01")
     optimiser = torch.optim.Adam([*body.parameters(), *heads.parameters()], lr=1e-3, weight_decay=1e-4)
-    batches, excess = SAMPLERS[sampler](arm, seed), []
-    for step, rows in zip(range(steps), batches):
+    sampler, treated = SAMPLERS[sampler](arm, seed), arm == 1
+    batches = iter(sampler)
+    for step in range(steps):
         if step % 100 == 0:
-            with torch.no_grad():
-                z = body(x)
-            batches.refresh(z)
-            whole = vardass.mmd2(z[arm == 1], z[arm == 0], kernel="linear")
-        z, treated = body(x[rows]), arm[rows] == 1
-        guess = torch.where(treated, heads[1](z)[:, 0], heads[0](z)[:, 0])
-        balance = vardass.mmd2(z[treated], z[~treated], kernel="linear")
-        if step % 100 == 0:  # the same network has just been measured on all rows
-            excess.append(float(balance.detach() - whole) / float(z.detach().var(0).sum()))
+            sampler.refresh(body(x).detach())
+        rows = next(batches)
+        z, t = body(x[rows]), treated[rows]
+        guess = torch.where(t, heads[1](z)[:, 0], heads[0](z)[:, 0])
+        balance = vardass.mmd2(z[t], z[~t], kernel="linear")
         optimiser.zero_grad()
         (nn.functional.mse_loss(guess, y[rows]) + penalty * balance).backward()
         optimiser.step()
     with torch.no_grad():
-        effect = (heads[1](body(x)) - heads[0](body(x)))[:, 0]
-    return float((effect - data["effect"]).square().mean().sqrt()), sum(excess) / len(excess)
+        z = body(x)
+        effect = (heads[1](z) - heads[0](z))[:, 0]
+    sampler.refresh(z)
+    drawn = [(z[rows], treated[rows]) for _, rows in zip(range(100), batches)]
+    penalties = torch.stack([vardass.mmd2(part[t], part[~t], kernel="linear") for part, t in drawn])
+    excess = penalties.mean() - vardass.mmd2(z[treated], z[~treated], kernel="linear")
+    return float((effect - data["effect"]).square().mean().sqrt()), float(excess / z.var(0).sum())
 
 
 def acic16(instance):
