@@ -1,4 +1,4 @@
-"""torchcfm: flow matching on minibatch optimal transport, from noise to eight Gaussians, with uniform or balanced batches.
+"""torchcfm: flow matching on minibatch optimal transport, from noise to eight Gaussians.
 
 pip install vardass torch pot; pip install --no-deps torchcfm  (torchdyn, which it asks for, is not needed here)
 """
@@ -69,6 +69,6 @@ results = pd.DataFrame(
     for name, kind in SAMPLERS.items()
     for seed in range(seeds)
 )
-print(results.groupby(["batch", "batches"])[["bias", "deviation", "path energy", "distance"]].mean().round(3).to_string())
+print(results.drop(columns="seed").groupby(["batch", "batches"]).mean().round(3).to_string())
 if len(sys.argv) > 3:
     results.round(5).to_csv(sys.argv[3], index=False)
