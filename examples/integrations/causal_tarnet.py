@@ -4,6 +4,7 @@ pip install vardass torch; pip install --no-deps causallib  (its data; it asks f
 """
 
 import sys
+from itertools import pairwise
 
 import pandas as pd
 import torch
@@ -22,7 +23,7 @@ SAMPLERS = {
 
 
 def mlp(*widths):
-    layers = [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), nn.ELU())]
+    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ELU())]
     return nn.Sequential(*layers)
 
 

@@ -1,4 +1,4 @@
-"""geomloss on single cells: sets of one cell type, shuffled and cut or balanced, for a model trained by energy distance.
+"""geomloss on single cells: sets of one cell type, shuffled or balanced, for a model trained by energy distance.
 
 pip install vardass torch geomloss h5py; pip install --no-deps scanpy  (its wheel holds the 700 cells)
 """
