@@ -1,6 +1,6 @@
 """causallib: a TARNet with a balance penalty on ACIC-16, with uniform batches and with batches balanced in each arm.
 
-pip install vardass torch; pip install --no-deps causallib  (its data; it asks for an older pandas, which they do not need)
+pip install vardass torch; pip install --no-deps causallib  (of which only the data are needed)
 """
 
 import sys
