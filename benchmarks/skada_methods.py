@@ -67,7 +67,7 @@ def accuracy(method, sampler, source, target, seed):
     torch.manual_seed(seed)
     options = {"layer_name": "features", "optimizer": torch.optim.Adam, "lr": 3e-3, "max_epochs": 1}
     net = method(Net(x.shape[1], int(y.max()) + 1), **options, train_split=None, verbose=0)
-    net.set_params(iterator_train=lambda dataset, batch_size, **rest: DataLoader(dataset, batch_sampler=pairs))
+    net.set_params(iterator_train=lambda dataset, batch_size, **options: DataLoader(dataset, batch_sampler=pairs))
     net.fit(rows, labels, sample_domain=domain)
     guess = net.predict(aim.numpy(), sample_domain=np.full(len(aim), -2))
     return float((guess == truth.numpy()).mean())
@@ -76,11 +76,11 @@ def accuracy(method, sampler, source, target, seed):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found = list(tasks(Path(sys.argv[1])))
+    pairs_of_domains = list(tasks(Path(sys.argv[1])))
     with open(sys.argv[2], "w") as out:
         out.write("task,method,sampler,seed,accuracy\n")
         for seed in range(SEEDS):
-            for name, source, target in found:
+            for name, source, target in pairs_of_domains:
                 for method in METHODS:
                     for sampler in SAMPLERS:
                         value = accuracy(METHODS[method], SAMPLERS[sampler], source, target, seed)

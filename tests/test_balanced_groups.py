@@ -97,29 +97,29 @@ def test_rows_are_matched_within_their_kind_until_hardly_an_exchange_helps() -> 
     for seed in range(40):
         units, errors = torch.randn(2, 6, 3, generator=gen(seed), dtype=torch.float64)
         two = torch.tensor([True] * 2 + [False] * 4)
-        kinds, wanted = (two[torch.randperm(6, generator=gen(seed + i))] for i in (1, 2))
+        kinds, row_kinds = (two[torch.randperm(6, generator=gen(seed + i))] for i in (1, 2))
         start = errors.clone()
-        order = match_rows(units, errors, kinds, wanted)
+        order = match_rows(units, errors, kinds, row_kinds)
         assert sorted(order.tolist()) == list(range(6))
-        assert torch.equal(kinds[order], wanted)
+        assert torch.equal(kinds[order], row_kinds)
         torch.testing.assert_close(errors, start + units[order])
         for a, b in itertools.combinations(range(6), 2):
             other = order.clone()
             other[[a, b]] = order[[b, a]]
-            if wanted[a] == wanted[b]:
+            if row_kinds[a] == row_kinds[b]:
                 better += float((start + units[other]).square().sum()) < float(errors.square().sum()) - 1e-9
     assert better <= 2
 
 
 def errors_within(x: Tensor, groups: Tensor, batches: Iterable[Any]) -> dict[int, float]:
     """Mean squared distance of the mean of each group's rows in a batch from the mean of the group."""
-    found: dict[int, list[float]] = {int(name): [] for name in groups.unique()}
+    errors: dict[int, list[float]] = {int(name): [] for name in groups.unique()}
     for batch in batches:
         rows = torch.tensor(list(batch))
         for name in groups[rows].unique():
             apart = x[rows[groups[rows] == name]].mean(0) - x[groups == name].mean(0)
-            found[int(name)].append(float(apart.square().sum()))
-    return {name: sum(values) / max(1, len(values)) for name, values in found.items()}
+            errors[int(name)].append(float(apart.square().sum()))
+    return {name: sum(values) / max(1, len(values)) for name, values in errors.items()}
 
 
 @pytest.mark.parametrize("counts", [[800, 400], [640, 320, 240], [903, 297]])
@@ -133,23 +133,23 @@ def test_each_group_is_balanced_as_by_a_sampler_of_its_own(counts: list[int]) ->
     for name, k in share.items():
         members = (groups == name).nonzero().flatten()
         alone = refreshed(x[members], k, endless=True)
-        own = errors_within(x[members], groups[members], itertools.islice(alone, 100))[name]
-        assert together[name] < 1.1 * own
+        expected = errors_within(x[members], groups[members], itertools.islice(alone, 100))[name]
+        assert together[name] < 1.1 * expected
         assert together[name] < 0.3 * uniform[name]
 
 
 def test_several_groups_together_are_close_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     x, groups = grouped([120] * 8)
-    whole = torch.zeros_like(groups)
+    no_group = torch.zeros_like(groups)
 
     def error() -> float:
         batches = itertools.islice(refreshed(x, 16, endless=True, groups=groups), 120)
-        return errors_within(x, whole, batches)[0]
+        return errors_within(x, no_group, batches)[0]
 
-    uniform = errors_within(x, whole, itertools.islice(UniformBatchSampler(len(x), 16, endless=True), 120))[0]
+    uniform = errors_within(x, no_group, itertools.islice(UniformBatchSampler(len(x), 16, endless=True), 120))[0]
     matched = error()
     assert matched < 0.02 * uniform
-    monkeypatch.setattr(planned, "match_rows", lambda units, *rest: torch.arange(len(units)))
+    monkeypatch.setattr(planned, "match_rows", lambda units, *options: torch.arange(len(units)))
     assert matched < 0.6 * error()
 
 
@@ -181,11 +181,11 @@ def test_sets_are_of_one_group_and_no_group_loses_more_than_a_rest(
 def test_a_refresh_in_mid_epoch_goes_on_with_the_sets_that_are_left() -> None:
     x, groups = grouped([23, 41, 12])
     sampler = refreshed(x, 10, groups=groups, set_size=5)
-    seen = []
+    visited = []
     for batch in sampler:
-        seen += batch
-        sampler.refresh(x + len(seen))
-    assert len(seen) == len(set(seen)) == 70
+        visited += batch
+        sampler.refresh(x + len(visited))
+    assert len(visited) == len(set(visited)) == 70
     again = [index for _ in range(3) for batch in sampler for index in batch]
     assert len(again) == 210
 
@@ -208,8 +208,8 @@ def test_sets_are_as_close_to_their_group_as_batches_of_a_sampler_of_its_own() -
     for name in (-3, 4):
         members = (groups == name).nonzero().flatten()
         alone = refreshed(x[members], 16, endless=True)
-        own = errors_within(x[members], groups[members], itertools.islice(alone, 75))[name]
-        assert together[name] == pytest.approx(own, rel=0.25)
+        expected = errors_within(x[members], groups[members], itertools.islice(alone, 75))[name]
+        assert together[name] == pytest.approx(expected, rel=0.25)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------

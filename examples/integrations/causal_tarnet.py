@@ -50,7 +50,7 @@ def tarnet(data, sampler, penalty, seed, steps):
         effect = (heads[1](z) - heads[0](z))[:, 0]
     sampler.refresh(z)
     drawn = [(z[rows], treated[rows]) for _, rows in zip(range(100), batches)]
-    penalties = torch.stack([vardass.mmd2(part[t], part[~t], kernel="linear") for part, t in drawn])
+    penalties = torch.stack([vardass.mmd2(rows[t], rows[~t], kernel="linear") for rows, t in drawn])
     excess = penalties.mean() - vardass.mmd2(z[treated], z[~treated], kernel="linear")
     return float((effect - data["effect"]).square().mean().sqrt()), float(excess / z.var(0).sum())
 

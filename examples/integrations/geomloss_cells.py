@@ -19,8 +19,8 @@ file = h5py.File(Path(find_spec("scanpy").submodule_search_locations[0]) / "data
 cells, kind = torch.tensor(file["obsm"]["X_pca"]), torch.tensor(file["obs"]["bulk_labels"]).long()
 kinds = kind.bincount()
 control = cells[kind == kinds.argmax()]  # dendritic cells, which the model turns into those of any other type
-known = (kinds[kind] >= 16) & (kind != kinds.argmax())
-cells, kind = cells[known], kind[known].unique(return_inverse=True)[1]
+is_target = (kinds[kind] >= 16) & (kind != kinds.argmax())
+cells, kind = cells[is_target], kind[is_target].unique(return_inverse=True)[1]
 names, energy = int(kind.max()) + 1, SamplesLoss("energy", backend="tensorized")
 
 
@@ -58,12 +58,12 @@ def train(balanced, set_size, seed, steps, sets=4):
         optimiser.zero_grad()
         loss(drawn, aim).mean().backward()
         optimiser.step()
-    error, whole = [], far()
+    error, all_cells = [], far()
     for _, drawn, aim in zip(range(50), sources, targets):
         with torch.no_grad():
-            error.append(loss(drawn, aim) - whole[kind[aim][::set_size]])
+            error.append(loss(drawn, aim) - all_cells[kind[aim][::set_size]])
     error = torch.cat(error)
-    return {"energy": float(whole.mean()), "excess": float(error.mean()), "deviation": float(error.std())}
+    return {"energy": float(all_cells.mean()), "excess": float(error.mean()), "deviation": float(error.std())}
 
 
 seeds, steps = (int(sys.argv[1]), int(sys.argv[2])) if len(sys.argv) > 2 else (1, 60)

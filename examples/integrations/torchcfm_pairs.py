@@ -51,12 +51,12 @@ def flow(kind, batch_size, seed, steps):
             v = model(torch.cat([x, torch.full((N, 1), i / 50)], 1))
             x, energy = x + v / 50, energy + float(v.square().sum(1).mean()) / 50
     costs = torch.tensor(costs)
-    whole = cost(noise, data)
+    optimum = cost(noise, data)
     # energy of the paths, above that of the straight ones of the transport of all rows; distance of what they reach
     return {
-        "bias": float(costs.mean()) - whole,
+        "bias": float(costs.mean()) - optimum,
         "deviation": float(costs.std()),
-        "path energy": energy / whole - 1,
+        "path energy": energy / optimum - 1,
         "distance": cost(x, fresh) ** 0.5,
     }
 

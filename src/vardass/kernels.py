@@ -504,8 +504,8 @@ class EnergyKernel(Kernel):
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(rows, dim=1)  # the gradient at 0 is 0
-    return found
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)  # the gradient at 0 is 0
+    return lengths
 
 
 @dataclass(frozen=True)

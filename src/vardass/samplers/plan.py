@@ -176,15 +176,15 @@ def _match(
     errors[groups] = rest + weight * own.gather(1, place[:, :, None].expand_as(own))
 
 
-def match_rows(units: Tensor, errors: Tensor, kinds: Tensor, wanted: Tensor) -> Tensor:
+def match_rows(units: Tensor, errors: Tensor, kinds: Tensor, row_kinds: Tensor) -> Tensor:
     """Which of the ``units`` (T, r) to add to each row of ``errors`` (T, r), which they are added to: (T,).
 
-    ``kinds`` (T,) of the units are a permutation of those ``wanted`` (T,) by the rows. Units of a kind are exchanged
-    until no exchange lowers Σ |E_t|².
+    ``kinds`` (T,) of the units are a permutation of those that the rows take, ``row_kinds`` (T,). Units of a kind are
+    exchanged as long as that lowers Σ |E_t|².
     """
     column = torch.empty(len(units), dtype=torch.int64, device=units.device)
-    for kind in torch.unique(wanted).tolist():
-        rows = (wanted == kind).nonzero().flatten().to(units.device)
+    for kind in torch.unique(row_kinds).tolist():
+        rows = (row_kinds == kind).nonzero().flatten().to(units.device)
         column[rows] = (kinds == kind).nonzero().flatten().to(units.device)
         _match(column, units, units.new_ones(()), errors, rows[None], is_placed=False)
     return column.to("cpu")

@@ -230,10 +230,10 @@ class BalancedBatchSampler(_Planned, EpochSampler):
         names, counts = torch.unique(groups, return_counts=True)
         name, least, size = int(names[counts.argmin()]), int(counts.min()), self.set_size
         if self.shares is not None:
-            found = Groups.of(groups, self.shares, self.n)
-            rows = (found.shares * self.batch_size).long()
-            g = int((rows - found.counts).argmax())
-            share, rows_of, count = float(found.shares[g]), int(rows[g]), int(found.counts[g])
+            mixture = Groups.of(groups, self.shares, self.n)
+            rows = (mixture.shares * self.batch_size).long()
+            g = int((rows - mixture.counts).argmax())
+            share, rows_of, count = float(mixture.shares[g]), int(rows[g]), int(mixture.counts[g])
             problems = [
                 (size is not None, "set_size", f"sets have no shares, got set_size={size} and shares; leave one out"),
                 (rows_of > count, "shares", f"a group of {count} samples has the share {share:.3g}, {rows_of} samples "
@@ -247,10 +247,10 @@ class BalancedBatchSampler(_Planned, EpochSampler):
                  "it with another group or leave it out"),
             ]  # fmt: skip
         else:
-            sets, many, whole = int((counts // size).sum()), self.batch_size // size, self.batch_size // size * size
+            sets, many = int((counts // size).sum()), self.batch_size // size
             problems = [
-                (whole != self.batch_size, "batch_size", f"batch_size={self.batch_size} is not a multiple of set_size="
-                 f"{size}; use batch_size={whole or size}"),
+                (many * size != self.batch_size, "batch_size", f"batch_size={self.batch_size} is not a multiple of "
+                 f"set_size={size}; use batch_size={max(1, many) * size}"),
                 (least < size, "set_size", f"group {name} has {least} samples, fewer than set_size={size}; lower "
                  "set_size, or leave the group out"),
                 (sets < many, "batch_size", f"the groups hold {sets} sets of set_size={size}, fewer than the {many} of "
@@ -283,11 +283,14 @@ class BalancedBatchSampler(_Planned, EpochSampler):
             self._plan_on(view)
             return
         self.strata, group = None, self._group_of.to(features.device)
-        planned, labels, first = view.features.clone(), torch.zeros_like(group), 0
-        for g in range(int(group.max()) + 1):
-            members = (group == g).nonzero().flatten()
-            k = self.set_size or max(1, len(members) * self.batch_size // self.n)
-            if len(members) < self.n:  # rows of a group are to be like their group, not like all samples
+        planned, labels, first = view.features, torch.zeros_like(group), 0
+        counts = torch.bincount(group).tolist()
+        if len(counts) > 1:  # rows of a group are to be like their group, not like all samples
+            planned = planned.clone()
+        for g, count in enumerate(counts):
+            k = self.set_size or max(1, count * self.batch_size // self.n)
+            members = slice(None) if count == self.n else (group == g).nonzero().flatten()
+            if count < self.n:
                 planned[members] -= planned[members].mean(0)
             labels[members] = first + _equal_strata(planned[members], view.residual[members], k)
             first += k
@@ -334,8 +337,8 @@ class BalancedBatchSampler(_Planned, EpochSampler):
     def _group_rows(self, pool: Tensor, group: Tensor, generator: torch.Generator) -> Tensor:
         """Batches (m, batch_size) of rows that each ``group`` of the samples ``pool`` has planned for itself."""
         assert self._features is not None
-        whole = len(pool) // self.batch_size
-        rests = share_rests(torch.bincount(group), whole, generator)[: self._part_size(whole)]
+        count = len(pool) // self.batch_size
+        rests = share_rests(torch.bincount(group), count, generator)[: self._part_size(count)]
         # rows of two groups, which are there to be compared, are paired at random: the sum of their errors would fall
         # only as their difference rises
         width = 0 if len(torch.unique(group)) == 2 else self._features.shape[1]
@@ -343,11 +346,11 @@ class BalancedBatchSampler(_Planned, EpochSampler):
         columns, last = [], torch.empty_like(rests)
         for g in torch.unique(group).tolist():
             members, has_rest = pool[group == g], (rests == g).any(1)
-            k = len(members) // whole
-            entries = self._first_part(self._cut(members[: k * whole], whole, generator), generator).T
-            rest = entries.new_full((len(rests), 1), -1)
-            rest[: int(has_rest.sum()), 0] = members[k * whole :][: int(has_rest.sum())]
-            table = self._coupled(torch.cat([entries, rest], 1), generator)
+            k = len(members) // count
+            entries = self._first_part(self._cut(members[: k * count], count, generator), generator).T
+            extra = entries.new_full((len(rests), 1), -1)
+            extra[: int(has_rest.sum()), 0] = members[k * count :][: int(has_rest.sum())]
+            table = self._coupled(torch.cat([entries, extra], 1), generator)
             sums = self._centred(table.flatten())[:, :width].view(*table.shape, width).sum(1)
             table = table[match_rows(sums, errors, table[:, -1] >= 0, has_rest)]
             columns.append(table[:, :-1])
@@ -369,8 +372,8 @@ class BalancedBatchSampler(_Planned, EpochSampler):
                 sets.append(self._coupled(self._cut(members, len(members) // size, generator).T, generator))
         rows = torch.cat(sets)
         rows = rows[torch.randperm(len(rows), generator=generator)]
-        whole = len(rows) * size // self.batch_size
-        return rows.flatten()[: whole * self.batch_size].view(whole, -1)
+        count = len(rows) * size // self.batch_size
+        return rows.flatten()[: count * self.batch_size].view(count, -1)
 
     def _cut(self, pool: Tensor, size: int, generator: torch.Generator) -> Tensor:
         """Shuffled strata (k, size): runs of ``pool`` in the order of the strata, whose neighbours are close."""
