@@ -212,9 +212,8 @@ def test_coral_whitens_and_colours_again(columns: int, ridge: float) -> None:
 
 def test_coral_moves_means_and_covariances_and_a_pipeline_gains() -> None:
     x, y, *_ = shifted()
-    turned = np.array([[0.3, 2.0], [-1.5, 0.4]])
-    target = shifted(1)[0] @ turned + 5  # other rows, turned and moved
-    truth = shifted(1)[1]
+    rows, truth, *_ = shifted(1)
+    target = rows @ [[2.0, -0.5], [-0.5, 0.6]] + 5  # a symmetric map, which covariances determine nearly
     moved = CORALTransformer(ridge=1e-9).fit_transform(x, target=target)
     np.testing.assert_allclose(moved.mean(0), target.mean(0))
     np.testing.assert_allclose(np.cov(moved.T), np.cov(target.T), rtol=1e-6)
@@ -224,9 +223,10 @@ def test_coral_moves_means_and_covariances_and_a_pipeline_gains() -> None:
     alone = LogisticRegression().fit(x, y)
     pipeline = make_pipeline(CORALTransformer(ridge=1e-3), LogisticRegression())
     pipeline.fit(x, y, coraltransformer__target=target)
-    assert pipeline[-1].score(target, truth) > alone.score(target, truth) + 0.2
+    assert alone.score(target, truth) < 0.6
+    assert pipeline[-1].score(target, truth) > 0.95
     back = CORALTransformer(ridge=1e-3).fit(target, target=x)  # the other way round: the model stays, new rows move
-    assert make_pipeline(back, alone).score(target, truth) > alone.score(target, truth) + 0.2
+    assert make_pipeline(back, alone).score(target, truth) > 0.95
 
 
 def test_coral_names_what_cannot_be_used() -> None:
