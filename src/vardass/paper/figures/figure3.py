@@ -227,11 +227,13 @@ def _claims(numbers: pd.DataFrame, scale: Effort, splits: Sequence[float]) -> tu
             "Algorithm 2 ends lower than the assignment to the closest centroid, panel (a)",
             plain == 0,
             f"on {scale.problems - plain} of {scale.problems} problems; {shown(_GREEDY)}, the other {shown(_NEAREST)}",
+            source="ours",
         ),
         Claim(
-            "Algorithm 2 ends as low as the interior point's solution, panel (a), of which the text says nothing",
+            "Algorithm 2 ends as low as the interior point's solution, panel (a)",
             inner < scale.problems / 2.0,
             f"the interior point's, rounded, is lower on {inner} of {scale.problems} problems, {shown(_ROUNDED)}",
+            source="ours",
         ),
         Claim(
             f"a single run of Algorithm 2 is likely to give a poor solution, taken as more than {POOR:g} % above the "
