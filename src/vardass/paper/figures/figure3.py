@@ -223,8 +223,8 @@ def _claims(numbers: pd.DataFrame, scale: Effort, splits: Sequence[float]) -> tu
         Claim(
             "Algorithm 2 ends lower than the assignment to the closest centroid, panel (a)",
             plain == 0,
-            f"on {scale.problems - plain} of {scale.problems} problems; {means[_GREEDY]:.1f} % above the best found, the "
-            f"other {means[_NEAREST]:.1f} %",
+            f"on {scale.problems - plain} of {scale.problems} problems; {means[_GREEDY]:.1f} % above the best found, "
+            f"the other {means[_NEAREST]:.1f} %",
             source="ours",
         ),
         Claim(
