@@ -22,8 +22,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[adapt,cli,fast,lab,plot]'
 	touch $(READY)
 
+# recipes need the data or a single module of these, and not what they ask for: another pandas, torchdyn
+ALONE := causallib scanpy torchcfm
 $(STAMP): $(READY)
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile --no-deps -c constraints.txt $(ALONE)
 	$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 	touch $(STAMP)
 

@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import GridSearchCV
 from sklearn.semi_supervised import SelfTrainingClassifier
 
-from vardass.adapt import RunConfig, Trainer
+from vardass.adapt import Adaptation, RunConfig, Trainer
 from vardass.data import Domain, TaskSplits
 from vardass.scaling import CLIP, standardise
 
@@ -201,10 +201,14 @@ def trained(algorithm: str) -> Method:
     return run
 
 
-def adapt_row(splits: TaskSplits, algorithm: str, seed: int) -> Array:
-    """Predictions for ``splits.target_test`` by what `vardass adapt` runs."""
-    settings: Any = {**STEPS, "algorithm": algorithm, "regression": splits.source_train.regression}
-    return _predicted(Trainer(RunConfig.recommended(**settings, seed=seed), splits).run(), splits)
+def adapted(algorithm: str, **changes: Any) -> Method:
+    """What `vardass adapt` runs, or the same with other batches: ``changes`` are settings."""
+
+    def run(p: Problem) -> Array:
+        settings: Any = {**STEPS, "algorithm": algorithm, "regression": p.regression, **changes}
+        return _predicted(Adaptation(RunConfig.recommended(**settings, seed=p.seed), p.splits).run(), p.splits)
+
+    return run
 
 
 def _predicted(result: Any, splits: TaskSplits) -> Array:
@@ -231,8 +235,20 @@ METHODS: dict[str, tuple[str, Method]] = {
     "mcc": ("network, MCC", trained("mcc")),
     "dan": ("network, DAN: MMD of uniform batches", trained("mmd")),
     "deep-coral": ("network, DeepCORAL: uniform batches", trained("coral")),
-    "adapt-mmd": ("`vardass adapt`, MMD", lambda p: adapt_row(p.splits, "mmd", p.seed)),
-    "adapt-coral": ("`vardass adapt`, CORAL", lambda p: adapt_row(p.splits, "coral", p.seed)),
+    "adapt-mmd": ("`vardass adapt`, MMD", adapted("mmd")),
+    "adapt-coral": ("`vardass adapt`, CORAL", adapted("coral")),
+    **{
+        f"adapt-{loss}-{sampler}": (f"the same, {loss.upper()}, {sampler} batches", adapted(loss, sampler=sampler))
+        for loss in ("mmd", "coral")
+        for sampler in ("uniform", "vardass", "balanced", "ordered")
+    },
+    **{
+        f"adapt-{loss}-strata": (
+            f"the same, {loss.upper()}, equal strata without class alignment",
+            adapted(loss, sampler="stratified", sampler_options={"equal": True}, class_shares="none"),
+        )
+        for loss in ("mmd", "coral")
+    },
 }
 
 # `adapt` is no peer: it is what they are compared with

@@ -195,8 +195,8 @@ column is bold; a mean is given where a method has every column.
 - The strength of logistic regression, 0.001 to 1, is chosen by three-fold cross-validation on the source. Methods that
   end in a logistic regression have the same strength. Self-training takes probabilities from 0.75 on.
 - SubspaceAlignmentAdapter has at most 64 components. LinearOTMappingAdapter adds 0.01 to variances: with fewer rows
-  than columns its default is not defined. SinkhornLpl1Transport (entropy 0.1, classes 0.1, costs over their median, at most
-  3 times 20 rounds) sees at most {most:,} rows of each domain.
+  than columns its default is not defined. SinkhornLpl1Transport (entropy 0.1, classes 0.1, costs over their median,
+  at most 3 times 20 rounds) sees at most {most:,} rows of each domain.
 - Gradient boosting has scikit-learn's defaults. It is for tables and not run on fsdd, Office-Home and PACS.
 - The networks are those of `vardass adapt` by the product's trainer: 800 steps, uniform batches of 32, λ = 1.
 - Seconds are CPU seconds of one thread, with tuning, on a machine that was busy with other work."""

@@ -36,7 +36,7 @@ report = vardass.variance_report(
     {
         "uniform": lambda n: vardass.UniformBatchSampler(n, 32),
         "VaRDASS (paper)": lambda n: vardass.StratifiedBatchSampler(n, solver="dynamic-kmeans", **k),
-        "min-sum strata": lambda n: vardass.StratifiedBatchSampler(n, **k),
+        "stratified": lambda n: vardass.StratifiedBatchSampler(n, **k),
         "ordered": lambda n: vardass.OrderedBatchSampler(n, **k),
         "balanced": lambda n: vardass.BalancedBatchSampler(n, **k),
     },

@@ -50,6 +50,7 @@ MAKERS: dict[str, Callable[..., MinibatchSampler]] = {
     "balanced, tail, classes": lambda **o: BalancedBatchSampler(
         N, K, drop_last=False, groups=torch.arange(N) % 3, **QUICK, **o
     ),
+    "balanced, sets": lambda **o: BalancedBatchSampler(N, K, groups=TWO_CLASSES, set_size=2, **QUICK, **o),
     "one domain, pairs": lambda **o: PairedBatchSampler(N, K, plan_rows=5, **QUICK, **o),
     "shares, stratified": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", **UNLIKE, **o),
     "shares, ordered": lambda **o: OrderedBatchSampler(N, K, plan_rows=5, **UNLIKE, **QUICK, **o),

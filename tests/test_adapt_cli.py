@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import vardass.adapt
+from vardass.adapt.strata_updater import StrataUpdater
 from vardass.cli import adapt as adapt_module
 from vardass.cli import main
 from vardass.data import Domain, Task
@@ -272,7 +273,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(files):
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "(--resume) continues" in err
+    assert "--resume continues" in err
     assert "Traceback" not in err
     assert (files / "run/checkpoint.pt").exists()
 
@@ -525,6 +526,50 @@ def test_a_model_that_predicts_one_class_is_called_so(files, capsys):
     assert "warning: 100 % of the predictions are 'cat', but 35 % of the source's labels" in said.err
     assert "most often cat, 100.0 %" in " ".join(said.out.split())
     assert "do not trust the model" in (out / "report.md").read_text()
+    # erm has no penalty, and a table no pretrained network
+    assert "--penalty" not in said.err
+    assert "pretrained" not in said.err
+    assert "--algorithm that adapts" in said.err
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(100.0, True), (5.0, False)])
+def test_time_to_go_is_told_before_the_first_pass_over_files(folders, capsys, monkeypatch, seconds, told):
+    notes = []
+    monkeypatch.setattr("vardass.cli.adapt.seconds_needed", lambda config, splits: seconds)
+    monkeypatch.setattr("vardass.cli.adapt.note", notes.append)
+    begin, seen = StrataUpdater.begin, []
+
+    def looked(updater, progress=None):
+        seen.append(list(notes))
+        begin(updater, progress)
+
+    monkeypatch.setattr("vardass.adapt.strata_updater.StrataUpdater.begin", looked)
+    command = adapt(folders / "day", folders / "night", folders / "timed", "--steps", "2")
+    assert main([str(part) for part in command]) == 0
+    assert [["about" in note for note in of] for of in seen] == [[True] if told else []]
+
+
+def test_classes_that_differ_in_capitals_or_decimals_with_commas_are_named(tmp_path, capsys):
+    for name, cells, label in (("a", "0.5", "cat"), ("b", "0.5", "Cat"), ("c", "0,5", "cat")):
+        rows = "".join(f"{cells};{i};{label if i % 2 else 'dog'}\n" for i in range(40))
+        (tmp_path / f"{name}.csv").write_text("x;y;labels\n" + rows)
+    for source, target, part in (("a", "b", "'Cat' and 'cat' differ in capitals"), ("c", "b", "decimals with a point")):
+        assert main(list(map(str, adapt(tmp_path / f"{source}.csv", tmp_path / f"{target}.csv", tmp_path / "o")))) == 2
+        message = capsys.readouterr().err
+        assert part in message
+        assert len(message) <= 400
+
+
+def test_the_summary_says_how_many_features_were_read(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    for name in ("a", "b"):
+        rows = "".join(f"{x:.3f},{y:.3f},{'ab'[i % 2]}\n" for i, (x, y) in enumerate(draw.normal(size=(60, 2))))
+        (tmp_path / f"{name}.csv").write_text("height,weight,kind\n" + rows)
+    command = adapt(tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "run", "--labels", "kind", "--steps", "2")
+    assert main(list(map(str, command))) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "features 2, from 'height' to 'weight'" in shown
+    assert "lower = more confident" in shown
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "images"])

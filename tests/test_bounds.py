@@ -16,7 +16,7 @@ from conftest import refused
 from vardass.bounds import nearest_neighbour_bound as bound
 from vardass.kernels import CoralKernel, Kernel, LinearKernel, RBFMixture, as_kernel
 
-KERNELS = ["mmd", "rbf", "coral", "linear"]
+KERNELS = ["mmd", "rbf", "coral", "linear", "energy"]
 SLACK = 1 + 1e-9  # rounding of the reference
 
 

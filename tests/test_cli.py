@@ -9,10 +9,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from vardass.cli import main
-from vardass.cli.app import app
+from vardass.cli.app import app, in_options
 from vardass.errors import VardassWarning
 from vardass.lab.sweep import SweepResult
 from vardass.strata import Strata
@@ -177,9 +178,75 @@ def test_help_and_version_by_runner():
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.output.split()[0] == "vardass"
-    result = runner.invoke(app, ["stratify", "--help"], env={"COLUMNS": "200"})
+    result = runner.invoke(app, ["stratify", "--help-all"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "--warm-start" in result.output
+
+
+@pytest.mark.parametrize("command", ["", *get_command(app).commands])
+def test_help_fits_on_a_screen_and_names_no_paper_and_help_all_has_the_rest(command):
+    def lines(option, columns=80):
+        result = CliRunner().invoke(app, [*command.split(), option], env={"COLUMNS": f"{columns}"})
+        assert result.exit_code == 0
+        return result.output.splitlines()
+
+    shown = lines("--help")
+    assert len(shown) <= 60
+    assert max(map(len, shown)) <= 80
+    if command in ("adapt", "train"):
+        assert "paper" not in " ".join(shown)
+    if not any("--help-all" in line for line in shown):
+        return
+    text = " ".join(lines("--help-all", columns=160))
+    for parameter in get_command(app).commands[command].params:
+        assert parameter.param_type_name == "argument" or parameter.opts[0] in text
+    assert len(lines("--help-all")) > len(shown)
+
+
+def test_commands_are_in_groups_in_the_help():
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    places = [text.index(f"─ {group} ─") for group in ("Your data", "Your loop", "Comparing methods", "The paper")]
+    assert places == sorted(places)
+    assert places[0] < text.index("adapt  ") < places[1] < text.index("stratify  ") < places[2]
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "told"),
+    [
+        ("batches of 9 are too large; lower batch_size", None, "batches of 9 are too large; lower --batch-size"),
+        ("steps must be at least 1, got 0", "steps", "--steps must be at least 1, got 0"),
+        ("these steps take long", None, "these steps take long"),
+        ("use class_shares='none', lr=0.1.", None, "use --class-shares none, --lr 0.1."),
+        ("use regression=False or resume=True", None, "use --no-regression or --resume"),
+        ("network_options freeze_backbone=True", None, "--network-option freeze_backbone=True"),
+        ("unknown setting 'batch_sizes'; known: batch_size", "setting", None),
+        ("--config my.yaml: batch_size must be", "batch_size", None),
+        ("--option takes key=value, such as penalty=0.5", None, None),
+        ("/data/batch_size/x.npz has 'batch_size'", None, None),
+    ],
+)
+def test_messages_of_commands_name_options(message, field, told):
+    assert in_options(message, "adapt", field) == (told or message)
+    assert in_options(message, "no-command", field) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ("--lamda 1", "--penalty"),
+        ("--learning-rate 1", "--lr"),
+        ("--epochs 3", "--steps"),
+        ("--batchsize 3", "--batch-size"),
+        ("--stepz 3", "--steps"),
+        ("--set learning_rate=3", "'lr'"),
+    ],
+)
+def test_other_words_for_an_option_get_a_suggestion(tmp_path, capsys, given, option):
+    (tmp_path / "a.csv").write_text("x,labels\n1,2\n")
+    files = ("--source", tmp_path / "a.csv", "--target", tmp_path / "a.csv", "--out", tmp_path / "run")
+    message = refused(capsys, tmp_path, "adapt", *files, *given.split())
+    assert f"did you mean {option}?" in message
+    assert len(message) <= 400
 
 
 def complete(capsys, monkeypatch, *arguments, **variables):
@@ -301,7 +368,7 @@ def test_bad_options(embeddings, capsys, monkeypatch, arguments, part):
         ("report notes.txt", "is a file"),
         ("report none", "no folder at none"),
         ("figure 9", "no figure '9'"),
-        ("demo", "--out"),
+        ("demo --out .", "'notes.txt'"),
     ],
 )
 def test_bad_commands(tmp_path, capsys, monkeypatch, command, part):

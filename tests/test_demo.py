@@ -111,6 +111,16 @@ def test_bad_options_are_refused_before_anything_is_made(tmp_path, capsys, optio
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "data/mine.npz"])
+def test_a_folder_with_other_things_is_refused_without_options_too(tmp_path, capsys, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo" / name).parent.mkdir(parents=True)
+    (tmp_path / "demo" / name).write_text("mine")
+    assert main(["demo"]) == 2
+    assert repr(name.rpartition("/")[2]) in capsys.readouterr().err
+    assert [path for path in (tmp_path / "demo").rglob("*") if path.is_file()] == [tmp_path / "demo" / name]
+
+
 def test_demo_into_a_file_is_refused(tmp_path, capsys):
     (tmp_path / "demo").write_text("")
     assert demo(tmp_path / "demo") == 2

@@ -273,7 +273,17 @@ def test_no_strata_go_below_what_is_called_irreducible():
         uniform = sum(float(1.0 * len(kernel.gammas) - kernel.matrix(z, z).mean()) for z in (x, y)) / 8
         left = found["stratified"].excess.value / uniform
         assert found.irreducible <= left + 1e-12
-        assert f"any strata leave at least {100 * found.irreducible:.2g} %" in str(found)
+        assert f"no strata can remove more than {100 * (1.0 - found.irreducible):.2g} % of" in str(found)
+
+
+def test_labels_may_be_texts():
+    x, y, labels = normal(80, 3), normal(80, 3, seed=1), torch.arange(80) % 2
+    texts = np.array(["walk", "sit"])[labels.numpy()]
+    found = diagnose(x, y, labels=texts, batch_size=8)
+    assert found.classes == diagnose(x, y, labels=1 - labels, class_names=["sit", "walk"], batch_size=8).classes
+    assert diagnose(x, y, labels=texts.tolist(), class_names=["walk", "sit"], batch_size=8).classes.names[0] == "walk"
+    with refused("'sit'", "'Sit'", field="label"):
+        diagnose(x, y, labels=texts, class_names=["walk", "Sit"], batch_size=8)
 
 
 def test_noise_is_one_number_in_the_advice_and_below_it():

@@ -43,7 +43,7 @@ def test_training_loops(name):
 def test_compare_samplers():
     lines = run("compare_samplers.py", "--steps", "60", "--batches", "40")
     assert CHANCE < accuracy(lines[-1]) <= 1.0
-    for name in ("uniform", "VaRDASS (paper)", "min-sum strata", "ordered", "balanced"):
+    for name in ("uniform", "VaRDASS (paper)", "stratified", "ordered", "balanced"):
         assert any(line.startswith(name) for line in lines)
     assert lines[-2] in ("least noise in the loss: ordered", "least noise in the loss: balanced")
 

@@ -14,6 +14,7 @@ from vardass import kernels
 from vardass.kernels import (
     PAPER_GAMMAS,
     CoralKernel,
+    EnergyKernel,
     FunctionKernel,
     Kernel,
     LinearKernel,
@@ -37,6 +38,7 @@ KERNELS: dict[str, Kernel] = {
     "median": RBFMixture(scale="median"),
     "coral": CoralKernel(),
     "linear": LinearKernel(),
+    "energy": EnergyKernel(),
     "function": FunctionKernel(cosine),
 }
 
@@ -408,3 +410,30 @@ def test_a_fitted_kernel_is_used_as_it_is_and_another_one_fitted(x):
 def test_bad_parameters(make, named):
     with refused(*named):
         make()
+
+
+# --- energy ----------------------------------------------------------------------------------------------
+
+
+def test_the_energy_kernel_is_what_its_definition_says() -> None:
+    x, y, base = normal(7, 3, 1), normal(5, 3, 2), normal(1, 3, 3)[0]
+    kernel = EnergyKernel(base)
+    for i, j in np.ndindex(7, 5):
+        expected = (x[i] - base).norm() + (y[j] - base).norm() - (x[i] - y[j]).norm()
+        assert float(kernel.matrix(x, y)[i, j]) == pytest.approx(float(expected))
+    torch.testing.assert_close(kernel.paired(x[:5], y), kernel.matrix(x[:5], y).diagonal())
+    torch.testing.assert_close(kernel.paired_distances(x[:5], y), 2.0 * (x[:5] - y).norm(dim=1))
+
+
+def test_large_energy_matrices_agree_with_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([normal(40, 6, 1), normal(2, 6, 1)]).float() + 100.0  # two rows twice
+    kernel = EnergyKernel().fit(x)
+    small = kernel.matrix(x), kernel.matrix(x[:9], x)
+    monkeypatch.setattr(kernels, "_BATCH_PAIRS", 0)
+    large = kernel.matrix(x), kernel.matrix(x[:9], x)
+    assert all(float((a - b).abs().max()) < 1e-5 for a, b in zip(large, small))
+
+
+def test_energies_that_overflow_are_refused() -> None:
+    with refused("EnergyKernel()", "torch.float32", "float64"):
+        fitted_kernel("energy", 1e30 * normal(5, 2, dtype=torch.float32))

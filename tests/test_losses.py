@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import rbf_kernel
 from torch import Tensor
 
-from conftest import refused
+from conftest import gen, refused
 from loss_batches import LOSSES, normal, of_batches, some_weights
 from vardass.kernels import (
     PAPER_GAMMAS,
     CoralKernel,
+    EnergyKernel,
     FunctionKernel,
     RBFMixture,
 )
@@ -518,3 +519,54 @@ def test_weights_that_are_none(weights, named):
     for loss in (mmd2, coral):
         with refused(*named, field="weights_x"):
             loss(X, Y, weights_x=weights)
+
+
+# --- energy distance ----------------------------------------------------------------------------------------
+
+
+def energy_distance(x: Tensor, y: Tensor, w_x: Tensor, w_y: Tensor) -> float:
+    def mean(a: Tensor, b: Tensor, u: Tensor, v: Tensor) -> float:
+        return sum(float(u[i] * v[j] * (a[i] - b[j]).norm()) for i in range(len(a)) for j in range(len(b)))
+
+    return 2.0 * mean(x, y, w_x, w_y) - mean(x, x, w_x, w_x) - mean(y, y, w_y, w_y)
+
+
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_mmd_with_the_energy_kernel_is_the_energy_distance(far: float) -> None:
+    x, y = (torch.randn(n, 3, generator=gen(n), dtype=torch.float64) + far for n in (6, 9))
+    w_x, w_y = (torch.rand(n, generator=gen(n), dtype=torch.float64) for n in (6, 9))
+    w_x, w_y = w_x / w_x.sum(), w_y / w_y.sum()
+    expected = energy_distance(x, y, w_x, w_y)
+    assert float(mmd2(x, y, weights_x=w_x, weights_y=w_y, kernel="energy")) == pytest.approx(expected, rel=1e-9)
+    # the base point does not matter
+    other = EnergyKernel(torch.full((3,), far + 5.0))
+    assert float(mmd2(x, y, weights_x=w_x, weights_y=w_y, kernel=other)) == pytest.approx(expected, rel=1e-9)
+    pairs = [mmd2(x, y, kernel=kernel, estimator="unbiased") for kernel in ("energy", other)]
+    torch.testing.assert_close(*pairs)
+
+
+def test_the_unbiased_energy_distance_leaves_out_pairs_of_a_row_with_itself() -> None:
+    x, y = (torch.randn(n, 2, generator=gen(n), dtype=torch.float64) for n in (5, 7))
+    inner = [torch.cdist(z, z).sum() / (len(z) * (len(z) - 1)) for z in (x, y)]
+    expected = 2.0 * torch.cdist(x, y).mean() - inner[0] - inner[1]
+    torch.testing.assert_close(mmd2(x, y, kernel="energy", estimator="unbiased"), expected)
+
+
+def test_mmd_with_the_energy_kernel_is_twice_the_loss_of_geomloss() -> None:
+    geomloss = pytest.importorskip("geomloss", reason="compared where geomloss is installed")
+    x, y = (torch.randn(n, 4, generator=gen(n), dtype=torch.float64) for n in (30, 20))
+    theirs = geomloss.SamplesLoss("energy", backend="tensorized")(x, y)
+    torch.testing.assert_close(mmd2(x, y, kernel="energy"), 2.0 * theirs, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_coinciding_points_have_a_finite_gradient(dtype: torch.dtype) -> None:
+    x = torch.randn(6, 3, generator=gen(), dtype=dtype)
+    x = torch.cat([x, x[:2], x.mean(0, keepdim=True)]).requires_grad_()  # two rows twice, and the base point
+    y = torch.cat([x.detach()[:3], torch.randn(4, 3, generator=gen(1), dtype=dtype)])
+    (gradient,) = torch.autograd.grad(mmd2(x, y, kernel="energy"), x)
+    assert bool(torch.isfinite(gradient).all())
+    # no coordinate's unit vectors can add up to more
+    assert float(gradient.norm(dim=1).max()) <= 4.0 / len(x) + 1e-5
+    (same,) = torch.autograd.grad(mmd2(x, x.detach(), kernel="energy"), x)
+    assert float(same.abs().max()) < 1e-6

@@ -315,7 +315,7 @@ def test_same_generator_same_features(rounds: int) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)  # the global generator is not touched
 
 
-@pytest.mark.parametrize("kernel", ["mmd", "rbf", "coral", "linear"])
+@pytest.mark.parametrize("kernel", ["mmd", "rbf", "coral", "linear", "energy"])
 def test_columns_come_by_falling_variance(kernel: str) -> None:
     """Bisection looks at the first columns. The largest second moment is mostly that of the mean, which goes."""
     x = 0.3 * torch.randn(500, 30, generator=gen(1), dtype=torch.float64) + 0.2

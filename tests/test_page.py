@@ -328,9 +328,10 @@ def test_only_failed_runs(tmp_path):
 
 def test_a_sweep_that_has_just_begun(tmp_path):
     (tmp_path / "sweep.yaml").write_text('name: "mine"  # a note\n', encoding="utf-8")
-    (tmp_path / "plan.json").write_text(json.dumps({"jobs": 1, "runs": ["a", "b", "c"]}), encoding="utf-8")
-    (tmp_path / "runs" / "a").mkdir(parents=True)
-    (tmp_path / "runs" / "a" / "progress.json").write_text(json.dumps({"label": "run a", "step": 0, "steps": 9}))
+    (tmp_path / "plan.json").write_text(json.dumps({"jobs": 1, "runs": [c * 16 for c in "abc"]}), encoding="utf-8")
+    folder = tmp_path / "runs" / ("a" * 16)
+    folder.mkdir(parents=True)
+    (folder / "progress.json").write_text(json.dumps({"label": "run a", "step": 0, "steps": 9}))
     parsed = Parsed(make_page(tmp_path))
     assert parsed.tables["failures"][1:] == [["run a", "under way or interrupted, at step 0 of 9"]]
     assert "mine" in parsed.words

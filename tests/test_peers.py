@@ -93,3 +93,12 @@ def test_the_page_and_what_is_missing(peers: Any, tmp_path: Path) -> None:
         "right-B->left-A",
     ]
     assert case not in [work.case for work in undone]
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_the_row_of_adapt_is_what_the_command_ships(peers: Any, regression: bool) -> None:
+    splits = split_task(task(regression=regression), seed=0)
+    predicted = peers.METHODS["adapt-mmd"][1](peers.Problem.of(splits, 0))
+    assert predicted.shape == (len(splits.target_test),)
+    if not regression:
+        assert peers.score(predicted, splits) > 60.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from test_networks import RECIPE, tiny_resnet
 from test_trainer import Stop, assert_same_run
 from vardass.adapt import RunConfig, Trainer, load_model
 from vardass.adapt.batches import Inputs
+from vardass.adapt.pretrained import transformers_model
 from vardass.adapt.selection import outputs
+from vardass.adapt.trainer import seconds_needed
 from vardass.cli import main
 from vardass.data import Domain, ImageDataset, Task, TaskSplits, TensorInputs, split_task
 from vardass.data.domains import parts_of
 from vardass.data.images import augment, normalise
+from vardass.errors import VardassWarning
 from vardass.lab.record import RunSpec
 from vardass.lab.run import execute
 
@@ -50,6 +56,35 @@ def backbone(tmp_path: Path) -> Path:
     tiny_resnet().save_pretrained(tmp_path / "backbone")
     (tmp_path / "backbone" / "preprocessor_config.json").write_text(json.dumps(RECIPE))
     return tmp_path / "backbone"
+
+
+def test_a_backbone_is_loaded_without_a_report_and_what_it_lacks_is_a_warning(
+    backbone: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = backbone / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "classifier.1.bias": torch.zeros(3)}, file, {"format": "pt"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transformers_model(str(backbone), (3, 32, 32))
+    assert capfd.readouterr() == ("", "")
+    lost = next(name for name in weights if name.endswith("weight"))
+    save_file({name: value for name, value in weights.items() if name != lost}, file, {"format": "pt"})
+    with pytest.warns(VardassWarning, match=lost):
+        transformers_model(str(backbone), (3, 32, 32))
+
+
+def test_the_estimate_of_a_run_leaves_the_run_as_it_is() -> None:
+    splits = image_splits()
+    config = settings(network="conv", sampler="stratified", steps=1000)
+    state = torch.get_rng_state()
+    seconds = seconds_needed(config, splits)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert 0.0 < seconds < math.inf
+    # all but the passes over samples grows with the steps
+    assert seconds_needed(config.changed(steps=100_000), splits) > 5 * seconds
+    for changes in ({"algorithm": "erm"}, {"batch_size": 12, "target_batch_size": 2}, {"batch_per_source": True}):
+        assert seconds_needed(config.changed(**changes), splits) > 0.0
 
 
 def settings(**changes: Any) -> RunConfig:

@@ -124,7 +124,7 @@ def test_bad_files_of_settings(tmp_path, name, text, named):
         ("c.yaml", "- steps\n- 100\n", ("['steps', 100]", "settings, such as 'steps: 100'")),
         ("c.yaml", "# nothing\n", ("empty", "settings, such as 'steps: 100'")),
         ("c.json", "[1]", ("list", 'settings by name, like {"steps": 100}')),
-        ("c.json", "[" * 100_000, ("nested too deeply", "settings")),
+        ("c.json", "[" * 100_000, ("nested too deeply", "levels")),
     ],
 )
 def test_a_config_that_holds_no_settings_is_told_what_one_is(tmp_path, name, text, named):

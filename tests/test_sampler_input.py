@@ -189,6 +189,7 @@ OTHER: dict[str, Any] = {
     "replacement": True,
     "restarts": 2,
     "role": "target",
+    "set_size": 2,
     "solver": "kernel-kmeans",
     "swap_rounds": 1,
     "tol": 0.5,
@@ -230,6 +231,8 @@ def test_states_of_other_settings_are_refused(kind: Any, option: str) -> None:
     base: dict[str, Any] = {"solver": "dynamic-kmeans"} if with_strata and option in OF_GREEDY else {}
     if option == "from_each":
         base = {"replacement": True}
+    if option == "set_size":
+        base = {"groups": torch.arange(N) % 2}
     value = not kind(N, K).replacement if option == "replacement" else OTHER[option]
     plain, other = kind(N, K, **base), kind(N, K, **base, **{option: value})
     setting = "strata_options" if with_strata and option not in declared_options(kind) else option

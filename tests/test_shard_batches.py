@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused(spread, tmp_path):
     with refused(0, 1, field="cursors"):
         ShardBatchSampler(strata, cursors=0)
     np.save(strata.labels_files[2], np.zeros(3, np.int32))
-    with refused(strata.labels_files[2], "3 labels", "501 rows"):
+    with refused(strata.labels_files[2], "(3,)", "501 rows"):
         ShardBatchSampler(strata)
     strata.files[1].unlink()
     with refused(strata.files[1]):

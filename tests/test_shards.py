@@ -134,7 +134,7 @@ def test_prices_keep_the_shares_of_the_sample_among_new_rows():
     assert value < 0.8 * without
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, "coral", "linear"], ids=["mmd", "coral", "linear"])
+@pytest.mark.parametrize("kernel", [KERNEL, "coral", "linear", "energy"], ids=["mmd", "coral", "linear", "energy"])
 def test_variance_is_near_that_of_all_rows_in_memory(tmp_path, kernel):
     x = clusters(20_000)
     np.save(tmp_path / "x.npy", x)

@@ -150,7 +150,7 @@ def test_order_of_rows_hardly_matters_elsewhere() -> None:
     assert max(found) <= 1.02 * min(found)
 
 
-@pytest.mark.parametrize("kernel", ["mmd", "rbf", "coral", "linear"])
+@pytest.mark.parametrize("kernel", ["mmd", "rbf", "coral", "linear", "energy"])
 def test_translation(kernel: str) -> None:
     x = (cloud(120, 4) * 1024).round() / 1024
     strata = stratify(x, 10, kernel=kernel)
@@ -247,7 +247,7 @@ def test_one_dimension_by_min_sum_is_cut_into_intervals() -> None:
     assert int((labels[1:] != labels[:-1]).sum()) == 6
 
 
-@pytest.mark.parametrize("kernel", ["mmd", "coral", "linear"])
+@pytest.mark.parametrize("kernel", ["mmd", "coral", "linear", "energy"])
 @pytest.mark.parametrize("rank", [0, 8])
 def test_input_is_left_alone(kernel: str, rank: int) -> None:
     x = cloud(60, 30)

@@ -344,7 +344,7 @@ def test_good_seeds() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 16])
-@pytest.mark.parametrize("kernel", ["mmd", RBFMixture(scale="median"), "coral", "linear"], ids=str)
+@pytest.mark.parametrize("kernel", ["mmd", RBFMixture(scale="median"), "coral", "linear", "energy"], ids=str)
 def test_features_too_large_for_a_kernel(kernel: Any, rank: int) -> None:
     x = cloud(60, 30, dtype=torch.float32) * 1e30
     top = f"{x.abs().max():.3g}"

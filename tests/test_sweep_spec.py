@@ -258,6 +258,24 @@ def test_samplers_of_an_algorithm_may_be_labels_of_the_sweeps(tmp_path: Path) ->
     assert cells["few"]["sampler_options"] == {"trials": 3}
 
 
+@pytest.mark.parametrize("algorithm", ["mmd", "erm"])
+def test_recommended_in_the_place_of_a_sampler_is_all_that_adapt_does(tmp_path: Path, algorithm: str) -> None:
+    own = {"steps": 20, "eval_every": 10}
+    content = {**BASE, "search": {"size": 1}, "algorithms": [algorithm], "samplers": ["recommended"]}
+    for chosen, wanted in (
+        (own, RunConfig.recommended(algorithm=algorithm, **own)),
+        ({**own, "steps": 800, "batch_size": 8}, RunConfig.recommended(algorithm=algorithm, steps=800, batch_size=8)),
+    ):
+        for run in load(tmp_path, {**content, "settings": chosen}).runs():
+            assert run.cell == {"algorithm": algorithm, "sampler": "recommended"}
+            kept = {name: value for name, value in run.config.items() if name not in ("seed", "eval_every")}
+            assert kept == {name: value for name, value in wanted.to_dict().items() if name in kept}
+    if algorithm == "mmd":
+        (run, *_) = load(tmp_path, {**content, "settings": {**own, "penalty": 9}}).runs()
+        assert run.config["algorithm_options"]["penalty"] == 9
+        assert run.config["sampler_options"] == {"equal": True}
+
+
 # --- files and folders --------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ options = {"kernel": kernel, "endless": True}
 samplers = {
     "uniform": vardass.UniformBatchSampler(len(z), 32, endless=True),
     "the paper's strata": vardass.StratifiedBatchSampler(len(z), 32, solver="dynamic-kmeans", **options),
-    "min-sum strata": vardass.StratifiedBatchSampler(len(z), 32, **options),
+    "stratified": vardass.StratifiedBatchSampler(len(z), 32, **options),
     "ordered": vardass.OrderedBatchSampler(len(z), 32, **options),
     "balanced": vardass.BalancedBatchSampler(len(z), 32, **options),
 }

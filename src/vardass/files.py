@@ -1,4 +1,4 @@
-"""Writing files so that nothing a user made is lost, and locks: one process at a time writes to a run's folder."""
+"""Files: written so that nothing is lost, read as if a stranger had made them, and folders locked by one process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import os
 import platform
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -132,7 +134,7 @@ def _digest(path: Path) -> str:
 
 
 def _digests(folder: Path) -> dict[str, list[str]]:
-    found = read_json(folder / OUTPUTS_FILE)
+    found = read_json(folder / OUTPUTS_FILE, lenient=True)
     is_ours = all(isinstance(note, list) and note and {*map(type, note)} == {str} for note in found.values())
     return found if is_ours else {}
 
@@ -148,13 +150,72 @@ def _note_digest(path: Path, command: str, digest: str) -> None:
     write_text(notes, json.dumps(kept, indent=0, sort_keys=True) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a small file; empty if it is absent or damaged."""
+def inside(folder: Path, *names: str | Path) -> Path:
+    """The path ``names`` below ``folder``; an InputError if ``..``, a root or a link leads out of it."""
+    path = folder.joinpath(*names)
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        target = path.resolve()
+    except (OSError, RuntimeError, ValueError):  # links in a circle, a zero in the name
+        target = None
+    if target is None or not target.is_relative_to(folder.resolve()):
+        raise InputError(
+            f"{path} leads out of {folder}, and nothing is read or changed there; take the link or the name away, or "
+            "choose another folder"
+        )
+    return path
+
+
+_DEEPEST, _DIGITS = 100, 20  # no file of ours is nested as deeply, or has longer whole numbers
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says; an InputError if it is none, has a key twice, or cannot be worked with or printed."""
+    try:
+        found = json.loads(text, object_pairs_hook=_each_key_once, parse_int=_whole_number)
+        level = [found]
+        for _ in range(_DEEPEST):
+            "".join(entry for entry in level if isinstance(entry, str)).encode()
+            containers = [entry for entry in level if isinstance(entry, dict | list)]
+            level = [*chain(*containers, *(entry.values() for entry in containers if isinstance(entry, dict)))]
+            if not level:
+                return found
+    except json.JSONDecodeError as error:
+        raise InputError(f"it is not JSON in line {error.lineno}: {error.msg} at character {error.colno}") from None
+    except UnicodeError:
+        raise InputError("its text is not whole Unicode characters") from None
+    except RecursionError:
+        pass
+    raise InputError(f"it is nested too deeply to be read, more than {_DEEPEST} levels")
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise InputError(f"it has the key {twice[:80]!r} twice")
+    return content
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise InputError(f"it has a whole number of {len(digits):,} digits")
+    return int(digits)
+
+
+def read_json(path: Path, *, lenient: bool = False) -> dict[str, Any]:
+    """The content of a small file, empty if it is absent; if it is damaged an InputError, or empty with ``lenient``."""
+    try:
+        found = parse_json(path.read_bytes())
+        if not isinstance(found, dict):
+            raise InputError("it holds no JSON object")
+        return found
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return found if isinstance(found, dict) else {}
+    except (OSError, InputError) as error:
+        if lenient:
+            return {}
+        why = f"{error.strerror}" if isinstance(error, OSError) else f"{error}"
+        raise InputError(f"{path} cannot be read: {why}; restore it from a copy, or remove it") from None
 
 
 def plain(value: Any) -> Any:
@@ -196,9 +257,8 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
     try:
         if isinstance(lock, SoftFileLock):  # what filelock falls back to; a killed holder would keep it
             raise InputError(f"{folder} is on a file system without locks; choose a folder on another one")
-        with suppress(OSError):  # only for messages, so a full disk is no reason to stop
-            who = {"pid": os.getpid(), "host": platform.node()}
-            (folder / HOLDER_FILE).write_text(json.dumps(who), encoding="utf-8")
+        with suppress(OSError, InputError):  # only for messages, so a full disk is no reason to stop
+            write_text(folder / HOLDER_FILE, json.dumps({"pid": os.getpid(), "host": platform.node()}))
         yield
     finally:
         (folder / HOLDER_FILE).unlink(missing_ok=True)
@@ -206,9 +266,16 @@ def locked(folder: Path, *, wait: float = 0.0, work: str = "process") -> Iterato
 
 
 def _check_lock(folder: Path) -> None:
-    """Refuse files of the user that have the names of the lock and its holder: locking would empty them."""
+    """Refuse files of the user that have the names of the lock and its holder, and links to files elsewhere.
+
+    Locking would empty the former, and what the holder of the lock writes would replace the latter.
+    """
+    for path in folder.iterdir():
+        if path.is_symlink() and not path.is_dir():
+            inside(folder, path.name)
     lock, holder = folder / LOCK_FILE, folder / HOLDER_FILE
-    is_ours = not holder.exists() or not holder.stat().st_size or read_json(holder).keys() == {"pid", "host"}
+    known = read_json(holder, lenient=True).keys()
+    is_ours = not holder.exists() or not holder.stat().st_size or known == {"pid", "host"}
     for path, is_free in ((lock, not lock.exists() or not lock.stat().st_size), (holder, is_ours)):
         if not is_free:
             raise InputError(f"{path} was not written by vardass, which needs that name; choose another folder")
@@ -216,8 +283,10 @@ def _check_lock(folder: Path) -> None:
 
 def holder_name(folder: Path) -> str:
     """The process that took the lock last, in words."""
-    found = read_json(folder / HOLDER_FILE)
-    return f"process {found.get('pid', 'unknown')} on {found.get('host', 'unknown')}"
+    found = read_json(folder / HOLDER_FILE, lenient=True)
+    pid, host = found.get("pid"), found.get("host")
+    process = pid if isinstance(pid, int) else "unknown"
+    return f"process {process} on {host[:80] if isinstance(host, str) and host.isprintable() else 'unknown'}"
 
 
 def is_locked(folder: Path) -> bool:

@@ -155,6 +155,11 @@ def count_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def count_workers(asked: int | None) -> int:
+    """Processes to start where ``asked`` are wanted, by default and at most one for each CPU: more are no faster."""
+    return count_cpus() if asked is None else min(asked, count_cpus())
+
+
 @contextmanager
 def one_thread_each() -> Iterator[None]:
     """One thread for new processes: more would compete for the CPUs, and sums would depend on their number."""
@@ -215,7 +220,7 @@ def ray_session(cpus: int | None) -> Iterator[Any]:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **quiet)
         else:
-            ray.init(num_cpus=cpus or count_cpus(), include_dashboard=False, **quiet)
+            ray.init(num_cpus=count_workers(cpus), include_dashboard=False, **quiet)
     try:
         yield ray
     finally:

@@ -40,13 +40,20 @@ def robust_scale(reference: Tensor, target: Tensor) -> dict[str, Any]:
     target's values keep from their median, it is divided by that distance, and scaled values are cut at ±8. Each column
     is judged by itself, so columns may have different units.
     """
-    deviation = _deviations(reference)
-    some = some_rows(target, _MOST_ROWS)
-    apart = (some - some.median(0).values).abs()
-    reach = apart.kthvalue(-(-9 * len(apart) // 10), dim=0).values  # a few absurd values do not count
+    deviation, reach = _deviations(reference), usual_reach(target)
     deviation = torch.where(deviation < HARDLY * reach, reach, deviation)
     deviation = torch.where(deviation > 0, deviation, 1.0)
     return {"mean": reference.mean(0).tolist(), "deviation": deviation.tolist(), "clip": CLIP}
+
+
+def usual_reach(target: Tensor) -> Tensor:
+    """The distance (d,) that nine tenths of the values of each column (n, d) keep from their median.
+
+    A few absurd values do not count.
+    """
+    some = some_rows(target, _MOST_ROWS)
+    apart = (some - some.median(0).values).abs()
+    return apart.kthvalue(-(-9 * len(apart) // 10), dim=0).values
 
 
 def scale_columns(features: Tensor, scale: Scale) -> Tensor:

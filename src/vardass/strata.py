@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.files import atomic_write
+from vardass.files import atomic_write, parse_json
 from vardass.kernels import KernelLike, LinearKernel, fitted_kernel
-from vardass.validate import ArrayLike, as_features, check_count
+from vardass.validate import ArrayLike, as_features, as_weights, check_count, reading
 
 __all__ = ["LowerBound", "Strata"]
 
@@ -122,6 +123,8 @@ class Strata(StrataSummary):
             raise InputError(f"{empty} of k={self.k} strata are empty; every stratum needs a sample")
         if self.shares is not None and len(self.shares) != self.k:
             raise InputError(f"shares are one for each of k={self.k} strata, got {len(self.shares)}")
+        if self.shares is not None:
+            as_weights(torch.tensor(self.shares, dtype=torch.float64), self.k, self.labels, "shares")
 
     @property
     def n(self) -> int:
@@ -219,13 +222,17 @@ class Strata(StrataSummary):
         """Restore strata from the result of `to_dict`."""
         if state.get("format") != _FORMAT or state.get("version") != _VERSION:
             raise InputError(f"not strata of version {_VERSION}; make them with Strata.to_dict or Strata.save")
-        try:
+        with reading("this state of strata", "make it with Strata.to_dict or Strata.save"):
             bound = None if state["bound"] is None else LowerBound(**state["bound"])
             fields = {name: state[name] for name in _PLAIN_FIELDS}
             fields["k"] = check_count(fields["k"], "k", high=len(state["labels"]))
+            numbers = [fields[name] for name in ("variance", "uniform_variance", "variance_stderr")]
+            numbers += [] if bound is None else vars(bound).values()
+            kinds = (*((value, Real) for value in numbers), (fields["info"], Mapping))
+            for value, kind in (*kinds, (fields["solver"], str), (fields["kernel"], str)):
+                if not isinstance(value, kind) or value != value:  # NaN is unequal to itself
+                    raise TypeError(f"{value!r} in place of a {kind.__name__}")
             return cls(labels=state["labels"], bound=bound, **fields)
-        except (KeyError, TypeError) as error:
-            raise InputError(f"incomplete strata ({error}); make them with Strata.to_dict or Strata.save") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to an ``.npz`` file that holds only numbers and text; a crash leaves the old file whole."""
@@ -246,7 +253,7 @@ class Strata(StrataSummary):
                 raise InputError("it holds a single array")
             with file:
                 labels = torch.from_numpy(file["labels"].astype(np.int64, casting="safe"))
-                state = {**json.loads(str(file["meta"])), "labels": labels}
+                state = {**parse_json(str(file["meta"])), "labels": labels}
         except FileNotFoundError:
             raise InputError(f"no strata file at {name}") from None
         except Exception as error:  # numpy, zipfile, zlib and json each raise their own for a foreign file

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,10 +28,11 @@ Progress: TypeAlias = Callable[[float, str], object]
 """Called with the fraction done and a message."""
 
 _HALF = (torch.float16, torch.bfloat16)
+_LARGEST = torch.finfo(torch.float32).max  # nothing can be computed with larger numbers
 
 
 def silent(fraction: float, message: str) -> None:
-    """The `Progress` of nobody who looks."""
+    """A `Progress` that does nothing."""
 
 
 def _unusable(name: str, why: str) -> InputError:
@@ -179,8 +181,9 @@ def check_count(value: Any, name: str, *, low: int = 1, high: int | None = None,
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise _unusable(name, f"must be a whole number, got {value!r}")
     number = int(value)
-    if number < low or (high is not None and number > high):
-        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+    most = 2**63 - 1 if high is None else high
+    if not low <= number <= most:
+        bounds = f"at least {low}" if high is None and number < low else f"between {low} and {most}"
         raise _unusable(name, f"must be {bounds}, got {number}" + (f"; {remedy}" if remedy else ""))
     return number
 
@@ -189,9 +192,12 @@ def check_number(
     value: Any, name: str, *, low: float, below: float = math.inf, high: float = math.inf, remedy: str = ""
 ) -> float:
     """Return ``value`` as a float within ``[low, high]`` and below ``below`` or raise an InputError that names both."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < below or float(value) > high:
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if number > _LARGEST:
+        high = min(high, _LARGEST)
+    if not low <= number < below or number > high:
         bounds = f"a number of at least {low:g}" + ("" if below == math.inf else f" and below {below:g}")
-        bounds += "" if high == math.inf else f" and at most {high:g}"
+        bounds += "" if high == math.inf else f" and at most {high:.3g}"
         raise _unusable(name, f"must be {bounds}, got {value!r}" + (f"; {remedy}" if remedy else ""))
     return float(value)
 
@@ -230,6 +236,48 @@ def check_state(state: Any, owner: object, keys: Iterable[str] = ()) -> None:
         raise InputError(f"the state has the keys {sorted(state)}, but not {missing}; {remedy}")
 
 
+@contextmanager
+def reading(source: object, remedy: str) -> Iterator[None]:
+    """Take apart what a file holds, which a stranger may have written: whatever does not fit is one InputError.
+
+    Errors of the system pass: they say nothing of the content.
+    """
+    try:
+        yield
+    except (VardassError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise InputError(f"{source} is damaged, or of another version of vardass ({why}); {remedy}") from error
+
+
+def check_tensor(
+    value: Any, name: str, shape: Sequence[int | None], *, low: float | None = None, high: float | None = None
+) -> Tensor:
+    """Return ``value`` from a state if it is a tensor of ``shape`` (None: any size) with entries that can be used.
+
+    With bounds that are whole numbers it holds int64 within them, else finite floats, none below ``low``.
+    """
+    whole = isinstance(high, int)
+    sizes = tuple("any" if size is None else size for size in shape)
+    if (
+        not isinstance(value, Tensor)
+        or value.layout != torch.strided
+        or (value.dtype != torch.int64 if whole else not value.is_floating_point())
+        or value.ndim != len(shape)
+        or any(size not in (None, actual) for size, actual in zip(shape, value.shape))
+    ):
+        what = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise _unusable(name, f"must be {'int64' if whole else 'floats'} of shape {sizes}, got {what}")
+    if value.numel():
+        least, most = value.min().item(), value.max().item()
+        fits = -math.inf < least <= most < math.inf and (low is None or least >= low)
+        if not fits or (high is not None and most > high):
+            bounds = f"{low} to {high}" if whole else "finite" + ("" if low is None else f" and at least {low}")
+            raise _unusable(name, f"must be {bounds}, got {least} to {most}")
+    return value
+
+
 def some_rows(x: Tensor, most: int = 1000) -> Tensor:
     """At most ``most`` rows, evenly spaced: the same ones of every data set of one size."""
     return x[:: -(-len(x) // most)]
@@ -244,15 +292,36 @@ def row_blocks(n: int, rows: int) -> Iterator[slice]:
 
 Value = TypeVar("Value", bound=str)
 
+_ALIASES = {  # what other libraries and papers call a setting
+    "penalty": "lambda lamda lambd trade_off tradeoff",
+    "lr": "learning_rate rate",
+    "steps": "iterations iters max_steps epochs",
+    "batch_size": "bs batchsize",
+    "network": "backbone encoder architecture",
+    "algorithm": "method",
+    "seed": "random_state random_seed",
+}
+_LONGEST_LIST = 240  # characters of names in a message
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that ``given`` is another word for, or else the most like it, if there is any."""
+    by_lower = {name.lower(): name for name in known}
+    word = str(given).lower()
+    named = [name for name in by_lower if word.replace("-", "_") in _ALIASES.get(name, "").split()]
+    near = named or difflib.get_close_matches(word, by_lower, n=1)
+    return by_lower[near[0]] if near else None
+
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     """Return an error for a name that is not among ``known``, with the nearest one as the remedy."""
     names = list(known)
-    by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(str(given).lower(), by_lower, n=1)
-    hint = f"did you mean {by_lower[near[0]]!r}? known: " if near else "choose one of "
-    message = f"unknown {kind} {given!r}; {hint}{', '.join(names) or 'none'}"
-    return InputError(message, field=kind if kind.isidentifier() else None)
+    near = nearest(given, names)
+    hint = f"did you mean {near!r}? known: " if near else "choose one of "
+    text = ", ".join(names) or "none"
+    if near and len(text) > _LONGEST_LIST:
+        text = text[:_LONGEST_LIST].rpartition(", ")[0] + f", ... ({len(names)} in all)"
+    return InputError(f"unknown {kind} {given!r}; {hint}{text}", field=kind if kind.isidentifier() else None)
 
 
 def choose(value: Value, kind: str, choices: Iterable[str], *, any_case: bool = False) -> Value:
@@ -321,7 +390,7 @@ def refuse_code(content: Any, source: object, *, trust_code: bool) -> None:
     elif isinstance(content, str) and _module_and_name(content.partition("+")[0]) is not None:
         raise InputError(
             f"{source} names code to be imported and run, {content!r}; if you trust that code, allow it with "
-            "--trust-code, in Python with trust_code=True"
+            "trust_code=True"
         )
 
 

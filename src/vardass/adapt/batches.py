@@ -24,7 +24,7 @@ from vardass.processes import iterate
 from vardass.refresh import extract_features
 from vardass.samplers import IndexBatch, MinibatchSampler
 from vardass.samplers.registry import find_sampler, make_sampler
-from vardass.validate import Progress
+from vardass.validate import Progress, check_count
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -258,8 +258,8 @@ class Stream:
         self.sampler.load_state_dict(state["sampler"])
         self._batches = None
         self._pending.batches.clear()
-        self._pending.delivered = state["delivered"]
-        self._pending.batches.extend(IndexBatch(**saved) for saved in state["pending"])
+        self._pending.delivered = check_count(state["delivered"], "delivered", low=0)
+        self._pending.batches.extend(IndexBatch.from_state(saved, self.sampler.n) for saved in state["pending"])
 
     def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:
         return DataLoader(
@@ -352,7 +352,7 @@ def training_streams(
             labels,
             sampler,
             algorithm,
-            workers=config.workers,
+            workers=config.pass_options["num_workers"],
             crop_seed=named_seed("crops", name, config.seed) if augmented else None,
         )
 

@@ -22,6 +22,7 @@ from vardass.adapt.networks import NETWORK_NAMES, pretrained_source
 from vardass.adapt.optimisation import PRECISIONS, SCHEDULE_NAMES, check_optimiser_options
 from vardass.adapt.selection import REGRESSION_SELECTION_NAMES, SELECTION_NAMES
 from vardass.adapt.strata_updater import ClassAligner
+from vardass.processes import count_cpus
 from vardass.samplers.registry import SAMPLER_NAMES
 from vardass.validate import check_count, check_flag, check_number, choose, unknown
 
@@ -102,8 +103,8 @@ class RunConfig(BaseModel):
 
     algorithm: Annotated[str, _checked(_known_algorithm)] = Field(
         "mmd",
-        description=f"How the network is adapted: {', '.join(ALGORITHM_NAMES)}; other combinations, such as "
-        "dann+els or cdan+e+sdat; or your own as package.module:Name.",
+        description=f"How the network is adapted: {', '.join(ALGORITHM_NAMES)}; others with +els (smoothed domain "
+        "labels), +e (entropy weights) or +sdat (flat minima), such as dann+els; or your own as package.module:Name.",
         json_schema_extra=_text(*ALGORITHM_NAMES),
     )
     algorithm_options: Options = Field(
@@ -117,9 +118,9 @@ class RunConfig(BaseModel):
     )
     sampler: Annotated[str, _checked(_own_or_known, known=SAMPLER_NAMES)] = Field(
         "balanced",
-        description=f"How batches of both domains are drawn: {', '.join(SAMPLER_NAMES)}, of which vardass is the "
-        "paper's; or your own as package.module:Name. balanced visits each sample once per epoch and needs no weights; "
-        "vardass adapt uses stratified with the option equal=True.",
+        description=f"How batches of both domains are drawn: {', '.join(SAMPLER_NAMES)}; or your own as "
+        "package.module:Name. balanced visits each sample once per epoch and needs no weights; vardass adapt uses "
+        "stratified with the option equal=True.",
         json_schema_extra=_text(*SAMPLER_NAMES),
     )
     sampler_options: Options = Field(default_factory=dict, description="Options of the sampler, such as solver.")
@@ -137,7 +138,7 @@ class RunConfig(BaseModel):
         description="Predict numbers instead of classes. The loss is their squared error, in units of the source's "
         "standard deviation. For erm, mmd, coral, dann and arm.",
     )
-    steps: Count = Field(3000, description="Batches to train on; 3,000 in the paper, which fine-tunes a ResNet-18.")
+    steps: Count = Field(3000, description="Batches to train on.")
     batch_size: Count = Field(32, description="Source samples in a batch, over all devices together.")
     batch_per_source: Flag = Field(
         False,
@@ -183,13 +184,13 @@ class RunConfig(BaseModel):
         int | Literal["growing"], _checked(_count_or_name, names=("growing",), low=0, remedy="0 never refreshes")
     ] = Field(
         "growing",
-        description="When to recompute strata: a number of steps between refreshes (100 in the paper; 0: never), or "
-        "growing: less and less often (12 refreshes in 2,000 steps, which did as well as 20 at fixed intervals).",
+        description="When to recompute strata: a number of steps between refreshes (0: never), or growing: less "
+        "and less often, 12 times in 2,000 steps.",
     )
     feature_source: Annotated[str, _one_of("bank", "full")] = Field(
         "bank",
         description="Features that strata are made from: bank stores those of the training batches; full makes a "
-        "pass over all samples at each refresh, as in the paper.",
+        "pass over all samples at each refresh.",
     )
     eval_every: Count = Field(100, description="Steps between evaluations.")
     checkpoint_every: Count = Field(500, description="Steps between checkpoints.")
@@ -197,9 +198,9 @@ class RunConfig(BaseModel):
     selection: Annotated[str, _one_of(*_SELECTIONS)] = Field(
         default_factory=lambda settings: _USUAL_SELECTION[settings.get("regression", False)],
         description="Score by which the model is chosen among the evaluations at full penalty. "
-        "information-maximisation (confident predictions that cover all classes) lost least in "
-        "benchmarks/results/adaptation.md; in a regression source-r2 is the default. domainbed is the paper's rule: "
-        "the first of the highest source accuracies. Only oracle reads target labels, for comparison.",
+        "information-maximisation: confident predictions that cover all classes; in a regression source-r2 is the "
+        "default. domainbed: the first of the highest source accuracies. Only oracle reads target labels, for "
+        "comparison.",
         json_schema_extra={"default": _USUAL_SELECTION[False]},
     )
     augment: Annotated[str, _one_of("none", "source", "both")] = Field(
@@ -278,7 +279,7 @@ class RunConfig(BaseModel):
         """Options of a forward pass over many samples, see ``extract_features``."""
         return {
             "batch_size": self.eval_batch_size,
-            "num_workers": self.workers,
+            "num_workers": min(self.workers, count_cpus()),  # the same results, whatever the number
             "autocast_dtype": PRECISIONS[self.precision],
         }
 

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, multiprocessing, nn
 from torch import distributed as dist
-from torch.multiprocessing.spawn import ProcessRaisedException, spawn
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vardass.errors import InputError, VardassError
-from vardass.processes import Peers, gather_rows, quiet_workers
+from vardass.processes import Peers, count_cpus, gather_rows, quiet_workers
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ def _kind_of_devices(config: RunConfig) -> str:
             field="devices",
         )
     kind = config.device if config.device != "auto" else "cuda" if there else "cpu"
+    if kind == "cpu" and count_cpus() < count:
+        raise InputError(
+            f"devices={count}, but this process may use {count_cpus()} CPUs; use devices={count_cpus()} or less",
+            field="devices",
+        )
     if kind == "cuda" and there < count:
         raise InputError(
             f"devices={count}, but torch sees {there} GPUs; use devices='auto', or device='cpu' for processes on the "
@@ -218,8 +223,21 @@ def run_in_processes(trainer: Trainer, folder: RunFolder, *, resume: bool, progr
                 running: Any = spawn(_run_one, given, nprocs=count, join=False)  # type: ignore[no-untyped-call]
             while not running.join(timeout=_REPORT_SECONDS):
                 hand_on()
-        except ProcessRaisedException as error:
+        except (ProcessRaisedException, ProcessExitedException) as error:
             hand_on()
+            ends = {rank: process.exitcode for rank, process in enumerate(running.processes)}
+            # one that raises ends with 1, and the others are terminated then
+            dead = [rank for rank, end in ends.items() if end not in (None, 0, 1, -signal.SIGTERM)]
+            if isinstance(error, ProcessExitedException):
+                dead = dead or [error.error_index]
+            if dead and not any(isinstance(each, InputError) for each in errors):
+                kept = "nothing was saved, as there is no folder"
+                if trainer.out is not None:
+                    kept = f"what was saved in {trainer.out} is whole: go on from it with resume=True (--resume)"
+                raise VardassError(
+                    f"process {dead[0]} of {count} died (exit code {ends[dead[0]]}), perhaps it was killed or out of "
+                    f"memory; {kept}"
+                ) from error
             raise (errors[0] if errors else error) from error
         finally:
             stop.set()

@@ -28,7 +28,7 @@ from vardass.data.from_paths import preparation
 from vardass.data.images import ImagePreprocessing
 from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, needs_extra
-from vardass.files import PathLike, as_path, atomic_write, check_replaceable, plain, write_output
+from vardass.files import PathLike, as_path, atomic_write, check_replaceable, parse_json, plain, write_output
 from vardass.validate import refuse_code
 
 MODEL_FILE = "model.safetensors"
@@ -324,10 +324,10 @@ def _read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{file} is not a whole safetensors file, so not a model: {error}; pass {MODEL_FILE} of a run's folder"
         ) from None
     try:
-        about = json.loads(header or "{}")
+        about = parse_json(header or "{}")
         _Description.model_validate(about)
-    except (json.JSONDecodeError, RecursionError) as error:
-        why = f"its description is not JSON ({error})"
+    except InputError as error:
+        why = f"its description cannot be read: {error}"
     except ValidationError as error:
         whole = isinstance(about, dict) and {"config", "own_parts", "backbone"} <= about.keys()
         why = f"its {as_input_error(error)}" if whole else "it was not written by this version of vardass"

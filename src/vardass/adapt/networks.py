@@ -159,7 +159,7 @@ class MLPFeaturiser(nn.Sequential):
     def __init__(self, input_shape: Sequence[int], *, hidden: Sequence[int] = (128, 64)) -> None:
         if not hidden:
             raise InputError("hidden must name at least one layer width, got none; use hidden=(128, 64)")
-        widths = [math.prod(input_shape), *(check_count(width, "a width in hidden") for width in hidden)]
+        widths = [math.prod(input_shape), *(check_count(width, "a width in hidden", high=_WIDEST) for width in hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -230,6 +230,7 @@ _BUILDERS: Registry[Callable[..., nn.Module]] = Registry(
     base=nn.Module,
     own=("class", "function"),
 )
+_WIDEST = 2**20  # of a layer: two such fill a terabyte
 _OF_ALL = ("seed", "bottleneck", "freeze_backbone", "freeze_bn", "dropout")
 
 NETWORK_NAMES = tuple(_BUILDERS)
@@ -301,7 +302,7 @@ def make_network(
     shape = tuple(check_count(size, "a size in input_shape") for size in input_shape)
     check_outputs(num_classes, regression=regression)
     if bottleneck is not None:
-        check_count(bottleneck, "bottleneck")
+        check_count(bottleneck, "bottleneck", high=_WIDEST)
     build = _builder(spec, num_classes)
     if isinstance(spec, nn.Module):
         spec = type(spec).__name__

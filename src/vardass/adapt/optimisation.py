@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from vardass.adapt.algorithms import Algorithm
 from vardass.errors import InputError
-from vardass.validate import check_number, choose
+from vardass.validate import check_number, check_tensor, choose
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -80,7 +80,10 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
         if role == "discriminator":
             lr = options.get("discriminator_lr", lr)
             decay = options.get("discriminator_weight_decay", decay)
-        groups = [{"params": group, "lr": lr * factor} for factor, group in by_factor.items()]
+        groups = [
+            {"params": group, "lr": check_number(lr * factor, "lr times its factor in lr_multipliers", low=0.0)}
+            for factor, group in by_factor.items()
+        ]
         if config.optimiser == "sgd":
             momentum = options.get("momentum", 0.9)
             return SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, weight_decay=decay)
@@ -90,6 +93,21 @@ def make_optimisers(config: RunConfig, algorithm: Algorithm) -> dict[str, Optimi
         return Adam(groups, lr=lr, betas=(first, second), weight_decay=decay)
 
     return {role: optimiser(role, list(parameters)) for role, parameters in roles.items()}
+
+
+def load_optimiser(optimiser: Optimizer, state: dict[str, Any]) -> None:
+    """Restore an optimiser from a checkpoint, if it has its settings and fits its parameters."""
+    for group, saved in zip(optimiser.param_groups, state["param_groups"], strict=True):
+        differing = [name for name in group if name not in ("params", "lr") and group[name] != saved[name]]
+        if differing:
+            raise InputError(f"the checkpoint's optimiser has another {differing[0]}; resume with the same settings")
+    optimiser.load_state_dict(state)
+    names = {"momentum_buffer"} if isinstance(optimiser, SGD) else {"step", "exp_avg", "exp_avg_sq"}
+    for parameter, values in optimiser.state.items():
+        if set(values) != names:
+            raise ValueError(f"an optimiser with {sorted(values)} of a parameter")
+        for name, value in values.items():
+            check_tensor(value, name, () if name == "step" else parameter.shape, low=0.0 if name == "step" else None)
 
 
 # --- learning rates by step ---------------------------------------------------------------------------

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from vardass.data.images import IMAGENET, ImagePreprocessing
-from vardass.errors import InputError, needs_extra
+from vardass.errors import InputError, VardassWarning, needs_extra
+from vardass.validate import shorten
 
 RESNET18 = "microsoft/resnet-18"
 _HUB = "https://huggingface.co"
@@ -58,9 +61,10 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
     """
     if not Path(source).expanduser().is_dir() and source.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {source!r}; pass a folder saved with save_pretrained, or a hub name")
-    load = partial(_transformers().AutoModel.from_pretrained, trust_remote_code=False)
+    load = partial(_transformers().AutoModel.from_pretrained, trust_remote_code=False, output_loading_info=True)
     try:
-        model = _from_disk_or_hub(load, source, local_files_only)
+        with _without_report():
+            model, info = _from_disk_or_hub(load, source, local_files_only)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
@@ -68,6 +72,13 @@ def transformers_model(source: str, input_shape: Sequence[int], *, local_files_o
             "saved with save_pretrained ('resnet18-random' needs no download)"
         ) from error
     _known_type(model.config.model_type)  # else the trained model could not be loaded again
+    if missing := sorted(info["missing_keys"]):
+        warnings.warn(
+            f"the backbone {source!r} has no values for {shorten(missing)}, which are random now; give a folder that "
+            "was saved from a model of this kind",
+            VardassWarning,
+            stacklevel=2,
+        )
     preprocessing = backbone_preprocessing(source, local_files_only=local_files_only)
     channels = getattr(model.config, "num_channels", None)
     if channels is not None and (len(input_shape) != 3 or input_shape[0] != channels):
@@ -144,6 +155,21 @@ def _check_sizes(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> No
         is_depth = re.search("layer|depth|block|stage", name)
         if counts and (sum(counts) > len(weights) if is_depth else max(counts) > most):
             raise InputError(f"the file describes a backbone with {name} {value}, more than its weights; train again")
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Without what transformers prints of the weights that it has loaded, such as those of a head without use here."""
+    logging = _transformers().utils.logging
+    before, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if has_bar:
+            logging.enable_progress_bar()
 
 
 def _from_disk_or_hub(load: Callable[..., Any], source: str, local_files_only: bool) -> Any:

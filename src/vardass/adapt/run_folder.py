@@ -20,6 +20,7 @@ from vardass.data.domains import Kind
 from vardass.errors import InputError, VardassError
 from vardass.files import atomic_write, check_replaceable, is_own, read_json, write_output, write_text
 from vardass.refresh import Timer
+from vardass.validate import check_count, check_tensor, reading
 
 CHECKPOINT_FILE = "checkpoint.pt"
 CONFIG_FILE = "config.json"
@@ -72,7 +73,12 @@ class RunFolder:
         """Read the checkpoint's state."""
         if not resume:
             raise InputError(f"{self.path} already holds a run; resume it, or choose another folder")
-        content = load_checkpoint(self.path / CHECKPOINT_FILE)
+        file = self.path / CHECKPOINT_FILE
+        with reading(file, "put a copy of it in its place, or start over in another folder"):
+            return self._of_these_settings(load_checkpoint(file), config)
+
+    def _of_these_settings(self, content: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+        """The state in a checkpoint, if it is of a run with this configuration."""
         # a rate that falls to 0 at the last step depends on where that is
         may_change = [name for name in _MAY_CHANGE if name != "steps" or config.lr_schedule != "cosine"]
         # options last: their defaults may follow from the other settings
@@ -271,8 +277,11 @@ class History:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._sums = {name: value.to(self.device) for name, value in state["sums"].items()}
-        self._counts, self.strata_log, self.metrics = state["counts"], state["strata_log"], state["metrics"]
+        self._sums = {name: check_tensor(value, name, ()).to(self.device) for name, value in state["sums"].items()}
+        self._counts = {name: check_count(state["counts"][name], name) for name in self._sums}
+        self.strata_log = {name: float(value) for name, value in state["strata_log"].items()}
+        self.metrics = [dict(line) for line in state["metrics"]]
+        json.dumps(self.metrics)  # they are written again
 
 
 class TensorBoardLog:

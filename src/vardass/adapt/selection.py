@@ -22,7 +22,7 @@ from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.losses import mmd2
 from vardass.samplers.class_alignment import ALIGNMENT_KERNEL
-from vardass.validate import as_labels, some_rows
+from vardass.validate import as_labels, check_count, some_rows
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -100,8 +100,13 @@ class ModelChoice:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.step, self.score = state["step"], state["score"]
-        self._seen = [(each["step"], Verdict(each["score"], each["errors"])) for each in state["seen"]]
+        seen = [(each["step"], Verdict(each["score"], each["errors"])) for each in state["seen"]]
+        chosen = [] if state["step"] is None else [(state["step"], Verdict(state["score"]))]
+        for step, verdict in (*seen, *chosen):
+            check_count(step, "step")
+            if not isinstance(verdict.score, float | int) or not isinstance(verdict.errors, Tensor | None):
+                raise TypeError(f"a score of type {type(verdict.score).__name__}, or errors that are no tensor")
+        self.step, self.score, self._seen = state["step"], state["score"], seen
 
 
 # --- scores on held-out data --------------------------------------------------------------------------

@@ -201,7 +201,7 @@ class StrataUpdater:
         if find_sampler(self.config.sampler).of_inputs:
             for stream in self.streams.values() if self.processes.is_first else ():
                 with self.account("solver"):
-                    stream.sampler.refresh(stream.inputs.flat(workers=self.config.workers))
+                    stream.sampler.refresh(stream.inputs.flat(workers=self.config.pass_options["num_workers"]))
             self._send_strata()
 
     def _other_domain(self, step: int) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import tempfile
@@ -19,8 +20,8 @@ from vardass.adapt.batches import Draw, Inputs, embed, recorded_features, take_o
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import Processes, deferred_interrupt, join_processes, pick_device, run_in_processes
 from vardass.adapt.model import MODEL_FILE, RunResult, build_algorithm, require_safetensors, save_model, types_of
-from vardass.adapt.optimisation import ScaledOptimiser, Schedule, make_optimisers
-from vardass.adapt.run_folder import History, RunFolder, TensorBoardLog
+from vardass.adapt.optimisation import ScaledOptimiser, Schedule, load_optimiser, make_optimisers
+from vardass.adapt.run_folder import CHECKPOINT_FILE, History, RunFolder, TensorBoardLog
 from vardass.adapt.selection import Evaluator, ModelChoice
 from vardass.adapt.strata_updater import StrataUpdater
 from vardass.data.domains import Domain
@@ -28,7 +29,7 @@ from vardass.data.splits import TaskSplits, named_seed, seed_generators
 from vardass.errors import InputError, VardassError
 from vardass.refresh import Timer
 from vardass.samplers import MinibatchSampler
-from vardass.validate import Progress
+from vardass.validate import Progress, check_count, reading
 
 
 class Trainer:
@@ -314,7 +315,7 @@ class Trainer:
         alone = self._starts_processes or self.processes.count == 1
         if self.step < self.config.steps and self.processes.is_first and alone:
             kept = "nothing was saved, as there is no folder" if self.out is None else f"all is saved in {self.out}"
-            message = f"stopped after step {self.step} of {self.config.steps}; {kept}; resume=True (--resume) continues"
+            message = f"stopped after step {self.step} of {self.config.steps}; {kept}; resume it to continue"
             print(message, file=sys.stderr, flush=True)
 
     # --- state ----------------------------------------------------------------------------------------
@@ -338,22 +339,30 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        source = "the state" if self.folder is None else self.folder.path / CHECKPOINT_FILE
+        with reading(source, "put a copy of it in its place, or start over in another folder"):
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         if state["own_parts"] != self.own_parts:
             raise InputError(
                 f"the run had {_shown(state['own_parts'])} of its own, this trainer has {_shown(self.own_parts)}; give "
                 "the trainer the same kinds of objects, or choose another folder"
             )
-        self.algorithm.load_state_dict(state["algorithm"])
+        self._kept = state["kept"]
+        for weights in (self._kept, state["algorithm"]):  # those that are kept have to fit too
+            if weights is not None or weights is state["algorithm"]:
+                self.algorithm.load_state_dict(weights)
         self.algorithm.load_extra_state(state.get("algorithm_extra", {}))
         for role, optimiser in self.optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][role])
+            load_optimiser(optimiser, state["optimisers"][role])
         self.scaler.load_state_dict(state["scaler"])
         for name, stream in self.streams.items():
             stream.load_state_dict(state["streams"][name])
         for name, bank in self.strata.banks.items():
             bank.load_state_dict(state["banks"][name])
         self.strata.refresher.load_state_dict(state["refresher"])
-        self.step, self._kept = state["step"], state["kept"]
+        self.step = check_count(state["step"], "step", low=0)
         self.choice.load_state_dict(state["choice"])
         self.history.load_state_dict(state)
 
@@ -401,3 +410,62 @@ def _noting(progress: Progress | None, asked_to_stop: list[bool]) -> Progress | 
             asked_to_stop.append(True)
 
     return noting
+
+
+# --- how long a run will take -----------------------------------------------------------------------------
+
+_FEW = 4  # samples of a domain in the first batch that is timed
+_QUICK = 1.0  # seconds of a whole batch: where it takes less, whole ones are timed too
+_PLAIN: dict[str, Any] = {  # batches that need no pass over all samples
+    "sampler": "uniform",
+    "sampler_options": {},
+    "class_shares": "none",
+    "class_options": {},
+    "batch_per_source": False,
+    "target_batch_size": None,
+    "cache_embeddings": False,
+    "selection": "last",
+    "steps": 1,
+    "tensorboard": False,
+    "devices": 1,
+    "workers": 0,
+}
+
+
+def seconds_needed(config: RunConfig, splits: TaskSplits) -> float:
+    """Estimate of the seconds of a run from a step on a few samples, before anything that takes long has begun.
+
+    Included are steps, evaluations and the first features of all samples; for samples that take long, which this is
+    made for, solver and refreshes are a small part.
+    """
+    sizes = [config.batch_size, config.target_batch_size or config.batch_size]
+    if config.batch_per_source:
+        sizes[0] *= len(set(splits.source_train.domain_ids.tolist()))
+    fewest = min(*sizes, len(splits.source_train), len(splits.target_unlabelled))
+    step, forward = _timed(config, splits, few := min(_FEW, fewest))
+    if step / few * sum(sizes) / 2 < _QUICK:  # a small batch takes more time for a sample, as does the first of all
+        step, forward = _timed(config, splits, few := fewest)
+    steps = config.steps * step / few * sum(sizes) / 2
+    trained = len(splits.source_train) + len(splits.target_unlabelled)
+    scored = len(splits.source_val) + (len(splits.target_val) or len(splits.target_unlabelled))
+    return steps + forward * (trained + scored * math.ceil(config.steps / config.eval_every))
+
+
+def _timed(config: RunConfig, splits: TaskSplits, size: int) -> tuple[float, float]:
+    """Seconds of a step on ``size`` samples of each domain, and of a forward pass of one sample."""
+    some, none = torch.arange(size), torch.arange(0)
+    few = TaskSplits(
+        source_train=splits.source_train.subset(some),
+        source_val=splits.source_train.subset(none),
+        target_unlabelled=splits.target_unlabelled.subset(some),
+        target_test=splits.target_test.subset(none),
+        target_val=splits.target_val.subset(none),
+    )
+    trainer = Trainer(config.changed(**_PLAIN, batch_size=size), few)
+    with torch.random.fork_rng(devices=[trainer.device] if trainer.device.type == "cuda" else []):
+        trainer.strata.begin()
+        trainer.algorithm.train()
+        trainer._one_step()
+        trainer._evaluate()
+    spent = trainer.account.seconds
+    return spent["training"] + spent["drawing"], spent["evaluation"] / size

@@ -158,8 +158,8 @@ class Diagnosis:
         """One line for the end of a run."""
         shares = ", ".join(f"{_percent(effect.contraction)} with {effect.name}" for effect in self.samplers)
         return (
-            f"of the mean {self.loss.upper()} in batches of {self.batch_size} finite-batch bias is {shares} draws; any "
-            f"strata leave at least {_percent(self.irreducible)} of a uniform batch's variance"
+            f"of the mean {self.loss.upper()} in batches of {self.batch_size}, {shares} draws comes from their small "
+            f"size (less is better); no strata can remove more than {_percent(1.0 - self.irreducible)} of the variance"
         )
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ class Diagnosis:
         lines += [
             f"  {sizes} samples{looked_at}, batches of {self.batch_size}, {self.batches_per_epoch:,} an epoch",
             f"  {loss} {self.discrepancy:.3g}; spread of the features {self.spread:.2g} (0 all alike, 1 all apart)",
-            f"  any strata leave at least {_percent(self.irreducible)} of a uniform batch's variance",
+            f"  no strata can remove more than {_percent(1.0 - self.irreducible)} of a uniform batch's variance",
         ]
         for part in self.parts if len(self.parts) > 1 else ():
             lines.append(

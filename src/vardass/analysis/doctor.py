@@ -44,7 +44,7 @@ def diagnose(
     source: ArrayLike,
     target: ArrayLike,
     *,
-    labels: ArrayLike | None = None,
+    labels: ArrayLike | Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
     loss: str | MMDLoss | CORALLoss = "mmd",
     batch_size: int = 32,
@@ -66,7 +66,7 @@ def diagnose(
     ----------
     source, target : array of shape (n_s, d) and (n_t, d)
         Features as the discrepancy sees them: those of the network in training, or embeddings.
-    labels : integer array of shape (n_s,), optional
+    labels : array of shape (n_s,) of integers or texts, optional
         Classes of the source; without them the task's gradient and class shares are not reported.
     class_names : sequence of str, optional
         Names of the classes 0, 1, ...; by default the labels themselves.
@@ -106,7 +106,8 @@ def diagnose(
     x, y = as_domains(source, target)
     known, names = None, class_names
     if labels is not None:
-        known, names = _positions(as_labels(labels, len(x)).to(x.device), head, class_names)
+        numbers, class_names = _numbered(labels, class_names)
+        known, names = _positions(as_labels(numbers, len(x)).to(x.device), head, class_names)
     penalty = check_number(penalty, "penalty", low=0.0)
     batches = check_count(batches, "batches", low=2, remedy="a variance needs two values")
     max_rows = check_count(max_rows, "max_rows", low=2)
@@ -239,6 +240,15 @@ def _top_share(matrix: Tensor) -> float:
 
 
 # --- classes and the task ----------------------------------------------------------------------------------
+
+
+def _numbered(labels: Any, names: Sequence[str] | None) -> tuple[Any, Sequence[str] | None]:
+    """Labels that are texts as positions in ``names``, by default all texts that occur; others as they are."""
+    array: Any = None if isinstance(labels, Tensor) else np.asarray(labels)
+    if array is None or array.ndim != 1 or not all(isinstance(label, str) for label in array.tolist()):
+        return labels, names
+    texts = sorted(set(array.tolist())) if names is None else list(names)
+    return np.array([texts.index(choose(label, "label", texts)) for label in array.tolist()]), texts
 
 
 def _positions(labels: Tensor, head: Head | None, names: Sequence[str] | None) -> tuple[Tensor, Sequence[str] | None]:

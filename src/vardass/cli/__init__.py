@@ -46,20 +46,29 @@ def _run(arguments: Sequence[str] | None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import typer
 
-    from vardass.cli.app import app
+    from vardass.cli.app import app, in_options, nearest_option
+
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    command = next((word for word in typed if not word.startswith("-")), None)
+
+    def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if issubclass(category, VardassWarning):
+            print("warning:", _line(in_options(str(message), command)), file=sys.stderr)
+        else:
+            print(warnings.formatwarning(message, category, *rest[:2]), end="", file=sys.stderr)
 
     # typer builds on click or carries a copy of it: this finds the class either way
     usage_error: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = show_warning
             warnings.simplefilter("always", VardassWarning)  # whichever module it is about
             code = app(args=arguments, prog_name="vardass", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", code=130)
     except VardassError as error:
-        return _fail(str(error))
+        return _fail(in_options(str(error), command, getattr(error, "field", None)))
     except (MemoryError, RuntimeError) as error:
         if str(error).startswith("Symlink loop"):  # as pathlib says it
             return _fail(f"{error} of the file system: its symbolic links form a loop; choose another path")
@@ -70,16 +79,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         where = "" if error.filename is None else f" at {error.filename}"
         return _fail(f"{error.strerror or error}{where}; check disk space and permissions")
     except usage_error as error:
-        message = error.format_message().strip().rstrip(".") + _value_of(error, arguments)
+        message = error.format_message().strip().rstrip(".") + _value_of(error, typed)
+        near = nearest_option(getattr(error, "option_name", ""), command)
+        message = message.partition(" (Possible options")[0] + (f"; did you mean {near}?" if near else "")
         # without any argument the help was printed and there is nothing to add
-        return _fail(f"{message}; see vardass --help") if message else 2
+        return _fail(f"{message}; see vardass {f'{command} ' if near else ''}--help") if message else 2
 
 
-def _value_of(error: Any, arguments: Sequence[str] | None) -> str:
+def _value_of(error: Any, typed: Sequence[str]) -> str:
     """What was given for the option of an error, if its message does not say."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     flags = getattr(getattr(error, "param", None), "opts", ())
-    values = [value for flag, value in pairwise(given) if flag in flags]
+    values = [value for flag, value in pairwise(typed) if flag in flags]
     return f", got {values[-1]!r}" if values and repr(values[-1]) not in error.format_message() else ""
 
 
@@ -92,10 +102,3 @@ def _fail(message: str, *, code: int = 2) -> int:
 
 def _line(message: str) -> str:
     return plain_text(brief(" ".join(message.split())))
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
-    if issubclass(category, VardassWarning):
-        print("warning:", _line(str(message)), file=sys.stderr)
-    else:
-        print(warnings.formatwarning(message, category, *rest[:2]), end="", file=sys.stderr)

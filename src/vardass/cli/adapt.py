@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -26,21 +26,21 @@ from vardass.adapt.run_folder import (
     read_data_file,
 )
 from vardass.adapt.selection import SCORE_NAMES
-from vardass.adapt.trainer import Trainer
+from vardass.adapt.trainer import Trainer, seconds_needed
 from vardass.backend import one_thread
 from vardass.cli.doctor import NETWORKS, short_form
 from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import REPORT_FILE, RESULT_FILE, Summary, print_summary, write_report
-from vardass.cli.terminal import note, print_json, print_lines, progress_bar, tell_time, time_text
+from vardass.cli.terminal import note, print_json, print_lines, progress_bar, tell_if_long, tell_time, time_text
 from vardass.data.domains import Kind, Task
 from vardass.data.embedding_tasks import standardise_task
-from vardass.data.from_paths import KINDS, find_kind, preparation, task_from_paths
+from vardass.data.from_paths import KINDS, columns_text, find_kind, preparation, task_from_paths
 from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
 from vardass.data.splits import SPLITS, TaskSplits, split_task
-from vardass.errors import InputError
+from vardass.errors import InputError, VardassError
 from vardass.files import (
     HOLDER_FILE,
     LOCK_FILE,
@@ -83,7 +83,6 @@ Standardise = Annotated[
     bool | None,
     _data(
         "--standardise/--no-standardise",
-        "--standardize/--no-standardize",
         text=r"Standardise columns of embeddings with source statistics, robustly and with clipping \[yes].",
     ),
 ]
@@ -169,7 +168,8 @@ def adapt(
         scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
         measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
         learnt = splits.source_train.known_labels()
-        _show(Summary(task.name, result, predictions, scores, measured_on, learnt, doctor), out, data, as_json)
+        columns = columns_text(task.target)
+        _show(Summary(task.name, result, predictions, scores, measured_on, learnt, doctor, columns), out, data, as_json)
 
 
 @with_run_options
@@ -249,6 +249,7 @@ def tasks(
 
 _EPOCHS, _LEAST_STEPS = 60, 600
 _BOTTLENECK = 256  # as in TLlib
+_SAME_TIME = 1.5  # factor between two estimates of which the second is not told
 
 
 def recommended_for(task: Task, settings: dict[str, Any], out: Path, *, resume: bool) -> RunConfig:
@@ -257,7 +258,7 @@ def recommended_for(task: Task, settings: dict[str, Any], out: Path, *, resume: 
     When the penalty rises and classes are aligned depends on the steps, and cannot change in the middle of a run. Where
     a step takes long, files on a CPU, few samples get fewer of them: 60 epochs, but at least 600 steps.
     """
-    begun = read_json(out / CONFIG_FILE).get("steps") if resume else None
+    begun = read_json(out / CONFIG_FILE, lenient=True).get("steps") if resume else None
     begun = begun if isinstance(begun, int) and begun >= 1 else None
     options = settings.get("network_options", {})
     if options.get("freeze_backbone"):  # without a layer that learns no discrepancy could move the features
@@ -312,7 +313,13 @@ def _run(
     trainer = _made(Trainer, config, splits, out) if adaptation is None else adaptation.trainer
     make_folder(out)
 
+    told = 0.0
+
     def tell(seconds: float) -> None:
+        nonlocal told
+        if told / _SAME_TIME < seconds < told * _SAME_TIME:
+            return
+        told = seconds
         shorter = f"; --steps {config.steps // 4} takes a quarter of that" if seconds > 120.0 else ""
         note(f"about {time_text(seconds)} for {config.steps:,} steps on {trainer.device}{shorter}{hint}")
 
@@ -332,9 +339,15 @@ def _run(
                 write_output(out / DATA_FILE, json.dumps(data, indent=2) + "\n", RUN)
         # networks on embeddings are small: one thread is as fast, and several times faster where others work too
         with one_thread() if data["kind"] == "features" else nullcontext(), progress_bar() as progress:
+            if data["kind"] != "features" and not RunFolder(out).has_checkpoint:
+                with suppress(VardassError):  # the run itself will say so
+                    reference = None if adaptation is None else adaptation.reference
+                    beside = 0.0 if reference is None else 0.5 * reference.config.steps / config.steps  # one domain
+                    tell_if_long((1.0 + beside) * seconds_needed(config, splits), tell)
             timed = tell_time(progress, tell)
             result = (adaptation or trainer).run(resume=resume, progress=report)
         if result.interrupted:  # the trainer has said where
+            note("the same command with --resume continues")
             raise typer.Exit(130)
         if not has_stepped:
             note(f"nothing left to do: the run in {out} has done all of its {config.steps:,} steps")

@@ -25,12 +25,13 @@ from vardass.adapt.selection import outputs
 from vardass.analysis.sampler_noise import variance_report
 from vardass.backend import one_thread
 from vardass.cli.adapt import adapt
-from vardass.cli.embeddings import make_folder
+from vardass.cli.embeddings import check_folder, make_folder
 from vardass.cli.stratify import stratify
 from vardass.cli.terminal import progress_bar
 from vardass.data import load_watch, standardise, watch_domains
 from vardass.data.from_paths import domain_from_path
-from vardass.files import write_output
+from vardass.errors import InputError
+from vardass.files import OUTPUTS_FILE, write_output
 from vardass.samplers.registry import make_sampler
 from vardass.validate import check_count
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from vardass.table import Average
 
 _PRESET = "demo"
+_STRATIFIED, _NOISE_FILE = "right-wrist.npy", "noise.json"
 _PAIRS = 4  # source-target pairs of the preset
 _SHOWN_K = 64
 _NOISE_BATCHES = 300
@@ -52,7 +54,7 @@ _NOTES = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for data, strata, runs, numbers and the page.")],
+    out: Annotated[Path, typer.Option(help="Folder for data, strata, runs, numbers and the page.")] = Path("demo"),
     repeats: Annotated[int, typer.Option(help="Runs to average, each with its own seed.")] = 3,
     steps: Annotated[int, typer.Option(help="Steps of each training run.")] = 600,
     pairs: Annotated[int, typer.Option(help=f"Source-target pairs to train on, 1 to {_PAIRS}.")] = _PAIRS,
@@ -72,6 +74,7 @@ def demo(
     check_count(pairs, "--pairs", high=_PAIRS)
     if jobs is not None:
         check_count(jobs, "--jobs")
+    _check_out(out)
     sweep = load_sweep(_PRESET, repeats=repeats, settings={"steps": steps})
     tasks = list(dict.fromkeys(run.task for run in sweep.runs()))[:pairs]
     runs = [run for run in sweep.runs() if run.task in tasks]
@@ -80,7 +83,7 @@ def demo(
 
     with one_thread():
         console.rule("vardass stratify: smart-watch data, right wrist, 10 people, 7 exercises")
-        stratify([str(data / "right-wrist.npy")], _SHOWN_K, gammas="1", scale="median")
+        stratify([str(data / _STRATIFIED)], _SHOWN_K, gammas="1", scale="median")
         console.rule("vardass adapt: other wrist, other people")
         noise = _adapt_and_measure(runs, data, out / "adapt", console)
     console.rule("vardass sweep demo: training with each sampler")
@@ -96,6 +99,16 @@ def demo(
     _show_results(out, noise, setting, console)
 
 
+def _check_out(out: Path) -> None:
+    """Refuse a folder with anything but an earlier demo, whose files are replaced."""
+    check_folder(out)
+    data = {_STRATIFIED, *(f"{name}.npz" for name in watch_domains()), Path(_STRATIFIED).stem + ".strata.npz"}
+    for folder, own in ((out, {"data", "adapt", "sweep", _NOISE_FILE}), (out / "data", data)):
+        entries = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        if foreign := [name for name in entries if name not in (*own, OUTPUTS_FILE)]:
+            raise InputError(f"--out {out} holds {foreign[0]!r}, which is not of a demo; choose a new or empty folder")
+
+
 def _write_data(out: Path) -> Path:
     """Files as a user would have them: features of one wrist, and features with labels of each domain."""
     folder = out / "data"
@@ -107,7 +120,7 @@ def _write_data(out: Path) -> Path:
         save(packed, *values, **arrays)
         write_output(folder / name, packed.getvalue(), "demo")
 
-    write("right-wrist.npy", np.save, standardise(watch.features[watch.side == 1]).numpy())
+    write(_STRATIFIED, np.save, standardise(watch.features[watch.side == 1]).numpy())
     names = np.array(watch.class_names)
     for domain, (features, labels) in watch_domains().items():
         write(f"{domain}.npz", np.savez, x=features.numpy(), labels=names[labels.numpy()])
@@ -204,8 +217,8 @@ def _show_results(out: Path, noise: Noise, setting: str, console: Console) -> No
     console.print(_NOTES)
     console.print()
     console.print(render(make_tables(results, "splits"), "text"), soft_wrap=True, markup=False)
-    write_output(out / "noise.json", json.dumps(noise, indent=2) + "\n", "demo")
-    written = [write_page(out / "sweep"), out / "noise.json", out / "sweep"]
+    write_output(out / _NOISE_FILE, json.dumps(noise, indent=2) + "\n", "demo")
+    written = [write_page(out / "sweep"), out / _NOISE_FILE, out / "sweep"]
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True, markup=False)
 
 

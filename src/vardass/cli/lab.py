@@ -18,7 +18,7 @@ from vardass.cli.terminal import print_lines, progress_bar, time_text
 from vardass.errors import InputError, VardassError
 from vardass.files import check_replaceable, write_output
 from vardass.plots import require_matplotlib
-from vardass.processes import count_cpus
+from vardass.processes import count_workers
 from vardass.table import FORMATS, plain_text, render
 from vardass.validate import choose
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vardass.lab.record import RunSpec
     from vardass.lab.sweep import Status, SweepResult
 
-_JOBS = "Concurrent runs; default: number of CPUs. Each run uses one thread."
+_JOBS = "Concurrent runs; by default, and at most, one for each CPU. Each run uses one thread."
 _ENGINE = "local: processes on this machine. ray: the Ray cluster at RAY_ADDRESS, or a local Ray."
 _ROOT = "NAME=DIR: folder of the data set NAME of the specification; repeatable."
 _SET = "key=value for all runs, such as steps=100; repeatable."
@@ -82,7 +82,7 @@ def sweep(
     runs = asked.runs()
     if dry_run:
         print_lines(asked.describe())
-        print(_time_needed(runs, jobs or count_cpus()))
+        print(_time_needed(runs, count_workers(jobs)))
         if out is not None:
             names = {spec.run_id for spec in runs}
             records = read_records(out) if record_files(out) else []

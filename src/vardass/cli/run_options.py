@@ -16,6 +16,7 @@ from rich.markup import escape
 from vardass.adapt.config import RunConfig
 from vardass.adapt.run_folder import CONFIG_FILE
 from vardass.errors import InputError
+from vardass.files import parse_json
 from vardass.validate import choose, refuse_code
 
 DATA_PANEL = "Data and files"
@@ -33,7 +34,7 @@ _OWNED = {"algorithm": "algorithm_options", "sampler": "sampler_options", "netwo
 # where a command knows better than ``RunConfig``, whose network is not made for the data
 _DEFAULTS: dict[str, Any] = {"cache_embeddings": "auto"}
 _SHOWN = {
-    "network": "the paper's choice for its data sets, else a small network",
+    "network": "a small network for the kind of data",
     "penalty": "1",
 }
 # where adapt has the settings of ``RunConfig.recommended``
@@ -187,7 +188,7 @@ def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:
     file = file / CONFIG_FILE if file.is_dir() else file
     try:
         text = file.read_text(encoding="utf-8-sig")
-        found = json.loads(text) if file.suffix == ".json" else parse_yaml(text)
+        found = parse_json(text) if file.suffix == ".json" else parse_yaml(text)
         if not isinstance(found, dict):
             raise InputError(f'it must hold settings by name, like {{"steps": 100}}, got type {type(found).__name__}')
         refuse_code(found, "it", trust_code=trust_code)
@@ -196,10 +197,6 @@ def _read_config(file: Path, trust_code: bool) -> dict[str, Any]:
         raise InputError(f"--config {file} cannot be read: {error.strerror}; give a file of settings") from None
     except UnicodeDecodeError as error:
         raise InputError(f"--config {file} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"--config {file} is not JSON in line {error.lineno}: {error.msg}; fix it") from None
-    except RecursionError:
-        raise InputError(f"--config {file} is nested too deeply to be read; give a file of settings") from None
     except InputError as error:
         raise InputError(f"--config {file}: {error}") from None
     return found

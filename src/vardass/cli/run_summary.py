@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from vardass.adapt.algorithms import algorithm_options
 from vardass.adapt.model import RunResult
 from vardass.adapt.run_folder import RUN
 from vardass.adapt.selection import FIRST_BEST, SCORE_NAMES
@@ -23,10 +25,10 @@ from vardass.table import markdown, quote_markdown
 
 _TOO_MANY = 0.3  # of the predictions, beyond the share of that class in the source
 REPORT_FILE, RESULT_FILE = "report.md", "result.json"
-_SCORES = {
-    "target_entropy": "target entropy, nats (lower = more confident)",
-    "target_information": "target information, nats (higher = better)",
-    "mmd": "MMD² of held-out features (lower = better)",
+_SCORES = {  # what a number is called, and which way is good
+    "target_entropy": ("target entropy", "of at most {most:.3g}; lower = more confident predictions"),
+    "target_information": ("target information", "of at most {most:.3g}; higher = confident, and of all classes"),
+    "mmd": ("MMD² of held-out features", "(lower = source and target are more alike)"),
 }
 _KEPT = {
     "vote": "the adapted model, by a vote of class structure in the inputs and the features of both models",
@@ -48,12 +50,14 @@ class Summary:
     measured_on: str  # which samples of the target
     source_labels: Tensor  # (n,), those trained on
     doctor: str | None  # the short diagnosis of the chosen model, where it was made
+    columns: str | None = None  # of embeddings
 
     def rows(self) -> list[tuple[str, str]]:
         """Names and values, in the order of importance."""
         result = self.result
         config, line = result.config, self._selected()
         rows = [
+            *([] if self.columns is None else [("features", self.columns)]),
             ("algorithm, sampler, network", f"{config.algorithm}, {config.sampler}, {config.network}"),
             ("steps", f"{result.step:,} of {config.steps:,}"),
             ("model", self._how_chosen()),
@@ -63,10 +67,13 @@ class Summary:
         if f"source_{names[0]}" in line:
             rows.append((f"source validation {title}", _scores_text({name: line[f"source_{name}"] for name in names})))
         rows += self._choice_rows(title)
-        rows += [(label, f"{line[key]:.4g}") for key, label in _SCORES.items() if key in line]
+        most = math.log(max(1, len(getattr(self.predictions, "class_names", ()))))
+        rows += [
+            (name, f"{line[key]:.4g} {text.format(most=most)}") for key, (name, text) in _SCORES.items() if key in line
+        ]
         for domain in ("source", "target"):
             if f"{domain}/reduction" in line:
-                value = f"{line[f'{domain}/reduction']:.3g} times less than uniform draws"
+                value = f"{1.0 / line[f'{domain}/reduction']:.3g} of that of uniform draws (less is better)"
                 rows.append((f"variance of {domain} batches", value))
         value = "not known, the target has no labels"
         if self.target_scores is not None:
@@ -76,7 +83,7 @@ class Summary:
         if isinstance(self.predictions, Predictions):
             name, share, before, distance = self.predictions.against(self.source_labels)
             value = f"most often {name}, {100 * share:.1f} % ({100 * before:.1f} % of the source's labels)"
-            rows.append(("predicted classes", f"{value}; all shares together differ by {distance:.2f}"))
+            rows.append(("predicted classes", f"{value}; all shares differ by {distance:.2f} of at most 1"))
         rows += [] if self.doctor is None else [("doctor", self.doctor)]
         rows.append(("seconds", _seconds_text(result.seconds)))
         return rows
@@ -152,10 +159,15 @@ class Summary:
         name, share, before, _ = self.predictions.against(self.source_labels)
         if share - before < _TOO_MANY:
             return None
+        config = self.result.config
+        tries = ["more --steps"]
+        if config.network in ("conv", "resnet18-random"):
+            tries.insert(0, "a pretrained --network FOLDER")
+        adapts = "penalty" in algorithm_options(config.algorithm)
+        tries.append("a lower --penalty" if adapts else "an --algorithm that adapts, such as mmd")
         return (
             f"{100 * share:.0f} % of the predictions are {name!r}, but {100 * before:.0f} % of the source's labels; "
-            "unless this holds in the target, do not trust the model: try a pretrained --network, more --steps or a "
-            "lower --penalty"
+            f"unless this holds in the target, do not trust the model: try {', '.join(tries[:-1])} or {tries[-1]}"
         )
 
     def _selected(self) -> Mapping[str, Any]:

@@ -69,11 +69,16 @@ def tell_time(
         first = first or (now, share)
         seconds, done = now - first[0], share - first[1]
         if not is_told and seconds >= _WATCHED and done > 0.0:
-            is_told, remaining = True, (1.0 - share) * seconds / done
-            if remaining >= _WORTH_TELLING:
-                tell(remaining)
+            is_told = True
+            tell_if_long((1.0 - share) * seconds / done, tell)
 
     return report
+
+
+def tell_if_long(seconds: float, tell: Callable[[float], None]) -> None:
+    """Call ``tell`` with the seconds of a run, if they are many."""
+    if seconds >= _WORTH_TELLING:
+        tell(seconds)
 
 
 def time_text(seconds: float) -> str:

@@ -350,10 +350,15 @@ def _same_prediction(one: Domain, other: Domain) -> None:
 def refuse_unknown(found: Sequence[str], classes: Sequence[str], owner: str, known_to: str) -> None:
     """Refuse classes that ``owner`` has and the source or model, which ``classes`` are of, has not."""
     if extra := [name for name in found if name not in classes]:
-        raise InputError(
-            f"{owner} has the classes {shorten(extra)}, which the {known_to} lacks (it has {shorten(classes)}); add "
-            f"them to the {known_to}, rename them, or leave their samples out"
-        )
+        plain = {" ".join(name.split()).casefold(): name for name in classes}
+        alike = [(name, plain[key]) for name in extra if (key := " ".join(name.split()).casefold()) in plain]
+        remedy = "rename them, or leave their samples out"
+        if alike:
+            remedy = f"{alike[0][0]!r} and {alike[0][1]!r} differ in capitals or blanks: write them alike"
+        elif known_to == "source":
+            remedy += "; or give the target without labels, which only score"
+        lacking = f"which the {known_to} lacks (it has {shorten(classes)})"
+        raise InputError(f"{owner} has the classes {shorten(extra)}, {lacking}; {remedy}")
 
 
 def parts_of(dataset: Dataset[Tensor]) -> list[Dataset[Tensor]]:

@@ -440,7 +440,9 @@ class _Table(EmbeddingFile):
             )
         if other or not chosen:
             shown = "; ".join(f"{self._name(i)} is {kinds[i]}{self._example(i)}" for i in other[:6]) or "no columns"
-            raise InputError(f"{self.path} has columns that are not numbers ({shown}); choose others with --columns")
+            commas = re.search(r", '-?\d*,\d+' in row", shown)
+            remedy = "write decimals with a point, not a comma" if commas else "choose others with --columns"
+            raise InputError(f"{self.path} has columns that are not numbers ({shown}); {remedy}")
         return chosen
 
     def _example(self, position: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from vardass.data.embedding_files import (
 )
 from vardass.errors import InputError, VardassWarning
 from vardass.files import PathLike, as_path
-from vardass.scaling import Scale, robust_scale, scale_columns
+from vardass.scaling import Scale, robust_scale, scale_columns, usual_reach
 from vardass.validate import as_numbers, as_tensor, shorten
 
 _MOST_FRACTIONS = 20  # different labels with fractions that may be names of classes
@@ -100,6 +101,7 @@ def embedding_task(
     for title, table, each in zip(titles, tables, read, strict=True):
         positions = each.labels if regression else class_positions(each.labels, classes, f"domain {title!r}", "source")
         domains.append(Domain(title, TensorInputs(table, column_names), positions, classes, regression=regression))
+    _tell_of_columns(torch.cat(tables[:-1]), tables[-1], column_names)
     task = Task("+".join(titles[:-1]) + "->" + titles[-1], tuple(domains[:-1]), domains[-1])
     return standardise_task(task) if standardise else task
 
@@ -300,6 +302,52 @@ def _as_numeric(values: NDArray[Any], what: str) -> NDArray[Any]:
     )
 
 
+# --- columns that are no measurements, or say nothing ---
+
+_ID = re.compile(
+    r"(.*[\W_])?(id|ids|idx|index|uuid|guid|row)|.*[a-z]I[dD]", re.ASCII
+)  # names, in small letters or like sampleId
+_FEWEST_ROWS = 10  # of each domain, below which ranges and orders say little
+
+
+def _tell_of_columns(source: Tensor, target: Tensor, names: Sequence[str] | None) -> None:
+    """Warn of columns that count rows, have other ranges in the ``target`` (m, d), or vary only there."""
+    if min(len(source), len(target)) < _FEWEST_ROWS:
+        return
+    domains = source, target
+    low, high = (torch.stack([getattr(x, end)(0) for x in domains]) for end in ("amin", "amax"))
+    named = torch.tensor([bool(_ID.fullmatch(n) or _ID.fullmatch(n.lower())) for n in names or ["x"] * len(low[0])])
+    ids = torch.stack([_whole(x) & (named | _counts(x)) for x in domains]).all(0)
+    apart = ((low[0] > high[1]) | (low[1] > high[0])) & ~ids
+    constant = low[0] == high[0]
+    if not bool(constant.all()):
+        constant &= (usual_reach(target) > 0) & ~apart  # else no step will ever depend on them
+    remedy = "to leave them out, choose the others by names, patterns or numbers, as columns='f*' or columns='1:'"
+    for columns, what in (
+        (ids, "that look like ids, not like measurements"),
+        (apart, "whose ranges in source and target do not overlap (other units?)"),
+        (constant, "that are constant in the sources, so that nothing can be learnt from them"),
+    ):
+        if places := columns.nonzero().flatten().tolist():
+            which = shorten([names[i] for i in places]) if names else f"{', '.join(map(str, places[:6]))} (from 0)"
+            text = f"{len(places):,} of {len(columns):,} columns are features {what}: {which}; {remedy}"
+            warnings.warn(text, VardassWarning, stacklevel=3)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return (x == x.round()).all(0) & (x[0] != x).any(0)
+
+
+def _counts(x: Tensor) -> Tensor:
+    """Whether the values of each column (d,) all rise, or all fall, from row to row."""
+    steps = x.diff(dim=0)
+    return (steps > 0).all(0) | (steps < 0).all(0)
+
+
+def _column(names: Sequence[str] | None, place: int) -> str:
+    return f"column {place} (from 0)" if names is None else f"column {names[place]!r}"
+
+
 # --- columns scaled by those of the sources ---
 
 
@@ -309,7 +357,7 @@ def scaled_inputs(table: Tensor, scale: Scale, name: str, column_names: Sequence
     if "clip" in scale and bool((far > _FAR).any()):
         row, column = divmod(int(far.argmax()), far.shape[1])
         warnings.warn(
-            f"{name} has {float(table[row, column]):.6g} in column {column} (from 0) of {row_name(row)}, "
+            f"{name} has {float(table[row, column]):.6g} in {_column(column_names, column)} of {row_name(row)}, "
             f"{float(far[row, column]):.3g} deviations of the sources from their mean; it is cut to "
             f"{scale['clip']:g}, as are {int((far > _FAR).sum()) - 1:,} more such values: fix them if they stand for "
             "missing values",
@@ -331,16 +379,6 @@ def standardise_task(task: Task) -> Task:
         column_names = domain.dataset.column_names
     reference = torch.cat(tables[:-1])
     scale = robust_scale(reference, tables[-1])
-    constant = (reference == reference[0]).all(0).nonzero().flatten().tolist()
-    if constant and len(reference) > 1:
-        column = constant[0]
-        warnings.warn(
-            f"{len(constant):,} of {reference.shape[1]:,} columns are constant in the sources, such as column {column} "
-            f"(from 0), which is always {float(reference[0, column]):.6g}; nothing can be learnt from them: leave them "
-            "out, or check the encoder",
-            VardassWarning,
-            stacklevel=2,
-        )
     scaled = [
         domain.with_inputs(scaled_inputs(table, scale, domain.name, column_names))
         for domain, table in zip((*task.sources, task.target), tables, strict=True)

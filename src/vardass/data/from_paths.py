@@ -304,6 +304,15 @@ def preparation(domain: Domain) -> dict[str, Any]:
     return {"scale": scale, **({"column_names": list(names)} if names else {})}
 
 
+def columns_text(domain: Domain) -> str | None:
+    """How many columns the samples of a domain have, and the names of the first and last one; None for files."""
+    table = domain.dataset
+    if not isinstance(table, TensorInputs) or table.tensor.ndim != 2:
+        return None
+    names = table.column_names
+    return f"{table.tensor.shape[1]:,}" + (f", from {names[0]!r} to {names[-1]!r}" if names else "")
+
+
 def domain_from_path(
     path: Path,
     about: Mapping[str, Any],

@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from vardass.errors import InputError
 from vardass.processes import process_group
 from vardass.samplers import IndexBatch
-from vardass.validate import check_count, check_state
+from vardass.validate import check_count, check_flag, check_state, reading
 
 __all__ = ["CheckpointedSampler"]
 
@@ -165,6 +165,7 @@ class CheckpointedSampler(Sampler[IndexBatch]):
                 "resume with as many, or start over"
             )
         self.inner.load_state_dict(state["sampler"])
-        self._under_way = deque(IndexBatch(**saved) for saved in state["under_way"])
-        self._has_ended = state["has_ended"]
+        with reading("the state of this CheckpointedSampler", "pass what its state_dict() gave"):
+            self._under_way = deque(IndexBatch.from_state(saved, self.n) for saved in state["under_way"])
+            self._has_ended = check_flag(state["has_ended"], "has_ended")
         self._is_restored = True

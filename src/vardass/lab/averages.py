@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from vardass.errors import InputError
-from vardass.files import read_json
 from vardass.lab.record import Record, RunSpec
-from vardass.lab.store import PLAN_FILE, read_records
+from vardass.lab.store import read_plan, read_records
 from vardass.table import Average
 
 __all__ = ["DataResults", "Difference", "Gain", "Label", "collect", "current_records", "difference", "holm"]
@@ -48,7 +47,7 @@ SAMPLERS = {
     "kmeans-inputs": "k-means (inputs)",
     "kmeans-features": "k-means (features)",
     "vardass": "VaRDASS",
-    "stratified": "min-sum strata",
+    "stratified": "stratified",
     "ordered": "ordered",
     "balanced": "balanced",
     "paired": "paired (follow-up)",
@@ -363,8 +362,8 @@ def current_records(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
     Where two runs have the same data, task, cell, repeat and search number, those that ``plan.json`` names count.
     """
     records = read_records(path)
-    plan = read_json(Path(path) / PLAN_FILE) if Path(path).is_dir() else {}
-    planned = set(plan.get("runs") or ())
+    plan = read_plan(Path(path)) if Path(path).is_dir() else None
+    planned = set() if plan is None else set(plan.runs)
     places: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         spec = record.spec

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from vardass.adapt.run_folder import CHECKPOINT_FILE
 from vardass.errors import VardassError
-from vardass.files import read_json
 from vardass.lab.record import Record, RunSpec
-from vardass.lab.store import PROGRESS_FILE
-from vardass.processes import begin_worker, count_cpus, one_thread_each, quiet_workers, ray_session
+from vardass.lab.store import read_progress
+from vardass.processes import begin_worker, count_workers, one_thread_each, quiet_workers, ray_session
 from vardass.registry import Registry
 
 __all__ = ["ENGINES", "Attempt", "AttemptResult", "Crashes", "attempt_run", "drive"]
@@ -77,7 +76,8 @@ def attempt_run(attempt: Attempt, folder: Path, *, stop: Callable[[], bool] | No
 
 
 def _noted_wall(folder: Path, otherwise: float) -> float:
-    return float(read_json(folder / PROGRESS_FILE).get("wall", otherwise))
+    noted = read_progress(folder)
+    return otherwise if noted is None else noted.wall
 
 
 def _is_full(error: BaseException | None) -> bool:
@@ -195,7 +195,7 @@ def _run_local(todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_done
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     stop = context.RawValue("b", 0)  # without a lock, which a killed worker might keep for ever
-    size = min(jobs or count_cpus(), max(len(todo), 1))
+    size = min(count_workers(jobs), max(len(todo), 1))
 
     def new_pool() -> ProcessPoolExecutor:
         return ProcessPoolExecutor(size, mp_context=context, initializer=_begin_local, initargs=(stop,))
@@ -260,7 +260,8 @@ def _run_on_ray(todo: Sequence[Attempt], work: Path, *, jobs: int | None, on_don
             future.add_done_callback(lambda done: under_way.pop(done, None))
             return future
 
-        width, lost = jobs or max(1, int(resources.get("CPU", 1))), (ray.exceptions.RayError,)
+        there = max(1, int(resources.get("CPU", 1)))
+        width, lost = min(jobs or there, there), (ray.exceptions.RayError,)
         try:
             drive(todo, work, width=width, submit=submit, lost=lost, on_done=on_done, tick=tick)
         finally:

@@ -10,22 +10,30 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter
 
 import vardass
 from vardass.adapt.config import RunConfig
 from vardass.errors import InputError
+from vardass.files import parse_json
+from vardass.lab.yaml_file import check_content
 
-__all__ = ["FORMAT", "Record", "RunSpec", "versions"]
+__all__ = ["FORMAT", "Record", "RunId", "RunSpec", "versions"]
 
 FORMAT = 2  # of a record; raised when the meaning of a field changes
 _DEFAULTS = 4  # of settings and splits; raised when one changes, so that runs with old and new ones differ in name
 # where and how fast, but not what: the same run on another machine has the same name
 _SURROUNDINGS = ("device", "workers", "checkpoint_every", "eval_batch_size", "tensorboard")
 _NOT_NAMED_BY = ("cache",)  # options of data that change how fast, but not what
+
+RunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+"""The name of a run, which names its folder too."""
+Seconds = Annotated[FiniteFloat, Field(ge=0)]
+_WHOLE = ConfigDict(extra="forbid")  # nothing unknown in a file is dropped in silence
 
 
 @cache
@@ -37,6 +45,8 @@ def _defaults() -> dict[str, Any]:
 class RunSpec:
     """One run of a sweep: its data, its settings and its place."""
 
+    __pydantic_config__ = _WHOLE
+
     dataset: str  # see ``vardass.data.load_task``, as for task, root and data_options
     task: str
     data_name: str  # what tables call the data
@@ -46,8 +56,8 @@ class RunSpec:
     cell: dict[str, Any]
     root: str | None = None
     data_options: dict[str, Any] = field(default_factory=dict)
-    search: int = 0  # number of the draw of hyper-parameters
-    repeat: int = 0
+    search: NonNegativeInt = 0  # number of the draw of hyper-parameters
+    repeat: NonNegativeInt = 0
     split_seed: int = 0  # of the task's splits, as the shares below: see ``split_task``
     holdout: float = 0.2
     unlabelled_fraction: float = 0.5
@@ -73,20 +83,22 @@ class RunSpec:
 class Record:
     """What a run left."""
 
+    __pydantic_config__ = _WHOLE
+
     spec: RunSpec
-    status: str  # "finished", or "failed", with an error and no result
+    status: Literal["finished", "failed"]  # failed with an error and no result
     # target_accuracy and source_accuracy in [0, 1], target_samples, selected_step, the score by which runs of a search
     # are compared, mmd2 and coral between held-out source and target features of the chosen model, coral_relative
     result: dict[str, Any] = field(default_factory=dict)
     # evaluations as in metrics.jsonl, with the accuracy on the target's test part, which the run itself did not see
     curve: list[dict[str, Any]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # of each part of the run, see ``RunResult``
-    wall: float = 0.0  # seconds of the whole run, all attempts together
-    attempts: int = 1  # how often it was started because it failed before
+    seconds: dict[str, Seconds] = field(default_factory=dict)  # of each part of the run, see ``RunResult``
+    wall: Seconds = 0.0  # seconds of the whole run, all attempts together
+    attempts: PositiveInt = 1  # how often it was started because it failed before
     error: str | None = None
     environment: dict[str, Any] = field(default_factory=dict)  # `versions`, and the machine
     version: str = ""  # of vardass
-    run_id: str = ""  # by default the specification's; one from a file keeps its name, whatever the defaults are now
+    run_id: RunId = ""  # by default the specification's; one from a file keeps its name, whatever the defaults are now
 
     def __post_init__(self) -> None:
         if not self.run_id:
@@ -105,25 +117,28 @@ class Record:
         Settings are not checked, so that records outlive settings that are no longer there.
         """
         try:
-            found = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"not a whole record ({error.msg} at character {error.pos}); remove the line and run the sweep again"
-            ) from None
+            found = parse_json(line)
+        except InputError as error:
+            raise InputError(f"not a whole record, {error}; remove the line and run the sweep again") from None
         if not isinstance(found, dict) or "format" not in found:
             raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")
-        if found.pop("format") != FORMAT:
+        form = found.pop("format")
+        if form != FORMAT:
             raise InputError(
-                f"the record has format {json.loads(line)['format']}, this version reads {FORMAT}; use the version "
-                f"that wrote it ({found.get('version', 'unknown')}), or run the sweep again in a new folder"
+                f"the record has format {str(form)[:40]}, this version reads {FORMAT}; use the version that wrote it "
+                f"({str(found.get('version', 'unknown'))[:40]}), or run the sweep again in a new folder"
             )
         try:
-            spec = RunSpec(**found.pop("spec"))
-            return cls(spec, run_id=found.pop("id", ""), **found)
-        except (KeyError, TypeError) as error:
+            return check_content(_checked().validate_python, {"run_id": found.pop("id", ""), **found})
+        except InputError as error:
             raise InputError(
-                f"the record has missing or unknown fields ({error}); was it written by another version of vardass?"
+                f"not the fields of a record: {error}; was it changed, or written by another version of vardass?"
             ) from None
+
+
+@cache
+def _checked() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
 
 
 # --- versions of what makes numbers ---

@@ -31,9 +31,9 @@ from vardass.data.domains import Domain, Task
 from vardass.data.registry import image_options, load_task
 from vardass.data.splits import TaskSplits, split_task
 from vardass.errors import InputError
-from vardass.files import HOLDER_FILE, LOCK_FILE, locked, plain, read_json, remove_temporary, write_text
+from vardass.files import HOLDER_FILE, LOCK_FILE, locked, plain, remove_temporary, write_text
 from vardass.lab.record import Record, RunSpec, versions
-from vardass.lab.store import LOG_FILE, PROGRESS_FILE, RECORD_FILE, empty, run_label
+from vardass.lab.store import LOG_FILE, PROGRESS_FILE, RECORD_FILE, empty, read_progress, run_label
 from vardass.losses import coral, mmd2
 
 __all__ = ["DISCREPANCY_SAMPLES", "Stopped", "execute", "seconds_of"]
@@ -200,10 +200,10 @@ class _Clock:
 
     def __init__(self, spec: RunSpec, folder: Path, wall_before: float) -> None:
         self.file = folder / PROGRESS_FILE
-        before = read_json(self.file)
+        before = read_progress(folder)
         self.started = time.perf_counter()
-        self.before = float(before.get("wall", wall_before))
-        self.seconds: dict[str, float] = dict(before.get("seconds", {}))
+        self.before = wall_before if before is None else before.wall
+        self.seconds: dict[str, float] = {} if before is None else dict(before.seconds)
         self.label = run_label(spec)
         self._written = 0.0
 

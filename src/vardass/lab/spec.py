@@ -26,7 +26,7 @@ from vardass.errors import InputError
 from vardass.files import PathLike
 from vardass.lab.record import RunSpec
 from vardass.lab.search import Distribution, draw, named_space
-from vardass.lab.sweep_file import AlgorithmSection, DataSection, SamplerSection, Specification, full_name
+from vardass.lab.sweep_file import RECOMMENDED, AlgorithmSection, DataSection, SamplerSection, Specification, full_name
 from vardass.lab.yaml_file import as_mapping, at, check_content, dump_yaml, parse_yaml
 from vardass.registry import declared_options
 from vardass.samplers.registry import make_sampler
@@ -129,7 +129,7 @@ def load_sweep(
             document["search"] = {**as_mapping(document.get("search")), "size": search_size}
         if settings:
             document["overrides"] = {**as_mapping(document.get("overrides")), **settings}
-        spec = check_content(Specification, document)
+        spec = check_content(Specification.model_validate, document)
         names = [part.name for part in spec.data]
         for name, root in (roots or {}).items():
             with at(f"--root {name}={root}"):
@@ -349,7 +349,10 @@ def _cell(
         options = None if adversary is None else {"adversary": adversary}
         space = named_space(spec.search.space, algorithm.name, options)
     space = {name: each for name, each in space.items() if name not in said}
-    config = RunConfig(**_nest({"algorithm": algorithm.name, "sampler": sampler.name}, values)).to_dict()
+    if sampler.name == RECOMMENDED:
+        config = RunConfig.recommended(**_nest({"algorithm": algorithm.name}, values)).to_dict()
+    else:
+        config = RunConfig(**_nest({"algorithm": algorithm.name, "sampler": sampler.name}, values)).to_dict()
     if data.dataset in _VECTORS and config["network"] in NETWORK_NAMES and config["network"] != "mlp":
         raise InputError(f"network {config['network']!r} is not for vectors, which {data.dataset} has; use 'mlp'")
     _try_run(config)

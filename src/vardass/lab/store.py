@@ -21,11 +21,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vardass.errors import InputError
-from vardass.files import check_replaceable, locked, read_json, remove_temporary, write_output, write_text
-from vardass.lab.record import Record, RunSpec
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-__all__ = ["SweepStore", "empty", "read_records", "record_files", "run_label", "whole_lines"]
+from vardass.errors import InputError
+from vardass.files import (
+    check_replaceable,
+    inside,
+    locked,
+    parse_json,
+    read_json,
+    remove_temporary,
+    write_output,
+    write_text,
+)
+from vardass.lab.record import Record, RunId, RunSpec, Seconds
+from vardass.lab.yaml_file import check_content
+
+__all__ = [
+    "Plan",
+    "RunProgress",
+    "SweepStore",
+    "empty",
+    "read_plan",
+    "read_progress",
+    "read_records",
+    "record_files",
+    "run_label",
+    "whole_lines",
+]
 
 RECORDS_FILE = "records.jsonl"
 SWEEP_FILE = "sweep.yaml"
@@ -35,9 +58,43 @@ RECORD_FILE = "record.json"
 LOG_FILE = "log.txt"
 PROGRESS_FILE = "progress.json"
 _LOCK_SECONDS = 1.0  # a look at the status holds the lock for a moment
+_MOST_BYTES = 2**28  # that a compressed file of records may hold: a thousandth of them can be on the disk
 
 
 # --- reading ---
+
+
+class Plan(BaseModel):
+    """Content of ``plan.json``."""
+
+    jobs: PositiveInt = 1
+    runs: list[RunId]
+
+
+class RunProgress(BaseModel):
+    """Content of ``progress.json``: how far a run is, and what its attempts took."""
+
+    label: str = ""
+    step: NonNegativeInt
+    steps: PositiveInt
+    wall: Seconds = 0.0
+    seconds: dict[str, Seconds] = {}
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of a sweep's folder, if it has one."""
+    found = read_json(file := folder / PLAN_FILE)
+    try:
+        return check_content(Plan.model_validate, found) if found else None
+    except InputError as error:
+        raise InputError(f"{file} is not the plan of a sweep: {error}; start the sweep again") from None
+
+
+def read_progress(run: Path) -> RunProgress | None:
+    """What a run noted last; None if it noted nothing, or a crash of the machine left half of it."""
+    with suppress(InputError):
+        return check_content(RunProgress.model_validate, read_json(run / PROGRESS_FILE))
+    return None
 
 
 def record_files(folder: Path) -> list[Path]:
@@ -72,14 +129,19 @@ def _records(files: Sequence[Path]) -> Iterator[Record]:
 def whole_lines(file: Path) -> tuple[list[str], bool]:
     """The whole lines of a file, and whether half a line follows; one without line feed is whole if it is JSON."""
     try:
-        content = file.read_bytes()
-        content = gzip.decompress(content) if file.suffix == ".gz" else content
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1) if file.suffix == ".gz" else opened.read()
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read {file}: {why}; check its permissions, or restore it from a copy") from None
+    if file.suffix == ".gz" and len(content) > _MOST_BYTES:
+        raise InputError(
+            f"{file} has {file.stat().st_size:,} bytes that stand for more than {_MOST_BYTES:,}; if you trust it, "
+            "decompress it with gunzip first"
+        )
     end = content.rfind(b"\n") + 1
-    with suppress(ValueError):  # else a crash while it was written
-        json.loads(content[end:])
+    with suppress(InputError):  # else a crash while it was written
+        parse_json(content[end:])
         end = len(content)
     try:
         return content[:end].decode().split("\n"), end < len(content)
@@ -147,7 +209,9 @@ class SweepStore:
             store = cls(place)
             for record in _records(record_files(place)):
                 store._remember(record)
-            loose = list(_loose_records(place / RUNS_FOLDER))  # before any change, as it may be of another format
+            for folder in (runs := inside(place, RUNS_FOLDER)).glob("*"):
+                inside(runs, folder.name)
+            loose = list(_loose_records(runs))  # before any change, as it may be of another format
             with _writing(place):
                 remove_temporary(place)
                 (place / RUNS_FOLDER).mkdir(exist_ok=True)
@@ -202,7 +266,7 @@ class SweepStore:
         """Note which runs the sweep has, for `status`, and its specification."""
         with _writing(self.path):
             plan = self.path / PLAN_FILE
-            if read_json(plan).keys() != {"jobs", "runs"}:
+            if read_json(plan, lenient=True).keys() != {"jobs", "runs"}:
                 check_replaceable(plan, "sweep")
             if text is not None:
                 write_output(self.path / SWEEP_FILE, text, "sweep")

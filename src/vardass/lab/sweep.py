@@ -11,21 +11,22 @@ from pathlib import Path
 
 import vardass
 from vardass.errors import InputError
-from vardass.files import holder_name, is_locked, read_json
+from vardass.files import holder_name, is_locked
 from vardass.lab.engines import ENGINES, Attempt, AttemptResult
 from vardass.lab.record import Record, RunSpec, versions
 from vardass.lab.store import (
     LOG_FILE,
-    PLAN_FILE,
     PROGRESS_FILE,
     RECORDS_FILE,
     RUNS_FOLDER,
     SweepStore,
+    read_plan,
+    read_progress,
     read_records,
     run_label,
     whole_lines,
 )
-from vardass.processes import count_cpus
+from vardass.processes import count_workers
 from vardass.validate import Progress, check_count
 
 __all__ = [
@@ -78,7 +79,7 @@ def run_sweep(
     engine : {"local", "ray"}
         Where to run.
     jobs : int, optional
-        Runs at a time; default: the number of CPUs.
+        Runs at a time; by default, and at most, one for each CPU.
     retry : int
         How often a failed run is retried before it is recorded as failed; crashes of workers do not count.
     progress : callable, optional
@@ -101,7 +102,7 @@ def run_sweep(
     clock = time.monotonic()
     interrupted = False
     with SweepStore.open(folder) as store:
-        store.write_plan(list(specs), jobs=jobs or count_cpus(), text=text)
+        store.write_plan(list(specs), jobs=count_workers(jobs), text=text)
         failed = {name: (record.attempts + 1, record.wall) for name, record in store.done.items()}
         todo = [Attempt(spec, *failed.get(name, ())) for name, spec in specs.items() if not store.is_finished(name)]
         last = {attempt.spec.run_id: attempt.number + retry for attempt in todo}
@@ -217,10 +218,10 @@ class Status:
 def status(folder: str | os.PathLike[str]) -> Status:
     """Look at a sweep, which may be running, without changing it."""
     place = Path(folder)
-    plan = read_json(place / PLAN_FILE)
-    if "runs" not in plan:
+    plan = read_plan(place)
+    if plan is None:
         raise InputError(f"{place} is not the folder of a sweep; name the one given to vardass sweep --out")
-    names = set(plan["runs"])
+    names = set(plan.runs)
     records = {record.run_id: record for record in read_records(place)}
     finished = {name for name, record in records.items() if record.status == "finished"}
     begun = {run.run_id: run for run in under_way(place / RUNS_FOLDER) if run.run_id in names - finished}
@@ -230,11 +231,10 @@ def status(folder: str | os.PathLike[str]) -> Status:
         if name in names - finished - set(begun)
     ]
     to_do = len(names - finished) - len(begun) - len(failed)
-    jobs = int(plan.get("jobs", 1))
     left = None
     if finished:
         mean = sum(records[name].wall for name in finished) / len(finished)
-        left = mean * (to_do + sum(1 - run.share for run in begun.values())) / jobs
+        left = mean * (to_do + sum(1 - run.share for run in begun.values())) / plan.jobs
     file = place / RECORDS_FILE
     return Status(
         total=len(names),
@@ -244,7 +244,7 @@ def status(folder: str | os.PathLike[str]) -> Status:
         failed=failed,
         others=len(finished - names),
         worker=holder_name(place) if is_locked(place) else None,
-        jobs=jobs,
+        jobs=plan.jobs,
         seconds_left=left,
         half_line=file.exists() and whole_lines(file)[1],
     )
@@ -254,11 +254,10 @@ def under_way(runs: Path) -> list[UnderWay]:
     """Runs that have a folder of their own, and so no record in the sweep's file yet."""
     result = []
     for file in sorted(runs.glob(f"*/{PROGRESS_FILE}")):
-        noted = read_json(file)
-        if "steps" in noted:
-            step, steps, wall = int(noted["step"]), int(noted["steps"]), float(noted.get("wall", 0.0))
-            run = file.parent
-            result.append(UnderWay(run.name, str(noted["label"]), step, steps, wall, is_locked(run), step / steps))
+        run = file.parent
+        if (noted := read_progress(run)) is not None:
+            share = min(1.0, noted.step / noted.steps)
+            result.append(UnderWay(run.name, noted.label, noted.step, noted.steps, noted.wall, is_locked(run), share))
     return result
 
 

@@ -16,8 +16,10 @@ from vardass.lab.search import SPACE_NAMES, Distribution
 from vardass.lab.yaml_file import Section, as_mapping, at, check_content
 from vardass.validate import choose, unknown
 
-__all__ = ["AlgorithmSection", "DataSection", "SamplerSection", "Specification", "full_name"]
+__all__ = ["RECOMMENDED", "AlgorithmSection", "DataSection", "SamplerSection", "Specification", "full_name"]
 
+RECOMMENDED = "recommended"
+"""In the place of a sampler: all settings of ``RunConfig.recommended``, which has one."""
 _OPTIONS = ("algorithm_options", "network_options", "optimiser_options")
 _GRID_OPTIONS = (*_OPTIONS, "sampler_options")
 _ELSEWHERE = {
@@ -123,7 +125,7 @@ def _space(given: Any) -> str | dict[str, Distribution]:
                     f"must be a distribution such as {{log10_uniform: [-5, -3.5]}}, got {each!r}; a value that is not "
                     "searched belongs under settings"
                 )
-            found[full] = check_content(Distribution, each)
+            found[full] = check_content(Distribution.model_validate, each)
             for value in found[full].extremes():
                 check_setting(full, value)
     return found
@@ -189,14 +191,14 @@ class _Owner(SettingsSection):
 
 
 class SamplerSection(_Owner):
-    """A sampler with its options."""
+    """A sampler with its options; or ``recommended``, with the other settings of ``vardass adapt`` too."""
 
     group: ClassVar[str] = "sampler_options"
 
     @field_validator("name")
     @classmethod
     def _known_name(cls, name: str) -> str:
-        return RunConfig(sampler=name).sampler
+        return name if name == RECOMMENDED else RunConfig(sampler=name).sampler
 
 
 Samplers = Annotated[list[SamplerSection], BeforeValidator(_list)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
@@ -185,17 +185,20 @@ def as_mapping(given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-Model = TypeVar("Model", bound=BaseModel)
+Content = TypeVar("Content")
 
 
-def check_content(model: type[Model], content: Any) -> Model:
-    """``content`` as ``model``; of what is wrong with it, the first is raised as an InputError with its place."""
+def check_content(validate: Callable[[Any], Content], content: Any) -> Content:
+    """``content`` as a pydantic model has it; of what is wrong, the first is raised as an InputError with its place."""
     try:
-        return model.model_validate(content)
+        return validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     ours = first.get("ctx", {}).get("error")
     with at(*first["loc"]):
         if isinstance(ours, InputError):
             raise ours
-        raise InputError(f"{first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}")
+        got = repr(first["input"])
+        raise InputError(
+            f"{first['msg'][0].lower()}{first['msg'][1:]}, got {got if len(got) <= 100 else got[:100] + ' ...'}"
+        )

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from vardass.errors import InputError
 from vardass.kernels import (
     PAPER_GAMMAS,
+    EnergyKernel,
     Kernel,
     KernelLike,
     RBFMixture,
@@ -55,8 +56,10 @@ def mmd2(
     weights_x, weights_y : array of shape (n_x,) or (n_y,), optional
         Weights of the rows of a tensor, which sum to 1. None means uniform.
     kernel : Kernel, str or callable, optional
-        Anything that ``as_kernel`` takes; None is the paper's mixture. An unfitted kernel is fitted at each call,
-        without gradient: on the two banks if given, otherwise on the two batches (not for ``"unbiased"``).
+        Anything that ``as_kernel`` takes; None is the paper's mixture, and with ``"energy"`` the result is the energy
+        distance 2 E|x - y| - E|x - x'| - E|y - y'| (twice the ``SamplesLoss("energy")`` of geomloss). An unfitted
+        kernel is fitted at each call, without gradient: on the two banks if given, otherwise on the two batches (not
+        for ``"unbiased"``).
     estimator : {"v", "unbiased", "reference"}
         ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
         Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the
@@ -87,7 +90,9 @@ def mmd2(
 
 def _fitted(kernel: Kernel, sides: Pair, estimator: str) -> Kernel:
     banks = [side.bank.rows for side in sides if side.bank is not None]
-    if estimator == "unbiased" and not kernel.is_fitted and len(banks) < 2:
+    # without strata an energy distance does not depend on the base point
+    needs_banks = not isinstance(kernel, EnergyKernel) or any(side.strata is not None for side in sides)
+    if estimator == "unbiased" and not kernel.is_fitted and len(banks) < 2 and needs_banks:
         raise InputError(
             f"{kernel!r} would be fitted to the batch, which makes every estimator biased; fit it once on "
             "all features, kernel.fit(features), or pass Batches with banks"

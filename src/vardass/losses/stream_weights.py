@@ -20,7 +20,17 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, KernelLike, LinearKernel, RBFMixture, as_kernel, fitted_kernel
-from vardass.validate import ArrayLike, as_features, as_generator, check_count, check_number, check_seed, check_state
+from vardass.validate import (
+    ArrayLike,
+    as_features,
+    as_generator,
+    check_count,
+    check_number,
+    check_seed,
+    check_state,
+    check_tensor,
+    reading,
+)
 
 _MOST = 4.0  # c
 _FREQUENCIES = 128  # random ones, for each bandwidth of a mixture
@@ -119,7 +129,11 @@ class StreamWeights:
         if state["statistics"] is not None:
             kernel = self.kernel.with_state(state["kernel"]) if isinstance(self.kernel, RBFMixture) else self.kernel
             statistics = self._new_statistics(kernel, check_count(state["columns"], "columns of the state"))
-            statistics.running = {name: value.clone() for name, value in state["statistics"].items()}
+            with reading(f"the state of this {type(self).__name__}", "pass what its state_dict() gave"):
+                statistics.running = {
+                    name: check_tensor(state["statistics"][name], name, value.shape).clone()
+                    for name, value in statistics.running.items()
+                }
         self._statistics, self.batches, self._mass = statistics, batches, mass
 
     def _settings(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from vardass.kernels import FunctionKernel, Kernel, KernelLike, as_kernel, fitte
 from vardass.lowrank import DEFAULT_RANK, fit_feature_map
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
 from vardass.solvers.labels import draw_by_mass
-from vardass.validate import as_generator, check_count, row_blocks
+from vardass.validate import as_generator, check_count, check_flag, check_tensor, row_blocks
 from vardass.view import EXACT_LIMIT, LowRankView
 
 __all__ = ["DPPBatchSampler", "KMeansPlusPlusBatchSampler"]
@@ -228,7 +228,9 @@ class KMeansPlusPlusBatchSampler(DiverseBatchSampler):
         return {"table": self._table, "is_exact": self._is_exact}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
-        self._table, self._is_exact = state["table"], state["is_exact"]
+        self._table, self._is_exact = state["table"], check_flag(state["is_exact"], "is_exact")
+        if self._table is not None:
+            check_tensor(self._table, "table", (self.n, self.n if self._is_exact else None))
 
 
 def _facing(points: Tensor) -> Tensor:
@@ -325,7 +327,8 @@ class DPPBatchSampler(DiverseBatchSampler):
         if state["values"] is None:
             self._values = self._vectors = self._accept = None
         else:
-            self._use(state["values"], state["vectors"])
+            values = check_tensor(state["values"], "values", (None,), low=0.0)
+            self._use(values, check_tensor(state["vectors"], "vectors", (len(values), self.n)))
 
 
 # --- the spectrum of L ------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed
 from vardass.samplers.plan import PLAN_RANK, SWAP_ROUNDS, couple_rows, plan_features
-from vardass.validate import ArrayLike, as_features, as_generator, check_count, choose
+from vardass.validate import ArrayLike, as_features, as_generator, check_count, check_tensor, choose
 
 __all__ = ["PairedBatchSampler"]
 
@@ -173,4 +173,9 @@ class PairedBatchSampler(MinibatchSampler):
         return {"features": self._features, "sizes": self._sizes}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
-        self._features, self._sizes = state["features"], list(state["sizes"])
+        self._sizes = [check_count(size, "sizes") for size in state["sizes"]]
+        self._features = state["features"]
+        if self._features is not None:
+            check_tensor(self._features, "features", (sum(self._sizes), None))
+            if len(self._sizes) > 2 or self._sizes[self._side if len(self._sizes) == 2 else 0] != self.n:
+                raise InputError(f"the state plans domains of {self._sizes} samples, this one has n={self.n}")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vardass.errors import InputError
 from vardass.refresh.feature_extraction import as_device, extract_features
-from vardass.validate import ArrayLike, as_features, check_count, check_state
+from vardass.validate import ArrayLike, as_features, check_count, check_state, check_tensor
 
 _KEPT = 64  # batches that are written together
 
@@ -124,10 +124,14 @@ class FeatureBank:
             raise InputError(
                 f"the state has n={state['n']}, d={state['d']}, the bank n={self.n}, d={self.d}; use one of that size"
             )
-        rows = state["rows"]
+        rows, is_known = state["rows"], state["is_known"]
+        if rows is not None:
+            check_tensor(rows, "rows of the state", (self.n, check_count(state["d"], "d of the state")))
+        if not isinstance(is_known, Tensor) or is_known.dtype != torch.bool or is_known.shape != (self.n,):
+            raise InputError(f"is_known of the state must be n={self.n} flags; pass what FeatureBank.state_dict() gave")
         self._rows = None if rows is None else rows.to(self.device, torch.float32, copy=True)
         self.d = self.d if state["d"] is None else state["d"]
-        self._is_known.copy_(state["is_known"])
+        self._is_known.copy_(is_known)
 
 
 def _as_rows(indices: ArrayLike | list[int], count: int, n: int) -> Tensor:

@@ -15,7 +15,7 @@ from vardass.errors import InputError, VardassWarning
 from vardass.processes import Peers, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
-from vardass.validate import ArrayLike, as_features, check_number, check_state, some_rows
+from vardass.validate import ArrayLike, as_features, check_number, check_state, check_tensor, reading, some_rows
 
 FeatureSource: TypeAlias = "FeatureBank | Callable[[], ArrayLike]"
 
@@ -70,7 +70,9 @@ class Timer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the seconds of an earlier run."""
         check_state(state, self, ("seconds",))
-        self.seconds = {**dict.fromkeys(self._open, 0.0), **state["seconds"]}
+        with reading("the state of this Timer", "pass what its state_dict() gave"):
+            seconds = {part: check_number(spent, part, low=0.0) for part, spent in state["seconds"].items()}
+        self.seconds = {**dict.fromkeys(self._open, 0.0), **seconds}
 
 
 class Refresher:
@@ -245,7 +247,8 @@ class Refresher:
         """Continue from where ``state`` was taken."""
         check_state(state, self, self.state_dict())
         self.timer.load_state_dict(state["timer"])
-        self._seen = dict(state["seen"])
+        with reading("the state of this Refresher", "pass what its state_dict() gave"):
+            self._seen = {name: check_tensor(x, "seen", (None, None)) for name, x in state["seen"].items()}
 
 
 def _refresh_all_processes(peers: Peers, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -18,7 +19,16 @@ from vardass.kernels import FunctionKernel, KernelLike, as_kernel
 from vardass.processes import process_group
 from vardass.registry import declared_options
 from vardass.samplers.weighted_batches import IndexBatch
-from vardass.validate import ArrayLike, as_features, check_count, check_seed, check_state
+from vardass.validate import (
+    ArrayLike,
+    as_features,
+    as_weights,
+    check_count,
+    check_seed,
+    check_state,
+    check_tensor,
+    reading,
+)
 
 __all__ = ["Chunk", "MinibatchSampler", "StreamOptions", "derive_seed", "one_iterator"]
 
@@ -373,17 +383,36 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
                     f"the state has {key}={theirs.get(key)!r}, this sampler {key}={value!r}; {remedy} or start over"
                 )
         counts = [check_count(state[key], f"{key} of the state", low=0) for key in _COUNTS]
-        seed = check_seed(state["seed"])
-        self._load_extra_state(state["extra"])
-        self.seed = seed
-        self.epoch, self.position, self._refreshes, self._base = counts
-        self._chunk = None
-        if state["chunk"] is not None:
-            saved = dict(state["chunk"])
-            first = saved.pop("first")
-            self._set_chunk(Chunk(**saved), first)
+        seed, before = check_seed(state["seed"]), dict(self.__dict__)
+        try:
+            with reading(f"the state of this {type(self).__name__}", "pass what its state_dict() gave"):
+                self._load_extra_state(state["extra"])
+                self.seed = seed
+                self.epoch, self.position, self._refreshes, self._base = counts
+                self._chunk = None
+                if state["chunk"] is not None:
+                    saved = dict(state["chunk"])
+                    first = check_count(saved.pop("first"), "first of the chunk", low=0)
+                    self._set_chunk(self._checked_chunk(Chunk(**saved)), first)
+        except BaseException:  # a state that cannot be used leaves the stream as it was
+            self.__dict__ = before
+            raise
         # the next iteration continues instead of starting another epoch
         self._started = False
+
+    def _checked_chunk(self, chunk: Chunk) -> Chunk:
+        """``chunk`` from a state, if batches can be drawn from it."""
+        size, last = self.batch_size, self.n - 1
+        check_tensor(chunk.rows, "rows of the chunk", (None, size), low=0, high=last)
+        if chunk.tail is not None:
+            check_tensor(chunk.tail, "tail of the chunk", (None,), low=0, high=last)
+        if chunk.strata is not None:
+            check_tensor(chunk.strata, "strata of the chunk", (size,), low=0, high=size - 1)
+        if chunk.weights is not None:
+            as_weights(check_tensor(chunk.weights, "weights", (size,)), size, chunk.weights, "weights of the chunk")
+        if chunk.pool not in (None, math.inf, self.n):
+            raise InputError(f"pool of the chunk is {chunk.pool!r}, not the n={self.n} samples or infinite")
+        return chunk
 
 
 def one_iterator(sampler: Any, batches: Iterator[IndexBatch]) -> Iterator[IndexBatch]:

@@ -174,3 +174,29 @@ def _match(
         place = place.gather(1, partner)
     column[groups] = column[groups].gather(1, place)
     errors[groups] = rest + weight * own.gather(1, place[:, :, None].expand_as(own))
+
+
+def match_rows(units: Tensor, errors: Tensor, kinds: Tensor, row_kinds: Tensor) -> Tensor:
+    """Which of the ``units`` (T, r) to add to each row of ``errors`` (T, r), which they are added to: (T,).
+
+    ``kinds`` (T,) of the units are a permutation of those that the rows take, ``row_kinds`` (T,). Units of a kind are
+    exchanged as long as that lowers Σ |E_t|².
+    """
+    column = torch.empty(len(units), dtype=torch.int64, device=units.device)
+    for kind in torch.unique(row_kinds).tolist():
+        rows = (row_kinds == kind).nonzero().flatten().to(units.device)
+        column[rows] = (kinds == kind).nonzero().flatten().to(units.device)
+        _match(column, units, units.new_ones(()), errors, rows[None], is_placed=False)
+    return column.to("cpu")
+
+
+def share_rests(counts: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+    """The groups (rows, m) of which a batch has one sample more than ⌊count / rows⌋, in random order.
+
+    Groups of ``counts`` (g,), which sum to a multiple of ``rows``, then have all their samples in ``rows`` batches of
+    one size. No group is in a batch twice: each fills a run of fewer than ``rows`` places, column after column.
+    """
+    rests = counts % rows
+    order = torch.randperm(len(counts), generator=generator)
+    runs = order.repeat_interleave(rests[order])
+    return runs.view(len(runs) // rows, rows).T[torch.randperm(rows, generator=generator)]

@@ -6,20 +6,29 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from vardass.errors import InputError
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import Chunk, StreamOptions, derive_seed
-from vardass.samplers.plan import NEGLIGIBLE, PLAN_RANK, SWAP_ROUNDS, couple_rows, cycle_table, plan_features
+from vardass.samplers.plan import (
+    NEGLIGIBLE,
+    PLAN_RANK,
+    SWAP_ROUNDS,
+    couple_rows,
+    cycle_table,
+    match_rows,
+    plan_features,
+    share_rests,
+)
 from vardass.samplers.stratified import GroupedSampler, StratifiedBatchSampler
 from vardass.samplers.uniform import EpochSampler
 from vardass.solvers import stratify_groups
+from vardass.solvers.grouped import Groups
 from vardass.solvers.labels import SizeLimits, bisection_labels
 from vardass.solvers.min_sum import min_sum
 from vardass.solvers.stratification import is_collapsed, warn_of_collapse
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_generator, check_count
+from vardass.validate import ArrayLike, as_generator, check_count, check_number, check_tensor
 from vardass.view import LowRankView
 
 __all__ = ["BalancedBatchSampler", "OrderedBatchSampler"]
@@ -79,7 +88,9 @@ class _Planned(GroupedSampler):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._features, self._residual = state["features"], state["residual"]
+        features = state["features"]
+        self._features = None if features is None else check_tensor(features, "features", (self.n, None))
+        self._residual = check_number(state["residual"], "residual", low=0.0)
 
 
 class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
@@ -159,13 +170,20 @@ class BalancedBatchSampler(_Planned, EpochSampler):
     kernel : Kernel, name or callable
         The kernel of the loss.
     groups : array of shape (n,), optional
-        Class labels, whose shares are balanced too. `refresh` may replace them.
+        Arms of a trial, perturbations or class labels. The rows of each group are then balanced among themselves, as
+        a sampler for each group would balance them, and a batch has ⌊n_g / m⌋ or one more of the n_g samples of a
+        group that m batches share. More than two groups are also combined so that the mean of the batch is close to
+        that of the data. `refresh` may replace them.
     shares : array of shape (g,), optional
         Share of each group in each batch, as for `StratifiedBatchSampler`. Strata of equal size are then made within
-        groups, and batches have weights. An epoch of n / batch_size batches visits the samples of a group equally
-        often, to within one visit for each of its strata, and a refresh starts a new epoch.
+        groups, batches have weights, and only their weighted mean is balanced. An epoch of n / batch_size batches
+        visits the samples of a group equally often, to within one visit for each of its strata, and a refresh starts
+        a new epoch.
     plan_rank, swap_rounds : int
         As for `OrderedBatchSampler`.
+    set_size : int, optional
+        With ``groups``: a batch is a sequence of batch_size / set_size sets, each of ``set_size`` samples of one group
+        that are close to the group in mean. Every group has as many sets in an epoch as it has samples for.
 
     Examples
     --------
@@ -173,6 +191,11 @@ class BalancedBatchSampler(_Planned, EpochSampler):
     >>> sampler = BalancedBatchSampler(96, batch_size=8, seed=0)
     >>> sampler.refresh(z)
     >>> sorted(index for batch in sampler for index in batch) == list(range(96))
+    True
+    >>> arm = torch.arange(96) % 3 == 0
+    >>> sampler = BalancedBatchSampler(96, batch_size=8, groups=arm.long(), set_size=4, seed=0)
+    >>> sampler.refresh(z)
+    >>> {count for batch in sampler for count in arm[batch].view(2, 4).sum(1).tolist()} == {0, 4}
     True
     """
 
@@ -187,15 +210,67 @@ class BalancedBatchSampler(_Planned, EpochSampler):
         plan_rank: int = PLAN_RANK,
         swap_rounds: int = SWAP_ROUNDS,
         drop_last: bool = True,
+        set_size: int | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
         planned = {"plan_rank": plan_rank, "swap_rounds": swap_rounds}
+        self.n, self.batch_size = check_count(n, "n"), check_count(batch_size, "batch_size")
+        self.set_size = None if set_size is None else check_count(set_size, "set_size")
+        self._set_groups(groups, shares)  # first: they decide how many sets an epoch has
+        if self.groups is not None:
+            self._check_groups(self.groups, drop_last)
+        elif set_size is not None:
+            raise InputError(f"set_size={set_size} needs groups, got groups=None; pass groups= too", field="set_size")
         super().__init__(n, batch_size, drop_last=drop_last, **planned, **options)
         as_kernel(kernel)  # an unknown one is not to be found out at the first refresh only
         self.kernel = kernel
-        self._set_groups(groups, shares)
         self.strata: Strata | None = None  # with shares
         self.plan_labels: Tensor | None = None  # without: strata (n,) that the plan takes its columns from
+
+    def _check_groups(self, groups: Tensor, drop_last: bool) -> None:
+        """Refuse groups that no batch or set can be balanced in."""
+        names, counts = torch.unique(groups, return_counts=True)
+        name, least, size = int(names[counts.argmin()]), int(counts.min()), self.set_size
+        if self.shares is not None:
+            mixture = Groups.of(groups, self.shares, self.n)
+            rows = (mixture.shares * self.batch_size).long()
+            g = int((rows - mixture.counts).argmax())
+            share, rows_of, count = float(mixture.shares[g]), int(rows[g]), int(mixture.counts[g])
+            problems = [
+                (size is not None, "set_size", f"sets have no shares, got set_size={size} and shares; leave one out"),
+                (rows_of > count, "shares", f"a group of {count} samples has the share {share:.3g}, {rows_of} samples "
+                 f"of each batch of {self.batch_size}; lower batch_size or its share"),
+            ]  # fmt: skip
+        elif size is None:
+            problems = [
+                (len(names) == 1, "groups", f"all {self.n} samples are in group {name}, so any other group is empty; "
+                 "leave groups out, or pass labels with at least two values"),
+                (least == 1, "groups", f"group {name} has one sample, which cannot be balanced between batches; merge "
+                 "it with another group or leave it out"),
+            ]  # fmt: skip
+        else:
+            sets, many = int((counts // size).sum()), self.batch_size // size
+            problems = [
+                (many * size != self.batch_size, "batch_size", f"batch_size={self.batch_size} is not a multiple of "
+                 f"set_size={size}; use batch_size={max(1, many) * size}"),
+                (least < size, "set_size", f"group {name} has {least} samples, fewer than set_size={size}; lower "
+                 "set_size, or leave the group out"),
+                (sets < many, "batch_size", f"the groups hold {sets} sets of set_size={size}, fewer than the {many} of "
+                 "a batch; lower batch_size"),
+                (not drop_last, "drop_last", f"sets have the one set_size={size}, got drop_last=False; leave it out"),
+            ]  # fmt: skip
+        for is_bad, field, text in problems:
+            if is_bad:
+                raise InputError(text, field=field)
+
+    def refresh(self, features: ArrayLike, *, groups: ArrayLike | None = None, shares: ArrayLike | None = None) -> None:
+        """As for `GroupedSampler`; the groups of sets stay."""
+        if self.set_size is not None and (groups is not None or shares is not None):
+            raise InputError(
+                f"sets of set_size={self.set_size} keep their groups, got new groups or shares; make a new sampler",
+                field="groups",
+            )
+        super().refresh(features, groups=groups, shares=shares)
 
     def _fit(self, features: Tensor) -> None:
         kernel = fitted_kernel(self.kernel, features)
@@ -209,22 +284,38 @@ class BalancedBatchSampler(_Planned, EpochSampler):
             self.strata, self.plan_labels = found.to("cpu"), None
             self._plan_on(view)
             return
-        planned = view.features
-        if self.groups is not None and bool((self.groups != self.groups[0]).any()):
-            planned = torch.cat([planned, self._group_features(planned)], dim=1)
-        self.strata, self.plan_labels = None, _equal_strata(planned, view.residual, self.batch_size)
+        self.strata, group = None, self._group_of.to(features.device)
+        planned, labels, first = view.features, torch.zeros_like(group), 0
+        counts = torch.bincount(group).tolist()
+        if len(counts) > 1:  # rows of a group are to be like their group, not like all samples
+            planned = planned.clone()
+        for g, count in enumerate(counts):
+            k = self.set_size or max(1, count * self.batch_size // self.n)
+            members = slice(None) if count == self.n else (group == g).nonzero().flatten()
+            if count < self.n:
+                planned[members] -= planned[members].mean(0)
+            labels[members] = first + _equal_strata(planned[members], view.residual[members], k)
+            first += k
+        self.plan_labels = labels
         self._plan_on(view, planned)
 
-    def _group_features(self, features: Tensor) -> Tensor:
-        """Centred one-hot groups, as large as the features: class shares then count as much as they do."""
-        assert self.groups is not None
-        group = torch.unique(self.groups.to(features.device), return_inverse=True)[1]
-        indicator = one_hot(group).to(features)
-        indicator -= indicator.mean(0)
-        size = indicator.square().sum().clamp_min(torch.finfo(features.dtype).tiny)
-        return indicator * (features.square().sum() / size).sqrt()
+    @property
+    def _group_of(self) -> Tensor:
+        """Number of the group of each sample, 0 without groups: (n,)."""
+        if self.groups is None:
+            return torch.zeros(self.n, dtype=torch.int64)
+        number: Tensor = torch.unique(self.groups, return_inverse=True)[1]
+        return number
+
+    def _batches_of(self, left: Tensor | None) -> int:
+        if self.set_size is None:
+            return super()._batches_of(left)
+        group = self._group_of if left is None else self._group_of[left]
+        return int((torch.bincount(group) // self.set_size).sum()) * self.set_size // self.batch_size
 
     def _plan(self, left: Tensor | None, generator: torch.Generator) -> Chunk:
+        if self.set_size is not None:
+            return Chunk(self._set_rows(torch.arange(self.n) if left is None else left, self.set_size, generator))
         if self.strata is None or self._features is None:
             return super()._plan(left, generator)
         count = max(1, self.n // self.batch_size // self.num_replicas) * self.num_replicas
@@ -237,30 +328,99 @@ class BalancedBatchSampler(_Planned, EpochSampler):
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
         if self._features is None or self.plan_labels is None:
             return super()._arrange(pool, generator)
-        device = self._features.device
-        # strata of one size: runs of samples in the order of the strata, whose neighbours are close to one another
-        strata = pool[self.plan_labels[pool.to(device)].to("cpu").argsort(stable=True)].view(self.batch_size, -1)
-        strata = strata.gather(1, torch.rand(strata.shape, generator=generator).argsort(1))
-        entries = self._first_part(strata, generator).T
-        # aim at the mean of what is planned, which every batch can reach, not at that of all samples
-        features = self._features[entries.flatten().to(device)]
-        features -= features.mean(0)
-        table = torch.arange(len(features), device=device).view(entries.shape)
-        weights = features.new_full((self.batch_size,), 1.0 / self.batch_size)
+        group = self._group_of[pool]
+        if bool((group != group[0]).any()):
+            rows = self._group_rows(pool, group, generator)
+        else:
+            strata = self._cut(pool, len(pool) // self.batch_size, generator)
+            rows = self._coupled(self._first_part(strata, generator).T, generator)
+        return rows[torch.randperm(len(rows), generator=generator)]
+
+    def _group_rows(self, pool: Tensor, group: Tensor, generator: torch.Generator) -> Tensor:
+        """Batches (m, batch_size) of rows that each ``group`` of the samples ``pool`` has planned for itself."""
+        assert self._features is not None
+        count = len(pool) // self.batch_size
+        rests = share_rests(torch.bincount(group), count, generator)[: self._part_size(count)]
+        # rows of two groups, which are there to be compared, are paired at random: the sum of their errors would fall
+        # only as their difference rises
+        width = 0 if len(torch.unique(group)) == 2 else self._features.shape[1]
+        errors = self._features.new_zeros(len(rests), width)
+        columns, last = [], torch.empty_like(rests)
+        for g in torch.unique(group).tolist():
+            members, has_rest = pool[group == g], (rests == g).any(1)
+            k = len(members) // count
+            entries = self._first_part(self._cut(members[: k * count], count, generator), generator).T
+            extra = entries.new_full((len(rests), 1), -1)
+            extra[: int(has_rest.sum()), 0] = members[k * count :][: int(has_rest.sum())]
+            table = self._coupled(torch.cat([entries, extra], 1), generator)
+            sums = self._centred(table.flatten())[:, :width].view(*table.shape, width).sum(1)
+            table = table[match_rows(sums, errors, table[:, -1] >= 0, has_rest)]
+            columns.append(table[:, :-1])
+            last[rests == g] = table[has_rest, -1]
+        return torch.cat([*columns, last], 1)
+
+    def _set_rows(self, pool: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        """Sets of ``size`` samples of one group each, in random order, in batches (m, batch_size)."""
+        pool = pool[torch.randperm(len(pool), generator=generator)]
+        group, sets = self._group_of[pool], []
+        for g in torch.unique(group).tolist():
+            members = pool[group == g]
+            members = members[: len(members) // size * size]
+            if len(members) == 0:  # a rest of this epoch
+                continue
+            if self._features is None:
+                sets.append(members.view(-1, size))
+            else:
+                sets.append(self._coupled(self._cut(members, len(members) // size, generator).T, generator))
+        rows = torch.cat(sets)
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        count = len(rows) * size // self.batch_size
+        return rows.flatten()[: count * self.batch_size].view(count, -1)
+
+    def _cut(self, pool: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        """Shuffled strata (k, size): runs of ``pool`` in the order of the strata, whose neighbours are close."""
+        assert self.plan_labels is not None
+        labels = self.plan_labels[pool.to(self.plan_labels.device)].to("cpu")
+        strata = pool[labels.argsort(stable=True)].view(len(pool) // size, size)
+        return strata.gather(1, torch.rand(strata.shape, generator=generator).argsort(1))
+
+    def _centred(self, samples: Tensor) -> Tensor:
+        """Features of ``samples`` (m,), 0 for those below 0, around the mean of what is planned.
+
+        Every batch can reach that mean, but perhaps not that of all samples.
+        """
+        assert self._features is not None
+        samples = samples.to(self._features.device)
+        features = self._features[samples]
+        if bool((samples >= 0).all()):
+            return features.sub_(features.mean(0))
+        is_hole = (samples < 0)[:, None]
+        features.masked_fill_(is_hole, 0.0)
+        return features.sub_(features.sum(0) / (~is_hole).sum().clamp_min(1)).masked_fill_(is_hole, 0.0)
+
+    def _coupled(self, entries: Tensor, generator: torch.Generator) -> Tensor:
+        """The samples ``entries`` (m, k), below 0 for none, swapped inside their columns."""
+        features = self._centred(entries.flatten())
+        table = torch.arange(len(features), device=features.device).view(entries.shape)
+        weights = features.new_full((table.shape[1],), 1.0 / table.shape[1])
         table = couple_rows(
             table, features, weights, rounds=self.swap_rounds, residual=self._residual, generator=generator
         )
-        return entries.reshape(-1)[table.to("cpu")[torch.randperm(len(table), generator=generator)]]
+        return entries.reshape(-1)[table.to("cpu")]
+
+    def _part_size(self, size: int) -> int:
+        """How many of ``size`` batches are planned together."""
+        if size <= _ROWS:
+            return size
+        return max(1, size // -(-size // _ROWS) // self.num_replicas) * self.num_replicas
 
     def _first_part(self, strata: Tensor, generator: torch.Generator) -> Tensor:
         """What is planned together of each shuffled stratum (k, m), with the mean of the whole: (k, m')."""
         assert self._features is not None
         k, size = strata.shape
-        if size <= _ROWS:
-            return strata
-        count = max(1, size // -(-size // _ROWS) // self.num_replicas) * self.num_replicas
+        count = self._part_size(size)
         parts = size // count
-        if parts == 1:
+        if parts == 1 or k == 0:
             return strata[:, :count]
         # the parts are rows of a plan of their own, of which the first is as good as any other
         table = strata[:, : parts * count].reshape(k * count, parts).T
@@ -275,8 +435,12 @@ class BalancedBatchSampler(_Planned, EpochSampler):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self.plan_labels = state["labels"]
-        self.strata = None if state["strata"] is None else Strata.from_dict(state["strata"])
+        labels, last = state["labels"], self.batch_size - 1
+        self.plan_labels = None if labels is None else check_tensor(labels, "labels", (self.n,), low=0, high=last)
+        self.strata = None
+        if state["strata"] is not None:
+            self.strata = Strata.from_dict(state["strata"])
+            self._check_fits(self.strata)
 
 
 def _equal_strata(features: Tensor, residual: Tensor, k: int) -> Tensor:

@@ -18,7 +18,7 @@ from vardass.solvers.grouped import Groups
 from vardass.solvers.labels import SizeLimits
 from vardass.solvers.stratification import option_names
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, as_labels, as_tensor, check_count, unknown
+from vardass.validate import ArrayLike, as_labels, as_tensor, check_count, check_tensor, unknown
 from vardass.view import LowRankView
 
 __all__ = ["GroupedSampler", "StratifiedBatchSampler"]
@@ -74,7 +74,24 @@ class GroupedSampler(MinibatchSampler, ABC):
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        self.groups, self.shares = state["groups"], state["shares"]
+        groups, shares = state["groups"], state["shares"]
+        self._set_groups(
+            None if groups is None else check_tensor(groups, "groups", (self.n,), low=-1, high=self.n),
+            None if shares is None else check_tensor(shares, "shares", (None,), low=0.0),
+        )
+
+    def _check_fits(self, strata: Any) -> None:
+        """Refuse what is no strata of these samples."""
+        if not isinstance(strata, Strata):
+            raise InputError(
+                f"strata must be Strata, got {type(strata).__name__}; make them with stratify, which takes labels to "
+                "start from as init"
+            )
+        if strata.n != self.n or strata.k != self.strata_count:
+            raise InputError(
+                f"the strata have n={strata.n}, k={strata.k}, the sampler needs n={self.n}, k={self.strata_count} "
+                "(batch_size / draws_per_stratum); make them from the features of this data set with that k"
+            )
 
 
 class StratifiedBatchSampler(GroupedSampler):
@@ -221,16 +238,7 @@ class StratifiedBatchSampler(GroupedSampler):
         self.use(stratify_over_processes(features, self.strata_count, group, **options))
 
     def _use(self, strata: Strata) -> None:
-        if not isinstance(strata, Strata):
-            raise InputError(
-                f"strata must be Strata, got {type(strata).__name__}; make them with stratify, which takes labels to "
-                "start from as init"
-            )
-        if strata.n != self.n or strata.k != self.strata_count:
-            raise InputError(
-                f"the strata have n={strata.n}, k={strata.k}, the sampler needs n={self.n}, k={self.strata_count} "
-                "(batch_size / draws_per_stratum); make them from the features of this data set with that k"
-            )
+        self._check_fits(strata)
         smallest = int(strata.sizes.min())
         if not self.replacement and smallest < self.draws_per_stratum:
             raise InputError(

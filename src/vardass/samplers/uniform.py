@@ -11,7 +11,7 @@ from torch import Tensor
 from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions
-from vardass.validate import ArrayLike, as_labels
+from vardass.validate import ArrayLike, as_labels, check_tensor
 
 __all__ = ["EpochSampler", "UniformBatchSampler"]
 
@@ -41,10 +41,11 @@ class EpochSampler(MinibatchSampler):
         super()._set_processes(num_replicas, rank)
 
     def _default_batches(self) -> int:
-        return self._batches_of(self.n)
+        return self._batches_of(None)
 
-    def _batches_of(self, count: int) -> int:
-        full, rest = divmod(count, self.batch_size)
+    def _batches_of(self, left: Tensor | None) -> int:
+        """Batches that visit the samples ``left``, or all, once."""
+        full, rest = divmod(self.n if left is None else len(left), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
     def _new_epoch(self) -> None:
@@ -66,14 +67,14 @@ class EpochSampler(MinibatchSampler):
         if rounds > 0:
             self._before_drop()
         # a stream longer than one visit of all samples goes round again
-        if self._left is not None and self._batches_of(len(self._left)) < self.num_replicas:
+        if self._left is not None and self._batches_of(self._left) < self.num_replicas:
             self._left = None
         return self._plan(self._left, generator)
 
     def _sample_chunk(self, generator: torch.Generator) -> Chunk:
         chunk = self._plan(None, generator)
         rows, left = chunk.rows, torch.ones(self.n, dtype=torch.bool)
-        while len(rows) < self.n // self.batch_size and chunk.weights is None:
+        while len(rows) < min(self.n // self.batch_size, self._batches_of(None)) and chunk.weights is None:
             left[rows.flatten()] = False
             rows = torch.cat([rows, self._plan(left.nonzero().flatten(), generator).rows])
         return chunk._replace(rows=rows)
@@ -98,7 +99,8 @@ class EpochSampler(MinibatchSampler):
         return {"left": self._left}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
-        self._left = state["left"]
+        left = state["left"]
+        self._left = None if left is None else check_tensor(left, "left", (None,), low=0, high=self.n - 1)
 
 
 class UniformBatchSampler(EpochSampler):

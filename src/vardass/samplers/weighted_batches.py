@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from vardass.errors import InputError, VardassWarning
-from vardass.validate import check_flag
+from vardass.validate import check_count, check_flag, check_number
 
 __all__ = ["IndexBatch", "WeightedDataset", "with_weights"]
 
@@ -54,6 +54,20 @@ class IndexBatch(list[int]):
     def state(self) -> dict[str, Any]:
         """The constructor arguments of this batch, in plain values."""
         return {"indices": list(self), "weights": self.weights, "strata": self.strata, "pool": self.pool}
+
+    @classmethod
+    def from_state(cls, saved: Mapping[str, Any], n: int) -> IndexBatch:
+        """The batch of ``n`` samples that `state` was taken of."""
+        batch = cls(**saved)
+        for index in batch:
+            check_count(index, "index of a batch", low=0, high=n - 1)
+        for weight in batch.weights or ():
+            check_number(weight, "weight of a batch", low=0.0, high=1.0)
+        for stratum in batch.strata or ():
+            check_count(stratum, "stratum of a batch", low=0)
+        if any(part is not None and len(part) != len(batch) for part in (batch.weights, batch.strata)):
+            raise InputError(f"a batch of {len(batch)} samples has another number of weights or strata; restore it")
+        return batch
 
 
 class WeightedDataset(Dataset[Any]):

@@ -12,7 +12,7 @@ import torch
 
 from vardass.backend import one_thread
 from vardass.errors import VardassError
-from vardass.processes import begin_worker, count_cpus, one_thread_each, quiet_workers, ray_session
+from vardass.processes import begin_worker, count_workers, one_thread_each, quiet_workers, ray_session
 from vardass.validate import choose
 
 __all__ = ["ENGINES", "each"]
@@ -34,7 +34,8 @@ def each(
     """
     if choose(engine, "engine", ENGINES) == "ray":
         with ray_session(workers) as ray:
-            width = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+            there = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            width = min(workers or there, there)
             task, sent = ray.remote(num_cpus=1)(_apply_alone), ray.put(shared)
             try:
                 yield from _as_done(lambda part: task.remote(function, sent, part).future(), parts, width)
@@ -43,7 +44,7 @@ def each(
             except ray.exceptions.WorkerCrashedError:
                 raise _died(width) from None
         return
-    width = min(workers or count_cpus(), len(parts))
+    width = min(count_workers(workers), len(parts))
     if width <= 1:
         with one_thread():
             for i, part in enumerate(parts):

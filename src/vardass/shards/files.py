@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from vardass.files import PathLike, as_path
 from vardass.shards.engines import each
 from vardass.validate import Progress, as_features, as_tensor, check_count, shorten
 
-__all__ = ["Part", "Shard", "ShardDataset", "ShardRows", "expand", "is_large", "open_shards"]
+__all__ = ["Part", "Shard", "ShardDataset", "ShardRows", "expand", "is_large", "located", "open_shards"]
 
 _PART_ROWS = 2**18  # rows of a part: seconds of work, which is what a restart can lose
 
@@ -80,10 +79,26 @@ def expand(given: PathLike | Sequence[PathLike]) -> list[Path]:
             found += map(Path, matches)
         else:
             found.append(path)
-    counts = Counter(path.absolute() for path in found)
-    if twice := [path for path, count in counts.items() if count > 1]:
-        raise InputError(f"{twice[0]} is given twice; its rows would count double, leave one out")
+    seen: dict[object, Path] = {}
+    for path in found:
+        first = seen.setdefault(_identity(path), path)
+        if first is not path:
+            raise InputError(f"{first} is given twice, again as {path}; its rows would count double, leave one out")
     return found
+
+
+def _identity(path: Path) -> object:
+    """The same for all names of one file: with ``..``, by a link of either kind, in other case where that is one."""
+    try:
+        status = path.stat()
+    except OSError:  # opening it will say what is wrong
+        return path.absolute()
+    return (status.st_dev, status.st_ino) if status.st_ino else path.resolve()
+
+
+def located(path: Path) -> Path:
+    """A file in its real folder, without ``..``; if it is a link itself, it keeps its own name."""
+    return path.parent.resolve() / path.name
 
 
 def is_large(path: Path) -> bool:
@@ -101,7 +116,7 @@ def open_shards(paths: Sequence[Path], columns: Columns | None = None, leave_out
     """Look at headers and footers of ``.npy`` and ``.parquet`` files."""
     shards = []
     first: tuple[Path, list[str]] | None = None
-    for path in (path.absolute() for path in paths):
+    for path in map(located, paths):
         with open_embeddings(path) as file:
             if not file.in_parts:
                 raise InputError(f"{path} is {path.suffix}; only .npy and .parquet files are read in parts, convert it")

@@ -21,6 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,19 +34,20 @@ from torch import Tensor
 
 from vardass.data.embedding_files import Columns
 from vardass.errors import InputError
-from vardass.files import PathLike, as_path, atomic_write, locked, remove_temporary, write_text
+from vardass.files import PathLike, as_path, atomic_write, inside, locked, read_json, remove_temporary, write_text
 from vardass.kernels import Kernel, KernelLike, as_kernel, fitted_kernel
 from vardass.samplers.base import kernel_name
-from vardass.shards.files import Part, Shard, ShardRows, expand, open_shards
+from vardass.shards.files import Part, Shard, ShardRows, expand, located, open_shards
 from vardass.solvers.rule import JUDGED_ROWS, SampledRule, Totals, default_sample, draw_rows, fit_rule
 from vardass.strata import Strata, StrataSummary
-from vardass.validate import Progress, check_count, check_seed, silent
+from vardass.validate import Progress, check_count, check_number, check_seed, reading, silent
 
 __all__ = ["ShardStrata", "stratify_shards"]
 
 _RULE = Path("work", "rule.pt")
 _FORMAT = "vardass-shards"
 _VERSION = 1
+_AGAIN = "make the strata again in another folder"
 _READ, _SOLVED = 0.1, 0.2  # of the progress: the sample is read; the rule is found
 
 
@@ -102,8 +104,12 @@ class ShardStrata(StrataSummary):
         """Stratum of each row of one file after the other."""
         for path, rows in zip(self.labels_files, self.rows, strict=True):
             labels = _read_labels(path)
-            if len(labels) != rows:
-                raise InputError(f"{path} has {len(labels):,} labels for {rows:,} rows; make the strata again")
+            whole = labels.dtype == np.int32 and labels.shape == (rows,)
+            if not whole or (rows and not 0 <= labels.min() <= labels.max() < self.k):
+                raise InputError(
+                    f"{path} has {labels.dtype} of shape {labels.shape}, not labels 0 to {self.k - 1} of {rows:,} "
+                    "rows; make the strata again"
+                )
             yield labels
 
     def strata(self) -> Strata:
@@ -126,15 +132,20 @@ class ShardStrata(StrataSummary):
         found = _read_json(folder / "strata.json")
         if found is None:
             raise InputError(f"there are no finished strata in {folder}; let vardass stratify run to its end")
-        files = tuple(map(Path, found.pop("files")))
-        return cls(
-            folder=folder,
-            files=files,
-            labels_files=tuple(_labels_files(folder, files)),
-            rows=tuple(found.pop("rows")),
-            sizes=torch.tensor(found.pop("sizes")),
-            **found,
-        )
+        with reading(folder / "strata.json", _AGAIN):
+            files = tuple(map(Path, found.pop("files")))
+            rows = tuple(check_count(count, "rows", low=0) for count in found.pop("rows"))
+            sizes = [check_count(count, "sizes") for count in found.pop("sizes")]
+            for name in ("variance", "uniform_variance", "variance_stderr", "uniform_stderr"):
+                check_number(found[name], name, low=0.0)
+            check_count(found["d"], "d")
+            kinds = (str, str, dict)
+            if not all(isinstance(found[name], kind) for name, kind in zip(("solver", "kernel", "info"), kinds)):
+                raise TypeError("solver, kernel and info are text, text and a mapping")
+            if len(files) != len(rows) or sum(rows) != sum(sizes):
+                raise ValueError(f"{sum(sizes)} labels for {sum(rows)} rows in {len(files)} files")
+            labels_files = tuple(_labels_files(folder, files))
+            return cls(folder, files, labels_files, rows, sizes=torch.tensor(sizes), **found)
 
 
 def stratify_shards(
@@ -198,14 +209,14 @@ def stratify_shards(
         "rank": rank,
         "seed": check_seed(seed),
     }
-    shards = _begin(folder, [path.absolute() for path in expand(paths)], settings)
+    shards = _begin(folder, [located(path) for path in expand(paths)], settings)
     if (folder / "strata.json").exists():
         return ShardStrata.load(folder)
     check_count(k, "k", high=sum(shard.rows for shard in shards), remedy="lower --k, each stratum needs a row")
     run = _Run(
         folder, ShardRows(shards, columns, tuple(leave_out), engine, workers), unfitted, settings, progress or silent
     )
-    with locked(folder / "work", work="stratify"):
+    with locked(inside(folder, "work"), work="stratify"):
         remove_temporary(folder / "work")  # of workers that were killed
         try:
             run.do()
@@ -243,7 +254,16 @@ def _begin(folder: Path, paths: list[Path], settings: dict[str, Any]) -> list[Sh
                 f"{folder} was begun with {name}={manifest.get(name)!r}, now it is {value!r}; give the same to resume, "
                 "or another --out"
             )
-    shards = [Shard(Path(f["path"]), f["size"], f["mtime_ns"], tuple(f["groups"])) for f in manifest["files"]]
+    with reading(folder / "manifest.json", _AGAIN):
+        shards = [
+            Shard(
+                located(Path(file["path"])),
+                check_count(file["size"], "size", low=0),
+                check_count(file["mtime_ns"], "mtime_ns"),
+                tuple(check_count(rows, "groups", low=0) for rows in file["groups"]),
+            )
+            for file in manifest["files"]
+        ]
     for shard in shards:
         shard.check()
     known = [shard.path for shard in shards]
@@ -262,13 +282,10 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
+    found = read_json(path)
+    if not found:
         return None
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} cannot be read ({error}); delete its folder and start again") from None
-    if not isinstance(found, dict) or (found.pop("format", None), found.pop("version", None)) != (_FORMAT, _VERSION):
+    if (found.pop("format", None), found.pop("version", None)) != (_FORMAT, _VERSION):
         raise InputError(f"{path} is not of this version of vardass; choose another --out")
     return found
 
@@ -276,7 +293,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _labels_files(folder: Path, files: Sequence[Path]) -> list[Path]:
     """Where the labels of each file go: the same path below the folder that all files share."""
     common = Path(os.path.commonpath([path.parent for path in files]))
-    return [folder / "labels" / path.relative_to(common) for path in files]
+    return [inside(folder, "labels", path.relative_to(common)) for path in files]
 
 
 # --- sample, rule, pass, result ---
@@ -313,7 +330,7 @@ class _Run(NamedTuple):
         rule, shards = plan.sampled.rule, self.rows.shards
         totals = Totals.zero(*rule.sums.shape)
         for i in range(len(self.rows.parts)):
-            with np.load(_part_file(self.folder, i), allow_pickle=False) as found:
+            with self._part(i) as found:
                 totals.add_totals(Totals(*(torch.from_numpy(found[name]) for name in vars(totals))))
         variances = plan.sampled.judge(totals, plan.judged, plan.judged_rows, self.settings["seed"])
         for shard, target in zip(shards, _labels_files(self.folder, [shard.path for shard in shards])):
@@ -361,9 +378,10 @@ class _Run(NamedTuple):
             torch.save(state, packed)
             with atomic_write(target) as file:
                 file.write(packed.getbuffer())
-        state = torch.load(target, weights_only=True)
-        sampled = SampledRule.from_state({**state, "rows": state["rows"].numpy()}, self.kernel)
-        return _Plan(sampled, state["judged_rows"].numpy(), state["judged"])
+        with reading(target, _AGAIN):
+            state = torch.load(target, weights_only=True)
+            sampled = SampledRule.from_state({**state, "rows": state["rows"].numpy()}, self.kernel)
+            return _Plan(sampled, state["judged_rows"].numpy(), state["judged"])
 
     def _label(self, plan: _Plan) -> None:
         todo = [(i, part) for i, part in enumerate(self.rows.parts) if not _part_file(self.folder, i).exists()]
@@ -376,8 +394,14 @@ class _Run(NamedTuple):
     def _labels(self, shard: Shard) -> Iterator[NDArray[np.int32]]:
         for i, part in enumerate(self.rows.parts):
             if part.shard is shard:
-                with np.load(_part_file(self.folder, i), allow_pickle=False) as found:
+                with self._part(i) as found:
                     yield np.asarray(found["labels"])
+
+    @contextmanager
+    def _part(self, i: int) -> Iterator[Any]:
+        file = _part_file(self.folder, i)
+        with reading(file, "remove it, and start again to resume"), np.load(file, allow_pickle=False) as found:
+            yield found
 
 
 def _part_file(folder: Path, i: int) -> Path:

@@ -82,7 +82,7 @@ def stratify(
         Number of strata: the minibatch size.
     kernel : Kernel, name or callable
         The kernel of the loss: ``"mmd"`` (the paper's RBF mixture), ``"coral"``, ``"rbf"``, ``"linear"``,
-        a `Kernel` object or a function ``f(x, y) -> (n, m)``. Fitted to ``features`` unless it is fitted.
+        ``"energy"``, a `Kernel` object or a function ``f(x, y) -> (n, m)``. Fitted to ``features`` unless it is fitted.
     solver : {"min-sum", "dynamic-kmeans", "kmeans", "kernel-kmeans"}
         ``min-sum`` is exact descent on the objective; ``dynamic-kmeans`` is the paper's Algorithm 1 with
         Algorithm 2; the others ignore stratum sizes.
