@@ -103,6 +103,7 @@ def test_the_number_of_threads_is_the_users_again_afterwards(monkeypatch: pytest
 
 def test_a_verdict_is_part_of_the_words() -> None:
     assert str(Claim("a is b", True, "1 = 1")) == "Held: a is b. Measured: 1 = 1."
+    assert str(Claim("a is b", None, "1 = n")) == "Cannot be told: a is b. Measured: 1 = n."
     assert str(Claim("a is b", False, "1 < 2", source="ours")).startswith("Did not hold, not of the paper: a is b.")
 
 
