@@ -266,7 +266,8 @@ def _blank_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Mask (n,) of the rows of which a cell is "" or NaN."""
     text = values.dtype.kind in "US"
     cells = np.char.strip(values) == values.dtype.type() if text else values != values
-    return np.asarray(cells).reshape(len(values), -1).any(1)
+    mask: NDArray[np.bool_] = np.asarray(cells).reshape(len(values), -1).any(axis=1)
+    return mask
 
 
 def _without_fractions(values: NDArray[Any]) -> NDArray[Any]:
