@@ -267,7 +267,7 @@ def test_target_labels_of_folders_are_not_supported(tmp_path, capsys):
     code, _, err = run(capsys, "adapt", *data, "--target-labels")
     assert code == 2
     assert "--target-labels" in err
-    assert "loose files" in err
+    assert "is for embeddings" in err
 
 
 # --- domains of which there is little to see ---

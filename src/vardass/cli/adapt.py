@@ -127,7 +127,8 @@ def adapt(
     _check_options_of_kind(
         found,
         image={"--size": size, "--channels": channels},
-        features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise},
+        features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise}
+        | {"--target-labels": target_labels or None},
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are always in memory; leave it out")
@@ -150,7 +151,6 @@ def adapt(
         cache=cache,
         interpolation=wanted.interpolation,
     )
-    labelled = _labelled_count(task.target) if target_labels else None
     config = recommended_for(task, settings, out, resume=resume)
     hint = ""
     if found == "image" and "network" not in chosen:
@@ -165,14 +165,14 @@ def adapt(
         "columns": columns,
         "size": pixels if found == "image" else None,
         "holdout": holdout,
-        "target_labels": labelled,
+        "target_labels": len(task.target.labelled()) if target_labels and task.target.has_labels else None,
     }
     # all of the target is there to be adapted to and predicted: no part of it is a test set
     splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
-    splits = splits if labelled is None else learn_from_target(splits, task.target)
+    splits = learn_from_target(splits, task.target) if target_labels else splits
     with _run(config, splits, out, data, resume=resume, domains=[*sources, target], hint=hint) as result:
         predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
-        unseen = task.target.has_labels and labelled is None
+        unseen = task.target.has_labels and not target_labels
         scores = predictions.scores(task.target.known_labels()) if unseen else None
         measured_on, doctor = _measured_on(task.target), short_form(result, splits)
         learnt = splits.source_train.known_labels()
@@ -289,22 +289,6 @@ def _check_options_of_kind(found: Kind, **options: Mapping[str, Any]) -> None:
     for kind, option, value in ((kind, *item) for kind, given in options.items() for item in given.items()):
         if value is not None and kind != found:
             raise InputError(f"{option} is for {names[kind]}, the data are {names[found]}; leave it out")
-
-
-def _labelled_count(target: Domain) -> int:
-    """How many samples of a target have a label to train on; refused if none has, or all have."""
-    if target.kind != "features":
-        raise InputError(
-            "--target-labels needs labels of some samples, and a target folder with both class folders and loose files "
-            "is not supported; leave it out, or give a file of embeddings"
-        )
-    count = len(target.labelled()) if target.has_labels else 0
-    if not 0 < count < len(target):
-        raise InputError(
-            f"--target-labels trains on the labels of some target samples, but {count:,} of the {len(target):,} of "
-            f"{target.name!r} have one; {'leave the others blank' if count else 'fill in one or more'}, or leave it out"
-        )
-    return count
 
 
 def _measured_on(target: Domain) -> str:

@@ -136,7 +136,8 @@ def _separation(train: Domain, held_out: Domain) -> float | None:
     """`class_separation` of embeddings by their classes, as ``adapt`` measures it; None for files and numbers."""
     if train.kind != "features" or train.regression:
         return None
-    x, v = (torch.stack([domain.dataset[row] for row in range(len(domain))]).flatten(1) for domain in (train, held_out))
+    parts: Any = (Inputs(part, torch.device("cpu")).data for part in (train, held_out))
+    x, v = (part.flatten(1) for part in parts)
     return class_separation(x, train.known_labels(), v, held_out.known_labels(), len(train.class_names))
 
 

@@ -395,7 +395,7 @@ def _alike(names: Sequence[str], classes: Sequence[str]) -> list[tuple[str, str]
 def open_positions(counts: Mapping[str, int], classes: Sequence[str], owner: str) -> list[int]:
     """Position in ``classes`` of each class that ``owner`` has so many samples of; -1, with a warning, of others.
 
-    "" stands for samples without label. A name that differs from a class in capitals or blanks only is refused.
+    The name "" stands for samples without label. One that differs from a class in capitals only is refused.
     """
     if extra := [name for name in counts if name and name not in classes]:
         if alike := _alike(extra, classes):

@@ -264,10 +264,9 @@ def read_labelled(
 
 def _blank_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Mask (n,) of the rows of which a cell is "" or NaN."""
-    text = values.dtype.kind in "US"
-    cells = np.char.strip(values) == values.dtype.type() if text else values != values
-    mask: NDArray[np.bool_] = np.asarray(cells).reshape(len(values), -1).any(axis=1)
-    return mask
+    is_text = values.dtype.kind in "US"
+    cells = np.asarray(np.char.strip(values) == values.dtype.type() if is_text else values != values)
+    return np.array([row.any() for row in cells], dtype=bool)
 
 
 def _without_fractions(values: NDArray[Any]) -> NDArray[Any]:

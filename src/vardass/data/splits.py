@@ -109,6 +109,13 @@ def learn_from_target(splits: TaskSplits, target: Domain, *, share: float = TARG
     They count as one more source, of which nothing is held out. A few samples alone would hardly matter to the task
     loss. The parts of the target keep them, with labels that stay hidden.
     """
+    count = len(target.labelled()) if target.has_labels else 0
+    if not 0 < count < len(target):
+        raise InputError(
+            f"{count:,} of the {len(target):,} samples of target {target.name!r} have a label that can be trained on; "
+            f"{'leave the others blank, as nothing is left to adapt to' if count else 'fill in one or more'}, or leave "
+            "out --target-labels"
+        )
     labelled, source = target.labelled(), splits.source_train
     times = max(1, round(share / (1.0 - share) * len(source) / len(labelled)))
     copies = labelled.subset(torch.arange(len(labelled)).repeat(times))
