@@ -160,7 +160,6 @@ class Stream:
     def __iter__(self) -> Iterator[IndexBatch]:
         for batch in self.batches:
             batch.weights = self.weights(self.features[batch]).tolist()
-            batch.strata = None  # weights look at the whole batch
             yield batch
 
 

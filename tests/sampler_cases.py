@@ -35,17 +35,13 @@ MAKERS: dict[str, Callable[..., MinibatchSampler]] = {
     "uniform, tail": lambda **o: UniformBatchSampler(N, K, drop_last=False, **o),
     "uniform, replacement": lambda **o: UniformBatchSampler(N, K, replacement=True, **o),
     "stratified": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", **o),
-    "stratified, two draws, k-means": lambda **o: StratifiedBatchSampler(
-        N, K, kernel="rbf", draws_per_stratum=2, solver="kmeans", **o
-    ),
+    "stratified, k-means": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", solver="kmeans", **o),
     "stratified, classes": lambda **o: StratifiedBatchSampler(N, K, kernel="rbf", groups=TWO_CLASSES, **o),
-    "cycling, two draws, classes": lambda **o: StratifiedBatchSampler(
-        N, K, kernel="rbf", replacement=False, draws_per_stratum=2, groups=TWO_CLASSES, **o
+    "cycling, classes": lambda **o: StratifiedBatchSampler(
+        N, K, kernel="rbf", replacement=False, groups=TWO_CLASSES, **o
     ),
     "ordered": lambda **o: OrderedBatchSampler(N, K, plan_rows=5, **QUICK, **o),
-    "ordered, two draws, classes": lambda **o: OrderedBatchSampler(
-        N, K, plan_rows=5, draws_per_stratum=2, groups=TWO_CLASSES, **QUICK, **o
-    ),
+    "ordered, classes": lambda **o: OrderedBatchSampler(N, K, plan_rows=5, groups=TWO_CLASSES, **QUICK, **o),
     "balanced": lambda **o: BalancedBatchSampler(N, K, **QUICK, **o),
     "balanced, tail, classes": lambda **o: BalancedBatchSampler(
         N, K, drop_last=False, groups=torch.arange(N) % 3, **QUICK, **o

@@ -546,7 +546,7 @@ def test_time_to_go_is_told_before_the_first_pass_over_files(folders, capsys, mo
     monkeypatch.setattr("vardass.adapt.strata_updater.StrataUpdater.begin", looked)
     command = adapt(folders / "day", folders / "night", folders / "timed", "--steps", "2")
     assert main([str(part) for part in command]) == 0
-    assert [["about" in note for note in of] for of in seen] == [[True] if told else []]
+    assert ["about" in note for note in seen[0]] == ([True] if told else [])
 
 
 def test_classes_that_differ_in_capitals_or_decimals_with_commas_are_named(tmp_path, capsys):

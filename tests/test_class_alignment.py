@@ -348,7 +348,7 @@ def test_small_classes_are_left_out_where_strata_have_a_least_size() -> None:
     aligned = align_classes(labels, logits_of([0] * 9 + [1] * 9 + [2] * 2, 3), strata=4, min_size=2)
     for given in aligned:
         assert given["shares"].tolist() == pytest.approx([0.5, 0.5, 0.0])
-    sampler = OrderedBatchSampler(21, 8, kernel="rbf", draws_per_stratum=2)
+    sampler = OrderedBatchSampler(21, 4, kernel="rbf", min_size=2)
     sampler.refresh(cloud(21), **aligned.source)
     assert 20 not in {i for batch in sampler for i in batch}
 

@@ -40,6 +40,11 @@ def test_doctor_on_files_says_what_to_use_and_draws_it(files, capsys):
         assert f"\n  {topic}: " in out
     found = json.loads((files / "d/doctor.json").read_text())
     assert len(found["advice"]) == 5
+    assert found["adapt"]["separation"] > 0.5
+    assert found["adapt"]["settings"].startswith("stratified batches of 8, ")
+    assert (
+        f"\nvardass adapt\n  settings: {found['adapt']['settings']}\n  adaptation: {found['adapt']['expected']}" in out
+    )
     assert found["classes"]["distance"]["value"] > 0.1
     image = Image.open(files / "d/doctor.png").convert("L")
     assert image.size[0] > 1500
@@ -47,6 +52,34 @@ def test_doctor_on_files_says_what_to_use_and_draws_it(files, capsys):
     code, out, _ = run(capsys, *data[:-1], 0, "--loss", "coral", "--penalty", 0.5, "--json")
     found = json.loads(out)
     assert (code, found["loss"], found["penalty"], found["written"]) == (0, "coral", 0.5, [])
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_doctor_says_what_adapt_will_find_in_the_source(tmp_path, capsys, apart):
+    generator = np.random.default_rng(1)
+    labels = np.arange(120) % 2
+    for name in ("a", "b"):
+        x = generator.normal(size=(120, 4)) + 4.0 * apart * labels[:, None]
+        np.savez(tmp_path / f"{name}.npz", x=x.astype(np.float32), labels=labels)
+    data = (tmp_path / "a.npz", tmp_path / "b.npz")
+    found = json.loads(run(capsys, "doctor", *data, "--batch-size", 8, "--warm-up", 0, "--json")[1])["adapt"]
+    run(capsys, "adapt", "--source", data[0], "--target", data[1], "--out", tmp_path / "run", "--steps", 5)
+    choice = json.loads((tmp_path / "run" / "result.json").read_text())["choice"]
+    assert found["separation"] == pytest.approx(choice["evidence"]["separation"], abs=1e-9)
+    assert (found["separation"] >= 0.5) == apart
+    assert ("will keep the source-only model" in found["expected"]) == (not apart)
+    if not apart:
+        assert choice["model"] == "source-only"
+
+
+@pytest.mark.parametrize("values", [np.zeros((120, 4)), np.tile(np.arange(200.0), (120, 1))])
+def test_a_constant_source_does_not_stop_the_outlook(tmp_path, capsys, values):
+    generator = np.random.default_rng(1)
+    np.savez(tmp_path / "a.npz", x=values, labels=np.arange(120) % 2)
+    np.savez(tmp_path / "b.npz", x=generator.normal(size=values.shape))
+    code, out, err = run(capsys, "doctor", tmp_path / "a.npz", tmp_path / "b.npz", "--batch-size", 8, "--json")
+    assert code == 0, err
+    assert json.loads(out)["adapt"]["separation"] == pytest.approx(0.0, abs=0.1)
 
 
 def test_doctor_on_a_run_and_the_run_itself(files, capsys):

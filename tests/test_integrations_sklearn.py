@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,7 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import vardass
 from conftest import refused
 from vardass.errors import VardassWarning
-from vardass.integrations.sklearn import CORALAdapter, CORALRegressor, MMDAdapter, MMDRegressor, Stratifier
+from vardass.integrations.sklearn import CORALAdapter, CORALTransformer, MMDAdapter, Stratifier
 from vardass.kernels import RBFMixture
 
 QUICK: dict[str, Any] = {"steps": 25, "lr": 3e-2, "hidden": (16,)}
@@ -31,16 +32,16 @@ class AdaptsToItself(CORALAdapter):
         return super().fit(X, y, X)
 
 
-class PredictsItself(CORALRegressor):
-    """The same of the regressor."""
+class MovesToItself(CORALTransformer):
+    """The same of the transformer, which refuses to be fitted without a target."""
 
-    def fit(self, X: Any, y: Any) -> Any:
-        return super().fit(X, y, X)
+    def fit(self, X: Any, y: Any = None) -> Any:
+        return super().fit(X, y, target=X)
 
 
 @pytest.mark.parametrize(
     "estimator",
-    [Stratifier(), MMDAdapter(**QUICK), AdaptsToItself(**QUICK), MMDRegressor(**QUICK), PredictsItself(**QUICK)],
+    [Stratifier(), MMDAdapter(**QUICK), AdaptsToItself(**QUICK), MovesToItself()],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_the_checks_of_scikit_learn(estimator: Any) -> None:
@@ -176,63 +177,77 @@ def test_a_search_over_penalties() -> None:
     assert search.best_score_ > 0.9
 
 
-# --- regressors -----------------------------------------------------------------------------------------------
+# --- CORAL without a network ----------------------------------------------------------------------------------
 
 
-def moved(seed: int = 0) -> tuple[Any, Any, Any, Any]:
-    """Numbers of two hidden causes that six columns show, and a target whose columns are moved."""
-    rng = np.random.default_rng(seed)
-    gains = np.random.default_rng(1).normal(size=(2, 6))
-    parts: list[Any] = []
-    for shift in (0.0, 1.2 * np.array([1.5, -1.0, 0.5, 1.0, 0.0, -1.2])):
-        causes = rng.normal(size=(400, 2))
-        parts += [
-            causes @ gains + shift + 0.3 * rng.normal(size=(400, 6)),
-            500 + 80 * (np.sin(causes[:, 0]) + causes[:, 1]),
+def covariance(x: Any) -> Any:
+    """By its definition, one entry after the other."""
+    n, d = x.shape
+    mean = [sum(x[:, j]) / n for j in range(d)]
+    return np.array(
+        [
+            [sum((x[r, i] - mean[i]) * (x[r, j] - mean[j]) for r in range(n)) / (n - 1) for j in range(d)]
+            for i in range(d)
         ]
-    return parts[0], parts[1], parts[2], parts[3]
+    )
 
 
-@pytest.mark.parametrize("kind", [MMDRegressor, CORALRegressor])
-def test_adapting_regressors_pays(kind: Any) -> None:
-    x, y, target, truth = moved()
-    options: dict[str, Any] = {"steps": 300, "lr": 3e-3}
-    adapted = kind(**options).fit(x, y, target)
-    with pytest.warns(VardassWarning, match="got no target"):
-        alone = kind(**options).fit(x, y)
-    assert adapted.score(x, y) > 0.8
-    assert adapted.score(target, truth) > alone.score(target, truth) + 0.1
-    assert adapted.predict(target).shape == (400,)
-    assert 400 < adapted.predict(target).mean() < 600
+@pytest.mark.parametrize("ridge", [1e-6, 1.0])
+@pytest.mark.parametrize("columns", [1, 4, 12])  # 12: more than rows, so covariances are singular
+def test_coral_whitens_and_colours_again(columns: int, ridge: float) -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    mixed = np.random.default_rng(5).normal(size=(2, columns, columns))
+    x, target, new = 3 + cloud(9, columns) @ mixed[0], cloud(11, columns, 1) @ mixed[1] - 7, cloud(5, columns, 2)
+    source, shift = covariance(x), ridge * np.trace(covariance(x)) / columns * np.eye(columns)
+    roots = [linalg.sqrtm(source + shift), linalg.sqrtm(covariance(target) + shift)]
+    expected = (new - x.mean(0)) @ np.linalg.inv(roots[0]) @ roots[1] + target.mean(0)
+    coral = CORALTransformer(ridge=ridge).fit(x, target=target)
+    np.testing.assert_allclose(coral.transform(new), expected, rtol=1e-7, atol=1e-7)
+    again = CORALTransformer(ridge=ridge).fit(x, target=target)
+    assert (again.transform(new) == coral.transform(new)).all()
+    single = CORALTransformer(ridge=ridge).fit(x.astype("float32"), target=target).transform(new.astype("float32"))
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
 
 
-def test_numbers_of_the_target_are_not_read_and_columns_stay() -> None:
-    x, y, target, truth = moved()
-    both, domain = np.concatenate([x, target]), np.repeat([1, -2], 400)
-    apart = MMDRegressor(**QUICK).fit(x, y, target).predict(target)
-    for labels in (truth, np.full(400, np.nan)):  # skada masks them so
-        found = MMDRegressor(**QUICK).fit(both, np.concatenate([y, labels]), sample_domain=domain)
-        assert (found.predict(target) == apart).all()
-    column = MMDRegressor(**QUICK).fit(x, y[:, None], target).predict(target)
-    assert (column == apart[:, None]).all()
-    pair = MMDRegressor(**QUICK).fit(x, np.stack([y, -y / 7], 1), target)
-    assert pair.predict(target).shape == (400, 2)
-    assert (pickle.loads(pickle.dumps(pair)).predict(target) == pair.predict(target)).all()
-    with refused("'y_0'", "400 samples", "mean 0.1", "deviation 0"):
-        MMDRegressor(**QUICK).fit(x, np.full(400, 0.1), target)
-    with pytest.raises(ValueError, match="NaN"):
-        MMDRegressor(**QUICK).fit(x, np.where(y > 500, y, np.nan), target)
+def test_coral_moves_means_and_covariances_and_a_pipeline_gains() -> None:
+    x, y, *_ = shifted()
+    rows, truth, *_ = shifted(1)
+    target = rows @ [[2.0, -0.5], [-0.5, 0.6]] + 5  # a symmetric map, which covariances determine nearly
+    moved = CORALTransformer(ridge=1e-9).fit_transform(x, target=target)
+    np.testing.assert_allclose(moved.mean(0), target.mean(0))
+    np.testing.assert_allclose(np.cov(moved.T), np.cov(target.T), rtol=1e-6)
+    names = CORALTransformer().set_output(transform="pandas").fit_transform(x, target=target).columns
+    assert names.tolist() == ["x0", "x1"]
+
+    alone = LogisticRegression().fit(x, y)
+    pipeline = make_pipeline(CORALTransformer(ridge=1e-3), LogisticRegression())
+    pipeline.fit(x, y, coraltransformer__target=target)
+    assert alone.score(target, truth) < 0.6
+    assert pipeline[-1].score(target, truth) > 0.95
+    back = CORALTransformer(ridge=1e-3).fit(target, target=x)  # the other way round: the model stays, new rows move
+    assert make_pipeline(back, alone).score(target, truth) > 0.95
 
 
-def test_a_regressor_in_a_pipeline_of_skada() -> None:
-    skada = pytest.importorskip("skada")
-    x, y, target, truth = moved()
-    both, domain = np.concatenate([x, target]), np.repeat([1, -2], 400)
-    pipeline = skada.make_da_pipeline(StandardScaler(), MMDRegressor(**QUICK))
-    pipeline.fit(both, np.concatenate([y, truth]), sample_domain=domain)
-    scaler = StandardScaler().fit(both)
-    direct = MMDRegressor(**QUICK).fit(scaler.transform(x), y, scaler.transform(target))
-    assert (pipeline.predict(target) == direct.predict(scaler.transform(target))).all()
+def test_coral_names_what_cannot_be_used() -> None:
+    x = cloud(6)
+    with refused("target", field="target"):
+        CORALTransformer().fit(x)
+    for ridge in (0.0, -1, "1", True, float("nan")):
+        with refused(repr(ridge), field="ridge"):
+            CORALTransformer(ridge=ridge).fit(x, target=x)
+    for rows in (np.full((5, 3), 0.1), 1e200 * x, 1e-150 * x):
+        with refused("variance", field="X"):
+            CORALTransformer().fit(rows, target=x)
+        with refused("variance", field="target"):
+            CORALTransformer().fit(x, target=rows)
+    for rows, message in [
+        (cloud(6, 2), "X has 2 features, but CORALTransformer is expecting 3"),
+        (cloud(1), "minimum of 2 is required"),
+        (np.where(x > 0, x, np.nan), "contains NaN"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            CORALTransformer().fit(x, target=rows)
 
 
 # --- skada ----------------------------------------------------------------------------------------------------

@@ -91,8 +91,12 @@ def test_frozen_backbone_can_be_cached() -> None:
 def test_dropout_acts_on_the_features() -> None:
     network = make_network("mlp", (7,), 3, dropout=0.9)
     x = torch.rand(50, 7)
-    assert (network.train().features(x) == 0).float().mean() > 0.8
-    assert torch.equal(network.eval().features(x), network.features(x))
+    seen: list[torch.Tensor] = []
+    network.head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    network.train()(x)
+    network.eval()(x)
+    assert (seen[0] == 0).float().mean() > 0.8
+    assert torch.equal(seen[1], network.train().features(x))
 
 
 def test_widening_keeps_the_old_columns() -> None:

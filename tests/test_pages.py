@@ -177,6 +177,9 @@ def given(page):
     }
     if page == "samplers/stream.md":
         names |= {"task": lambda z, y: z.mean(), "source_loader": [(x, y)] * 2, "target_loader": [x] * 2}
+    if page == "samplers/balanced.md":
+        names |= {"x": normal(400, 3), "treated": torch.arange(400) % 2}
+        names |= {"cells": normal(2048, 3), "perturbation": torch.arange(2048) % 4}
     if page == "samplers/paired.md":
         names |= {"source_data": x, "target_data": x, "z_s": x, "z_t": x}
     if page == "samplers/class-alignment.md":

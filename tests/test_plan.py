@@ -83,22 +83,6 @@ def test_members_of_a_stratum_occur_equally_often_to_within_one(sizes: list[int]
             assert len(cycle.unique()) == len(cycle)
 
 
-@given(sizes=st.lists(st.integers(3, 8), min_size=1, max_size=4), rows=st.integers(1, 20), seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
-def test_several_draws_of_a_row_are_distinct_members(sizes: list[int], rows: int, seed: int) -> None:
-    strata, draws = strata_of(sizes, seed), 3
-    table = cycle_table(strata, rows, gen(seed), draws=draws)
-    assert table.shape == (rows, len(sizes) * draws)
-    assert bool((strata.labels[table] == torch.arange(len(sizes)).repeat_interleave(draws)).all())
-    for row in table.view(rows * len(sizes), draws):
-        assert len(row.unique()) == draws
-    for h, size in enumerate(sizes):
-        turn = size // draws
-        for start in range(0, rows, turn):
-            cycle = table[start : start + turn, h * draws : (h + 1) * draws].flatten()
-            assert len(cycle.unique()) == len(cycle)
-
-
 def test_the_remainder_of_a_cycle_is_any_subset_equally_often() -> None:
     strata = strata_of([5, 3])
     members = strata.members(0).tolist()
@@ -299,15 +283,14 @@ def test_whole_cycles_start_at_the_variance_of_the_strata_and_fall() -> None:
     assert float(after.mean()) < 0.5 * exact
 
 
-@pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize(
     ("kernel", "share"), [("linear", 0.06), (SMOOTH, 0.4), ("coral", 0.25), ("rbf", 0.87)], ids=str
 )
-def test_ordered_batches_have_less_variance_than_their_strata(kernel: Any, share: float, draws: int) -> None:
+def test_ordered_batches_have_less_variance_than_their_strata(kernel: Any, share: float) -> None:
     n, k = 200, 8
     z = torch.randn(n, 3, generator=gen(2))
-    options: dict[str, Any] = {"kernel": kernel, "draws_per_stratum": draws, "min_size": draws}
-    ordered, plain = OrderedBatchSampler(n, k, **options), StratifiedBatchSampler(n, k, replacement=False, **options)
+    ordered = OrderedBatchSampler(n, k, kernel=kernel)
+    plain = StratifiedBatchSampler(n, k, kernel=kernel, replacement=False)
     ordered.refresh(z)
     plain.refresh(z)
     assert ordered.strata is not None
@@ -315,9 +298,7 @@ def test_ordered_batches_have_less_variance_than_their_strata(kernel: Any, share
     assert torch.equal(ordered.strata.labels, plain.strata.labels)
     fitted = as_kernel(kernel).fit(z)
     gram = fitted.matrix(z.double())
-    exact = stratified_variance(
-        z, ordered.strata.labels, kernel=fitted, draws_per_stratum=draws, replacement=draws == 1
-    )
+    exact = stratified_variance(z, ordered.strata.labels, kernel=fitted)
 
     def measured(sampler: StratifiedBatchSampler) -> float:
         rows, weights = sampler.sample_batches(1024)[:2]

@@ -29,7 +29,6 @@ from sampler_cases import (
     taken,
     visits_once,
 )
-from vardass.losses import Bank, Batch, mmd2
 from vardass.samplers import (
     BalancedBatchSampler,
     MinibatchSampler,
@@ -52,7 +51,7 @@ def batch_means(rows: Tensor, weights: Tensor | None, values: Tensor) -> Tensor:
     return values[rows].mean(1) if weights is None else torch.einsum("tkr,k->tr", values[rows], weights)
 
 
-@pytest.mark.parametrize("name", ["stratified", "stratified, two draws, k-means", "stratified, classes"])
+@pytest.mark.parametrize("name", ["stratified", "stratified, k-means", "stratified, classes"])
 def test_independent_draws_are_unbiased_over_all_levels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # every draw takes the member at which a uniform number falls: a grid of numbers that is a multiple of each
     # stratum's size visits each member with exactly its probability
@@ -67,7 +66,7 @@ def test_independent_draws_are_unbiased_over_all_levels(name: str, monkeypatch: 
     monkeypatch.setattr(torch, "rand", levels)
     chunk = sampler._make_chunk(0, gen())
     for column in range(K):
-        members = sampler.strata.members(column // sampler.draws_per_stratum)
+        members = sampler.strata.members(column)
         assert torch.bincount(chunk.rows[:, column], minlength=N)[members].tolist() == [grid // len(members)] * len(
             members
         )
@@ -87,11 +86,10 @@ def test_all_batches_of_a_design_average_to_the_whole(name: str) -> None:
     assert set(map(tuple, sampler.sample_batches(300).rows.tolist())) <= set(map(tuple, every.tolist()))
 
 
-@pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("coupled", [False, True])
-def test_a_plan_of_whole_cycles_averages_to_the_whole(draws: int, coupled: bool) -> None:
+def test_a_plan_of_whole_cycles_averages_to_the_whole(coupled: bool) -> None:
     n, rows = 24, 12  # strata of 6 or 12 members: each occurs equally often
-    options: dict[str, Any] = {"kernel": "rbf", "equal": True, "draws_per_stratum": draws}
+    options: dict[str, Any] = {"kernel": "rbf", "equal": True}
     sampler: StratifiedBatchSampler
     if coupled:
         sampler = OrderedBatchSampler(n, 4, plan_rows=rows, **options)
@@ -102,26 +100,6 @@ def test_a_plan_of_whole_cycles_averages_to_the_whole(draws: int, coupled: bool)
     whole = chunk.rows[: len(chunk.rows) // rows * rows]
     means = batch_means(whole, chunk.weights, any_function(n))
     torch.testing.assert_close(means.mean(0), any_function(n).mean(0), rtol=1e-12, atol=0.0)
-
-
-@pytest.mark.parametrize("draws", [1, 2])
-def test_pairs_as_if_from_one_stratum_are_too_low_for_strata(draws: int) -> None:
-    # strata of equal samples leave no variance: two batches of one domain have MMD² = 0
-    z = torch.tensor([0.0, 0.0, 10.0, 10.0])[:, None]
-    sampler = StratifiedBatchSampler(4, 2 * draws, draws_per_stratum=draws)
-    sampler.use(Strata(torch.tensor([0, 0, 1, 1]), k=2, variance=0.0, uniform_variance=0.0))
-    batch = next(iter(sampler))
-    weights = {"weights_x": torch.tensor(batch.weights), "weights_y": torch.tensor(batch.weights)}
-    assert float(mmd2(z[batch], z[batch], kernel="linear", **weights)) == pytest.approx(0.0, abs=1e-4)
-
-    def unbiased(strata: list[int], **banks: Any) -> float:
-        both = Batch(z[batch], weights=batch.weights, strata=strata, pool=math.inf, **banks)
-        return float(mmd2(both, both, kernel="linear", estimator="unbiased"))
-
-    assert unbiased([0] * len(batch)) < -10.0
-    bank = Bank(z, strata=sampler.strata.labels)  # type: ignore[union-attr]
-    assert batch.strata is not None
-    assert unbiased(list(batch.strata), bank=bank) == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -198,8 +176,8 @@ def test_weights_sum_to_one_and_are_the_shares_of_the_strata(name: str) -> None:
     for batch in sampler:
         assert sum(batch.weights) == pytest.approx(1.0, abs=1e-12)
         strata = sampler.strata.labels[batch]
-        assert strata.tolist() == sorted(list(range(sampler.strata.k)) * sampler.draws_per_stratum)
-        share = sampler.strata.sizes.double()[strata] / N / sampler.draws_per_stratum
+        assert strata.tolist() == list(range(sampler.strata.k))
+        share = sampler.strata.sizes.double()[strata] / N
         torch.testing.assert_close(torch.tensor(batch.weights, dtype=torch.float64), share)
 
 
@@ -212,7 +190,7 @@ def test_batches_are_uniform_before_the_first_refresh(name: str) -> None:
     assert stats.chisquare(counts.numpy()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["cycling, two draws, classes", "ordered, two draws, classes"])
+@pytest.mark.parametrize("name", ["cycling, classes", "ordered, classes"])
 def test_draws_without_replacement_are_distinct(name: str) -> None:
     for batch in itertools.islice(made(name, endless=True), 300):
         assert len(set(batch)) == K
@@ -334,25 +312,6 @@ def test_every_sample_is_left_out_equally_often(name: str) -> None:
     # 2 of 26 without replacement: the variances are a little smaller than a multinomial's
     statistic = float((out - epochs * 2 / N).square().sum() / (epochs * 2 / N)) * (N - 1) / (N - 2)
     assert 1e-4 < stats.chi2(N - 1).sf(statistic) < 1 - 1e-4
-
-
-@each_sampler
-def test_batches_say_which_samples_are_independent_draws(name: str) -> None:
-    sampler = made(name)
-    for batch in itertools.islice(iter(sampler), 2 * round_length(name)):
-        if any(coupled in name for coupled in ("ordered", "balanced", "pairs")):
-            assert batch.strata is None
-            continue
-        assert batch.strata is not None
-        if name.startswith("uniform"):
-            assert batch.strata == [0] * len(batch)
-        else:
-            assert batch.strata == sampler.strata.labels[batch].tolist()  # type: ignore[attr-defined]
-        assert batch.pool == (
-            N if name in ("uniform", "uniform, tail") or name.startswith(("cycling", "one domain")) else math.inf
-        )
-        part = batch[1:3]
-        assert (part.strata, part.pool) == (batch.strata[1:3], batch.pool)
 
 
 def test_batches_from_each_group_are_uniform_within_it() -> None:

@@ -50,7 +50,7 @@ def factories(kernel: Any = "mmd") -> dict[str, Callable[[int], Any]]:
         "epoch": lambda n: UniformBatchSampler(n, K),
         "paper": lambda n: StratifiedBatchSampler(n, K, kernel=kernel, solver="dynamic-kmeans"),
         "strata": lambda n: StratifiedBatchSampler(n, K, kernel=kernel),
-        "pairs": lambda n: StratifiedBatchSampler(n, K, kernel=kernel, draws_per_stratum=2, replacement=False),
+        "cycling": lambda n: StratifiedBatchSampler(n, K, kernel=kernel, replacement=False),
         "ordered": lambda n: OrderedBatchSampler(n, K, kernel=kernel),
         "balanced": lambda n: BalancedBatchSampler(n, K, kernel=kernel),
     }
@@ -96,7 +96,7 @@ def fixed(n: int, count: int, seed: int = 0, *, weighted: bool = True) -> FixedB
 
 
 def test_drawn_variance_agrees_with_the_closed_form(report: VarianceReport) -> None:
-    for name in ("uniform", "epoch", "paper", "strata", "pairs"):
+    for name in ("uniform", "epoch", "paper", "strata", "cycling"):
         row = report[name]
         assert row.exact_variance is not None
         assert abs(row.variance.value - row.exact_variance) < 4 * row.variance.stderr, name

@@ -31,6 +31,7 @@ from sampler_cases import (
     use_small_chunks,
     visits_once,
 )
+from vardass import validate
 from vardass.samplers import (
     MinibatchSampler,
     stratified,
@@ -303,3 +304,43 @@ def test_one_loader_may_begin_again() -> None:
     next(batches)
     batches = iter(loader)  # the first one is still there while this is made
     assert len(list(batches)) == len(sampler)
+
+
+# --- how a refresh is computed ----------------------------------------------------------------------------------
+
+
+@each_learning
+def test_a_refresh_uses_one_thread_and_leaves_the_setting_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = MAKERS[name](endless=True)
+    seen: list[int] = []
+
+    def noted(method: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return method(*args, **options)
+
+        return call
+
+    for method in ("_fit", "_make_chunk"):
+        monkeypatch.setattr(sampler, method, noted(getattr(sampler, method)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sampler.refresh(cloud())
+        next(iter(sampler))
+        with refused("NaN"):
+            sampler.refresh(torch.full((N, 3), torch.nan))
+        assert torch.get_num_threads() == 2
+        assert seen == [1, 1]
+    finally:
+        torch.set_num_threads(before)
+
+
+@each_learning
+def test_a_refresh_scans_for_nan_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = MAKERS[name]()
+    scans: list[int] = []
+    scan = validate._require_finite
+    monkeypatch.setattr(validate, "_require_finite", lambda x, *args: (scans.append(len(x)), scan(x, *args))[1])
+    sampler.refresh(cloud())
+    assert scans == [N]

@@ -28,7 +28,7 @@ RESUMED = [
     {"algorithm": "mmd", "sampler": "stratified", "algorithm_options": {"confusion": 0.3}},
     {"algorithm": "cdan+sdat", "sampler": "ordered", "feature_source": "full"},
     {"algorithm": "mmd", "sampler": "uniform", "algorithm_options": {"stream_weights": True}},
-    {"algorithm": "coral+sdat", "sampler": "balanced", "algorithm_options": {"stream_weights": True}},
+    {"algorithm": "coral", "sampler": "balanced", "algorithm_options": {"stream_weights": True}},
     {"algorithm": "coral", "sampler": "balanced", "optimiser": "sgd", "lr": 1e-4},
     {"algorithm": "dann", "sampler": "dpp", "algorithm_options": {"adversary": "alternating"}},
     {"algorithm": "mcc", "sampler": "kmeans++", "selection": "information-maximisation"},

@@ -26,6 +26,7 @@ from vardass.errors import InputError, VardassError
 from vardass.files import inside, parse_json, read_json
 from vardass.lab import store
 from vardass.lab.page import make_page
+from vardass.lab.record import Record
 from vardass.lab.run import execute
 from vardass.lab.store import SweepStore, read_records
 from vardass.lab.sweep import status
@@ -223,6 +224,13 @@ def test_every_field_of_a_sweeps_folder_can_be_wrong(tmp_path):
                 for action in (read_records, status, make_page) if value in (None, "x") else (read_records, status):
                     assert len(refusal(action, tmp_path) or "") <= 400
         file.write_text(text)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_record_that_could_not_be_written_again_is_refused(number):
+    line = record(points=1).to_json().replace('"mmd2":0.02', f'"mmd2":{number}')
+    with refused("not a whole record"):
+        Record.from_json(line)
 
 
 def test_compressed_records_are_not_inflated_beyond_a_limit(tmp_path, monkeypatch):

@@ -297,30 +297,6 @@ def test_weights_are_numpy_scalars_that_collate_to_float32() -> None:
     assert torch.utils.data.default_collate([(x, weight), (x, weight)])[1].dtype == torch.float32
 
 
-def test_strata_travel_with_the_weights() -> None:
-    sampler = StratifiedBatchSampler(N, 6, kernel="rbf", draws_per_stratum=2)
-    before = next(iter(sampler))
-    assert before.strata == [0] * 6  # uniform until the first refresh
-    sampler.refresh(cloud(0))
-    labels = sampler.strata.labels  # type: ignore[union-attr]
-    for workers in (0, 1):
-        loader = DataLoader(with_weights(Indices(), strata=True), batch_sampler=sampler, num_workers=workers)
-        for index, _, weight, stratum in loader:
-            assert len(weight) == 6
-            assert torch.equal(stratum, labels[index])
-    (sample,) = with_weights([{"x": 1}] * N, strata=True).__getitems__(before[:1])
-    assert sample == {"x": 1, "weight": 1.0, "stratum": 0}
-    state = sampler.state_dict()
-    restored = StratifiedBatchSampler(N, 6, kernel="rbf", draws_per_stratum=2)
-    restored.load_state_dict(state)
-    assert next(iter(restored)).strata == [0, 0, 1, 1, 2, 2]
-    coupled = BalancedBatchSampler(N, 6, kernel="rbf")
-    coupled.refresh(cloud(0))
-    for batch in (next(iter(coupled)), IndexBatch([0, 1])):
-        with refused("strata=True", f"{len(batch)} indices", "estimator='reference'"):
-            with_weights(Indices(), strata=True).__getitems__(batch)
-
-
 def test_a_sampler_of_more_samples_than_the_data_set_has_is_named() -> None:
     loader = DataLoader(with_weights(TensorDataset(torch.zeros(5, 1))), batch_sampler=UniformBatchSampler(20, 10))
     with refused("sample", "has 5", "n=len(dataset)"):

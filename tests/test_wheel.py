@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from datetime import date
 from email import message_from_bytes
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
@@ -89,9 +90,63 @@ def test_the_version_has_one_home(released):
     _, wheel = released
     assert metadata(wheel)["Version"] == vardass.__version__
     assert "version" not in PROJECT
-    assert not re.search(r"(?m)^version:", (ROOT / "CITATION.cff").read_text())
     newest = re.search(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[1]
     assert newest == ("Unreleased" if ".dev" in vardass.__version__ else vardass.__version__)
+
+
+def test_metadata_says_what_an_index_shows(released):
+    told = metadata(released[1])
+    for name in ("Name", "Summary", "Author", "Keywords", "Requires-Python", "License-Expression"):
+        assert told[name], name
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert told.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text().strip()
+    assert len(told["Summary"]) < 120
+    assert told.get_all("License-File") == PROJECT["license-files"]
+    classifiers = set(told.get_all("Classifier"))
+    assert {"Development Status :: 4 - Beta", "Operating System :: OS Independent", "Typing :: Typed"} <= classifiers
+    needed = {Requirement(line) for line in told.get_all("Requires-Dist") if "extra" not in line}
+    assert needed == {Requirement(line) for line in PROJECT["dependencies"]}
+    assert set(told.get_all("Provides-Extra")) == EXTRAS.keys()
+    addresses = dict(line.split(", ") for line in told.get_all("Project-URL"))
+    assert addresses == PROJECT["urls"]
+    assert all(address.startswith("https://") for address in addresses.values())
+    with tarfile.open(released[0]) as archive:
+        (name,) = (name for name in archive.getnames() if name.endswith("/PKG-INFO"))
+        assert message_from_bytes(archive.extractfile(name).read()).items() == told.items()
+
+
+def test_the_conda_recipe_agrees():
+    path = ROOT / "conda" / "meta.yaml"
+    if not path.exists():
+        pytest.skip("the recipe is not part of the sdist")
+    recipe = yaml.safe_load(path.read_text())
+    assert recipe["package"] == {"name": PROJECT["name"], "version": vardass.__version__.partition(".dev")[0]}
+    needed = {Requirement(line.replace("torch", "pytorch")) for line in PROJECT["dependencies"] + EXTRAS["cli"]}
+    python = Requirement("python" + PROJECT["requires-python"])
+    assert {Requirement(line) for line in recipe["requirements"]["run"]} == needed | {python}
+    assert recipe["about"]["license"] == PROJECT["license"]
+    assert recipe["about"]["license_file"] == PROJECT["license-files"]
+    assert recipe["about"]["summary"] == PROJECT["description"]
+    (command_of,) = PROJECT["scripts"].items()
+    assert recipe["build"]["entry_points"] == [" = ".join(command_of)]
+
+
+def test_only_the_upload_may_sign_and_it_waits_for_tests():
+    path = ROOT / ".github" / "workflows" / "release.yml"
+    if not path.exists():
+        pytest.skip("the workflow is not part of the sdist")
+    workflow = yaml.load(path.read_text(), yaml.BaseLoader)
+    assert workflow["on"] == {"push": {"tags": ["v*"]}}
+    assert workflow["permissions"] == {}
+    jobs = workflow["jobs"]
+    assert {name: job["permissions"] for name, job in jobs.items()} == {
+        "test": {"contents": "read"},
+        "build": {"contents": "read"},
+        "publish": {"id-token": "write"},
+    }
+    assert set(jobs["publish"]["needs"]) == {"test", "build"}
+    used = [step["uses"] for job in jobs.values() for step in job.get("steps", ()) if "uses" in step]
+    assert all(re.search(r"@(v\d|release/v\d)", action) for action in used), used
 
 
 def test_classifiers_name_the_versions_of_python_that_are_tested(released):
@@ -105,7 +160,10 @@ def test_classifiers_name_the_versions_of_python_that_are_tested(released):
 def test_citation_is_whole_and_agrees():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"authors", "cff-version", "message", "title"} <= citation.keys()  # what the format requires
-    assert (citation["title"], citation["license"]) == (PROJECT["name"], PROJECT["license"])
+    assert (citation["title"], citation["license"]) == (PROJECT["name"], PROJECT["license"].partition(" AND ")[0])
+    if ".dev" not in vardass.__version__:  # else it names the last release
+        assert citation["version"] == vardass.__version__
+    assert isinstance(citation["date-released"], date)
     assert citation["preferred-citation"]["url"] == PROJECT["urls"]["Paper"]
 
 
@@ -192,7 +250,8 @@ def test_what_needs_an_extra_says_which(alone, tmp_path):
 
 
 def test_without_its_extra_the_command_says_which(alone):
-    done = command(alone / "vardass", "--version", code=2)
+    assert command(alone / "vardass", "--version").stdout == f"vardass {vardass.__version__}\n"
+    done = command(alone / "vardass", "demo", code=2)
     assert done.stdout == ""
     assert done.stderr == "error: the command line needs typer; install it with pip install 'vardass[cli]'\n"
 

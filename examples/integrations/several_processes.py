@@ -43,26 +43,21 @@ def loss_of_all(model, source, goal, gather=gather_rows):
 # --8<-- [end:loss]
 
 
-# --8<-- [start:data]
 def loaders_and_refresher(model):
-    """Each process takes its share of one stream, and computes the features of its own part of the data."""
+    """Each process takes its share of one stream; the strata are those of the first."""
     data = {"source": TensorDataset(x, y), "target": TensorDataset(target, torch.full((len(target),), -1))}
     samplers = {
         name: vardass.StratifiedBatchSampler(len(part), 16, endless=True, seed=seed)  # the same seed on every process
         for seed, (name, part) in enumerate(data.items())
     }
-    rank, count = distributed.get_rank(), distributed.get_world_size()
 
     def features_of(rows):
         return vardass.extract_features(lambda inputs: model(inputs)[0], rows)
 
-    sources = {name: partial(features_of, part.tensors[0].tensor_split(count)[rank]) for name, part in data.items()}
-    refresher = vardass.Refresher(vardass.RefreshEvery(50), samplers, sources, group=distributed.group.WORLD)
+    sources = {name: partial(features_of, part.tensors[0]) for name, part in data.items()}
+    refresher = vardass.Refresher(vardass.RefreshEvery(50), samplers, sources)
     loaders = [DataLoader(vardass.with_weights(data[name]), batch_sampler=samplers[name]) for name in data]
     return loaders, refresher
-
-
-# --8<-- [end:data]
 
 
 def train(model, backward, optimiser, steps=150, **options):

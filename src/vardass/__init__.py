@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vardass.solvers import stratify
     from vardass.strata import Strata
 
-__version__ = "0.2.0.dev0"  # the one home of the version: the build reads it here
+__version__ = "0.2.0"  # the one home of the version: the build reads it here
 
 __all__ = [
     "BalancedBatchSampler",

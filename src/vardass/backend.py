@@ -52,11 +52,14 @@ def were_compiled() -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread meanwhile, for programs of our own: sums in one order on every machine, seconds to compare.
+    """Limit torch to one thread inside this block: sums then have one order on every machine.
 
-    Small operations gain nothing from more, and beside other processes they wait for one another.
+    Small operations gain nothing from more threads, and those of several wait for one another and for other processes.
     """
     before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield

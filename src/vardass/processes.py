@@ -64,59 +64,32 @@ def gather_rows(local: Tensor, group: Any = None) -> Tensor:
     return gathered.to(local.dtype)
 
 
-class Peers:
-    """The processes of a ``torch.distributed`` group, by default all; an error on one is raised on all.
+def is_first_process() -> bool:
+    """Whether this is the first process of the process group."""
+    return torch.distributed.get_rank() == 0
 
-    Every process has to call the same methods in the same order. Tensors in dictionaries, lists and tuples arrive on
-    the receiver's device of the same type.
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What ``make`` returns on the first process, on all; it is called on that one only, and its errors raised on all.
+
+    Every process of the process group has to call this. Tensors in dictionaries, lists and tuples arrive on the
+    receiver's device of the same type.
     """
-
-    def __init__(self, group: Any = None) -> None:
-        self.group = group
-        self.rank, self.count = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-        self._first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process is the first."""
-        return self.rank == 0
-
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns on the first process, on all; it is called on that one only."""
-        box = [_attempt(make) if self.is_first else None]
-        self._talk(lambda: torch.distributed.broadcast_object_list(box, src=self._first, group=self.group))
-        return self._opened(box[0], sender=0)
-
-    def to_first(self, value: Any) -> list[Any] | None:
-        """What each process calls this with, on the first; None on the others."""
-        boxes: list[Any] | None = [None] * self.count if self.is_first else None
-        sent = _packed(value)
-        self._talk(lambda: torch.distributed.gather_object(sent, boxes, dst=self._first, group=self.group))
-        return None if boxes is None else [_unpacked(box) for box in boxes]
-
-    def to_all(self, make: Callable[[], Any]) -> list[Any]:
-        """What ``make`` returns on each process, on all."""
-        boxes: list[Any] = [None] * self.count
-        sent = _attempt(make)
-        self._talk(lambda: torch.distributed.all_gather_object(boxes, sent, group=self.group))
-        return [self._opened(box, sender) for sender, box in enumerate(boxes)]
-
-    def _opened(self, box: Any, sender: int) -> Any:
-        if isinstance(box, InputError) and sender != self.rank:
-            raise InputError(f"process {sender} of {self.count}: {box}") from None
-        if isinstance(box, Exception):
-            raise box
-        return _unpacked(box)
-
-    def _talk(self, exchange: Callable[[], None]) -> None:
-        try:
-            exchange()
-        except RuntimeError as error:  # of torch.distributed: a connection was closed, or the timeout is over
-            reason = str(error).strip().splitlines()[-1]
-            raise VardassError(
-                f"process {self.rank} of {self.count} waits for another one that has ended or is stuck ({reason}); "
-                "look at the message of the one that ended first, then start all of them again"
-            ) from None
+    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    box = [_attempt(make) if rank == 0 else None]
+    try:
+        torch.distributed.broadcast_object_list(box, src=0)
+    except RuntimeError as error:  # of torch.distributed: a connection was closed, or the timeout is over
+        reason = str(error).strip().splitlines()[-1]
+        raise VardassError(
+            f"process {rank} of {count} waits for another one that has ended or is stuck ({reason}); look at the "
+            "message of the one that ended first, then start all of them again"
+        ) from None
+    if isinstance(box[0], InputError) and rank:
+        raise InputError(f"process 0 of {count}: {box[0]}") from None
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return _unpacked(box[0])
 
 
 def _attempt(make: Callable[[], Any]) -> Any:

@@ -76,6 +76,11 @@ def as_tensor(values: Any, name: str, what: str = "real numbers") -> Tensor:
     return torch.from_numpy(array if plain else np.array(array, order="C"))
 
 
+def is_readable(x: Tensor) -> bool:
+    """Whether values may be read on the host: on a GPU the training loop would wait, and torch cannot compile it."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def require_dense(x: Tensor, name: str) -> None:
     """Refuse sparse and nested tensors."""
     if x.is_nested or x.layout != torch.strided:
@@ -116,10 +121,13 @@ def _require_finite(x: Tensor, name: str, remedy: str = "drop these rows or fix 
         )
 
 
-def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "weights") -> Tensor | None:
+def as_weights(
+    weights: ArrayLike | None, n: int, like: Tensor, name: str = "weights", *, read: bool = True
+) -> Tensor | None:
     """Return ``weights`` as an (n,) tensor of ``like``'s dtype and device, or None for None.
 
-    Values are checked on the CPU only: on a GPU the check would make the training loop wait for the device.
+    Values are checked where they may be read, see `is_readable`, and not with ``read=False``, which is for weights that
+    were checked on their way into a training loop.
     """
     if weights is None:
         return None
@@ -130,7 +138,7 @@ def as_weights(weights: ArrayLike | None, n: int, like: Tensor, name: str = "wei
         raise _unusable(
             name, f"must have shape ({n},), one for each row, got {tuple(w.shape)}; pass the weights of this batch"
         )
-    if w.device.type == "cpu":
+    if read and is_readable(w):
         total = float(w.sum(dtype=torch.float64))
         if not math.isfinite(total) or (n > 0 and float(w.min()) < 0):
             raise _unusable(name, f"must be finite and not negative, got {w.tolist()[:8]}; use stratum size / n")

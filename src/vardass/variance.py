@@ -130,14 +130,15 @@ def uniform_evaluation(
     Uniform draws, or with ``probabilities`` p (n,) that sum to 1: (Σ_i p_i κ_ii - Σ_ij p_i p_j κ_ij) / k.
     """
     n, view = len(x), KernelView(x, kernel)
+    if view.is_small:  # no pair is looked at twice
+        p = torch.full_like(x[:, 0], 1.0 / n, dtype=torch.float64) if probabilities is None else probabilities.double()
+        spread = float(p @ view.diag.double() - p @ (kernel.square_matrix(x).double() @ p))
+        return max(0.0, spread) / k, 0.0
     if probabilities is None:
         everything = torch.zeros(n, dtype=torch.int64, device=x.device)
         total, error = true_objective(view, view, everything, 1, generator)
         return total / (k * n**2), error / (k * n**2)
     p = probabilities.double()
-    if view.is_small:
-        spread = float(p @ view.diag.double() - p @ view.multiply(p[:, None])[:, 0])
-        return max(0.0, spread) / k, 0.0
     i, j = torch.multinomial(p, 2 * _PAIRS, replacement=True, generator=generator).view(2, -1)
     half = 0.5 * view.pair_distances(i, j).double()
     return float(half.mean()) / k, float(half.std()) / (k * _PAIRS**0.5)

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,9 +21,9 @@ from vardass.data.splits import TaskSplits, named_seed
 from vardass.errors import InputError, VardassWarning
 from vardass.processes import iterate
 from vardass.refresh import extract_features
-from vardass.samplers import IndexBatch, MinibatchSampler
+from vardass.samplers import MinibatchSampler, RowBatch
 from vardass.samplers.registry import find_sampler, make_sampler
-from vardass.validate import Progress, check_count
+from vardass.validate import Progress
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
@@ -150,7 +149,7 @@ class Draw(NamedTuple):
 
 
 class _PendingBatches:
-    """Batches of a sampler, and those that a loader has asked for but not delivered.
+    """Batches of a sampler for a loader: lists of rows, and the batches that it has asked for but not delivered.
 
     A loader gets the rows of this process only; with ``crop_seed`` each comes with a seed, which depends on the number
     of the batch and the place in it.
@@ -160,27 +159,22 @@ class _PendingBatches:
         self.sampler = sampler
         self.processes = processes
         self.crop_seed = crop_seed
-        self.batches: deque[IndexBatch] = deque()
-        self.delivered = 0
+        self.batches: deque[RowBatch] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        for ahead, batch in enumerate(list(self.batches)):  # of an earlier process, whose loader was ahead
-            yield self._share(batch, self.delivered + ahead)
-        for batch in self.sampler:
-            self.batches.append(batch)
-            yield self._share(batch, self.delivered + len(self.batches) - 1)
+        delivered = self.sampler.position - len(self.batches)
+        for number, batch in enumerate(list(self.batches), delivered):  # of an earlier process, whose loader was ahead
+            yield self._share(batch, number)
+        while True:
+            self.batches.append(self.sampler.draw())
+            yield self._share(self.batches[-1], self.sampler.position - 1)
 
-    def deliver(self) -> IndexBatch:
-        """The batch that has arrived."""
-        self.delivered += 1
-        return self.batches.popleft()
-
-    def _share(self, batch: IndexBatch, number: int) -> list[Any]:
-        mine = self.processes.part(len(batch))
-        rows = list(batch)[mine]
+    def _share(self, batch: RowBatch, number: int) -> list[Any]:
+        share = self.processes.part(len(batch.rows))
+        rows = batch.rows[share].tolist()
         if self.crop_seed is None:
             return rows
-        places = enumerate(rows, mine.start)
+        places = enumerate(rows, share.start)
         return [(row, named_seed("crop", self.crop_seed, number, place)) for place, row in places]
 
 
@@ -212,54 +206,49 @@ class Stream:
         self.processes = algorithm.processes
         self._pending = _PendingBatches(sampler, self.processes, None if self._crops is None else crop_seed)
         self._batches: Iterator[Any] | None = None
-        self._known_weights: tuple[Sequence[float] | None, Tensor | None] = None, None
+        self._weights: tuple[Tensor | None, Tensor | None] = None, None  # of the sampler, and the same on the device
 
     def draw(self, *, augment_seed: int | None = None) -> Draw:
         """The next batch, on the device: the samples of this process, labels and weights of all."""
         inputs = self.inputs
-        if self._batches is None:
-            loaded = inputs.data if self._crops is None else self._crops
-            self._batches = iterate(self._pending if isinstance(loaded, Tensor) else self._loader(loaded))
-        item: Any = next(self._batches)
-        indices = self._pending.deliver()
-        rows = torch.tensor(list(indices), device=inputs.device)  # a plain list is read many times faster
         if isinstance(inputs.data, Tensor):
-            x = inputs.data.index_select(0, rows[self.processes.part(len(rows))])
+            drawn = self.sampler.draw()
+            rows = drawn.rows.to(inputs.device)
+            x = inputs.data.index_select(0, rows if self.processes.count == 1 else rows[self.processes.part(len(rows))])
         else:
-            x = item.to(inputs.device)
-        if indices.weights is not self._known_weights[0]:  # a sampler has one list of them between refreshes
-            made = None if indices.weights is None else torch.tensor(indices.weights, device=inputs.device)
-            self._known_weights = indices.weights, made
-        weights = self._known_weights[1]
+            if self._batches is None:
+                self._batches = iterate(self._loader(inputs.data if self._crops is None else self._crops))
+            x = next(self._batches).to(inputs.device)
+            drawn = self._pending.batches.popleft()
+            rows = drawn.rows.to(inputs.device)
         y = None if self.labels is None else self.labels.index_select(0, rows)
         x = inputs.prepare(
             x, self.preprocessing, augment_seed=augment_seed, crop=self._crops is None and inputs.may_crop
         )
         ids = inputs.domain_ids
         domains = None if ids is None else ids.index_select(0, rows.to(ids.device))
-        return Draw(rows, Batch(x, y, weights, indices.strata, indices.pool, domains=domains, rows=len(rows)))
+        return Draw(rows, Batch(x, y, self._weights_of(drawn), domains=domains, rows=len(rows)))
 
-    @property
-    def asks_ahead(self) -> bool:
-        """Whether batches are drawn before they are needed, and so from earlier strata after a refresh."""
-        return self.workers > 0 and not isinstance(self.inputs.data, Tensor)
+    def _weights_of(self, drawn: RowBatch) -> Tensor | None:
+        if drawn.weights is not self._weights[0]:  # a sampler has one tensor of them between refreshes
+            on_device = None if drawn.weights is None else drawn.weights.to(self.inputs.device, torch.float32)
+            self._weights = drawn.weights, on_device
+        return self._weights[1]
 
     def close(self) -> None:
         """Stop the workers; the next draw continues with the batches under way."""
-        self.load_state_dict(self.state_dict())
+        self._batches = None
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state and the batches under way."""
-        pending = [batch.state() for batch in self._pending.batches]
-        return {"sampler": self.sampler.state_dict(), "pending": pending, "delivered": self._pending.delivered}
+        pending = [batch.as_list().state() for batch in self._pending.batches]
+        return {"sampler": self.sampler.state_dict(), "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.sampler.load_state_dict(state["sampler"])
         self._batches = None
-        self._pending.batches.clear()
-        self._pending.delivered = check_count(state["delivered"], "delivered", low=0)
-        self._pending.batches.extend(IndexBatch.from_state(saved, self.sampler.n) for saved in state["pending"])
+        self._pending.batches = deque(RowBatch.from_list(saved, self.sampler.n) for saved in state["pending"])
 
     def _loader(self, dataset: Dataset[Tensor]) -> DataLoader[Tensor]:
         return DataLoader(
@@ -269,42 +258,6 @@ class Stream:
             pin_memory=self.inputs.device.type == "cuda",
             generator=torch.Generator(),  # otherwise its seed would come from the global generator
         )
-
-
-@contextmanager
-def recorded_features(algorithm: Algorithm, source: Batch, target: Batch | None) -> Iterator[dict[str, Tensor]]:
-    """Collect the features z that a step computes anyway: ``{"source": (b_s, d), "target": (b_t, d)}``.
-
-    They are those before dropout, which evaluation leaves out. Of several passes the last one with the network's own
-    parameters counts, not one at those of SDAT's ascent. What the step does not compute is absent.
-    """
-    found: dict[str, Tensor] = {}
-    which = "source"
-
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        nonlocal which
-        x = args[0]
-        # without a target all is source, also where the algorithm adds columns to the inputs
-        which = "source"
-        if target is not None and x is not source.x:
-            which = "target" if x is target.x else "both"
-
-    def leave(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if algorithm.is_ascended:
-            return
-        z = args[0].detach()
-        if which == "both":
-            found["source"], found["target"] = z[: len(source.x)], z[len(source.x) :]
-        else:
-            found[which] = z
-
-    network = algorithm.network
-    hooks = [network.featuriser.register_forward_pre_hook(enter), network.dropout.register_forward_pre_hook(leave)]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def training_streams(

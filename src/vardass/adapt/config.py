@@ -111,10 +111,8 @@ class RunConfig(BaseModel):
         default_factory=dict,
         description="Options of the algorithm. For mmd and coral: penalty (λ), delay (steps of task loss only), ramp "
         "(steps over which λ then rises), confusion (weight of the target's class confusion), kernel or preset, "
-        "estimator and stream_weights. The estimator v (default) rewards shrinking features; unbiased (for uniform "
-        "batches and strata) and reference (for every sampler) do not. stream_weights weighs batches of samplers "
-        "without weights by running statistics. vardass adapt uses penalty 3 (less for batches below 32), delay 100, "
-        "ramp 100 and confusion 0.3.",
+        "and stream_weights, which weighs batches of samplers without weights by running statistics. vardass adapt "
+        "uses penalty 3 (less for batches below 32), delay 100, ramp 100 and confusion 0.3.",
     )
     sampler: Annotated[str, _checked(_own_or_known, known=SAMPLER_NAMES)] = Field(
         "balanced",

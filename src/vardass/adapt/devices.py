@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vardass.errors import InputError, VardassError
-from vardass.processes import Peers, count_cpus, gather_rows, quiet_workers
+from vardass.processes import count_cpus, from_first, gather_rows, quiet_workers
 from vardass.validate import Progress
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Processes:
 
     def same(self, value: Any) -> Any:
         """The value that the leading process has."""
-        return value if self.count == 1 else Peers().from_first(lambda: value)
+        return value if self.count == 1 else from_first(lambda: value)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give all processes the mean of their gradients."""

@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Network(nn.Module):
-    """Featuriser, bottleneck, dropout and head: x -> backbone -> [bottleneck] -> [dropout] = z -> logits.
+    """Featuriser, bottleneck, dropout and head: x -> backbone -> [bottleneck] = z -> [dropout] -> logits.
 
     Parameters
     ----------
@@ -97,13 +97,13 @@ class Network(nn.Module):
         self.train(self.training)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return z of shape (b, feature_dim)."""
-        z: Tensor = self.dropout(self.bottleneck(self.featuriser(x).flatten(1)))
+        """Return z of shape (b, feature_dim), before dropout."""
+        z: Tensor = self.bottleneck(self.featuriser(x).flatten(1))
         return z
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of shape (b, classes)."""
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.dropout(self.features(x)))
         return logits
 
     def train(self, mode: bool = True) -> Network:

@@ -290,7 +290,7 @@ class RegressionEvaluation:
 def evaluate_domains(
     algorithm: Algorithm, about: Mapping[str, Any], domains: Mapping[str, Domain], *, workers: int = 0
 ) -> Evaluation | RegressionEvaluation:
-    """Scores of a model on labelled domains."""
+    """Scores of a model on the samples of domains whose label is known."""
     if not domains:
         raise InputError("0 domains to evaluate on; give at least one labelled data set")
     device, config = next(algorithm.parameters()).device, about["config"].changed(workers=workers)
@@ -304,6 +304,7 @@ def evaluate_domains(
             )
         if not len(domain):
             raise InputError(f"domain {name!r} has 0 samples; at least 1 is needed, check its files")
+        domain = domain.labelled()
         labels[name] = domain.known_labels()
         inputs = Inputs(domain, device)
         if inputs.shape != shape:
@@ -342,7 +343,8 @@ def evaluate_run(
         Folder that ``vardass adapt``, ``vardass train`` or a `Trainer` wrote, or its ``model.safetensors``.
     data : path or Domain, several of them, or a mapping from names to them
         Each is a domain: a folder of class folders or a file of embeddings with labels, read and scaled as in the run,
-        or a folder of such domains, or a `Domain`. Without names, domains are named after their files.
+        or a folder of such domains, or a `Domain`. Samples without label, or of a class that the model lacks, are left
+        out. Without names, domains are named after their files.
     key, labels : str, optional
         Arrays of features and labels in files of embeddings; by default those of the run.
     workers : int

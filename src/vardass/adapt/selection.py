@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.batches import Inputs, pass_over
 from vardass.adapt.regression import regression_scores
-from vardass.data.domains import Domain, LabelsHidden
+from vardass.data.domains import Domain, LabelsHidden, known_rows
 from vardass.data.splits import TaskSplits
 from vardass.errors import InputError
 from vardass.losses import mmd2
@@ -120,7 +120,13 @@ SCORE_NAMES: dict[bool, tuple[str, ...]] = {False: ("accuracy",), True: ("rmse",
 
 
 def label_scores(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy of logits (n, classes) for classes (n,), or `regression_scores` for numbers (n, m)."""
+    """Accuracy of logits (n, classes) for classes (n,), or `regression_scores` for numbers (n, m).
+
+    Samples whose label is unknown, -1 or NaN, are left out.
+    """
+    if len(labels) == len(outputs):
+        known = known_rows(labels)
+        outputs, labels = outputs[known.to(outputs.device)], labels[known]
     if labels.is_floating_point():
         return regression_scores(outputs, labels)
     truth = as_labels(labels, len(outputs)).to(outputs.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,22 +14,18 @@ from vardass.adapt.algorithms import Algorithm
 from vardass.adapt.algorithms.registry import find_algorithm
 from vardass.adapt.batches import Draw, Stream, counted, pass_over
 from vardass.adapt.selection import outputs
-from vardass.data.splits import named_seed
 from vardass.errors import InputError
-from vardass.losses import Bank
 from vardass.refresh import FeatureBank, GrowingRefresh, Refresher, RefreshEvery, RefreshPolicy, Timer
 from vardass.refresh.feature_extraction import evaluation_mode
 from vardass.samplers.class_alignment import EXPLAINED, align_classes, explained_by_shares, task_weights
 from vardass.samplers.registry import check_takes_shares, find_sampler
-from vardass.strata import Strata
-from vardass.validate import Progress, as_generator, check_count, check_number, choose
+from vardass.validate import Progress, check_count, check_number, choose
 
 if TYPE_CHECKING:
     from vardass.adapt.config import RunConfig
 
 
 _MIN_MOVEMENT = 1e-4  # share of their spread that features must have moved by for a refresh, see `Refresher`
-_REFERENCE_ROWS = 2048  # of a feature bank that estimator reference looks at; of a larger bank so many are drawn
 
 
 def make_policy(config: RunConfig) -> RefreshPolicy:
@@ -172,17 +167,13 @@ class StrataUpdater:
         self.banks = {
             name: FeatureBank(len(stream.inputs), device=self.device)
             for name, stream in streams.items()
-            if algorithm.uses_banks or (from_bank and stream.sampler.needs_features)
+            if from_bank and stream.sampler.needs_features
         }
         self.classes = ClassAligner(config, algorithm, streams) if config.class_shares == "uniform" else None
-        self._rows: dict[str, Tensor] = {}  # of the banks, as `completed` hands them on
         self.refresher = Refresher(
             policy,
             {name: stream.sampler for name, stream in streams.items()},
-            {
-                name: self.banks[name] if from_bank and name in self.banks else partial(self._renewed, name)
-                for name in streams
-            },
+            {name: self.banks.get(name) or partial(self.all_features, name) for name in streams},
             groups=self._other_domain if find_sampler(config.sampler).kind.plans_both_domains else self.classes,
             timer=account,
             broadcast=False,  # `_send_strata` does it, with the rest of what the leading process decides
@@ -191,7 +182,7 @@ class StrataUpdater:
 
     def begin(self, progress: Progress | None = None) -> None:
         """Fill the banks, and make the strata that come from inputs."""
-        if self.processes.is_first or self.algorithm.uses_banks:
+        if self.processes.is_first:
             total, done = sum(bank.n for bank in self.banks.values()), 0
             with self.account("features"):
                 for name, bank in self.banks.items():
@@ -234,69 +225,22 @@ class StrataUpdater:
             if not self.processes.is_first:
                 self.streams[name].sampler.load_state_dict(state)
 
-    def after_step(self, draws: Mapping[str, Draw], features: Mapping[str, Tensor]) -> None:
-        """Store the features that a step computed; a batch that was only used in SDAT's ascent is recomputed."""
-        for name in self.banks:
-            found = features.get(name)
-            if found is None and name == "source":
-                raise InputError(
-                    f"a network of type {type(self.algorithm.network).__name__} does not show the features of its "
-                    "steps to the feature bank; use feature_source='full'"
-                )
-            if found is None and self.algorithm.sharpness > 0.0:
+    def after_step(self, draws: Mapping[str, Draw], computed: Mapping[str, Tensor]) -> None:
+        """Store the features of a step by domain; those that it did not compute are computed here."""
+        for name, bank in self.banks.items():
+            z = computed.get(name)
+            if z is None:
                 with evaluation_mode(self.algorithm), torch.no_grad(), self.config.autocast(self.device):
-                    found = self.algorithm.features(draws[name].batch.x)
-            if found is not None:
-                rows, whole = draws[name].rows, self.processes.whole(found)
-                if self.algorithm.uses_banks:
-                    self.banks[name].update(rows, whole)
-                elif self.processes.is_first:  # nobody looks at the bank before the next refresh
-                    self.banks[name].keep(rows, whole)
+                    z = self.algorithm.features(draws[name].batch.x)
+            z = self.processes.whole(z)
+            if self.processes.is_first:  # nobody else looks at the bank
+                bank.keep(draws[name].rows, z)
 
-    def completed(self, draws: dict[str, Draw], step: int) -> dict[str, Draw]:
-        """Give each batch the bank of its domain, where the loss looks at it, and aligned ones their task weights."""
-        if self.classes is not None:
-            draws = {**draws, "source": self.classes.with_task_weights(draws["source"])}
-        if not self.algorithm.uses_banks:
+    def completed(self, draws: dict[str, Draw]) -> dict[str, Draw]:
+        """Give aligned batches of the source their task weights."""
+        if self.classes is None:
             return draws
-        return {
-            name: draw._replace(batch=draw.batch._replace(bank=self._bank(name, draw, step)))
-            for name, draw in draws.items()
-        }
-
-    def _bank(self, name: str, draw: Draw, step: int) -> Bank:
-        if name not in self._rows:
-            self._rows[name] = self.banks[name].features()
-        rows, stream = self._rows[name], self.streams[name]
-        strata: Strata | None = getattr(stream.sampler, "strata", None)
-        weights = None if strata is None or strata.shares is None else strata.row_weights.to(rows)
-        if getattr(self.algorithm, "estimator", "") == "reference":
-            if len(rows) <= _REFERENCE_ROWS:
-                return Bank(rows, weights)
-            # independent of the batch, so that the mean stays as it is
-            generator = as_generator(named_seed("bank", name, self.config.seed, step), rows.device)
-            if weights is None:
-                picked = torch.randint(len(rows), (_REFERENCE_ROWS,), generator=generator, device=rows.device)
-                return Bank(rows[picked], mean=rows.mean(0))
-            picked = torch.multinomial(weights, _REFERENCE_ROWS, replacement=True, generator=generator)
-            return Bank(rows[picked], mean=weights @ rows)
-        drawn = Counter(draw.batch.strata or ())
-        if strata is None or all(count > 1 for count in drawn.values()):
-            return Bank(rows, weights)
-        if stream.asks_ahead:
-            raise InputError(
-                f"estimator='unbiased' with one draw from each stratum needs the strata of each batch, but the "
-                f"{stream.workers} workers of the {name} ask for batches ahead of a refresh; use workers=0, "
-                "sampler_options={'draws_per_stratum': 2}, or estimator='reference'"
-            )
-        return Bank(rows, weights, strata.labels.to(rows.device))
-
-    def _renewed(self, name: str) -> Tensor:
-        """Features by a pass over all samples, which also renews the bank that the loss looks at."""
-        features = self.all_features(name)
-        if name in self.banks and self.processes.count == 1:  # elsewhere all processes must have the same bank
-            self.banks[name].update(torch.arange(len(features)), features)
-        return features
+        return {**draws, "source": self.classes.with_task_weights(draws["source"])}
 
     def all_features(self, name: str, *, progress: Progress | None = None) -> Tensor:
         """Features (n, d) of a domain by a pass over all its samples."""

@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.batches import Draw, Inputs, embed, recorded_features, take_out_backbone, training_streams
+from vardass.adapt.batches import Draw, Inputs, embed, take_out_backbone, training_streams
 from vardass.adapt.config import RunConfig
 from vardass.adapt.devices import Processes, deferred_interrupt, join_processes, pick_device, run_in_processes
 from vardass.adapt.model import MODEL_FILE, RunResult, build_algorithm, require_safetensors, save_model, types_of
@@ -199,29 +198,26 @@ class Trainer:
     def _one_step(self) -> None:
         with self.account("drawing"):
             draws = {name: stream.draw(augment_seed=self._augment_seed(name)) for name, stream in self.streams.items()}
-            draws = self.strata.completed(draws, self.step)
+            draws = self.strata.completed(draws)
         with self.account("training"):
             # dropout and the like draw from the global generators: their state is a function of the step alone
             seed_generators(named_seed("step", self.config.seed, self.step, *self._own_seed), self.device)
             self.schedule.before_step(self.step)
-            features, parts = self._update(draws)
-            self.history.add_losses(parts)
+            self.history.add_losses(self._update(draws))
         if self.strata.banks:
             with self.account("features"):
-                self.strata.after_step(draws, features)
+                self.strata.after_step(draws, self.algorithm.computed)
         self.step += 1
 
-    def _update(self, draws: dict[str, Draw]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _update(self, draws: dict[str, Draw]) -> dict[str, Tensor]:
         source = draws["source"].batch
         target = draws["target"].batch if "target" in draws else None
-        recorder: AbstractContextManager[dict[str, Tensor]] = nullcontext({})
-        if self.strata.banks:
-            recorder = recorded_features(self.algorithm, source, target)
-        with recorder as features, self.config.autocast(self.device):
+        self.algorithm.computed = {}
+        with self.config.autocast(self.device):
             parts = self.algorithm.update(source, target, self.step, optimisers=self._scaled, backward=self._backward)
         self.scaler.update()
         self.processes.average_statistics(self.algorithm)
-        return features, parts
+        return parts
 
     def _backward(self, loss: Tensor) -> None:
         """Write the gradients of the scaled loss, the same ones on all processes."""

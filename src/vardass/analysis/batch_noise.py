@@ -222,8 +222,8 @@ def _exact_variance(sampler: Any, x: Tensor, domain: EmbeddingErrors) -> float |
         return domain.spread / k * share
     if type(sampler) is StratifiedBatchSampler:
         assert sampler.strata is not None  # it was refreshed
-        draws: dict[str, Any] = {"draws_per_stratum": sampler.draws_per_stratum, "replacement": sampler.replacement}
-        return stratified_variance(x, sampler.strata.labels, kernel=domain.kernel, **draws)
+        labels, replacement = sampler.strata.labels, sampler.replacement
+        return stratified_variance(x, labels, kernel=domain.kernel, replacement=replacement)
     return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from vardass import __version__
 from vardass.errors import MissingExtraError, VardassError, VardassWarning, brief
 from vardass.table import plain_text
 
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     # waiting threads that spin slow everything down many times over on a machine that others use too
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:  # the first thing tried: needs no extra
+        print(f"vardass {__version__}")
+        return 0
     import typer
 
     from vardass.cli.app import app, in_options, nearest_option

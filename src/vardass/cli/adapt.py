@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import torch
 import typer
 
 from vardass.adapt.adaptation import REFERENCE_FOLDER, Adaptation
@@ -34,12 +35,12 @@ from vardass.cli.models import PREDICTIONS_FILE, predict_domain
 from vardass.cli.run_options import DATA_PANEL, parse_pairs, settings_of, with_run_options
 from vardass.cli.run_summary import REPORT_FILE, RESULT_FILE, Summary, print_summary, write_report
 from vardass.cli.terminal import note, print_json, print_lines, progress_bar, tell_if_long, tell_time, time_text
-from vardass.data.domains import Kind, Task
+from vardass.data.domains import Domain, Kind, Task
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import KINDS, columns_text, find_kind, preparation, task_from_paths
 from vardass.data.images import IMAGENET, small_size
 from vardass.data.registry import DATASETS, find_dataset, image_options, load_task, task_names
-from vardass.data.splits import SPLITS, TaskSplits, split_task
+from vardass.data.splits import SPLITS, TaskSplits, learn_from_target, split_task
 from vardass.errors import InputError, VardassError
 from vardass.files import (
     HOLDER_FILE,
@@ -52,6 +53,7 @@ from vardass.files import (
     remove_temporary,
     write_output,
 )
+from vardass.validate import shorten
 
 _LEFT_BY_A_RUN = (
     CONFIG_FILE,
@@ -68,6 +70,7 @@ Runs = TypeVar("Runs", Adaptation, Trainer)
 
 _DOMAIN = "Folder of images or sounds{}, or file of embeddings (.npz, .npy, .csv, .parquet)."
 _LABELS = r"Array or column of labels in embeddings \[labels]; for .npy a file beside it \[{name}.labels.npy]."
+_TARGET_LABELS = "Train on the labels of the target too, where its label column has any."
 _DATASET = f"One of {', '.join(DATASETS)}."
 
 
@@ -97,6 +100,7 @@ def adapt(
     key: Annotated[str | None, _data(text="Array of features in .npz files.")] = None,
     labels: Annotated[str | None, _data(text=_LABELS)] = None,
     columns: Annotated[str | None, _data(text="Columns of features in .csv or .parquet files.")] = None,
+    target_labels: Annotated[bool, _data("--target-labels", text=_TARGET_LABELS)] = False,
     size: Annotated[int | None, _data(text=r"Height and width of images \[32 to 64 for conv, else native].")] = None,
     channels: Annotated[int | None, _data(text=r"3 for colour, 1 for grey images \[3].")] = None,
     cache: Annotated[bool, _data("--cache", text="Keep decoded files in memory.")] = False,
@@ -111,8 +115,8 @@ def adapt(
     A model of the source alone is trained too, and kept where nothing shows that adaptation helps.
 
     Writes the model, a predicted class with confidence (or numbers) for each target sample, metrics, and a report.
-    If the target has labels (class folders, or a column), they are only used for the final score, after the model
-    is chosen.
+    If the target has labels (class folders, or a column that may be blank in places), they are only used for the
+    final score, after the model is chosen; with --target-labels they are trained on, and nothing is scored.
     """
     chosen = settings_of(given)
     if chosen.get("selection") == "oracle":
@@ -123,7 +127,8 @@ def adapt(
     _check_options_of_kind(
         found,
         image={"--size": size, "--channels": channels},
-        features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise},
+        features={"--key": key, "--labels": labels, "--columns": columns, "--standardise": standardise}
+        | {"--target-labels": target_labels or None},
     )
     if cache and found == "features":
         raise InputError("--cache is for images and sounds, embeddings are always in memory; leave it out")
@@ -160,13 +165,16 @@ def adapt(
         "columns": columns,
         "size": pixels if found == "image" else None,
         "holdout": holdout,
+        "target_labels": len(task.target.labelled()) if target_labels and task.target.has_labels else None,
     }
     # all of the target is there to be adapted to and predicted: no part of it is a test set
     splits = split_task(task, seed=config.seed, holdout=holdout, unlabelled_fraction=1.0)
+    splits = learn_from_target(splits, task.target) if target_labels else splits
     with _run(config, splits, out, data, resume=resume, domains=[*sources, target], hint=hint) as result:
         predictions = predict_domain(result.algorithm, task.target.hide_labels(), config, root=target)
-        scores = predictions.scores(task.target.known_labels()) if task.target.has_labels else None
-        measured_on, doctor = f"all {len(task.target):,} samples", short_form(result, splits)
+        unseen = task.target.has_labels and not target_labels
+        scores = predictions.scores(task.target.known_labels()) if unseen else None
+        measured_on, doctor = _measured_on(task.target), short_form(result, splits)
         learnt = splits.source_train.known_labels()
         columns = columns_text(task.target)
         _show(Summary(task.name, result, predictions, scores, measured_on, learnt, doctor, columns), out, data, as_json)
@@ -281,6 +289,21 @@ def _check_options_of_kind(found: Kind, **options: Mapping[str, Any]) -> None:
     for kind, option, value in ((kind, *item) for kind, given in options.items() for item in given.items()):
         if value is not None and kind != found:
             raise InputError(f"{option} is for {names[kind]}, the data are {names[found]}; leave it out")
+
+
+def _measured_on(target: Domain) -> str:
+    """Which samples of a target are scored, and which classes of the source are not among them."""
+    if not target.has_labels:
+        return f"all {len(target):,} samples"
+    labels = target.labelled().known_labels()
+    text = f"all {len(target):,} samples"
+    if len(labels) < len(target):
+        text = f"the {len(labels):,} of {len(target):,} samples with a known label"
+    if not target.regression:
+        counts = torch.bincount(labels, minlength=len(target.class_names)).tolist()
+        if absent := [name for name, count in zip(target.class_names, counts, strict=True) if not count]:
+            text += f"; classes of the source that none of them has: {shorten(absent)}"
+    return text
 
 
 def _facts(task: Task) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from vardass.adapt.selection import outputs
 from vardass.cli.embeddings import check_folder, check_output, make_folder
 from vardass.cli.run_options import TrustCode, parse_pairs
 from vardass.cli.terminal import name_cell, print_json, print_line, save_picture, titled_table
-from vardass.data.domains import Domain, Task, find_sample
+from vardass.data.domains import Domain, Task, find_sample, known_rows
 from vardass.data.embedding_tasks import standardise_task
 from vardass.data.from_paths import domain_from_path, task_from_paths
 from vardass.data.images import IMAGENET
@@ -132,7 +132,8 @@ class Predictions:
 
     def scores(self, labels: Tensor) -> dict[str, float]:
         """Accuracy for the true classes (n,)."""
-        return {"accuracy": float((self.classes == labels).double().mean())}
+        known = known_rows(labels)
+        return {"accuracy": float((self.classes[known] == labels[known]).double().mean())}
 
     def overview(self) -> tuple[tuple[str, str], list[tuple[str, str]], str]:
         """Header and rows of a table for a report, and a remark on it."""
@@ -166,7 +167,8 @@ class PredictedNumbers:
 
     def scores(self, labels: Tensor) -> dict[str, float]:
         """`regression_scores` for the true numbers (n, m)."""
-        return regression_scores(self.values, labels)
+        known = known_rows(labels)
+        return regression_scores(self.values[known], labels[known])
 
     def overview(self) -> tuple[tuple[str, str], list[tuple[str, str]], str]:
         """Header and rows of a table for a report, and no remark."""
@@ -295,7 +297,9 @@ def _own_domains(
         if len(rows):
             found[source.name] = kept.subset(rows)
     notes = ["samples held out of training"] if found else []
-    if task.target.has_labels:
+    if how.get("target_labels"):
+        notes.append("the labels of the target were trained on")
+    elif task.target.has_labels:
         # the model is chosen: now its labels may be read
         found[task.target.name] = (splits.target_test if len(splits.target_test) else task.target).reveal()
         test = "those not trained on" if len(splits.target_test) else "all, adapted to without labels"
@@ -345,7 +349,9 @@ def _write(
             confidences, guesses = found.probabilities[title].max(1)
             columns = found.labels[title].tolist(), guesses.tolist(), confidences.tolist()
             cells = [(names[y], names[guess], f"{sure:.6f}") for y, guess, sure in zip(*columns, strict=True)]
-        rows += [(title, sample, *row) for sample, row in zip(sample_names(domain, None), cells, strict=True)]
+        rows += [
+            (title, sample, *row) for sample, row in zip(sample_names(domain.labelled(), None), cells, strict=True)
+        ]
     write_output(out / RESULT_FILE, json.dumps(result, indent=2, allow_nan=False) + "\n", "evaluate")
     write_output(out / SAMPLES_FILE, csv_text(["domain", "sample", *head], rows), "evaluate")
     picture = save_picture(lambda: evaluation_figure(found, title=Path(result["run"]).name), out / FIGURE, "evaluate")

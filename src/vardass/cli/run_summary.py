@@ -75,7 +75,7 @@ class Summary:
             if f"{domain}/reduction" in line:
                 value = f"{1.0 / line[f'{domain}/reduction']:.3g} of that of uniform draws (less is better)"
                 rows.append((f"variance of {domain} batches", value))
-        value = "not known, the target has no labels"
+        value = "not known, the target has no labels to score by"
         if self.target_scores is not None:
             note = _ORACLE if config.selection == "oracle" else _READ_LAST
             value = f"{_scores_text(self.target_scores)} of {self.measured_on} ({note})"

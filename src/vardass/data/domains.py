@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Literal, TypeAlias, get_args
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from vardass.errors import InputError, VardassError
+from vardass.errors import InputError, VardassError, VardassWarning
 from vardass.scaling import Scale
 from vardass.validate import ArrayLike, as_labels, as_numbers, as_tensor, check_flag, choose, shorten, unknown
 
@@ -71,7 +72,7 @@ class Domain:
         ``dataset[i]`` is the input tensor of sample i, without label.
     labels : Tensor of shape (n,) or None
         Classes as positions in ``class_names``; None if they are not known. With ``regression`` real numbers of shape
-        (n,) or (n, m).
+        (n,) or (n, m). Single labels of a target may be unknown: -1, or NaN with ``regression``.
     class_names : sequence of str
         Names of all classes of the task, the same in each of its domains; with ``regression`` those of the m numbers.
     kind : {"features", "image", "audio"}
@@ -118,7 +119,7 @@ class Domain:
         self.kind = choose(kind, "kind", get_args(Kind))
         self.domain_ids = torch.zeros(count, dtype=torch.int64) if domain_ids is None else domain_ids
         self.regression = check_flag(regression, "regression")
-        self._labels = None if labels is None else self._checked(labels, count)
+        self._labels = None if labels is None else _any_known(self._checked(labels, count))
         self._hidden = False
 
     @classmethod
@@ -168,13 +169,17 @@ class Domain:
                     "whole numbers"
                 )
             classes = as_labels(labels, count, what)
-            if count and not 0 <= int(classes.min()) <= int(classes.max()) < len(self.class_names):
+            if count and not -1 <= int(classes.min()) <= int(classes.max()) < len(self.class_names):
                 raise InputError(
                     f"{what} go from {int(classes.min())} to {int(classes.max())}, but there are "
-                    f"{len(self.class_names)} class names; give labels as positions in class_names"
+                    f"{len(self.class_names)} class names; give labels as positions in class_names, "
+                    "and -1 where a target has none"
                 )
             return classes
-        numbers = as_numbers(labels, count, what)
+        values = as_tensor(labels, what)
+        blank = values.isnan()
+        numbers = as_numbers(torch.where(blank, torch.zeros_like(values), values), count, what)
+        numbers[blank.reshape(numbers.shape).any(1)] = torch.nan
         if numbers.shape[1] != len(self.class_names):
             raise InputError(
                 f"{what} have {numbers.shape[1]} columns, but {len(self.class_names)} names "
@@ -215,9 +220,16 @@ class Domain:
         """Classes of shape (n,) or numbers of shape (n, m); an InputError if there are none."""
         labels = self.labels
         if labels is None:
-            remedy = "give a number for each sample" if self.regression else "sort its files into class folders"
+            remedy = "sort its files into class folders, or fill them in"
+            if self.regression:
+                remedy = "give a number for each sample"
             raise InputError(f"domain {self.name!r} has no labels, but they are needed; {remedy}")
         return labels
+
+    def labelled(self) -> Domain:
+        """The samples whose label is known."""
+        known = known_rows(self.known_labels())
+        return self if bool(known.all()) else self.subset(known.nonzero().flatten())
 
     def hide_labels(self) -> Domain:
         """The same domain with labels that raise `LabelsHidden` until its ``reveal()`` is called."""
@@ -231,7 +243,7 @@ class Domain:
     def subset(self, rows: Tensor) -> Domain:
         """Some samples of the domain, in the order given; hidden labels stay hidden."""
         rows = torch.as_tensor(rows)
-        labels = None if self._labels is None else self._labels[rows]
+        labels = None if self._labels is None else _any_known(self._labels[rows])
         cut = Subset(self.dataset, rows.tolist())
         if isinstance(self.dataset, Subset):  # no subsets of subsets
             cut = Subset(self.dataset.dataset, [self.dataset.indices[row] for row in cut.indices])
@@ -322,6 +334,11 @@ class Task:
                 "order"
             )
         labels = unite(self.sources).known_labels()
+        if unknown_rows := (~known_rows(labels)).nonzero().flatten().tolist():
+            raise InputError(
+                f"{len(unknown_rows)} of {len(labels)} samples in the sources of task {self.name!r} have no label, the "
+                f"first is {unknown_rows[0]} (from 0); label them or leave them out: only a target may lack labels"
+            )
         if self.target.regression:
             return
         counts = torch.bincount(labels, minlength=len(classes))
@@ -338,6 +355,15 @@ class Task:
         return self.target.class_names
 
 
+def known_rows(labels: Tensor) -> Tensor:
+    """Mask (n,) of the samples whose class (n,) is not -1, or of whose numbers (n, m) none is NaN."""
+    return labels.isfinite().all(1) if labels.is_floating_point() else labels >= 0
+
+
+def _any_known(labels: Tensor) -> Tensor | None:
+    return None if len(labels) and not bool(known_rows(labels).any()) else labels
+
+
 def _same_prediction(one: Domain, other: Domain) -> None:
     if one.regression != other.regression:
         numbers, classes = (one, other) if one.regression else (other, one)
@@ -350,8 +376,7 @@ def _same_prediction(one: Domain, other: Domain) -> None:
 def refuse_unknown(found: Sequence[str], classes: Sequence[str], owner: str, known_to: str) -> None:
     """Refuse classes that ``owner`` has and the source or model, which ``classes`` are of, has not."""
     if extra := [name for name in found if name not in classes]:
-        plain = {" ".join(name.split()).casefold(): name for name in classes}
-        alike = [(name, plain[key]) for name in extra if (key := " ".join(name.split()).casefold()) in plain]
+        alike = _alike(extra, classes)
         remedy = "rename them, or leave their samples out"
         if alike:
             remedy = f"{alike[0][0]!r} and {alike[0][1]!r} differ in capitals or blanks: write them alike"
@@ -359,6 +384,30 @@ def refuse_unknown(found: Sequence[str], classes: Sequence[str], owner: str, kno
             remedy += "; or give the target without labels, which only score"
         lacking = f"which the {known_to} lacks (it has {shorten(classes)})"
         raise InputError(f"{owner} has the classes {shorten(extra)}, {lacking}; {remedy}")
+
+
+def _alike(names: Sequence[str], classes: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of one of ``names`` and a class that differ in capitals or blanks only."""
+    plain = {" ".join(name.split()).casefold(): name for name in classes}
+    return [(name, plain[key]) for name in names if (key := " ".join(name.split()).casefold()) in plain]
+
+
+def open_positions(counts: Mapping[str, int], classes: Sequence[str], owner: str) -> list[int]:
+    """Position in ``classes`` of each class that ``owner`` has so many samples of; -1, with a warning, of others.
+
+    The name "" stands for samples without label. One that differs from a class in capitals only is refused.
+    """
+    if extra := [name for name in counts if name and name not in classes]:
+        if alike := _alike(extra, classes):
+            refuse_unknown([name for name, _ in alike], classes, owner, "source")
+        warnings.warn(
+            f"{sum(counts[name] for name in extra):,} of {sum(counts.values()):,} samples of {owner} are of classes "
+            f"that the source lacks ({shorten(extra)}; it has {shorten(classes)}): they are predicted as one of the "
+            "source's, and left out of the score",
+            VardassWarning,
+            stacklevel=3,
+        )
+    return [classes.index(name) if name in classes else -1 for name in counts]
 
 
 def parts_of(dataset: Dataset[Tensor]) -> list[Dataset[Tensor]]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vardass.data.domains import Domain, Task, TensorInputs, pair_names, parse_pair, refuse_unknown
+from vardass.data.domains import Domain, Task, TensorInputs, open_positions, pair_names, parse_pair, refuse_unknown
 from vardass.data.embedding_files import (
     EMBEDDING_ENDINGS,
     Columns,
@@ -55,7 +55,8 @@ def embedding_task(
         ``{name}`` by the file name without ending. The default for labels is ``labels``; for an ``.npy`` file, the
         file ``{name}.labels.npy`` beside it.
     target_labelled : bool or None
-        False never reads labels of the target; None reads them if present.
+        False never reads labels of the target; None reads them if present. Blank ones are unknown, as are classes that
+        no source has.
     columns : optional
         Columns that are features.
     names : sequence of str, optional
@@ -86,7 +87,7 @@ def embedding_task(
         own = None if key is None else key.replace("{domain}", title)
         wanted = None if of_target and target_labelled is False else label_name
         optional = of_target and target_labelled is None
-        read.append(read_labelled(path, key=own, labels=wanted, optional=optional, **options))
+        read.append(read_labelled(path, key=own, labels=wanted, optional=optional, blanks=of_target, **options))
     if len(set(titles)) < len(titles):
         titles = [str(path) for path in paths]
     tables, column_names = in_one_order(
@@ -180,13 +181,18 @@ def _classes(columns: Sequence[NDArray[Any]]) -> tuple[str, ...]:
 def class_positions(
     values: NDArray[Any] | None, classes: Sequence[str], owner: str, known_to: str
 ) -> NDArray[Any] | None:
-    """Labels (n,), if there are any, as positions in ``classes``."""
+    """Labels (n,), if there are any, as positions in ``classes``; -1 of blank ones and of other classes.
+
+    If all are of other classes than those of a model, they are refused.
+    """
     if values is None:
         return None
-    found, inverse = np.unique(values, return_inverse=True)
-    texts = [str(int(value)) if values.dtype.kind in "iub" else str(value) for value in found]
-    refuse_unknown(texts, classes, owner, known_to)
-    return np.array([classes.index(text) for text in texts])[inverse.reshape(-1)]
+    labels, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    texts = [str(int(value)) if values.dtype.kind in "iub" else str(value) for value in labels]
+    if known_to == "model" and not set(texts) & set(classes):
+        refuse_unknown([text for text in texts if text], classes, owner, known_to)
+    positions = open_positions(dict(zip(texts, counts.tolist(), strict=True)), classes, owner)
+    return np.array(positions)[inverse.reshape(-1)]
 
 
 # --- labels ---
@@ -210,13 +216,15 @@ def read_labelled(
     leave_out: Collection[str] = (),
     regression: bool = False,
     optional: bool = False,
+    blanks: bool = False,
 ) -> LabelledTable:
     """Features (n, d), float32 as networks are, and labels (n,), or float64 (n, m), of one file, opened once.
 
     Labels are whole numbers or names, with ``regression`` real numbers: an array of an ``.npz`` file, a column of a
     ``.csv`` or ``.parquet`` file, or an ``.npy`` file beside an ``.npy`` file. They are never among the features, and
-    neither is what ``leave_out`` names. If they are ``optional``, None stands for labels that the file lacks. Where
-    columns have names, ``column_names`` are read instead of ``columns``.
+    neither is what ``leave_out`` names. If they are ``optional``, None stands for labels that the file lacks. With
+    ``blanks`` some may be blank, "" or NaN; if all are, None stands for them. Where columns have names,
+    ``column_names`` are read instead of ``columns``.
     """
     with open_embeddings(path, key) as file:
         if labels is not None and labels not in file.names and not optional:
@@ -234,12 +242,38 @@ def read_labelled(
         features = finite_rows(file.features(columns, hidden).float(), f"features of {path}")
         values = file.column(labels) if labels is not None and labels in file.names else None
     what = f"labels {labels!r} of {path}"
-    if values is not None and regression:
+    n = len(features)
+    blank = np.zeros(n, dtype=bool)
+    if blanks and values is not None and values.shape[:1] == (n,):
+        blank = _blank_rows(values)
+    if values is None or (n and blank.all()):
+        return LabelledTable(features, None, names)
+    if blank.any():  # a label stands in, so that messages count all rows
+        values = np.array(values)
+        values[blank] = values[~blank][0]
+        values = _without_fractions(values)
+    if regression:
         numbers = finite_rows(as_tensor(_as_numeric(values, what), what), what)
-        values = as_numbers(numbers, len(features), what).numpy()
-    elif values is not None:
-        values = _as_classes(values, len(features), what)
+        values = as_numbers(numbers, n, what).numpy()
+        values[blank] = np.nan
+    else:
+        values = _as_classes(values, n, what)
+        values = np.where(blank, "", values.astype(str)) if blank.any() else values
     return LabelledTable(features, values, names)
+
+
+def _blank_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Mask (n,) of the rows of which a cell is "" or NaN."""
+    is_text = values.dtype.kind in "US"
+    cells = np.asarray(np.char.strip(values) == values.dtype.type() if is_text else values != values)
+    return np.array([row.any() for row in cells], dtype=bool)
+
+
+def _without_fractions(values: NDArray[Any]) -> NDArray[Any]:
+    """Texts such as "3.0", as whole numbers beside blank cells are written, as numbers; others as they are."""
+    cells = [str(value) for value in values.flatten().tolist()] if values.dtype.kind == "U" else []
+    whole = any("." in cell for cell in cells) and all(is_number(cell) and float(cell).is_integer() for cell in cells)
+    return values.astype(np.float64) if whole else values
 
 
 def _as_classes(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:

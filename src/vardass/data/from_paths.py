@@ -13,7 +13,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vardass.data.audio import AUDIO_ENDINGS, AudioDataset, FrontEnd
-from vardass.data.domains import Domain, Kind, Task, TensorInputs, pair_names, parse_pair, parts_of, refuse_unknown
+from vardass.data.domains import (
+    Domain,
+    Kind,
+    Task,
+    TensorInputs,
+    open_positions,
+    pair_names,
+    parse_pair,
+    parts_of,
+    refuse_unknown,
+)
 from vardass.data.embedding_files import EMBEDDING_ENDINGS
 from vardass.data.embedding_tasks import (
     class_positions,
@@ -91,19 +101,17 @@ def _scan_classes(
     _tell_of_hidden(root, kind)
     found = [folder.name for folder in folders]
     names = tuple(found if class_names is None else class_names)
-    refuse_unknown(found, names, str(root), "source")
-    paths: list[Path] = []
-    labels: list[int] = []
+    files = {folder.name: files_in(folder, kind) for folder in folders}
     for folder in folders:
-        files = files_in(folder, kind)
-        if not files:
+        if not files[folder.name]:
             raise InputError(
                 f"the class folder {folder} has 0 {kind} files ({' '.join(_ENDINGS[kind])}); add files or remove "
                 "the folder"
             )
-        paths += files
-        labels += [names.index(folder.name)] * len(files)
-    return paths, torch.tensor(labels, dtype=torch.int64), names
+    counts = {name: len(paths) for name, paths in files.items()}
+    positions = torch.tensor(open_positions(counts, names, str(root)), dtype=torch.int64)
+    paths = [path for name in found for path in files[name]]
+    return paths, positions.repeat_interleave(torch.tensor(list(counts.values()))), names
 
 
 def folder_domain(
@@ -130,7 +138,7 @@ def folder_domain(
     name : str, optional
         By default the name of the folder.
     class_names : sequence of str, optional
-        Classes of the source, for a target.
+        Classes of the source, for a target; samples of others are unlabelled.
     labelled : bool, optional
         True requires class folders, False reads all files without labels; by default it is detected.
     size, channels, interpolation :
@@ -326,7 +334,7 @@ def domain_from_path(
 
     ``about`` is that of ``load_model``, ``data`` how the run read its data, with what `preparation` said of them.
     ``key`` and ``labels`` name other arrays of embeddings than in training. Labels are read only if ``labelled``, and
-    must be classes of the model, or numbers.
+    must be classes of the model, or numbers; those that are blank or of other classes are unknown.
     """
     kind: Kind = about["data_kind"]
     shape, names = tuple(about["input_shape"]), tuple(about["class_names"])
@@ -334,8 +342,9 @@ def domain_from_path(
     if found != kind:
         raise InputError(f"{path} holds {_plural(found)}, the model was trained on {_plural(kind)}; give those")
     if kind != "features":
-        if labelled:
-            refuse_unknown([folder.name for folder in subfolders(path)], names, str(path), "model")
+        folders = [folder.name for folder in subfolders(path)]
+        if labelled and not set(folders) & set(names):
+            refuse_unknown(folders, names, str(path), "model")
         options: dict[str, Any] = {"front_end": data.get("front_end")}
         if kind == "image":
             interpolation = data.get("interpolation", "bilinear")
@@ -351,6 +360,7 @@ def domain_from_path(
         column_names=data.get("column_names"),
         leave_out=label_names,
         regression=labelled and regression,
+        blanks=True,
     )
     if tuple(table.shape[1:]) != shape:
         raise InputError(

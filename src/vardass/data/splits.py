@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -98,6 +98,31 @@ def split_task(task: Task, *, seed: int, holdout: float = 0.2, unlabelled_fracti
         target_test=target.subset(test),
         target_val=target.subset(out),
     )
+
+
+TARGET_SHARE = 0.25  # of what is trained on; docs/recipes/few-labels.md has it measured
+
+
+def learn_from_target(splits: TaskSplits, target: Domain, *, share: float = TARGET_SHARE) -> TaskSplits:
+    """Splits whose ``source_train`` has the labelled samples of the ``target`` too, repeated to ``share`` of it.
+
+    They count as one more source, of which nothing is held out. A few samples alone would hardly matter to the task
+    loss. The parts of the target keep them, with labels that stay hidden.
+    """
+    count = len(target.labelled()) if target.has_labels else 0
+    if not 0 < count < len(target):
+        raise InputError(
+            f"{count:,} of the {len(target):,} samples of target {target.name!r} have a label that can be trained on; "
+            f"{'leave the others blank, as nothing is left to adapt to' if count else 'fill in one or more'}, or leave "
+            "out --target-labels"
+        )
+    labelled, source = target.labelled(), splits.source_train
+    times = max(1, round(share / (1.0 - share) * len(source) / len(labelled)))
+    copies = labelled.subset(torch.arange(len(labelled)).repeat(times))
+    train = unite([source, copies])
+    ids = torch.full((len(copies),), int(source.domain_ids.max()) + 1)
+    train.name, train.domain_ids = source.name, torch.cat([source.domain_ids, ids])
+    return replace(splits, source_train=train)
 
 
 def _cut(rows: Tensor, fraction: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""scikit-learn: strata as a clusterer; classifiers and regressors that adapt to a target, also in skada's pipelines."""
+"""scikit-learn: strata as a clusterer, CORAL as a transformer, classifiers that adapt to a target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vardass.errors import InputError, VardassWarning, needs_extra
 
 with needs_extra("sklearn"):
-    from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, RegressorMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, ClusterMixin, OneToOneFeatureMixin, TransformerMixin
     from sklearn.utils import _safe_indexing, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
@@ -23,12 +23,11 @@ from vardass.data import Domain, Task, split_task
 from vardass.kernels import KernelLike, fitted_kernel
 from vardass.refresh import extract_features
 from vardass.solvers import stratify
-from vardass.validate import as_features
+from vardass.validate import as_features, check_number
 
-__all__ = ["CORALAdapter", "CORALRegressor", "MMDAdapter", "MMDRegressor", "Stratifier"]
+__all__ = ["CORALAdapter", "CORALTransformer", "MMDAdapter", "Stratifier"]
 
 _FLOATS = (np.float64, np.float32)
-_ROWS = 4096  # in one forward pass
 
 
 class Stratifier(ClusterMixin, BaseEstimator):
@@ -73,7 +72,8 @@ class Stratifier(ClusterMixin, BaseEstimator):
         self._features = as_features(validate_data(self, X, dtype=_FLOATS, ensure_min_samples=self.n_strata))
         self.kernel_ = fitted_kernel(self.kernel, self._features)
         options = {"kernel": self.kernel_, "solver": self.solver, **(self.options or {})}
-        self.strata_ = stratify(self._features, self.n_strata, seed=_seed(self.random_state), **options)
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        self.strata_ = stratify(self._features, self.n_strata, seed=seed, **options)
         self.labels_ = self.strata_.labels.numpy()
         self.variance_, self.uniform_variance_ = self.strata_.variance, self.strata_.uniform_variance
         return self
@@ -85,8 +85,86 @@ class Stratifier(ClusterMixin, BaseEstimator):
         return self.strata_.assign(x, self._features, kernel=self.kernel_).numpy()
 
 
-class _Adapter(BaseEstimator):
-    """What classifiers and regressors share."""
+class CORALTransformer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """CORAL without a network: a linear map gives the source the target's means and covariances.
+
+    A row x becomes (x - mean_s) C_s^(-1/2) C_t^(1/2) + mean_t: whitened and coloured again, as in Algorithm 1 of Sun,
+    Feng and Saenko (AAAI 2016), who assume centred columns. ``matrix_`` (d, d) is the product of the two roots.
+    Each row is taken as one of the source, also when a pipeline predicts: target rows go to the step after this one. To
+    bring new data to where a model was trained, swap the roles: ``fit(X_new, target=X_training)``.
+
+    Parameters
+    ----------
+    ridge : float
+        Added to the diagonals of both covariances C, in units of the source's mean variance: 1 is the paper's identity
+        matrix where columns are standardised; less matches covariances more closely.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(50, 2))
+    >>> target = X @ [[2.0, 1.0], [0.0, 1.0]] + 3.0
+    >>> moved = CORALTransformer(ridge=1e-9).fit_transform(X, target=target)
+    >>> bool(np.allclose(np.cov(moved.T), np.cov(target.T)))
+    True
+    """
+
+    def __init__(self, ridge: float = 1.0) -> None:
+        self.ridge = ridge
+
+    def fit(self, X: Any, y: Any = None, *, target: Any = None) -> Self:
+        """Find the map from the rows of X (n, d) to those of ``target`` (m, d); y is ignored."""
+        x = validate_data(self, X, dtype=_FLOATS, ensure_min_samples=2)
+        if target is None:
+            raise InputError("target is None; pass fit(X, target=rows), in a pipeline as STEP__target", field="target")
+        rows = validate_data(self, target, dtype=_FLOATS, ensure_min_samples=2, reset=False)
+        self._source_mean, source = _moments(x, "X")
+        self._target_mean, covariance = _moments(rows, "target")
+        shift = check_number(self.ridge, "ridge", low=1e-9) * source.diagonal().mean() * np.eye(x.shape[1])
+        self.matrix_ = _power(source + shift, -0.5) @ _power(covariance + shift, 0.5)
+        return self
+
+    def transform(self, X: Any) -> NDArray[Any]:
+        """Move rows X (m, d) of the source to where the target lies: (m, d), in the precision of X."""
+        check_is_fitted(self)
+        x = validate_data(self, X, dtype=_FLOATS, reset=False)
+        return np.asarray((x - self._source_mean) @ self.matrix_ + self._target_mean, x.dtype)
+
+
+class MMDAdapter(ClassifierMixin, BaseEstimator):
+    """A network trained on a labelled source, its features kept close to those of an unlabelled target by MMD².
+
+    Columns should have similar scales: put a ``StandardScaler`` before it.
+
+    Parameters
+    ----------
+    penalty : float, optional
+        λ, the weight of the discrepancy, which rises from 0; by default that of ``RunConfig.recommended``.
+    sampler : str, optional
+        How batches are drawn, see ``RunConfig``; by default as in ``RunConfig.recommended``.
+    hidden : sequence of int
+        Widths of the layers; the last are the features.
+    steps, batch_size, lr
+        Batches trained on, samples of each domain in one (at most all), learning rate.
+    settings : mapping, optional
+        Any other settings of ``RunConfig``, such as ``refresh_every``; they override the arguments above.
+    random_state : int, RandomState or None
+        The same number gives the same network.
+
+    Attributes
+    ----------
+    classes_ : array of shape (classes,)
+        Labels of the source.
+    model_ : Algorithm
+        The network, in double precision: ``model_.features(x)`` are its features, ``model_.predict(x)`` logits.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(80, 2)), np.repeat(["a", "b"], 40)
+    >>> X[40:] += 5
+    >>> MMDAdapter(steps=60, lr=1e-2).fit(X, y, X + [0.0, 2.0]).predict([[0.0, 2.0], [5.0, 7.0]]).tolist()
+    ['a', 'b']
+    """
 
     algorithm: ClassVar[str] = "mmd"
     __metadata_request__fit: ClassVar[dict[str, bool]] = {"sample_domain": True}  # asked for in a skada pipeline
@@ -113,7 +191,7 @@ class _Adapter(BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, X_target: Any = None, *, sample_domain: Any = None) -> Self:
-        """Train on the source X (n, d), y (n,) and adapt to ``X_target`` (m, d); a regressor's y may be (n, outputs).
+        """Train on the source X (n, d), y (n,) and adapt to ``X_target`` (m, d).
 
         Without a target the network learns from the source alone, with a warning. Instead of ``X_target``,
         ``sample_domain`` (n,) may be negative for the rows of X that are of the target, as in skada; their labels are
@@ -121,8 +199,12 @@ class _Adapter(BaseEstimator):
         """
         if sample_domain is not None:
             X, y, X_target = _split(X, y, X_target, sample_domain)
-        X, labels, names = self._checked(X, y)
-        regression, adapts = isinstance(self, RegressorMixin), X_target is not None
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(f"y has 1 class, {self.classes_.tolist()[0]!r}; a classifier needs two classes", field="y")
+        names, adapts = [str(name) for name in self.classes_], X_target is not None
         target = validate_data(self, X_target, dtype=np.float32, reset=False) if adapts else X
         if not adapts:
             warnings.warn(
@@ -131,15 +213,14 @@ class _Adapter(BaseEstimator):
                 VardassWarning,
                 stacklevel=2,
             )
-        source = Domain("source", as_features(X), labels, names, regression=regression)
-        task = Task("fit", (source,), Domain("target", as_features(target), None, names, regression=regression))
-        seed = _seed(self.random_state)
+        source = Domain("source", as_features(X), labels, names)
+        task = Task("fit", (source,), Domain("target", as_features(target), None, names))
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
         given = dict(self.settings or {})
         config = RunConfig.recommended(
             **{
                 "algorithm": self.algorithm if adapts else "erm",
                 "algorithm_options": {"penalty": self.penalty} if adapts and self.penalty is not None else {},
-                "regression": regression,
                 **({} if self.sampler is None else {"sampler": self.sampler}),
                 "network_options": {"hidden": list(self.hidden)},
                 "steps": self.steps,
@@ -160,100 +241,16 @@ class _Adapter(BaseEstimator):
         self.model_ = result.algorithm.cpu().double()
         return self
 
-    def _checked(self, X: Any, y: Any) -> tuple[Any, Any, list[str]]:
-        """Samples, labels as a domain has them, and the names of classes or numbers."""
-        raise NotImplementedError
-
-    def _outputs(self, X: Any) -> torch.Tensor:
-        check_is_fitted(self)
-        x = as_features(validate_data(self, X, dtype=np.float64, reset=False))
-        return extract_features(self.model_, x, dtype=torch.float64, batch_size=_ROWS)
-
-
-class MMDAdapter(ClassifierMixin, _Adapter):
-    """A network trained on a labelled source, its features kept close to those of an unlabelled target by MMD².
-
-    Parameters
-    ----------
-    penalty : float, optional
-        λ, the weight of the discrepancy, which rises from 0; by default that of ``RunConfig.recommended``, 3 for
-        batches of 32.
-    sampler : str, optional
-        How batches are drawn, see ``RunConfig``; by default as in ``RunConfig.recommended``.
-    hidden : sequence of int
-        Widths of the layers; the last are the features.
-    steps, batch_size : int
-        Batches trained on, samples of each domain in one (at most all).
-    lr : float
-        Learning rate.
-    settings : mapping, optional
-        Any other settings of ``RunConfig``, such as ``refresh_every``; they override the arguments above.
-    random_state : int, RandomState or None
-        The same number gives the same network.
-
-    Attributes
-    ----------
-    classes_ : array of shape (classes,)
-        Labels of the source.
-    model_ : Algorithm
-        The network, in double precision: ``model_.features(x)`` are its features, ``model_.predict(x)`` logits.
-
-    Notes
-    -----
-    Columns should have similar scales: put a ``StandardScaler`` before it.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> X, y = rng.normal(size=(80, 2)), np.repeat(["a", "b"], 40)
-    >>> X[40:] += 5
-    >>> MMDAdapter(steps=60, lr=1e-2).fit(X, y, X + [0.0, 2.0]).predict([[0.0, 2.0], [5.0, 7.0]]).tolist()
-    ['a', 'b']
-    """
-
-    def _checked(self, X: Any, y: Any) -> tuple[Any, Any, list[str]]:
-        X, y = validate_data(self, X, y, dtype=np.float32)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise InputError(
-                f"a classifier needs samples of two classes, got 1 class, {self.classes_.tolist()[0]!r}; add others"
-            )
-        return X, codes, [str(name) for name in self.classes_]
-
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes: (m, classes)."""
-        return self._outputs(X).softmax(1).numpy()
+        check_is_fitted(self)
+        x = as_features(validate_data(self, X, dtype=np.float64, reset=False))
+        return extract_features(self.model_, x, dtype=torch.float64, batch_size=4096).softmax(1).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Most likely class of each row of X: (m,)."""
-        best = self._outputs(X).argmax(1).numpy()  # first: it says where nothing is fitted
-        labels: NDArray[Any] = self.classes_[best]
-        return labels
-
-
-class MMDRegressor(RegressorMixin, _Adapter):
-    """As `MMDAdapter`, for numbers: the network learns them by squared error, and ``score`` is R².
-
-    Parameters and attributes are those of `MMDAdapter`, except ``classes_``. ``y`` has shape (n,) or (n, m); it is
-    scaled inside, and predictions are in its units.
-    """
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def _checked(self, X: Any, y: Any) -> tuple[Any, Any, list[str]]:
-        # scikit-learn knows finite real numbers itself; y in double precision is scaled before it becomes single
-        X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
-        self._is_column = y.ndim == 1
-        return X, y, [f"y_{place}" for place in range(1 if y.ndim == 1 else y.shape[1])]
-
-    def predict(self, X: Any) -> NDArray[np.float64]:
-        """Numbers for the rows of X, in the units of y: (m,), or (m, outputs) where y had two dimensions."""
-        numbers = self._outputs(X).numpy()
-        return numbers[:, 0] if self._is_column else numbers
+        best = self.predict_proba(X).argmax(1)  # first: it says where nothing is fitted
+        return np.asarray(self.classes_[best])
 
 
 class CORALAdapter(MMDAdapter):
@@ -262,10 +259,19 @@ class CORALAdapter(MMDAdapter):
     algorithm = "coral"
 
 
-class CORALRegressor(MMDRegressor):
-    """As `MMDRegressor`, with CORAL instead of MMD²: DomainBed's, of covariances and means."""
+def _moments(x: NDArray[Any], name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and covariance of the rows of x, in double precision."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, covariance = x.mean(0, dtype=np.float64), np.atleast_2d(np.cov(x, rowvar=False, dtype=np.float64))
+    total = 0.0 if (x == x[0]).all() else float(covariance.trace())  # rounding aside
+    if not 1e-200 < total < 1e200:
+        raise InputError(f"{name} has a total variance of {total:g}; pass rows that differ, in other units", field=name)
+    return mean, covariance
 
-    algorithm = "coral"
+
+def _power(covariance: NDArray[np.float64], exponent: float) -> Any:
+    values, vectors = np.linalg.eigh(covariance)
+    return (vectors * values**exponent) @ vectors.T
 
 
 def _split(X: Any, y: Any, X_target: Any, sample_domain: Any) -> tuple[Any, Any, Any]:
@@ -277,12 +283,5 @@ def _split(X: Any, y: Any, X_target: Any, sample_domain: Any) -> tuple[Any, Any,
         raise InputError(f"sample_domain has {len(domains)} entries, X {_num_samples(X)} rows; give one for each row")
     source, target = np.flatnonzero(domains >= 0), np.flatnonzero(domains < 0)
     if not len(source) or not len(target):
-        raise InputError(
-            f"sample_domain has {len(source)} rows of a source (0 or above) and {len(target)} of a target (negative); "
-            "both are needed"
-        )
+        raise InputError(f"sample_domain has {len(source)} rows >= 0 and {len(target)} of a target, < 0; give both")
     return _safe_indexing(X, source), _safe_indexing(y, source), _safe_indexing(X, target)
-
-
-def _seed(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))

@@ -118,7 +118,8 @@ class Record:
         """
         try:
             found = parse_json(line)
-        except InputError as error:
+            json.dumps(found, allow_nan=False)  # it may have to be written again
+        except ValueError as error:
             raise InputError(f"not a whole record, {error}; remove the line and run the sweep again") from None
         if not isinstance(found, dict) or "format" not in found:
             raise InputError(f"not a record of a run: {line[:60]!r}; name a folder that a sweep wrote")

@@ -6,8 +6,7 @@ textbook losses. All follow the device of the features and are computed in float
 """
 
 from vardass.losses.coral import CORALLoss, coral
-from vardass.losses.estimators import Bank, Batch
 from vardass.losses.mmd import DOMAINBED_GAMMAS, MMDLoss, mmd2
 from vardass.losses.stream_weights import StreamWeights
 
-__all__ = ["DOMAINBED_GAMMAS", "Bank", "Batch", "CORALLoss", "MMDLoss", "StreamWeights", "coral", "mmd2"]
+__all__ = ["DOMAINBED_GAMMAS", "CORALLoss", "MMDLoss", "StreamWeights", "coral", "mmd2"]

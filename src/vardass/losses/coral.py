@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vardass.errors import InputError
-from vardass.kernels import CoralKernel, Kernel
-from vardass.losses.estimators import Batch, CheckedBank, CheckedBatch, DiscrepancyLoss, Pair
-from vardass.losses.mmd import estimate
-from vardass.validate import ArrayLike, check_count, choose
+from vardass.kernels import CoralKernel
+from vardass.losses.base import DiscrepancyLoss
+from vardass.validate import ArrayLike, check_count, choose, is_readable
 
 _WEIGHTS = {  # of R, in words
     "none": "with weights |S_h| / n",
@@ -28,8 +26,8 @@ _PRESETS = {  # include_mean, correction, normalization
 
 
 def coral(
-    x: Tensor | Batch,
-    y: Tensor | Batch,
+    x: Tensor,
+    y: Tensor,
     *,
     weights_x: ArrayLike | None = None,
     weights_y: ArrayLike | None = None,
@@ -42,7 +40,7 @@ def coral(
     Parameters
     ----------
     x, y, weights_x, weights_y
-        Features (n_x, d) and (n_y, d) and the weights of their rows, or Batches, as for ``mmd2``.
+        Features (n_x, d) and (n_y, d) and the weights of their rows, as for ``mmd2``.
     preset : {"paper", "domainbed", "deep-coral"}
         Sets the defaults of the next three options; ``"paper"`` by default.
 
@@ -63,11 +61,6 @@ def coral(
         Divide the covariance term by 1, d² or 4 d².
     population_x, population_y : int, optional
         Sizes n of the two data sets, for ``correction="population"``.
-    estimator : {"v", "unbiased", "reference"}
-        ``"v"`` is the formula above. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the loss
-        of all data, with the same options and f = n / (n - 1) for ``"population"``, else 1. Both centre covariances on
-        the ``mean`` of a `Bank`, so both domains need one; φ in ``vardass.losses.estimators`` is then the products of
-        centred features.
 
     Returns
     -------
@@ -89,13 +82,12 @@ class CORALLoss(DiscrepancyLoss):
     Examples
     --------
     >>> CORALLoss(preset="domainbed", include_mean=False)
-    CORALLoss(include_mean=False, correction='batch', normalization='d2', estimator='v')
+    CORALLoss(include_mean=False, correction='batch', normalization='d2')
     """
 
     def __init__(
         self,
         *,
-        estimator: str = "v",
         preset: str = "paper",
         include_mean: bool | None = None,
         correction: str | None = None,
@@ -103,7 +95,7 @@ class CORALLoss(DiscrepancyLoss):
         population_x: int | None = None,
         population_y: int | None = None,
     ) -> None:
-        super().__init__(estimator)
+        super().__init__()
         means, usual, by = _PRESETS[choose(preset, "preset", _PRESETS)]
         given = [size is not None for size in (population_x, population_y)]
         if correction is None:
@@ -126,52 +118,28 @@ class CORALLoss(DiscrepancyLoss):
             check_count(size, name, low=2, remedy="pass the number of rows of the data set")
         self.correction, self.populations = "population", (x, y)
 
-    def _loss(self, pair: Pair) -> Tensor:
-        return self._of_batch(pair) if self.estimator == "v" else self._of_all_data(pair)
+    def _check(self, x: Tensor, y: Tensor, weights_x: Tensor | None, weights_y: Tensor | None) -> None:
+        for weights, name in ((weights_x, "x"), (weights_y, "y")):
+            if self.correction == "batch" and weights is not None and is_readable(weights):
+                _require_pairs(int(weights.count_nonzero()), len(weights), name)
 
-    def _of_batch(self, sides: Pair) -> Tensor:
-        """The V-statistic."""
+    def _loss(self, x: Tensor, y: Tensor, w_x: Tensor, w_y: Tensor) -> Tensor:
         # a common shift changes nothing, but without it the means' difference cancels far from the origin
-        shift = torch.cat([side.z.detach() for side in sides]).mean(0)
-        x, y = (side.z - shift for side in sides)
-        mean_x, mean_y = sides[0].w @ x, sides[1].w @ y
-        w_x, w_y = map(self._corrected, sides, self.populations)
-        gap = _covariance_gap(torch.cat([x - mean_x, y - mean_y]), torch.cat([w_x, -w_y]))
+        shift = torch.cat([x.detach(), y.detach()]).mean(0)
+        x, y = x - shift, y - shift
+        mean_x, mean_y = w_x @ x, w_y @ y
+        f_x, f_y = map(self._corrected, (w_x, w_y), self.populations, "xy")
+        gap = _covariance_gap(torch.cat([x - mean_x, y - mean_y]), torch.cat([f_x, -f_y]))
         of = self.kernel(x.shape[1])
         loss = of.scale * gap
         return loss + of.mean_scale * (mean_x - mean_y).square().sum() if self.include_mean else loss
 
-    def _corrected(self, side: CheckedBatch, population: int | None) -> Tensor:
+    def _corrected(self, w: Tensor, population: int | None, name: str) -> Tensor:
         """Weights times the factor f of the covariance."""
-        w, n = side.w, len(side.w)
         if self.correction != "batch":
             return w if population is None else w * (population / (population - 1))
-        # on a GPU the count would stop the training loop to wait for the device
-        rows = n if w.device.type != "cpu" else int(w.count_nonzero())
-        if rows < 2:
-            raise InputError(
-                f"correction='batch' needs at least 2 rows of positive weight in each domain, got {rows} of {n} for "
-                f"weights_{side.name}; use a larger batch or another option"
-            )
+        _require_pairs(len(w), len(w), name)
         return w / (w * (1.0 - w)).sum()  # 1 - Σ w², without cancellation for a weight near 1
-
-    def _of_all_data(self, sides: Pair) -> Tensor:
-        """The unbiased or the reference estimator: MMD² in the products of rows centred by their own bank's mean.
-
-        The centre may be detached: the covariance about the mean has no derivative in the mean.
-        """
-        banks = [side.need_bank(self.estimator) for side in sides]
-        centre = (banks[0].mean + banks[1].mean) / 2.0
-
-        def lifted(side: CheckedBatch, bank: CheckedBank, population: int | None) -> CheckedBatch:
-            """Rows [√f (z - μ), z - c] of a batch and of its bank, with μ the bank's mean."""
-            root = 1.0 if population is None else (population / (population - 1)) ** 0.5
-            z, rows = (torch.cat([root * (z - bank.mean), z - centre], 1) for z in (side.z, bank.rows))
-            return side._replace(z=z, bank=bank._replace(rows=rows))
-
-        x, y = map(lifted, sides, banks, self.populations)
-        of = self.kernel(sides[0].z.shape[1])
-        return estimate((x, y), _LiftedKernel(of.scale, of.mean_scale), self.estimator)
 
     @property
     def formula(self) -> str:
@@ -192,30 +160,19 @@ class CORALLoss(DiscrepancyLoss):
 
     def extra_repr(self) -> str:
         """Name the options."""
-        names = ["include_mean", "correction", "normalization", "estimator"]
+        names = ["include_mean", "correction", "normalization"]
         shown = [f"{name}={getattr(self, name)!r}" for name in names]
         if self.populations != (None, None):
             shown[3:3] = [f"population_x={self.populations[0]}", f"population_y={self.populations[1]}"]
         return ", ".join(shown)
 
 
-@dataclass(frozen=True)
-class _LiftedKernel(Kernel):
-    """a (uᵀu')² + b vᵀv' of rows [u, v]."""
-
-    scale: float
-    mean_scale: float
-
-    def _matrix(self, x: Tensor, y: Tensor | None) -> Tensor:
-        (u, v), (s, t) = x.chunk(2, 1), (x if y is None else y).chunk(2, 1)
-        return self.scale * (u @ s.T).square() + self.mean_scale * (v @ t.T)
-
-    def paired(self, x: Tensor, y: Tensor) -> Tensor:
-        u, v = (x * y).chunk(2, 1)
-        return self.scale * u.sum(1).square() + self.mean_scale * v.sum(1)
-
-    def _diag(self, x: Tensor) -> Tensor:
-        return self.paired(x, x)
+def _require_pairs(positive: int, rows: int, name: str) -> None:
+    if positive < 2:
+        raise InputError(
+            f"correction='batch' needs at least 2 rows of positive weight in each domain, got {positive} of {rows} for "
+            f"weights_{name}; use a larger batch or another option"
+        )
 
 
 def _covariance_gap(z: Tensor, signed: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vardass.errors import InputError
 from vardass.kernels import (
@@ -21,25 +20,19 @@ from vardass.kernels import (
     mixture_reach,
     squared_distances,
 )
-from vardass.losses.estimators import (
-    Batch,
-    DiscrepancyLoss,
-    Pair,
-    single_draw_terms,
-    unbiased_pair_weights,
-    with_doubled_gradient,
-)
+from vardass.losses.base import DiscrepancyLoss
 from vardass.validate import ArrayLike, choose
 
 DOMAINBED_GAMMAS = (*PAPER_GAMMAS, 100.0, 1000.0)
 """Bandwidths of DomainBed's mixture."""
 
+ESTIMATORS = ("v", "unbiased")
 _MIXTURES = {"paper": PAPER_GAMMAS, "domainbed": DOMAINBED_GAMMAS}
 
 
 def mmd2(
-    x: Tensor | Batch,
-    y: Tensor | Batch,
+    x: Tensor,
+    y: Tensor,
     *,
     weights_x: ArrayLike | None = None,
     weights_y: ArrayLike | None = None,
@@ -51,21 +44,20 @@ def mmd2(
 
     Parameters
     ----------
-    x, y : Tensor of shape (n_x, d) and (n_y, d), or Batch
-        Features of the source and the target batch; a `Batch` has weights, strata and banks too.
+    x, y : Tensor of shape (n_x, d) and (n_y, d)
+        Features of the source and the target batch.
     weights_x, weights_y : array of shape (n_x,) or (n_y,), optional
-        Weights of the rows of a tensor, which sum to 1. None means uniform.
+        Weights of the rows, which sum to 1. None means uniform.
     kernel : Kernel, str or callable, optional
         Anything that ``as_kernel`` takes; None is the paper's mixture, and with ``"energy"`` the result is the energy
         distance 2 E|x - y| - E|x - x'| - E|y - y'| (twice the ``SamplesLoss("energy")`` of geomloss). An unfitted
-        kernel is fitted at each call, without gradient: on the two banks if given, otherwise on the two batches (not
-        for ``"unbiased"``).
-    estimator : {"v", "unbiased", "reference"}
+        kernel is fitted to the two batches at each call, without gradient (not for ``"unbiased"``).
+    estimator : {"v", "unbiased"}
         ``"v"`` counts all pairs, so it is never negative; with μ̂ unbiased it exceeds MMD² by
-        Var(μ̂_x) + Var(μ̂_y) on average. ``"unbiased"`` and ``"reference"`` have the mean and the mean gradient of the
-        MMD² of all data and may be negative. ``"unbiased"`` uses pairs of independent rows: of a uniform draw, or, with
-        weights, of the ``strata`` of a `Batch`. ``"reference"`` compares with the ``bank`` of a `Batch`, for any
-        weights and for coupled rows. See ``vardass.losses.estimators``.
+        Var(μ̂_x) + Var(μ̂_y) on average, which rewards a network for shrinking its features. ``"unbiased"`` is the
+        U-statistic: within a domain it counts pairs of distinct rows only. For independent uniform draws it has the
+        mean and the mean gradient of the MMD² of all data, and may be negative. Other rows are no such draws: it takes
+        no weights, and batches of `OrderedBatchSampler` and `BalancedBatchSampler`, which are coupled, bias it.
     preset : {"paper", "domainbed"}, optional
         Instead of ``kernel``: the mixture with the 5 bandwidths of the paper, or DomainBed's 7.
 
@@ -84,38 +76,7 @@ def mmd2(
     >>> mmd2(x, y, kernel="linear", estimator="unbiased")
     tensor(-1.)
     """
-    loss = MMDLoss(kernel=kernel, estimator=estimator, preset=preset)
-    return loss.forward(x, y, weights_x, weights_y)
-
-
-def _fitted(kernel: Kernel, sides: Pair, estimator: str) -> Kernel:
-    banks = [side.bank.rows for side in sides if side.bank is not None]
-    # without strata an energy distance does not depend on the base point
-    needs_banks = not isinstance(kernel, EnergyKernel) or any(side.strata is not None for side in sides)
-    if estimator == "unbiased" and not kernel.is_fitted and len(banks) < 2 and needs_banks:
-        raise InputError(
-            f"{kernel!r} would be fitted to the batch, which makes every estimator biased; fit it once on "
-            "all features, kernel.fit(features), or pass Batches with banks"
-        )
-    rows = banks if len(banks) == 2 else [side.z.detach() for side in sides]
-    return kernel if kernel.is_fitted else fitted_kernel(kernel, torch.cat(rows), check_range=False)
-
-
-def estimate(sides: Pair, kernel: Kernel, estimator: str) -> Tensor:
-    """MMD² in a fitted kernel."""
-    x, y = sides
-    z, signed = torch.cat([x.z, y.z]), torch.cat([x.w, -y.w])
-    if estimator == "reference":  # <μ̂_x - μ̂_y, B_x - B_y>
-        bank_x, bank_y = (side.need_bank(estimator) for side in sides)
-        rows, v = torch.cat([bank_x.rows, bank_y.rows]), torch.cat([bank_x.weights, -bank_y.weights])
-        return with_doubled_gradient(_bilinear(kernel, z, signed, rows, v))
-    pairs = torch.outer(signed, signed)
-    if estimator == "v":
-        return _pair_sum(kernel, z, pairs)
-    n_x = len(x.w)
-    pairs[:n_x, :n_x], pairs[n_x:, n_x:] = unbiased_pair_weights(x), unbiased_pair_weights(y)
-    missing = [single_draw_terms(side, kernel) for side in sides]
-    return sum((term for term in missing if term is not None), _pair_sum(kernel, z, pairs))
+    return MMDLoss(kernel=kernel, estimator=estimator, preset=preset).forward(x, y, weights_x, weights_y)
 
 
 class MMDLoss(DiscrepancyLoss):
@@ -128,15 +89,44 @@ class MMDLoss(DiscrepancyLoss):
     """
 
     def __init__(self, *, kernel: KernelLike | None = None, estimator: str = "v", preset: str | None = None) -> None:
-        super().__init__(estimator)
+        super().__init__()
+        self.estimator = choose(estimator, "estimator", ESTIMATORS)
         if preset is not None and kernel is not None:
             raise InputError(f"preset={preset!r} chooses the kernel, but kernel={kernel!r} is given; leave out one")
         if kernel is None:
             kernel = RBFMixture(_MIXTURES[choose("paper" if preset is None else preset, "preset", _MIXTURES)])
         self.kernel = as_kernel(kernel)
 
-    def _loss(self, pair: Pair) -> Tensor:
-        return estimate(pair, _fitted(self.kernel, pair, self.estimator), self.estimator)
+    def _check(self, x: Tensor, y: Tensor, weights_x: Tensor | None, weights_y: Tensor | None) -> None:
+        if self.estimator == "v":
+            return
+        for rows, weights, name in ((len(x), weights_x, "x"), (len(y), weights_y, "y")):
+            if weights is not None:
+                raise InputError(
+                    f"estimator='unbiased' is for independent draws of equal weight, got weights_{name}; leave them "
+                    "out, or use estimator='v'",
+                    field=f"weights_{name}",
+                )
+            if rows < 2:
+                raise InputError(
+                    f"estimator='unbiased' needs at least 2 rows of each domain, got {rows} for {name}; use a larger "
+                    "batch"
+                )
+        # an energy distance does not depend on the base point
+        if not self.kernel.is_fitted and not isinstance(self.kernel, EnergyKernel):
+            raise InputError(
+                f"{self.kernel!r} would be fitted to the batch, which makes every estimator biased; fit it once on all "
+                "features with kernel.fit(features)"
+            )
+
+    def _loss(self, x: Tensor, y: Tensor, w_x: Tensor, w_y: Tensor) -> Tensor:
+        z, signed = torch.cat([x, y]), torch.cat([w_x, -w_y])
+        pairs = torch.outer(signed, signed)
+        if self.estimator == "unbiased":
+            is_x = torch.arange(len(z), device=z.device) < len(x)
+            distinct = torch.cat([z.new_full((n,), n / (n - 1)) for n in (len(x), len(y))])
+            pairs = torch.where(is_x[:, None] == is_x, pairs * distinct, pairs).fill_diagonal_(0.0)
+        return _pair_sum(fitted_kernel(self.kernel, z.detach(), check_range=False), z, pairs)
 
     def extra_repr(self) -> str:
         """Name the options."""
@@ -146,17 +136,12 @@ class MMDLoss(DiscrepancyLoss):
 def _pair_sum(kernel: Kernel, z: Tensor, pairs: Tensor) -> Tensor:
     """Σ_ij P_ij κ(z_i, z_j) for rows (b, d) and a symmetric P (b, b)."""
     if type(kernel) is RBFMixture:  # without gradient too: a compiled matrix would differ in the last digit
+        if not (torch.is_grad_enabled() and z.requires_grad):
+            d2 = squared_distances(z, reach=mixture_reach(kernel.rates))
+            return (pairs * _mixture_and_slope(d2, kernel.rates, slope=False)[0]).sum()
         value: Tensor = _MixtureForm.apply(z, pairs, kernel.rates)[0]  # type: ignore[no-untyped-call]
         return value
     return (pairs * kernel.matrix(z).to(z.dtype)).sum()
-
-
-def _bilinear(kernel: Kernel, z: Tensor, c: Tensor, rows: Tensor, v: Tensor) -> Tensor:
-    """Σ_ij c_i v_j κ(z_i, r_j) for rows z (b, d) and r (m, d), of which z alone has a gradient."""
-    if type(kernel) is RBFMixture and torch.is_grad_enabled() and z.requires_grad:
-        value: Tensor = _MixtureBilinear.apply(z, c, rows, v, kernel.rates)[0]  # type: ignore[no-untyped-call]
-        return value
-    return c @ (kernel.matrix(z, rows).to(z.dtype) @ v)
 
 
 class _MixtureForm(torch.autograd.Function):
@@ -191,34 +176,13 @@ class _MixtureForm(torch.autograd.Function):
             return 4.0 * grads[0] * (pull.sum(1, keepdim=True) * z - pull @ z), None, None
 
 
-class _MixtureBilinear(torch.autograd.Function):
-    """Σ_ij c_i v_j Σ_γ exp(-γ |z_i - r_j|²); found with its gradient, without a graph of (b, m) matrices."""
-
-    @staticmethod
-    def forward(z: Tensor, c: Tensor, rows: Tensor, v: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
-        kernel, slope = _mixture_and_slope(squared_distances(z, rows, reach=mixture_reach(rates)), rates)
-        shift = rows.mean(0)  # the two terms below would cancel far from the origin
-        pull = slope * v
-        gradient = pull.sum(1, keepdim=True) * (z - shift) - pull @ (rows - shift)
-        return c @ (kernel @ v), 2.0 * c[:, None] * gradient
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return grads[0] * ctx.saved_tensors[0], None, None, None, None
-
-
-def _mixture_and_slope(d2: Tensor, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Σ_γ exp(-γ d²) and its derivative in d², for squared distances of any shape."""
-    kernel, slope, term = torch.zeros_like(d2), torch.zeros_like(d2), torch.empty_like(d2)
+def _mixture_and_slope(d2: Tensor, rates: Sequence[float], *, slope: bool = True) -> tuple[Tensor, Tensor]:
+    """Σ_γ exp(-γ d²) and its derivative in d², unless that is not asked for, for squared distances of any shape."""
+    kernel, derivative, term = torch.zeros_like(d2), torch.zeros_like(d2), torch.empty_like(d2)
     for rate in rates:
         # exp(-80) is nothing next to the diagonal, and results that underflow take a CPU ten times longer
         torch.exp(torch.mul(d2, -rate, out=term).clamp_min_(-80.0), out=term)
         kernel += term
-        slope.sub_(term, alpha=rate)
-    return kernel, slope
+        if slope:
+            derivative.sub_(term, alpha=rate)
+    return kernel, derivative

@@ -29,6 +29,7 @@ from vardass.validate import (
     check_seed,
     check_state,
     check_tensor,
+    is_readable,
     reading,
 )
 
@@ -83,7 +84,7 @@ class StreamWeights:
 
         They have the dtype and device of the features, float32 for half precision. Values are checked on the CPU only.
         """
-        on_host = not isinstance(features, Tensor) or features.device.type == "cpu"
+        on_host = not isinstance(features, Tensor) or is_readable(features)
         z = as_features(features, check_finite=on_host)
         with torch.autocast(z.device.type, enabled=False):
             if self._statistics is None:
@@ -247,8 +248,10 @@ def _in_capped_simplex(w: Tensor, limit: float) -> Tensor:
     """Nearest point (n,) with sum 1 and entries from 0 to ``limit``: w - τ, clamped, for the τ that gives the sum."""
     shifts = torch.cat([w, w - limit]).sort().values  # where an entry begins or ends to move with τ
     sums = (w - shifts[:, None]).clamp(0.0, limit).sum(1)
-    place = ((sums >= 1.0).sum() - 1).clamp(0, len(shifts) - 2)
-    above, below = sums[place], sums[place + 1]
-    part = (above - 1.0) / (above - below).clamp_min(torch.finfo(w.dtype).tiny)
-    shift = torch.lerp(shifts[place], shifts[place + 1], part.clamp(0.0, 1.0))
+    # two places at once: an index without dimensions would be read on the host
+    places = ((sums >= 1.0).sum() - 1).clamp(0, len(shifts) - 2) + torch.arange(2, device=w.device)
+    above, below = sums[places].unbind()
+    share = (above - 1.0) / (above - below).clamp_min(torch.finfo(w.dtype).tiny)
+    left, right = shifts[places].unbind()
+    shift = torch.lerp(left, right, share.clamp(0.0, 1.0))
     return (w - shift).clamp(0.0, limit)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
-from vardass.adapt.algorithms.base import Algorithm, Backward, Losses
+from vardass.adapt.algorithms.base import Algorithm, Backward, Batch, Losses
 from vardass.adapt.algorithms.mcc import entropy
 from vardass.adapt.networks import Network, seeded
-from vardass.losses import Batch
 from vardass.validate import as_weights, check_count, check_flag, check_number, choose
 
-__all__ = ["CDAN", "DANN", "Adversarial", "GradientReversal", "ascended", "at_ascent", "domain_loss"]
+__all__ = ["CDAN", "DANN", "Adversarial", "GradientReversal", "at_ascent", "domain_loss"]
 
 _REFERENCE_WIDTH, _DOMAINBED_WIDTH = 1024, 256
 
@@ -74,6 +74,10 @@ class Adversarial(Algorithm):
         λ.
     smoothing : float
         ε of ELS (environment label smoothing), at most 1/2: the domain labels are 1 - ε and ε. 0 is none.
+    sharpness : float
+        ρ of SDAT: the step's gradients are taken at w + ρ g/|g| with g the gradient of the task loss alone
+        and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
+        statistics are updated once for each step.
     **common
         See ``Algorithm``.
     """
@@ -88,14 +92,38 @@ class Adversarial(Algorithm):
         *,
         penalty: float = 1.0,
         smoothing: float = 0.0,
+        sharpness: float = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(network, num_classes, **common)
+        self.sharpness = check_number(sharpness, "sharpness", low=0.0)
         self.penalty = check_number(penalty, "penalty", low=0.0)
         self.smoothing = check_number(
             smoothing, "smoothing", low=0.0, high=0.5, remedy="beyond one half the two domains change places"
         )
         self.reversal = GradientReversal()
+
+    def update(
+        self, source: Batch, target: Batch | None, step: int, *, optimisers: dict[str, Optimizer], backward: Backward
+    ) -> Losses:
+        """Take one step, whose gradients are those of SDAT's ascent if ``sharpness`` is set; see ``Algorithm``."""
+        trained = self.trained_roles(step, list(optimisers))
+        if not self.sharpness or "network" not in trained:
+            return super().update(source, target, step, optimisers=optimisers, backward=backward)
+        for optimiser in optimisers.values():
+            optimiser.zero_grad()
+        with paused_statistics(self):
+            z, _ = self.pair_features(source, self.need_target(target))
+            backward(self.task_loss(z, source))
+        computed = dict(self.computed)  # those of the network's own parameters
+        with at_ascent(self.parameter_groups()["network"], self.sharpness):
+            self.zero_grad()
+            parts = self.losses(source, target, step)
+            backward(parts["total"])
+        self.computed = computed
+        for role in trained:
+            optimisers[role].step()
+        return {name: value.detach() for name, value in parts.items()}
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, ``domain`` and their sum."""
@@ -124,7 +152,7 @@ def domain_shares(source: Batch, target: Batch, like: Tensor, *, balanced: bool)
     share_s = 0.5 if balanced else n_s / (n_s + n_t)
     parts = []
     for batch, share, name in ((source, share_s, "source weights"), (target, 1.0 - share_s, "target weights")):
-        w = as_weights(batch.weights, batch.size, like, name)
+        w = as_weights(batch.weights, batch.size, like, name, read=False)
         parts.append(like.new_full((batch.size,), share / batch.size) if w is None else share * w)
     return torch.cat(parts)
 
@@ -278,7 +306,7 @@ class CDAN(Adversarial):
     discriminator_width : int
         Units of its hidden layers.
     **shared
-        See ``Adversarial`` and ``Algorithm``; ``sharpness`` makes this SDAT.
+        See ``Adversarial`` and ``Algorithm``.
     """
 
     name: ClassVar[str] = "cdan"
@@ -312,25 +340,6 @@ class CDAN(Adversarial):
 
 
 # --- SDAT: sharpness-aware minimisation of the task loss ----------------------------------------------
-
-
-@contextmanager
-def ascended(algorithm: Algorithm, source: Batch, target: Batch | None, backward: Backward) -> Iterator[None]:
-    """Within the block the network of any algorithm is at SDAT's ascent of its task loss, without gradients."""
-    with paused_statistics(algorithm):
-        # the target is in the forward pass only where BatchNorm would notice
-        if algorithm.uses_target and algorithm.joint_forward:
-            z, _ = algorithm.pair_features(source, algorithm.need_target(target))
-        else:
-            z = algorithm.source_features(source)
-        backward(algorithm.task_loss(z, source))
-    with at_ascent(algorithm.parameter_groups()["network"], algorithm.sharpness):
-        algorithm.zero_grad()
-        algorithm.is_ascended = True
-        try:
-            yield
-        finally:
-            algorithm.is_ascended = False
 
 
 @contextmanager

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vardass.adapt.algorithms.base import Algorithm, Losses, trainable
+from vardass.adapt.algorithms.base import Algorithm, Batch, Losses, trainable
 from vardass.adapt.networks import Network, seeded
 from vardass.data.splits import named_seed
 from vardass.errors import InputError
-from vardass.losses import Batch
-from vardass.validate import ArrayLike, as_generator, as_weights, check_count
+from vardass.validate import as_generator, as_weights, check_count
 
 __all__ = ["ARM", "widen_input"]
 
@@ -98,12 +97,12 @@ class ARM(Algorithm):
         generator = as_generator(named_seed("support", self._step))
         order = torch.randperm(source.size, generator=generator)
         joined = self.with_context(source.x, source.weights, rows=source.size, domains=source.domains, order=order)
-        return self.processes.whole(self.network.features(joined))
+        return self.after_dropout(self.network.features(joined), "source")
 
     def with_context(
         self,
         x: Tensor,
-        weights: ArrayLike | None = None,
+        weights: Tensor | None = None,
         *,
         rows: int | None = None,
         domains: Tensor | None = None,
@@ -119,7 +118,7 @@ class ARM(Algorithm):
         if rows is not None and rows != len(x):
             context, mine = self.processes.whole(context), self.processes.part(rows)
         shares = _support(len(context), self.support_size, domains, order).to(context)
-        w = as_weights(weights, len(context), context)
+        w = as_weights(weights, len(context), context, read=False)
         if w is not None:
             shares = shares * w
         # a support set whose weights are all zero has no part in the loss

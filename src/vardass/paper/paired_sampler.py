@@ -18,7 +18,6 @@ The assignments are made by exchanges (`couple_rows`): on trained features their
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -139,8 +138,7 @@ class PairedBatchSampler(MinibatchSampler):
             generator = torch.Generator().manual_seed(derive_seed(generator.initial_seed(), self._side))
         if self._features is None:
             count = -(-self.plan_rows // self.num_replicas) * self.num_replicas
-            rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
-            return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64), pool=math.inf)
+            return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))
         most = min(self.plan_rows, *(n // self.batch_size for n in self._sizes))
         count = max(1, most // self.num_replicas) * self.num_replicas
         parts = torch.split(self._features, self._sizes)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vardass.errors import InputError, VardassWarning
-from vardass.processes import Peers, process_group
+from vardass.processes import from_first, is_first_process, process_group
 from vardass.refresh.feature_bank import FeatureBank
 from vardass.refresh.policies import RefreshPolicy
 from vardass.validate import ArrayLike, as_features, check_number, check_state, check_tensor, reading, some_rows
@@ -95,9 +95,6 @@ class Refresher:
     broadcast : bool
         Under a ``torch.distributed`` process group the first process decides, makes the strata and sends them to the
         others, whose own might differ by rounding; every process must call `step`. False disables this.
-    group : ProcessGroup, optional
-        Of ``torch.distributed``: each source then gives the features of this process's own rows, and strata are those
-        of `stratify_over_processes`. Only for `StratifiedBatchSampler`; not with ``groups`` or ``min_movement``.
     min_movement : float
         Skip a sampler whose features have moved by less than this share of their spread since its last refresh,
         Σ |z - z'|² / Σ |z - z̄|² over up to 512 samples, unless there are new ``groups``. At 0.001 the
@@ -120,7 +117,6 @@ class Refresher:
         groups: Callable[[int], Mapping[str, Mapping[str, ArrayLike]]] | None = None,
         timer: Timer | None = None,
         broadcast: bool = True,
-        group: Any = None,
         min_movement: float = 0.0,
     ) -> None:
         if not isinstance(policy, RefreshPolicy):
@@ -136,10 +132,8 @@ class Refresher:
                 f"samplers are named {sorted(self.samplers)}, sources {sorted(self.sources)}; "
                 "give each sampler the source of its data set"
             )
-        self.groups, self.broadcast, self.group = groups, broadcast, group
+        self.groups, self.broadcast = groups, broadcast
         self.min_movement = check_number(min_movement, "min_movement", low=0.0, remedy="try 0.001")
-        if group is not None:
-            self._check_own_rows()
         for name, sampler in self.samplers.items():
             if getattr(sampler, "needs_features", True) and not callable(getattr(sampler, "refresh", None)):
                 raise InputError(
@@ -153,25 +147,10 @@ class Refresher:
                     "function such as lambda: extract_features(model, data)"
                 )
             n = getattr(self.samplers[name], "n", None)
-            if isinstance(source, FeatureBank) and n is not None and n != source.n and group is None:
+            if isinstance(source, FeatureBank) and n is not None and n != source.n:
                 raise InputError(f"sampler {name!r} has n={n}, its bank n={source.n}; use the same data set")
         warn_of_equal_seeds(self.samplers)
         self._seen: dict[str, Tensor] = {}  # some rows of the features that samplers were refreshed from
-
-    def _check_own_rows(self) -> None:
-        """Refuse what needs the features of all samples on one process."""
-        what = "groups" if self.groups is not None else f"min_movement={self.min_movement}" if self.min_movement else ""
-        if what:
-            raise InputError(
-                f"group= leaves features on their processes, but {what} needs all of them on one; leave it out, or "
-                "gather the features"
-            )
-        for name, sampler in self.samplers.items():
-            if getattr(sampler, "needs_features", True) and not hasattr(sampler, "refresh_over_processes"):
-                raise InputError(
-                    f"group= needs samplers that make strata over processes, but {name!r} is a "
-                    f"{type(sampler).__name__}; use StratifiedBatchSampler"
-                )
 
     def step(self, step: int, *, now: bool = False) -> dict[str, Any] | None:
         """Refresh all samplers if the policy says so after ``step`` batches, or if ``now`` is True.
@@ -189,11 +168,11 @@ class Refresher:
         return None if len(log) == 1 else log
 
     @property
-    def _peers(self) -> Peers | None:
-        return Peers() if self.broadcast and process_group() is not None else None
+    def _is_shared(self) -> bool:
+        return self.broadcast and process_group() is not None
 
     def _new_groups(self, step: int) -> Mapping[str, Mapping[str, ArrayLike]]:
-        if self.groups is None or (self._peers is not None and not self._peers.is_first):
+        if self.groups is None or (self._is_shared and not is_first_process()):
             return {}
         with self.timer("features"):
             found = self.groups(step)
@@ -207,19 +186,17 @@ class Refresher:
         with self.timer("features"):
             features = source.features() if isinstance(source, FeatureBank) else source()
             skipped = self._stands_still(name, features) and not groups
-            if self.min_movement and self._peers is not None:  # rounding differs between processes
-                skipped = bool(self._peers.from_first(lambda: skipped))
+            if self.min_movement and self._is_shared:  # rounding differs between processes
+                skipped = bool(from_first(lambda: skipped))
         if skipped:
             self.timer.add("skipped", 0.0)
             spent = self.timer.seconds["features"] - before.get("features", 0.0)
             return {f"{name}/seconds_features": spent, f"{name}/seconds_solver": 0.0}
         with self.timer("solver"):
-            if self.group is not None:
-                sampler.refresh_over_processes(features, self.group)
-            elif self._peers is None:
-                sampler.refresh(features, **groups)
+            if self._is_shared:
+                _refresh_all_processes(sampler, features, groups)
             else:
-                _refresh_all_processes(self._peers, sampler, features, groups)
+                sampler.refresh(features, **groups)
         if self.min_movement:
             self._seen[name] = some_rows(as_features(features, check_finite=False), 512).clone()
         parts = ("features", "solver")
@@ -251,10 +228,10 @@ class Refresher:
             self._seen = {name: check_tensor(x, "seen", (None, None)) for name, x in state["seen"].items()}
 
 
-def _refresh_all_processes(peers: Peers, sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:
+def _refresh_all_processes(sampler: Any, features: ArrayLike, groups: Mapping[str, ArrayLike]) -> None:
     """Refresh ``sampler`` from the features of the first process, and let the others have what it found."""
     if not hasattr(sampler, "fitted_state"):  # the same features give the same strata
-        features, groups = peers.from_first(lambda: (as_features(features), dict(groups)))
+        features, groups = from_first(lambda: (as_features(features), dict(groups)))
         sampler.refresh(features, **groups)
         return
 
@@ -262,8 +239,8 @@ def _refresh_all_processes(peers: Peers, sampler: Any, features: ArrayLike, grou
         sampler.refresh(features, **groups)
         return sampler.fitted_state()
 
-    message = peers.from_first(made)
-    if not peers.is_first:
+    message = from_first(made)
+    if not is_first_process():
         sampler.use_fitted_state(message)
 
 

@@ -1,6 +1,6 @@
 """Batch samplers: the paper's, uniform batches, and those that couple samples."""
 
-from vardass.samplers.base import Chunk, MinibatchSampler
+from vardass.samplers.base import Chunk, MinibatchSampler, RowBatch
 from vardass.samplers.class_alignment import ClassAlignment, align_classes, task_weights
 from vardass.samplers.planned import BalancedBatchSampler, OrderedBatchSampler
 from vardass.samplers.stratified import StratifiedBatchSampler
@@ -14,6 +14,7 @@ __all__ = [
     "IndexBatch",
     "MinibatchSampler",
     "OrderedBatchSampler",
+    "RowBatch",
     "StratifiedBatchSampler",
     "UniformBatchSampler",
     "align_classes",

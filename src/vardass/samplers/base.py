@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from vardass.backend import has_numba
+from vardass.backend import has_numba, one_thread
 from vardass.errors import InputError, VardassWarning
 from vardass.kernels import FunctionKernel, KernelLike, as_kernel
 from vardass.processes import process_group
@@ -30,9 +29,9 @@ from vardass.validate import (
     reading,
 )
 
-__all__ = ["Chunk", "MinibatchSampler", "StreamOptions", "derive_seed", "one_iterator"]
+__all__ = ["Chunk", "MinibatchSampler", "RowBatch", "StreamOptions", "derive_seed", "one_iterator"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 # restored, or compared apart
 _NOT_COMPARED = ("seed", "batches", "endless", "num_replicas", "rank", "groups", "shares")
 _SAME = ("sampler", "version", "n", "batch_size", "num_replicas")
@@ -55,8 +54,24 @@ class Chunk(NamedTuple):
     rows: Tensor  # (m, batch_size), indices of m batches
     weights: Tensor | None = None  # (batch_size,), summing to 1; None for uniform
     tail: Tensor | None = None  # a last, smaller batch
-    strata: Tensor | None = None  # (batch_size,), see `IndexBatch`; None where the samples depend on one another
-    pool: float | None = None  # see `IndexBatch`
+
+
+class RowBatch(NamedTuple):
+    """One batch as tensors: its ``rows`` (b,) and their ``weights`` (b,), None for uniform."""
+
+    rows: Tensor
+    weights: Tensor | None
+
+    def as_list(self) -> IndexBatch:
+        """The same for a loader, or a state."""
+        return IndexBatch(self.rows.tolist(), None if self.weights is None else self.weights.tolist())
+
+    @classmethod
+    def from_list(cls, saved: Mapping[str, Any], n: int) -> RowBatch:
+        """The batch of ``n`` samples whose `as_list` has the state ``saved``."""
+        batch = IndexBatch.from_state(saved, n)
+        weights = None if batch.weights is None else torch.tensor(batch.weights, dtype=torch.float64)
+        return cls(torch.tensor(batch, dtype=torch.int64), weights)
 
 
 class MinibatchSampler(Sampler[IndexBatch], ABC):
@@ -128,7 +143,6 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         self._chunk: Chunk | None = None
         self._held = 0  # batches of the chunk that are for this process
         self._weights: list[float] | None = None
-        self._strata: list[int] | None = None
         self._first = 0  # round of the first row of the chunk
 
     def _default_batches(self) -> int:
@@ -254,29 +268,32 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         if self._started:
             self._begin_epoch(self.epoch + 1)
         while self.endless or self.position < self._rounds:
-            row = self._row(self.position)
-            self._started = True
-            self.position += 1
-            yield row
+            yield IndexBatch(self._next_rows().tolist(), self._weights)
         self._begin_epoch(self.epoch + 1)
 
-    def _row(self, position: int) -> IndexBatch:
-        offset = position - self._first
+    def draw(self) -> RowBatch:
+        """The next batch of an endless stream, as tensors; `__iter__` gives the same as lists."""
+        rows = self._next_rows()
+        assert self._chunk is not None
+        return RowBatch(rows, self._chunk.weights)
+
+    def _next_rows(self) -> Tensor:
+        offset = self.position - self._first
         if self._chunk is None or not 0 <= offset < self._held:
-            rounds, offset = position - self._base, 0
+            rounds, offset = self.position - self._base, 0
             seed = derive_seed(self.seed, self.epoch, self._refreshes, self._base, rounds)
-            self._set_chunk(self._make_chunk(rounds, torch.Generator().manual_seed(seed)), position)
+            with one_thread():
+                self._set_chunk(self._make_chunk(rounds, torch.Generator().manual_seed(seed)), self.position)
         chunk, row = self._chunk, self.rank + offset * self.num_replicas
         assert chunk is not None
-        members = chunk.tail if chunk.tail is not None and row == len(chunk.rows) else chunk.rows[row]
-        strata = None if self._strata is None else self._strata[: len(members)]
-        return IndexBatch(members.tolist(), self._weights, strata, chunk.pool)
+        self._started = True
+        self.position += 1
+        return chunk.tail if chunk.tail is not None and row == len(chunk.rows) else chunk.rows[row]
 
     def _set_chunk(self, chunk: Chunk, first: int) -> None:
         self._chunk, self._first = chunk, first
         self._held = (len(chunk.rows) + (chunk.tail is not None)) // self.num_replicas
         self._weights = None if chunk.weights is None else chunk.weights.tolist()
-        self._strata = None if chunk.strata is None else chunk.strata.tolist()
 
     # --- refresh --------------------------------------------------------------------------------------
 
@@ -294,7 +311,8 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
             self._join_process_group()
         self._refreshes += 1
         try:
-            self._fit(x)
+            with one_thread():
+                self._fit(x)
         except BaseException:  # features that cannot be used leave the stream as it was
             self._refreshes -= 1
             raise
@@ -406,12 +424,8 @@ class MinibatchSampler(Sampler[IndexBatch], ABC):
         check_tensor(chunk.rows, "rows of the chunk", (None, size), low=0, high=last)
         if chunk.tail is not None:
             check_tensor(chunk.tail, "tail of the chunk", (None,), low=0, high=last)
-        if chunk.strata is not None:
-            check_tensor(chunk.strata, "strata of the chunk", (size,), low=0, high=size - 1)
         if chunk.weights is not None:
             as_weights(check_tensor(chunk.weights, "weights", (size,)), size, chunk.weights, "weights of the chunk")
-        if chunk.pool not in (None, math.inf, self.n):
-            raise InputError(f"pool of the chunk is {chunk.pool!r}, not the n={self.n} samples or infinite")
         return chunk
 
 

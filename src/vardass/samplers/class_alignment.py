@@ -70,7 +70,7 @@ def align_classes(
     target_logits : array of shape (n_t, C)
         Outputs of the current network, before the softmax.
     strata : int or two of them
-        Strata of a batch (of source and target, where they differ): batch_size / draws_per_stratum.
+        Strata of a batch (of source and target, where they differ): its size.
     confidence : float
         Target samples whose largest probability is below this are left out of all classes and batches.
     floor : float

@@ -47,17 +47,14 @@ def plan_features(features: Tensor, kernel: Kernel, rank: int, *, generator: tor
     return found
 
 
-def cycle_table(strata: Strata, rows: int, generator: torch.Generator, *, draws: int = 1) -> Tensor:
-    """Table (rows, k * draws) with ``draws`` columns for each stratum, which run through it in random order.
+def cycle_table(strata: Strata, rows: int, generator: torch.Generator) -> Tensor:
+    """Table (rows, k) with a column for each stratum, which runs through it in random order.
 
-    With one draw every member of a stratum of size m occurs ⌊rows / m⌋ times, and a uniformly random subset of
-    rows mod m members once more. With more draws those of one row are distinct members: where m is not a
-    multiple of ``draws``, each run leaves out a uniformly random rest of the stratum. No stratum may be smaller
-    than ``draws``.
+    Every member of a stratum of size m occurs ⌊rows / m⌋ times, and a uniformly random subset of rows mod m members
+    once more.
     """
     sizes = strata.sizes
-    rows_of_cycle = sizes // draws
-    cycles = (rows + rows_of_cycle - 1) // rows_of_cycle
+    cycles = (rows + sizes - 1) // sizes
     # one place for each (stratum, cycle, member), in this order; a cycle's places are shuffled among themselves
     stratum = torch.repeat_interleave(cycles)
     length = sizes[stratum]
@@ -65,10 +62,8 @@ def cycle_table(strata: Strata, rows: int, generator: torch.Generator, *, draws:
     key = torch.rand(len(cycle), dtype=torch.float64, generator=generator).add_(cycle)
     to_member = strata.starts[stratum] - (length.cumsum(0) - length)
     entries = strata.order[key.argsort() + to_member[cycle]]
-    row = torch.arange(rows)[:, None]
     first = (sizes * cycles).cumsum(0) - sizes * cycles
-    start = first + row // rows_of_cycle * sizes + row % rows_of_cycle * draws
-    return entries[start[:, :, None] + torch.arange(draws)].view(rows, -1)
+    return entries[first + torch.arange(rows)[:, None]]
 
 
 def row_errors(table: Tensor, features: Tensor, weights: Tensor) -> Tensor:

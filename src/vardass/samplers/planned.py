@@ -65,22 +65,15 @@ class _Planned(GroupedSampler):
         if self.strata is not None and self.strata.shares is not None:
             self._features = self._features - self.strata.row_weights.to(self._features) @ self._features
 
-    def _coupled_rows(self, count: int, generator: torch.Generator, *, draws: int = 1) -> Tensor:
-        """Plan (count, k * draws) of the strata, with coupled rows in random order."""
+    def _coupled_rows(self, count: int, generator: torch.Generator) -> Tensor:
+        """Plan (count, k) of the strata, with coupled rows in random order."""
         assert self.strata is not None
         assert self._features is not None
-        features = self._features
-        table = cycle_table(self.strata, count, generator, draws=draws)
-        units = table.to(features.device)
-        if draws > 1:  # swapping one of several draws could bring a sample into its batch twice
-            units = units.view(-1, draws)
-            features, units = features[units].mean(1), torch.arange(len(units), device=units.device).view(count, -1)
+        table = cycle_table(self.strata, count, generator).to(self._features.device)
         weights = self.strata.exact_weights
-        residual = self._residual / draws  # residuals of different samples are independent
-        units = couple_rows(
-            units, features, weights, rounds=self.swap_rounds, residual=residual, generator=generator
+        rows = couple_rows(
+            table, self._features, weights, rounds=self.swap_rounds, residual=self._residual, generator=generator
         ).to("cpu")
-        rows = table.view(-1, draws)[units].view(count, -1) if draws > 1 else units
         return rows[torch.randperm(count, generator=generator)]
 
     def _extra_state(self) -> dict[str, Any]:
@@ -100,7 +93,7 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
     member of each stratum, in which every member of a stratum occurs equally often (to within one). Members are swapped
     inside their columns to bring each row's weighted mean embedding close to that of the data set. Rows come in random
     order; then another table is made. Each batch is unbiased for every function (see `vardass.samplers.plan`), and its
-    variance on the plan's features is at most that of the strata. Draws from one stratum are swapped together.
+    variance on the plan's features is at most that of the strata.
 
     Parameters
     ----------
@@ -149,7 +142,7 @@ class OrderedBatchSampler(_Planned, StratifiedBatchSampler):
         if self.strata is None or self._features is None:
             return super()._make_chunk(rounds, generator)
         count = -(-self.plan_rows // self.num_replicas) * self.num_replicas
-        rows = self._coupled_rows(count, generator, draws=self.draws_per_stratum)
+        rows = self._coupled_rows(count, generator)
         return Chunk(rows, self._column_weights)
 
 
@@ -279,7 +272,7 @@ class BalancedBatchSampler(_Planned, EpochSampler):
             warn_of_collapse(kernel, features, "batches are random")
         if self.shares is not None and self.groups is not None:
             seed = derive_seed(self.seed, self._refreshes)
-            options: dict[str, Any] = {"kernel": kernel, "seed": seed, "equal": True}
+            options: dict[str, Any] = {"kernel": kernel, "seed": seed, "equal": True, "check_finite": False}
             found = stratify_groups(features, self.batch_size, self.groups, shares=self.shares, **options)
             self.strata, self.plan_labels = found.to("cpu"), None
             self._plan_on(view)
@@ -320,10 +313,6 @@ class BalancedBatchSampler(_Planned, EpochSampler):
             return super()._plan(left, generator)
         count = max(1, self.n // self.batch_size // self.num_replicas) * self.num_replicas
         return Chunk(self._coupled_rows(count, generator), self.strata.exact_weights)
-
-    @property
-    def _is_coupled(self) -> bool:  # type: ignore[override]
-        return self._features is not None
 
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
         if self._features is None or self.plan_labels is None:

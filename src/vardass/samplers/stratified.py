@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC
 from typing import Any
 
@@ -13,7 +12,7 @@ from vardass.errors import InputError
 from vardass.kernels import KernelLike, as_kernel
 from vardass.samplers.base import Chunk, MinibatchSampler, StreamOptions, derive_seed, plain
 from vardass.samplers.plan import cycle_table
-from vardass.solvers import stratify, stratify_groups, stratify_over_processes
+from vardass.solvers import stratify, stratify_groups
 from vardass.solvers.grouped import Groups
 from vardass.solvers.labels import SizeLimits
 from vardass.solvers.stratification import option_names
@@ -23,7 +22,14 @@ from vardass.view import LowRankView
 
 __all__ = ["GroupedSampler", "StratifiedBatchSampler"]
 
-_OWN_OPTIONS = ("kernel", "solver", "seed", "rank", "kernel_features", "group")  # of `stratify`, set by a sampler
+_OWN_OPTIONS = (
+    "kernel",
+    "solver",
+    "seed",
+    "rank",
+    "kernel_features",
+    "check_finite",
+)  # of `stratify`, set by a sampler
 _ONLY_REPORTED = ("bound", "progress")  # options of `stratify` that leave the strata as they are
 _DRAWS = 8192  # indices drawn at a time
 _MOST_DRAWS = 2**20  # at most, where a large stratum is to be gone through without replacement
@@ -89,16 +95,16 @@ class GroupedSampler(MinibatchSampler, ABC):
             )
         if strata.n != self.n or strata.k != self.strata_count:
             raise InputError(
-                f"the strata have n={strata.n}, k={strata.k}, the sampler needs n={self.n}, k={self.strata_count} "
-                "(batch_size / draws_per_stratum); make them from the features of this data set with that k"
+                f"the strata have n={strata.n}, k={strata.k}, the sampler needs n={self.n}, k={self.strata_count}; "
+                "make them from the features of this data set with k=batch_size"
             )
 
 
 class StratifiedBatchSampler(GroupedSampler):
     """Draw from every stratum of the current features; uniform until the first `refresh`.
 
-    Each batch holds ``draws_per_stratum`` samples of each of ``batch_size / draws_per_stratum`` strata, in stratum
-    order; each stratum has the weight size / n (section 2.2). The weighted mean of any function is unbiased.
+    Each batch holds one sample of each of ``batch_size`` strata, in stratum order, with the weight size / n (section
+    2.2). The weighted mean of any function is unbiased.
 
     Parameters
     ----------
@@ -111,9 +117,6 @@ class StratifiedBatchSampler(GroupedSampler):
     replacement : bool
         True: draws are independent, as in the paper. False: each stratum is cycled through in random order, reshuffled
         when strata change, when an epoch begins, and after about a million draws.
-    draws_per_stratum : int
-        With two or more ``mmd2(..., estimator="unbiased")`` needs no bank, at the price of fewer strata. Without
-        replacement the draws from one stratum are distinct, and ``min_size`` defaults to this number.
     groups : array of shape (n,), optional
         Class labels: strata are made within classes, with as many for each class as its share, so every
         batch keeps the class proportions. `refresh` may replace them.
@@ -149,7 +152,6 @@ class StratifiedBatchSampler(GroupedSampler):
         kernel: KernelLike = "mmd",
         solver: str = "min-sum",
         replacement: bool = True,
-        draws_per_stratum: int = 1,
         groups: ArrayLike | None = None,
         shares: ArrayLike | None = None,
         kernel_rank: int | None = None,
@@ -165,12 +167,6 @@ class StratifiedBatchSampler(GroupedSampler):
                 raise unknown(f"option of {type(self).__name__} with solver {solver!r}:", name, known)
         self.solver = solver
         self.replacement = bool(replacement)
-        self.draws_per_stratum = check_count(draws_per_stratum, "draws_per_stratum")
-        if batch_size % self.draws_per_stratum:
-            raise InputError(
-                f"batch_size={batch_size} is not a multiple of draws_per_stratum={draws_per_stratum}; "
-                f"use batch_size={batch_size // draws_per_stratum * draws_per_stratum or draws_per_stratum}"
-            )
         self._set_groups(groups, shares)
         self.kernel_rank = None if kernel_rank is None else check_count(kernel_rank, "kernel_rank", low=0)
         self.strata_options = options  # of `stratify`
@@ -188,14 +184,9 @@ class StratifiedBatchSampler(GroupedSampler):
         return [name for name in option_names(solver) if name not in _OWN_OPTIONS]
 
     @property
-    def strata_count(self) -> int:
-        """Number of strata, batch_size / draws_per_stratum."""
-        return self.batch_size // self.draws_per_stratum
-
-    @property
     def min_size(self) -> int:
-        """Minimum samples of a stratum: ``min_size`` if it is set, else what draws without replacement need."""
-        return int(self.strata_options.get("min_size", 1 if self.replacement else self.draws_per_stratum))
+        """Minimum samples of a stratum."""
+        return int(self.strata_options.get("min_size", 1))
 
     def _fit(self, features: Tensor) -> None:
         self._stratify(features)
@@ -209,6 +200,7 @@ class StratifiedBatchSampler(GroupedSampler):
             "warm_start": self.strata if self.solver == "min-sum" else None,
             "min_size": self.min_size,
             "rank": self.kernel_rank,
+            "check_finite": False,
             **self.strata_options,
         }
         if self.groups is not None:
@@ -223,52 +215,23 @@ class StratifiedBatchSampler(GroupedSampler):
         self._refreshes += 1
         self._drop_chunk()
 
-    def refresh_over_processes(self, features: ArrayLike, group: Any) -> None:
-        """As `refresh`, from the features of this process's own rows; every process of ``group`` has to call it.
-
-        The strata are those of `stratify_over_processes`: samples are numbered through all processes.
-        """
-        if type(self)._fit is not StratifiedBatchSampler._fit or self.groups is not None or self.strata_options:
-            raise InputError(
-                f"this {type(self).__name__} needs the features of all samples on one process, for plans, groups and "
-                "options of strata; use a StratifiedBatchSampler without them, or gather the features"
-            )
-        seed = derive_seed(self.seed, self._refreshes + 1)
-        options: dict[str, Any] = {"kernel": self.kernel, "rank": self.kernel_rank, "seed": seed}
-        self.use(stratify_over_processes(features, self.strata_count, group, **options))
-
     def _use(self, strata: Strata) -> None:
         self._check_fits(strata)
-        smallest = int(strata.sizes.min())
-        if not self.replacement and smallest < self.draws_per_stratum:
-            raise InputError(
-                f"a stratum has {smallest} samples, fewer than draws_per_stratum={self.draws_per_stratum} without "
-                f"replacement; make strata with min_size={self.draws_per_stratum} or draw with replacement"
-            )
         self.strata = strata.to("cpu")
-        each = self.strata.exact_weights / self.draws_per_stratum
-        self._column_weights = each.repeat_interleave(self.draws_per_stratum)
+        self._column_weights = self.strata.exact_weights
 
     def _make_chunk(self, rounds: int, generator: torch.Generator) -> Chunk:
         strata = self.strata
         count = max(1, _DRAWS // self.batch_size) * self.num_replicas
         if strata is None:
-            rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
-            return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64), pool=math.inf)
-        q = self.draws_per_stratum
-        ids = torch.arange(strata.k).repeat_interleave(q)
+            return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))
         if not self.replacement:
-            whole = min(int(strata.sizes.max()) // q, _MOST_DRAWS // self.batch_size)
+            whole = min(int(strata.sizes.max()), _MOST_DRAWS // self.batch_size)
             count = -(-max(count, whole) // self.num_replicas) * self.num_replicas
-            table = cycle_table(strata, count, generator, draws=q)
-            # with shares a weight no longer tells its stratum's size, which pairs of distinct samples depend on
-            known = q == 1 or strata.shares is None
-            return Chunk(table, self._column_weights, strata=ids if known else None, pool=self.n)
-        sizes = strata.sizes.repeat_interleave(q)
-        starts = strata.starts.repeat_interleave(q)
+            return Chunk(cycle_table(strata, count, generator), self._column_weights)
         draw = torch.rand(count, self.batch_size, dtype=torch.float64, generator=generator)
-        offset = (draw * sizes).long().clamp_max_(sizes - 1)
-        return Chunk(strata.order[starts + offset], self._column_weights, strata=ids, pool=math.inf)
+        offset = (draw * strata.sizes).long().clamp_max_(strata.sizes - 1)
+        return Chunk(strata.order[strata.starts + offset], self._column_weights)
 
     def _settings(self) -> dict[str, Any]:
         given = {name: plain(value) for name, value in self.strata_options.items() if name not in _ONLY_REPORTED}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -25,7 +24,6 @@ class EpochSampler(MinibatchSampler):
     """
 
     _visits_once = True
-    _is_coupled = False  # whether the samples of a batch are chosen to suit one another
 
     def __init__(self, n: int, batch_size: int, *, drop_last: bool = True, **options: Unpack[StreamOptions]) -> None:
         self.drop_last = bool(drop_last)
@@ -87,9 +85,7 @@ class EpochSampler(MinibatchSampler):
         rows = self._arrange(pool[:whole], generator) if whole else pool[:0].view(0, self.batch_size)
         is_last = rows.numel() == whole
         tail = pool[whole:] if is_last and not self.drop_last and whole < len(pool) else None
-        if self._is_coupled:
-            return Chunk(rows, None, tail)
-        return Chunk(rows, None, tail, torch.zeros(self.batch_size, dtype=torch.int64), self.n)
+        return Chunk(rows, None, tail)
 
     def _arrange(self, pool: Tensor, generator: torch.Generator) -> Tensor:
         """Cut ``pool``, in random order and a multiple of batch_size long, into rows, or make the first of them."""
@@ -173,6 +169,5 @@ class UniformBatchSampler(EpochSampler):
         if self._groups is not None:
             size = (count, self.batch_size // len(self._groups))
             drawn = [group[torch.randint(len(group), size, generator=generator)] for group in self._groups]
-            return Chunk(torch.cat(drawn, 1))  # no strata: their weights would have to be the shares of the groups
-        rows = torch.randint(self.n, (count, self.batch_size), generator=generator)
-        return Chunk(rows, strata=torch.zeros(self.batch_size, dtype=torch.int64), pool=math.inf)
+            return Chunk(torch.cat(drawn, 1))
+        return Chunk(torch.randint(self.n, (count, self.batch_size), generator=generator))

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from vardass.errors import InputError, VardassWarning
-from vardass.validate import check_count, check_flag, check_number
+from vardass.validate import check_count, check_number
 
 __all__ = ["IndexBatch", "WeightedDataset", "with_weights"]
 
@@ -25,35 +25,21 @@ class IndexBatch(list[int]):
     ----------
     weights : list of float or None
         One for each index, summing to 1; None means uniform.
-    strata : list of int or None
-        Stratum of each index, 0 for all of a uniform draw: indices of one stratum are independent draws from it, and
-        strata are independent of one another. None if draws are coupled, as in plans.
-    pool : int, inf or None
-        Number of samples of the data set where draws from one stratum are without replacement, ``math.inf`` where they
-        are with replacement, None without ``strata``: what `Batch` takes.
     """
 
-    def __init__(
-        self,
-        indices: Iterable[int] = (),
-        weights: Sequence[float] | None = None,
-        strata: Sequence[int] | None = None,
-        pool: float | None = None,
-    ) -> None:
+    def __init__(self, indices: Iterable[int] = (), weights: Sequence[float] | None = None) -> None:
         super().__init__(indices)
-        self.weights, self.strata, self.pool = weights, strata, pool
+        self.weights = weights
 
     def __getitem__(self, item: SupportsIndex | slice) -> Any:
         picked = super().__getitem__(item)
         if not isinstance(item, slice):
             return picked
-        weights = None if self.weights is None else self.weights[item]
-        strata = None if self.strata is None else self.strata[item]
-        return IndexBatch(cast("list[int]", picked), weights, strata, self.pool)
+        return IndexBatch(cast("list[int]", picked), None if self.weights is None else self.weights[item])
 
     def state(self) -> dict[str, Any]:
         """The constructor arguments of this batch, in plain values."""
-        return {"indices": list(self), "weights": self.weights, "strata": self.strata, "pool": self.pool}
+        return {"indices": list(self), "weights": self.weights}
 
     @classmethod
     def from_state(cls, saved: Mapping[str, Any], n: int) -> IndexBatch:
@@ -63,21 +49,18 @@ class IndexBatch(list[int]):
             check_count(index, "index of a batch", low=0, high=n - 1)
         for weight in batch.weights or ():
             check_number(weight, "weight of a batch", low=0.0, high=1.0)
-        for stratum in batch.strata or ():
-            check_count(stratum, "stratum of a batch", low=0)
-        if any(part is not None and len(part) != len(batch) for part in (batch.weights, batch.strata)):
-            raise InputError(f"a batch of {len(batch)} samples has another number of weights or strata; restore it")
+        if batch.weights is not None and len(batch.weights) != len(batch):
+            raise InputError(f"a batch of {len(batch)} samples has {len(batch.weights)} weights; restore it")
         return batch
 
 
 class WeightedDataset(Dataset[Any]):
-    """A dataset whose samples end with their weight, and their stratum if asked for; made by `with_weights`."""
+    """A dataset whose samples end with their weight; made by `with_weights`."""
 
     weights_attached: ClassVar[bool] = True  # `extract_features` looks inside
 
-    def __init__(self, dataset: Any, *, strata: bool = False) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.strata = strata
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -106,17 +89,7 @@ class WeightedDataset(Dataset[Any]):
                 f"sample {max(batch)} was requested, but the data set has {len(self.dataset)}; make the sampler with "
                 "n=len(dataset)"
             ) from error
-        found = [_append(sample, "weight", np.float32(weight)) for sample, weight in zip(samples, weights, strict=True)]
-        if not self.strata:
-            return found
-        strata = getattr(batch, "strata", None)
-        if strata is None:
-            raise InputError(
-                f"with_weights(..., strata=True) got a batch of {len(batch)} indices without strata: its samples are "
-                "not independent draws (OrderedBatchSampler and BalancedBatchSampler), or a custom sampler does "
-                "not provide strata; leave out strata=True and use estimator='reference' with banks"
-            )
-        return [_append(sample, "stratum", np.int64(h)) for sample, h in zip(found, strata, strict=True)]
+        return [_append(sample, weight) for sample, weight in zip(samples, weights, strict=True)]
 
     def _notice_plain_indices(self, batch: Sequence[Any]) -> None:
         """Say that weights may have been dropped on the way."""
@@ -136,7 +109,7 @@ class WeightedDataset(Dataset[Any]):
             )
 
 
-def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
+def with_weights(dataset: Any) -> WeightedDataset:
     """Wrap a map-style dataset so that each sample ends with its weight.
 
     ``(x, y)`` becomes ``(x, y, weight)``, a mapping gains the key ``"weight"``, anything else becomes
@@ -146,9 +119,6 @@ def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
     ----------
     dataset : map-style dataset
         Returns samples by index.
-    strata : bool
-        Add the number of the stratum too, with the key ``"stratum"``, for ``estimator="unbiased"``. Refused for batches
-        whose samples depend on one another.
 
     Examples
     --------
@@ -162,17 +132,18 @@ def with_weights(dataset: Any, *, strata: bool = False) -> WeightedDataset:
             f"with_weights needs a dataset with __getitem__ and __len__, got {type(dataset).__name__}; its samples are "
             "asked for by number"
         )
-    return WeightedDataset(dataset, strata=check_flag(strata, "strata"))
+    return WeightedDataset(dataset)
 
 
-def _append(sample: Any, key: str, value: np.generic) -> Any:
+def _append(sample: Any, weight: float) -> Any:
+    value = np.float32(weight)
     if isinstance(sample, Mapping):
-        if key in sample:
+        if "weight" in sample:
             raise InputError(
-                f"the samples have a key {key!r} of their own (keys {list(sample)}), which the {key} of the draw "
-                "would overwrite; rename it"
+                f"the samples have a key 'weight' of their own (keys {list(sample)}), which that of the draw would "
+                "overwrite; rename it"
             )
-        return {**sample, key: value}
+        return {**sample, "weight": value}
     if isinstance(sample, tuple | list):
         return (*sample, value)
     return (sample, value)

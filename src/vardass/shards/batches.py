@@ -15,7 +15,6 @@ read each row group about once. Starts and orders are new in each epoch, and in 
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterator
 from itertools import islice
@@ -111,9 +110,7 @@ class ShardBatchSampler(MinibatchSampler):
         return self._weighted(self._draw(step, begin, generator))
 
     def _weighted(self, rows: Tensor) -> Chunk:
-        strata = torch.arange(self.batch_size) if self.cursors == self.batch_size else None
-        pool = None if strata is None else math.inf
-        return Chunk(rows, self.sizes.double() / self.n, strata=strata, pool=pool)
+        return Chunk(rows, self.sizes.double() / self.n)
 
     def _draw(self, step: Tensor, begin: Tensor, generator: torch.Generator) -> Tensor:
         """Rows (m, k) of batches ``step`` (m,), with cursors that began at ``begin`` (c,) and go by random orders."""

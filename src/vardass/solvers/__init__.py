@@ -2,8 +2,7 @@
 
 from vardass.solvers.grouped import stratify_groups
 from vardass.solvers.labels import INITS
-from vardass.solvers.over_processes import stratify_over_processes
 from vardass.solvers.stratification import SOLVERS, stratify
 from vardass.view import EXACT_LIMIT
 
-__all__ = ["EXACT_LIMIT", "INITS", "SOLVERS", "stratify", "stratify_groups", "stratify_over_processes"]
+__all__ = ["EXACT_LIMIT", "INITS", "SOLVERS", "stratify", "stratify_groups"]

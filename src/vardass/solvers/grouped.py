@@ -99,7 +99,7 @@ def stratify_groups(
     >>> [len(strata.labels[classes == c].unique()) for c in range(3)]
     [2, 2, 2]
     """
-    x = as_features(features)
+    x = as_features(features, check_finite=options.pop("check_finite", True))
     n = len(x)
     k = check_count(k, "k", high=n, remedy=f"{n} samples make at most {n} strata")
     found = Groups.of(groups, shares, n)
@@ -124,7 +124,7 @@ def stratify_groups(
     for g, (count, share) in enumerate(zip(strata_of.tolist(), found.shares.tolist(), strict=True)):
         members = (group == g).nonzero().flatten()
         warm = None if previous is None else _relative(previous[members], start, count)
-        part = stratify(x[members], count, kernel=kernel, warm_start=warm, **options)
+        part = stratify(x[members], count, kernel=kernel, warm_start=warm, check_finite=False, **options)
         labels[members] = part.labels + start
         # strata of different groups are drawn independently: their variances add, each weighted by its share
         variance += share**2 * part.variance

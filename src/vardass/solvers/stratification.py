@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from vardass.solvers.labels import (
 )
 from vardass.solvers.min_sum import EXCHANGED, min_sum
 from vardass.strata import Strata
-from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, check_seed, choose
+from vardass.validate import ArrayLike, Progress, as_features, as_generator, check_count, choose
 from vardass.variance import judge_strata
 from vardass.view import EXACT_LIMIT, ExactView, KernelView, LowRankView, View
 
@@ -66,8 +66,8 @@ def stratify(
     seed: int | torch.Generator = 0,
     restarts: int = 1,
     bound: bool = False,
+    check_finite: bool = True,
     progress: Progress | None = None,
-    group: Any = None,
     **options: Any,
 ) -> Strata:
     """Partition samples into k strata to minimise the variance of a batch with one draw from each.
@@ -108,11 +108,10 @@ def stratify(
         Independent starts; the best result is kept.
     bound : bool
         Also compute a lower bound on the variance of any partition.
+    check_finite : bool
+        Look for NaN and infinite values; False is for features that were checked already.
     progress : callable, optional
         Called as ``progress(fraction, message)``.
-    group : ProcessGroup, optional
-        Of ``torch.distributed``: each process passes its own ``features``, and strata are made of the rows of all
-        processes, see `vardass.solvers.stratify_over_processes`. Only ``kernel``, ``rank`` and ``seed`` are allowed.
     **options
         For the solver: ``trials``, ``parallel``, ``max_iter`` (dynamic-kmeans), ``max_iter`` (kmeans,
         kernel-kmeans), ``max_passes``, ``tol`` (min-sum).
@@ -129,21 +128,8 @@ def stratify(
     >>> strata.n, strata.k, int(strata.sizes.sum()), strata.reduction > 1.0
     (500, 20, 500, True)
     """
-    if group is not None:
-        from vardass.solvers.over_processes import stratify_over_processes  # which calls this function
-
-        given: dict[str, Any] = {
-            "solver": solver,
-            "init": init,
-            "warm_start": warm_start,
-            "min_size": min_size,
-            "max_size": max_size,
-        }
-        given |= {"equal": equal, "kernel_features": kernel_features, "restarts": restarts, "bound": bound, **options}
-        _refuse_with_group(given)
-        return stratify_over_processes(features, k, group, kernel=kernel, rank=rank, seed=check_seed(seed))
     started = time.perf_counter()
-    x = as_features(features)
+    x = as_features(features, check_finite=check_finite)
     n = len(x)
     k = check_count(k, "k")
     choose(solver, "solver", _SOLVERS)
@@ -242,17 +228,6 @@ def stratify(
             "seconds_bound": time.perf_counter() - evaluated,
         },
     )
-
-
-def _refuse_with_group(given: Mapping[str, Any]) -> None:
-    declared = declared_options(stratify)
-    for name, value in given.items():
-        default = declared.get(name)
-        if type(value) is not type(default) or value != default:
-            raise InputError(
-                f"over a process group stratify takes kernel, rank and seed, got {name}={value!r}; leave it out, or "
-                "gather the features and call stratify on one process"
-            )
 
 
 def default_rank(k: int) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +15,42 @@ from vardass.adapt.networks import Network
 from vardass.adapt.regression import Units, check_outputs, squared_error
 from vardass.errors import InputError
 from vardass.kernels import Kernel
-from vardass.losses import Batch
-from vardass.validate import ArrayLike, as_weights, check_number, choose, import_by_name
+from vardass.validate import as_weights, choose
 
 Losses: TypeAlias = dict[str, Tensor]
 Backward: TypeAlias = Callable[[Tensor], None]
 
-_SDAT = "vardass.paper.adversarial:ascended"  # imported by the steps that need it: the paper is above this room
+
+class Batch(NamedTuple):
+    """Samples of one domain for a step of an `Algorithm`.
+
+    Attributes
+    ----------
+    x : Tensor of shape (b, *shape)
+        Inputs of the network: those of this process.
+    y : Tensor of shape (b,) or (b, m), optional
+        Labels, or in a regression numbers scaled by ``Units``. Labels of a target batch are never read.
+    weights : Tensor of shape (b,), optional
+        They sum to 1, which a step does not check; None means uniform.
+    domains : Tensor of shape (b,), optional
+        The source domain of each sample, where several are combined.
+    task_weights : Tensor of shape (b,), optional
+        Weights of the task loss, where they are not ``weights``; see `vardass.samplers.task_weights`.
+    rows : int, optional
+        Samples over all processes, where ``x`` is only a part of them.
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+    weights: Tensor | None = None
+    domains: Tensor | None = None
+    task_weights: Tensor | None = None
+    rows: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Samples of the batch over all processes."""
+        return len(self.x) if self.rows is None else self.rows
 
 
 class Algorithm(nn.Module):
@@ -47,10 +75,6 @@ class Algorithm(nn.Module):
     task_weighting : {"weighted", "plain"}
         The cross-entropy as Σ_h w_h CE_h, which is unbiased for batches drawn from strata, or as a plain
         mean (the paper does not say which it used). Discrepancies are weighted either way.
-    sharpness : float
-        ρ of SDAT: the step's gradients are taken at w + ρ g/|g| with g the gradient of the task loss alone
-        and the norm over all parameters of the role ``"network"``. 0 is the ordinary step. BatchNorm
-        statistics are updated once for each step.
     seed : int
         Seed of the initial parameters of discriminators, context networks and random maps.
 
@@ -63,12 +87,12 @@ class Algorithm(nn.Module):
         Those that share each batch; by default this one alone. The trainer sets it.
     units : Units or None
         Scale of the numbers in a regression, which the trainer takes from the source.
-    is_ascended : bool
-        Whether the parameters are currently those of SDAT's ascent, not the network's own.
-    uses_banks : bool
-        Whether the losses use the ``bank`` of a batch.
     final : nn.Module or None
         Makes the predictions from samples and their features after training, in place of the head.
+    computed : dict of str to Tensor
+        Features (b, d), before dropout and without gradient, that the last step computed of ``"source"`` and
+        ``"target"``: `source_features` and `pair_features` leave them for the feature banks, which need another pass
+        for what a step does not leave.
     full_strength : int
         Step from which the penalty has its full strength; models of earlier steps are not adapted yet.
     seen_together : int
@@ -81,9 +105,7 @@ class Algorithm(nn.Module):
     takes_regression: ClassVar[bool] = False  # a loss of class probabilities would be silently wrong
     joint_forward: ClassVar[bool] = True
     seen_together = 1
-    uses_banks = False
     full_strength = 0
-    is_ascended = False
 
     def __init__(
         self,
@@ -92,7 +114,6 @@ class Algorithm(nn.Module):
         *,
         regression: bool = False,
         task_weighting: str = "weighted",
-        sharpness: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -105,10 +126,10 @@ class Algorithm(nn.Module):
         self.network = network
         self.num_classes = num_classes
         self.task_weighting = choose(task_weighting, "task_weighting", ("weighted", "plain"))
-        self.sharpness = check_number(sharpness, "sharpness", low=0.0)
         self.seed = seed
         self.processes = Processes()
         self.final: nn.Module | None = None
+        self.computed: dict[str, Tensor] = {}
 
     @classmethod
     def check_regression(cls) -> None:
@@ -147,14 +168,9 @@ class Algorithm(nn.Module):
         """
         for optimiser in optimisers.values():
             optimiser.zero_grad()
-        trained = self.trained_roles(step, list(optimisers))
-        ascent: AbstractContextManager[None] = nullcontext()
-        if self.sharpness and "network" in trained:
-            ascent = import_by_name(_SDAT, "step")(self, source, target, backward)
-        with ascent:
-            parts = self.losses(source, target, step)
-            backward(parts["total"])
-        for role in trained:
+        parts = self.losses(source, target, step)
+        backward(parts["total"])
+        for role in self.trained_roles(step, list(optimisers)):
             optimisers[role].step()
         return {name: value.detach() for name, value in parts.items()}
 
@@ -177,7 +193,7 @@ class Algorithm(nn.Module):
         return {"network": trainable(self.network)}
 
     def features(self, x: Tensor) -> Tensor:
-        """Return z (b, feature_dim), which the discrepancy sees and the samplers stratify."""
+        """Return z (b, feature_dim), which the discrepancy sees, apart from dropout, and the samplers stratify."""
         return self.network.features(x)
 
     def readout(self, z: Tensor) -> Tensor:
@@ -201,16 +217,23 @@ class Algorithm(nn.Module):
         return self.predict(x)
 
     def source_features(self, source: Batch) -> Tensor:
-        """Return z of a source batch, of all processes."""
-        return self.processes.whole(self.features(source.x))
+        """Return z of a source batch after dropout, of all processes."""
+        return self.after_dropout(self.features(source.x), "source")
 
     def pair_features(self, source: Batch, target: Batch) -> tuple[Tensor, Tensor]:
-        """Return z of both batches, from one forward pass or from two, of all processes."""
-        whole = self.processes.whole
+        """Return z of both batches after dropout, from one forward pass or from two, of all processes."""
         if not self.joint_forward:
-            return whole(self.features(source.x)), whole(self.features(target.x))
-        z = self.features(torch.cat([source.x, target.x]))
-        return whole(z[: len(source.x)]), whole(z[len(source.x) :])
+            z_s = self.source_features(source)
+            return z_s, self.after_dropout(self.features(target.x), "target")
+        z, b = self.features(torch.cat([source.x, target.x])), len(source.x)
+        self.computed = {"source": z.detach()[:b], "target": z.detach()[b:]}
+        dropped, whole = self.network.dropout(z), self.processes.whole
+        return whole(dropped[:b]), whole(dropped[b:])
+
+    def after_dropout(self, z: Tensor, domain: str) -> Tensor:
+        """Return features ``z`` (b, d) of a domain's batch after dropout, of all processes; note them as `computed`."""
+        self.computed[domain] = z.detach()
+        return self.processes.whole(self.network.dropout(z))
 
     def task_loss(self, z: Tensor, source: Batch) -> Tensor:
         """Return the cross-entropy of the head at features ``z``, or the squared error of its numbers."""
@@ -247,9 +270,9 @@ class ERM(Algorithm):
         return {"total": task, "task": task}
 
 
-def weighted_mean(values: Tensor, weights: ArrayLike | None) -> Tensor:
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
     """Return Σ_h w_h v_h over the rows of ``values`` (b, ...), or their mean for None."""
-    checked = as_weights(weights, len(values), values)
+    checked = as_weights(weights, len(values), values, read=False)
     if checked is None:
         return values.mean(0)
     return (checked.view(-1, *[1] * (values.ndim - 1)) * values).sum(0)  # a product of matrices might be cast to half

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from vardass.adapt.algorithms.base import Algorithm, Losses
+from vardass.adapt.algorithms.base import Algorithm, Batch, Losses
 from vardass.adapt.algorithms.mcc import class_confusion
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
 from vardass.kernels import CoralKernel, Kernel, KernelLike
-from vardass.losses import Batch, CORALLoss, MMDLoss, StreamWeights
-from vardass.losses.estimators import ESTIMATORS
-from vardass.validate import check_count, check_flag, check_number, choose
+from vardass.losses import CORALLoss, MMDLoss, StreamWeights
+from vardass.losses.base import DiscrepancyLoss
+from vardass.validate import check_count, check_flag, check_number
 
 
 class Discrepancy(Algorithm):
@@ -32,12 +32,9 @@ class Discrepancy(Algorithm):
         Weight of the class confusion of the target's predictions (``class_confusion``, the loss of MCC), which rises
         with λ. A batch with fewer samples than classes says little about how the classes of both domains correspond;
         the network's predictions say more. Not for regressions.
-    estimator : {"v", "unbiased", "reference"}
-        How a batch estimates the loss of all data, see ``vardass.losses.estimators``. ``"unbiased"`` refuses batches
-        whose samples depend on one another; ``"reference"`` compares every batch with the feature banks.
     stream_weights : bool
         The discrepancy alone weighs the rows of both batches by `StreamWeights` with the kernel of the loss. For
-        samplers without weights, such as uniform, and the estimator ``"v"``.
+        samplers without weights, such as uniform.
     **common
         See ``Algorithm``.
     """
@@ -45,7 +42,7 @@ class Discrepancy(Algorithm):
     uses_target: ClassVar[bool] = True
     takes_regression: ClassVar[bool] = True
     joint_forward: ClassVar[bool] = False
-    loss: nn.Module
+    loss: DiscrepancyLoss
 
     def __init__(
         self,
@@ -56,7 +53,6 @@ class Discrepancy(Algorithm):
         delay: int = 0,
         ramp: int = 0,
         confusion: float = 0.0,
-        estimator: str = "v",
         stream_weights: bool = False,
         **common: Any,
     ) -> None:
@@ -68,14 +64,7 @@ class Discrepancy(Algorithm):
         if self.confusion and self.units is not None:
             raise InputError(f"confusion={confusion} needs classes, but this is a regression; use confusion=0")
         self.full_strength = self.delay + self.ramp if self.penalty + self.confusion > 0.0 else 0
-        self.estimator = choose(estimator, "estimator", ESTIMATORS)
-        self.uses_banks = self.estimator != "v" and self.penalty > 0.0
         self.stream_weights = check_flag(stream_weights, "stream_weights")
-        if self.stream_weights and self.estimator != "v":
-            raise InputError(
-                f"stream_weights=True goes with estimator='v', got {estimator!r}: weights that depend on the batch are "
-                "not unbiased; leave one of the two out"
-            )
 
     def losses(self, source: Batch, target: Batch | None, step: int) -> Losses:
         """Return ``task``, the discrepancy under the algorithm's name, and their sum with the penalty of this step.
@@ -88,7 +77,7 @@ class Discrepancy(Algorithm):
         target = self.need_target(target)
         z_s, z_t = self.pair_features(source, target)
         task = self.task_loss(z_s, source)
-        gap: Tensor = self.loss(self._drawn(source, z_s, "source"), self._drawn(target, z_t, "target"))
+        gap = self.loss.of_rows(z_s, z_t, self._weights(source, z_s, "source"), self._weights(target, z_t, "target"))
         risen = min(1.0, max(0.0, step - self.delay) / self.ramp) if self.ramp else float(step >= self.delay)
         found: Losses = {"total": task + risen * self.penalty * gap, "task": task, self.name: gap}
         if self.confusion:
@@ -111,24 +100,16 @@ class Discrepancy(Algorithm):
         for domain, weights in self.streams.items():
             weights.load_state_dict(state[domain])
 
-    def _drawn(self, batch: Batch, z: Tensor, domain: str) -> Batch:
-        """Features with what the estimator needs to know of the batch."""
-        if self.stream_weights:
-            if batch.weights is not None:
-                raise InputError(
-                    f"stream_weights=True needs batches without weights, but the sampler of the {domain} gives them; "
-                    "use the sampler uniform or balanced, or stream_weights=False"
-                )
-            return Batch(z, weights=self.streams[domain](z.detach()))
-        if self.estimator == "unbiased":
-            if batch.strata is None:
-                raise InputError(
-                    f"estimator='unbiased' needs independent draws, but the samples of a {domain} batch depend on one "
-                    "another, as those of ordered and balanced do, or its sampler gives no strata; use "
-                    "estimator='reference', or the sampler vardass or uniform"
-                )
-            return batch._replace(x=z)
-        return Batch(z, weights=batch.weights, bank=batch.bank if self.estimator == "reference" else None)
+    def _weights(self, batch: Batch, z: Tensor, domain: str) -> Tensor | None:
+        """Weights (b,) of the discrepancy."""
+        if not self.stream_weights:
+            return batch.weights
+        if batch.weights is not None:
+            raise InputError(
+                f"stream_weights=True needs batches without weights, but the sampler of the {domain} gives them; "
+                "use the sampler uniform or balanced, or stream_weights=False"
+            )
+        return self.streams[domain](z.detach())
 
 
 class MMD(Discrepancy):
@@ -155,7 +136,7 @@ class MMD(Discrepancy):
         **shared: Any,
     ) -> None:
         super().__init__(network, num_classes, **shared)
-        self.loss = MMDLoss(kernel=kernel, estimator=self.estimator, preset=preset)
+        self.loss = MMDLoss(kernel=kernel, preset=preset)
 
     @property
     def kernel(self) -> Kernel:
@@ -202,7 +183,6 @@ class CORAL(Discrepancy):
             include_mean=include_mean,
             correction=correction,
             normalization=normalization,
-            estimator=self.estimator,
         )
 
     @property

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vardass.adapt.algorithms.base import Algorithm, Losses
+from vardass.adapt.algorithms.base import Algorithm, Batch, Losses
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
-from vardass.losses import Batch
-from vardass.validate import ArrayLike, as_weights, check_number
+from vardass.validate import as_weights, check_number
 
 
 class MCC(Algorithm):
@@ -48,7 +47,7 @@ class MCC(Algorithm):
         return {"total": task + self.penalty * confusion, "task": task, "confusion": confusion}
 
 
-def class_confusion(logits: Tensor, weights: ArrayLike | None = None, *, temperature: float = 2.5) -> Tensor:
+def class_confusion(logits: Tensor, weights: Tensor | None = None, *, temperature: float = 2.5) -> Tensor:
     """Return (sum - trace) / C of the row-normalised confusion matrix Pᵀ diag(u) P.
 
     P = softmax(logits / T) has shape (b, C) and u_i is in proportion to w_i (1 + exp(-H_i)), with w the
@@ -58,7 +57,7 @@ def class_confusion(logits: Tensor, weights: ArrayLike | None = None, *, tempera
         full = logits if logits.dtype == torch.float64 else logits.float()
         p = (full / temperature).softmax(1)
         certainty = 1.0 + torch.exp(-entropy(p.detach()))
-        w = as_weights(weights, len(p), p)
+        w = as_weights(weights, len(p), p, read=False)
         u = certainty if w is None else certainty * w
         confusion = (p * (u / u.sum())[:, None]).T @ p
         confusion = confusion / confusion.sum(1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)

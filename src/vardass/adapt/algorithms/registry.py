@@ -42,9 +42,9 @@ def make_algorithm(algorithm: str | type[Algorithm], network: Network, num_class
     Parameters
     ----------
     algorithm : str or subclass of Algorithm
-        One of ``ALGORITHM_NAMES``; any algorithm with additions: ``+sdat`` sets ``sharpness=0.05`` (0.02
-        is recommended for Office-Home), ``+els`` sets ``smoothing=0.1``, ``+e`` sets ``entropy=True``, where the
-        paper does not say which values it used; or your own, as a class or as ``"package.module:Name"``.
+        One of ``ALGORITHM_NAMES``; dann and cdan with additions: ``+sdat`` sets ``sharpness=0.05`` (0.02 is
+        recommended for Office-Home), ``+els`` sets ``smoothing=0.1``, for cdan ``+e`` sets ``entropy=True``; the paper
+        does not say which values it used; or your own, as a class or as ``"package.module:Name"``.
     network : Network
         Trained in place.
     num_classes : int
