@@ -12,7 +12,7 @@ import numpy as np
 
 from vardass.files import atomic_write
 from vardass.lab.averages import ALGORITHMS, Label, collect, current_records
-from vardass.lab.page import write_page
+from vardass.lab.page import make_page
 from vardass.lab.tables import make_tables
 from vardass.table import markdown, render
 
@@ -194,7 +194,8 @@ def main() -> None:
         with atomic_write(file) as opened:
             opened.write(gains_text(file.parent).encode())
     for page in pages():
-        write_page(page.parent)
+        with atomic_write(page) as opened:
+            opened.write(make_page(page.parent).encode())
     with atomic_write(README) as opened:
         opened.write(page_text(README.read_text(encoding="utf-8")).encode())
 
