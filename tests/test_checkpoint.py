@@ -132,7 +132,7 @@ def test_other_files_are_refused_and_no_code_in_them_is_run(tmp_path: Path, caps
     assert "code was run" not in capsys.readouterr().out
     for other in ({"vardass": 99}, [1, 2], torch.ones(1)):
         torch.save(other, path)
-        with refused(path, "not a checkpoint", "format 2"):
+        with refused(path, "not a checkpoint", "format 3"):
             load_checkpoint(path)
 
 

@@ -92,7 +92,7 @@ def test_regression_adapts_to_the_drift():
     found = dict(
         re.fullmatch(r"(\w+) +target R²: (-?\d\.\d+), error .* mg/l", line).groups() for line in run("regression.py")
     )
-    assert float(found["mmd"]) > float(found["erm"]) + 0.2
+    assert float(found["mmd"]) > float(found["erm"]) + 0.15
     assert float(found["coral"]) > float(found["erm"]) + 0.1
 
 

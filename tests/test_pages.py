@@ -37,6 +37,8 @@ NOT_RUN = {
     "resnet18": "a download",
     "facebook/dinov2-small": "a download",
     "vardass figure": "minutes",
+    "--out rows.csv": "a person labels these rows; test_target_labels",
+    "--target-labels": "a person labels these rows; test_target_labels",
 }
 # pieces of another program, or for several processes: parsed by test_docs
 PIECES = {

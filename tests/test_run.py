@@ -58,7 +58,9 @@ def test_time_of_killed_attempts_counts(tmp_path):
     (spec,) = make_runs(1)
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "progress.json").write_text(json.dumps({"wall": 1000.0, "seconds": {"training": 900.0}}))
+    (folder / "progress.json").write_text(
+        json.dumps({"step": 10, "steps": 20, "wall": 1000.0, "seconds": {"training": 900.0}})
+    )
     record = execute(spec, folder)
     assert record.wall > 1000
     assert record.seconds["training"] > 900

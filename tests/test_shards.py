@@ -480,7 +480,7 @@ def test_one_large_file_is_read_in_parts(tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "x.npy", clusters(300))
     monkeypatch.setattr("vardass.cli.embeddings.is_large", lambda path: True)
     monkeypatch.setattr("vardass.data.embedding_files.BLOCK_ROWS", 64)
-    monkeypatch.setattr("vardass.shards.engines.count_cpus", lambda: 1)
+    monkeypatch.setattr("vardass.processes.count_cpus", lambda: 1)
     assert main(["stratify", str(tmp_path / "x.npy"), "--k", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["info"]["parts"] == 5
     assert np.load(tmp_path / "x.strata" / "labels" / "x.npy").shape == (300,)

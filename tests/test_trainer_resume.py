@@ -19,7 +19,7 @@ from conftest import refused
 from test_trainer import SPLITS, Stop, assert_same_run, config, flat, loaded_splits, resumable
 from vardass.adapt.config import RunConfig
 from vardass.adapt.model import final_report, load_model
-from vardass.adapt.run_folder import load_checkpoint
+from vardass.adapt.run_folder import RunFolder, load_checkpoint
 from vardass.adapt.trainer import Trainer
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
 
@@ -110,6 +110,7 @@ def test_a_run_goes_on_in_the_same_process_without_a_folder(splits: TaskSplits) 
 
 
 def test_resuming_where_nothing_was_saved_yet_begins(tmp_path: Path) -> None:
+    RunFolder(tmp_path).begin(resumable())
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n')
     whole, begun = Trainer(resumable(), SPLITS), Trainer(resumable(), SPLITS, tmp_path)
     whole.run()
@@ -200,7 +201,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
     said = capsys.readouterr().err
     assert "stopped after step 3 of 15" in said
     assert str(tmp_path) in said
-    assert "--resume" in said
+    assert "resume it to continue" in said
     meta = load_checkpoint(tmp_path / "checkpoint.pt")
     assert meta["state"]["step"] == 3
 
@@ -273,7 +274,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_a_model(
     if failing == 3:  # trained to the end: only the checkpoint is lost
         for name, value in whole.run(resume=True).algorithm.state_dict().items():
             assert torch.equal(value, model.state_dict()[name])
-    assert not list(tmp_path.glob(".*"))
+    assert [path.name for path in tmp_path.glob(".*")] == [".vardass.json"]
     resumed = Trainer(settings, SPLITS, tmp_path)
     resumed.run(resume=True)
     assert_same_run(whole, resumed)

@@ -100,7 +100,7 @@ class RunFolder:
 def read_data_file(run: Path) -> dict[str, Any]:
     """How the data of a run were read; empty if it does not say."""
     file = run / DATA_FILE
-    found, why = read_json(file), ""
+    found, why = read_json(file, lenient=True), ""
     try:
         _DataFile.model_validate(found)
     except ValidationError as error:
