@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from conftest import normal
-from vardass.adapt import Adaptation, RunConfig, load_model
+from vardass.adapt import Adaptation, RunConfig, adaptation, load_model
 from vardass.adapt.batches import Inputs
+from vardass.adapt.class_structure import nearest_neighbours
 from vardass.adapt.model import MODEL_FILE
 from vardass.adapt.selection import outputs
 from vardass.data import Domain, Task, TaskSplits, TensorInputs, split_task
@@ -46,10 +47,10 @@ def adapted(splits: TaskSplits, out: Any = None, **changes: Any) -> Any:
 
 def test_a_shift_that_structure_explains_keeps_the_vote():
     splits = splits_of()
-    adaptation = adapted(splits)
-    run = adaptation.run()
-    assert adaptation.reference is not None
-    reference = adaptation.reference._result()
+    both = adapted(splits)
+    run = both.run()
+    assert both.reference is not None
+    reference = both.reference._result()
     assert run.choice.model == "vote"
     assert accuracy(run, splits) > accuracy(reference, splits) + 0.2
     assert 0.0 < run.choice.evidence["changed"] <= 1.0
@@ -58,12 +59,12 @@ def test_a_shift_that_structure_explains_keeps_the_vote():
 def test_a_partial_target_keeps_the_source_only_model():
     """Two of five classes: forcing all five upon the target would split them."""
     splits = splits_of(2, shift=1.0)
-    adaptation = adapted(splits)
-    run = adaptation.run()
+    both = adapted(splits)
+    run = both.run()
     assert run.choice.model == "source-only"
     assert run.choice.objection is not None
     assert run.algorithm.name == "erm"
-    assert accuracy(run, splits) == accuracy(adaptation.reference._result(), splits)
+    assert accuracy(run, splits) == accuracy(both.reference._result(), splits)
 
 
 def test_target_labels_decide_nothing(tmp_path):
@@ -121,8 +122,23 @@ def regression(shift: float) -> TaskSplits:
 def test_a_regression_keeps_the_source_only_model_where_adaptation_costs_accuracy():
     """The target's numbers lie elsewhere: aligning the features moves the predictions back to the source's."""
     splits = regression(1.0)
-    adaptation = adapted(splits, regression=True, steps=300)
-    run = adaptation.run()
+    run = adapted(splits, regression=True, steps=300).run()
     assert run.choice.model == "source-only"
     assert run.choice.source_only_score > 0.9
     assert run.choice.evidence.keys() >= {"source_only", "adapted"}
+
+
+def test_pictures_are_compared_where_neighbours_share_their_class(monkeypatch):
+    """As they are, or by the features of the network before training; embeddings as they are."""
+    labels = torch.arange(60) % 3
+    pictures = 0.2 * torch.rand(60, 3, 16, 16, generator=torch.Generator().manual_seed(6))
+    for row, place in enumerate((4 * labels).tolist()):  # where the square is tells the class: a mean over it does not
+        pictures[row, :, place : place + 4, place : place + 4] += 0.5
+    made = Domain("s", TensorInputs(pictures), labels, CLASSES[:3], kind="image")
+    target = Domain("t", TensorInputs(pictures.flip(0)), None, CLASSES[:3], kind="image")
+    splits = split_task(Task("t", (made,), target), seed=0, unlabelled_fraction=1.0)
+    run = Adaptation(RunConfig(network="conv", steps=1, batch_size=6, device="cpu"), splits).trainer.run()
+    as_they_are = nearest_neighbours(pictures.flip(0).flatten(1))
+    assert torch.equal(adaptation._untrained_neighbours(run, target, made), as_they_are)
+    monkeypatch.setattr(adaptation, "_MOST_VALUES", 1)  # too many values: features before training
+    assert not torch.equal(adaptation._untrained_neighbours(run, target, made), as_they_are)

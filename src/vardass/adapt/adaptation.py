@@ -22,6 +22,7 @@ from vardass.adapt.batches import Inputs
 from vardass.adapt.class_structure import (
     Evidence,
     Vote,
+    agreement,
     class_separation,
     fit_class_space,
     judge,
@@ -39,6 +40,7 @@ REFERENCE_FOLDER = "reference"
 _SHARE = 0.3  # of the time of both runs that the reference takes, for the progress bar
 _FEWER = 2  # where a step is slow, the reference trains for this fraction of the steps
 _FIT_ROWS, _JUDGED_ROWS = 50_000, 4096  # of a domain that spaces are fitted to, and predictions compared on
+_MOST_VALUES = 10**8  # of samples that neighbours are found among as they are
 _MIN_R2_GAIN = 0.04  # in agreement of neighbours, for the adapted model of a regression
 _MAX_R2_LOSS = 0.01  # on the source
 
@@ -126,7 +128,8 @@ def choose_model(adapted: RunResult, reference: RunResult, splits: TaskSplits) -
     target = splits.target_unlabelled
     picked = target.subset(some_rows(torch.arange(len(target)), _JUDGED_ROWS))
     _, before = _outputs(reference, picked)
-    neighbours = nearest_neighbours(_untrained(adapted, picked))
+    labelled = splits.source_train.subset(some_rows(torch.arange(len(splits.source_train)), _JUDGED_ROWS))
+    neighbours = _untrained_neighbours(adapted, picked, labelled).to(before.device)
     scores = _source_score(reference, splits), _source_score(adapted, splits)
     evidence: Evidence | RegressionEvidence
     if adapted.config.regression:
@@ -179,14 +182,29 @@ def _flat(domain: Domain) -> Tensor:
     return torch.stack([domain.dataset[row] for row in range(len(domain))]).flatten(1)
 
 
-def _untrained(adapted: RunResult, domain: Domain) -> Tensor:
-    """Samples (m, d) in a space that neither run was trained in: as they are, or as the network began."""
-    if domain.kind == "features":
-        return _flat(domain)
-    shape = tuple(domain.dataset[0].shape)
-    beginning = build_algorithm(adapted.config, shape, len(domain.class_names)).eval()
-    device = next(adapted.algorithm.parameters()).device
-    return _outputs(replace(adapted, algorithm=beginning.to(device)), domain)[0]
+def _untrained_neighbours(adapted: RunResult, target: Domain, source: Domain) -> Tensor:
+    """Neighbours (m, j) of target samples in a space that neither run was trained in.
+
+    Embeddings are that space. For images and sounds it is the one of two in which neighbours in the source share their
+    labels more: the samples as they are, or the network's features before training.
+    """
+    if target.kind == "features":
+        return nearest_neighbours(_flat(target))
+    shape = tuple(target.dataset[0].shape)
+    beginning = build_algorithm(adapted.config, shape, len(target.class_names)).eval()
+    untrained = replace(adapted, algorithm=beginning.to(next(adapted.algorithm.parameters()).device))
+    spaces = [tuple(_outputs(untrained, domain)[0] for domain in (target, source))]
+    if math.prod(shape) * max(len(target), len(source)) <= _MOST_VALUES:
+        spaces.insert(0, (_flat(target), _flat(source)))  # of two that are as good
+    labels = source.known_labels()
+
+    def shared(space: tuple[Tensor, ...]) -> float:
+        near = nearest_neighbours(space[1]).cpu()
+        if labels.is_floating_point():
+            return number_agreement(labels, near)
+        return agreement(labels, near, len(target.class_names))
+
+    return nearest_neighbours(max(spaces, key=shared)[0])
 
 
 def _source_score(run: RunResult, splits: TaskSplits) -> float | None:
