@@ -162,6 +162,9 @@ def given(page):
     x, y = normal(64, WIDTH), torch.arange(64) % 2
     names = {
         "data": TensorDataset(x, y),
+        "source_data": TensorDataset(x, y),
+        "target_data": TensorDataset(x),
+        "steps": 2,
         "featuriser": nn.Linear(WIDTH, 3),
         "network": nn.Linear(WIDTH, 3),
         "features": x,
