@@ -196,10 +196,12 @@ column is bold; a mean is given where a method has every column.
   end in a logistic regression have the same strength. Self-training takes probabilities from 0.75 on.
 - SubspaceAlignmentAdapter has at most 64 components. LinearOTMappingAdapter adds 0.01 to variances: with fewer rows
   than columns its default is not defined. SinkhornLpl1Transport (entropy 0.1, classes 0.1, costs over their median,
-  at most 3 times 20 rounds) sees at most {most:,} rows of each domain.
+  at most 3 times 20 rounds, chosen in its favour by target accuracy on three of the first pairs) sees at most {most:,}
+  rows of each domain.
 - Gradient boosting has scikit-learn's defaults. It is for tables and not run on fsdd, Office-Home and PACS.
 - The networks are those of `vardass adapt` by the product's trainer: 800 steps, uniform batches of 32, λ = 1.
-- Seconds are CPU seconds of one thread, with tuning, on a machine that was busy with other work."""
+- Seconds are CPU seconds of one thread, with tuning, on a machine that was busy with other work.
+- In these records names of domains seeded the splits, now their roles do; `--again` measures anew."""
 
 PARTIAL = """The target has only the first {present} classes; source and methods as above."""
 NUMBERS_ARE = """R² in %: {what}. Ridge regression, its strength by generalised cross-validation, takes the place of
