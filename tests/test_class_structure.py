@@ -137,6 +137,7 @@ def test_separation_is_high_for_classes_apart_and_zero_for_noise():
         ((0.9, 0.1, WEAK - 0.01, WEAK, MOVED + 0.01, 0.2), "shares"),
         ((0.9, 0.8, 0.8 + MIN_GAIN - 0.01, 0.85, 0.2, 0.2), "without adaptation"),
         ((float("nan"), 0.5, 0.9, 0.9, 0.2, 0.2), "overlap"),
+        ((0.9, float("nan"), float("nan"), float("nan"), 0.2, 0.2), "without adaptation"),
     ],
 )
 def test_each_objection_has_its_case(values, word):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vardass.adapt.algorithms import Algorithm
-from vardass.adapt.batches import Inputs
+from vardass.adapt.batches import Inputs, in_memory
 from vardass.adapt.class_structure import (
     Evidence,
     Vote,
@@ -179,7 +179,10 @@ def _outputs(run: RunResult, domain: Domain) -> tuple[Tensor, Tensor]:
 
 
 def _flat(domain: Domain) -> Tensor:
-    return torch.stack([domain.dataset[row] for row in range(len(domain))]).flatten(1)
+    samples = in_memory(domain.dataset)
+    if samples is None:
+        samples = torch.stack([domain.dataset[row] for row in range(len(domain))])
+    return samples.flatten(1)
 
 
 def _untrained_neighbours(adapted: RunResult, target: Domain, source: Domain) -> Tensor:

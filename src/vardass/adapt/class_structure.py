@@ -338,7 +338,7 @@ class Evidence(NamedTuple):
             return "classes of the source seem to be absent from the target"
         if self.vote < WEAK and self.moved > MOVED:
             return "classes seem to have other shares in the target than in the source"
-        if self.vote - self.reference < MIN_GAIN:
+        if not self.vote - self.reference >= MIN_GAIN:  # NaN where there are no neighbours
             return "neighbouring target samples agree on their class as often without adaptation"
         return None
 
