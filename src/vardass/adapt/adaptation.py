@@ -199,10 +199,10 @@ def _untrained_neighbours(adapted: RunResult, target: Domain, source: Domain) ->
     spaces = [tuple(_outputs(untrained, domain)[0] for domain in (target, source))]
     if math.prod(shape) * max(len(target), len(source)) <= _MOST_VALUES:
         spaces.insert(0, (_flat(target), _flat(source)))  # of two that are as good
-    labels = source.known_labels()
 
     def shared(space: tuple[Tensor, ...]) -> float:
-        near = nearest_neighbours(space[1]).cpu()
+        near = nearest_neighbours(space[1])
+        labels = source.known_labels().to(near.device)
         if labels.is_floating_point():
             return number_agreement(labels, near)
         return agreement(labels, near, len(target.class_names))
