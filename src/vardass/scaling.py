@@ -23,11 +23,11 @@ def standardise(features: Tensor, *, reference: Tensor | None = None) -> Tensor:
     Mean and deviation are those of the rows of ``reference`` (m, d), if given, such as the source domain.
     """
     rows = features if reference is None else reference
-    deviation = _deviations(rows)
+    deviation = deviations(rows)
     return (features - rows.mean(0)) / torch.where(deviation > 0, deviation, 1.0)
 
 
-def _deviations(rows: Tensor) -> Tensor:
+def deviations(rows: Tensor) -> Tensor:
     """Deviations (d,) of columns; exactly 0 for a constant one, where rounding of the mean would leave some."""
     return rows.std(0, correction=0) * (rows.amin(0) < rows.amax(0))
 
@@ -40,7 +40,7 @@ def robust_scale(reference: Tensor, target: Tensor) -> dict[str, Any]:
     target's values keep from their median, it is divided by that distance, and scaled values are cut at ±8. Each column
     is judged by itself, so columns may have different units.
     """
-    deviation, reach = _deviations(reference), usual_reach(target)
+    deviation, reach = deviations(reference), usual_reach(target)
     deviation = torch.where(deviation < HARDLY * reach, reach, deviation)
     deviation = torch.where(deviation > 0, deviation, 1.0)
     return {"mean": reference.mean(0).tolist(), "deviation": deviation.tolist(), "clip": CLIP}

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vardass.adapt.networks import Network
 from vardass.errors import InputError
-from vardass.scaling import CLIP
+from vardass.scaling import CLIP, deviations
 from vardass.validate import row_blocks, some_rows
 
 __all__ = [
@@ -79,7 +79,7 @@ class ClassSpace(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the probabilities (b, C)."""
-        z = F.normalize((features.to(self.shift) - self.shift).div(self.scale).clamp(-CLIP, CLIP), dim=1)
+        z = _scaled(features.to(self.shift), self.shift, self.scale)
         z = F.normalize((z - self.centre) @ self.directions, dim=1)
         z = F.normalize(z @ self.projection - self.offset, dim=1)
         return _sureness(z, self.means, self.clusters)
@@ -105,8 +105,8 @@ def fit_class_space(
         Standardise each domain by its own statistics. New samples are standardised as the target.
     """
     source, target = source.float(), target.float()
-    target_scale = moments(target) if by_domain else _no_moments(target)
-    x, t = scaled(source, *(moments(source) if by_domain else target_scale)), scaled(target, *target_scale)
+    target_scale = _moments(target) if by_domain else _no_moments(torch.cat([source, target]))
+    x, t = _scaled(source, *(_moments(source) if by_domain else target_scale)), _scaled(target, *target_scale)
     both = torch.cat([x, t])
     centre = both.mean(0)
     directions = _principal_directions(both - centre)
@@ -150,19 +150,19 @@ def class_separation(source: Tensor, labels: Tensor, held_out: Tensor, truth: Te
     return float((accuracy - most) / (1.0 - most).clamp_min(_TINY))
 
 
-def moments(z: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(z: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation (d,) of each column; 1 for a constant one."""
-    deviation = z.std(0, correction=0) * (z.amin(0) < z.amax(0))
+    deviation = deviations(z)
     return z.mean(0), torch.where(deviation > 0, deviation, 1.0)
 
 
 def _no_moments(z: Tensor) -> tuple[Tensor, Tensor]:
-    # a clip at 8 deviations is meant for standardised columns only: scale others so that it never cuts
+    # the clip is meant for standardised columns only: others are scaled so that it cuts none of these rows
     largest = z.abs().amax().clamp_min(_TINY)
     return z.new_zeros(z.shape[1]), largest.expand(z.shape[1]).clone()
 
 
-def scaled(z: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def _scaled(z: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Rows (n, d) shifted, scaled, clipped and of length 1."""
     return F.normalize(((z - shift) / scale).clamp(-CLIP, CLIP), dim=1)
 
@@ -300,8 +300,6 @@ ABSENT = 0.08
 """Agreement by which leaving classes out may exceed the gain of the vote before classes count as absent."""
 WEAK, MOVED = 0.35, 0.1
 """Neighbour agreement below which neighbours hardly know classes, and how far class shares may move then."""
-
-
 _STEP = 0.005  # gain in agreement below which no further class is left out
 
 

@@ -159,16 +159,21 @@ class Summary:
         name, share, before, _ = self.predictions.against(self.source_labels)
         if share - before < _TOO_MANY:
             return None
-        config = self.result.config
+        config, choice = self.result.config, self.result.choice
+        doubt = (
+            f"{100 * share:.0f} % of the predictions are {name!r}, but {100 * before:.0f} % of the source's labels; "
+            "unless this holds in the target, do not trust the model: "
+        )
+        if choice is not None and choice.model == "source-only":
+            if self.columns is None:  # files have no column of labels
+                return f"{doubt}look at some of them"
+            return f"{doubt}label some target samples, and train on them with --target-labels"
         tries = ["more --steps"]
         if config.network in ("conv", "resnet18-random"):
             tries.insert(0, "a pretrained --network FOLDER")
         adapts = "penalty" in algorithm_options(config.algorithm)
         tries.append("a lower --penalty" if adapts else "an --algorithm that adapts, such as mmd")
-        return (
-            f"{100 * share:.0f} % of the predictions are {name!r}, but {100 * before:.0f} % of the source's labels; "
-            f"unless this holds in the target, do not trust the model: try {', '.join(tries[:-1])} or {tries[-1]}"
-        )
+        return f"{doubt}try {', '.join(tries[:-1])} or {tries[-1]}"
 
     def _selected(self) -> Mapping[str, Any]:
         """Measurements of the chosen weights."""
